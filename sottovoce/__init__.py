@@ -1,0 +1,96 @@
+"""Sottovoce: private learning without a server. See README.md for the two commands to start with.
+
+Names load their module when first used, so that the command line starts quickly and never loads torch unasked.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sottovoce.algorithms import Algorithm, algorithm, cite, names
+    from sottovoce.compression import compression
+    from sottovoce.errors import InputError, SottovoceError, Unaccountable
+    from sottovoce.graphs import Graph, graph
+    from sottovoce.loop import rounds_of, run
+    from sottovoce.topology import (
+        Changing,
+        Mixing,
+        Topology,
+        dropout,
+        fresh_erdos_renyi,
+        from_matrix,
+        max_degree,
+        metropolis,
+        push,
+        random_edges,
+        uniform,
+        weigh,
+    )
+    from sottovoce.trace import Coordinate, LinearSystem, trace
+
+_HOME = {
+    "algorithms": ("Algorithm", "algorithm", "cite", "names"),
+    "compression": ("compression",),
+    "errors": ("InputError", "SottovoceError", "Unaccountable"),
+    "graphs": ("Graph", "graph"),
+    "loop": ("rounds_of", "run"),
+    "topology": (
+        *("Changing", "Mixing", "Topology", "dropout", "fresh_erdos_renyi", "from_matrix"),
+        *("max_degree", "metropolis", "push", "random_edges", "uniform", "weigh"),
+    ),
+    "trace": ("Coordinate", "LinearSystem", "trace"),
+}
+
+__all__ = [
+    "Algorithm",
+    "Changing",
+    "Coordinate",
+    "Graph",
+    "InputError",
+    "LinearSystem",
+    "Mixing",
+    "SottovoceError",
+    "Topology",
+    "Unaccountable",
+    "algorithm",
+    "cite",
+    "compression",
+    "dropout",
+    "fresh_erdos_renyi",
+    "from_matrix",
+    "graph",
+    "max_degree",
+    "metropolis",
+    "names",
+    "push",
+    "random_edges",
+    "rounds_of",
+    "run",
+    "trace",
+    "uniform",
+    "weigh",
+]
+
+__version__ = "0.1.0"
+
+
+class _Package(ModuleType):
+    """Keeps `sottovoce.trace` the function when the module of that name is loaded, which would take its place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in __all__):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    for module, exported in _HOME.items():
+        if name in exported:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

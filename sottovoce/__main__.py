@@ -1,0 +1,5 @@
+"""`python -m sottovoce` is `sotto`."""
+
+from sottovoce.cli import main
+
+main()

@@ -1,0 +1,68 @@
+"""Noise correlated over rounds, at each node by itself: MF-D-SGD with any C, AntiPGD, MAFALDA."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sottovoce.algorithms import Example
+from sottovoce.algorithms.dsgd import Gossip
+from sottovoce.errors import InputError
+from sottovoce.noise import Correlation, Differences, PerNode, Temporal, Triangular
+
+
+def _correlated(name: str, sigma: PerNode, correlation: Correlation, step_size: float, sensitivity: float) -> Gossip:
+    return Gossip(name=name, noise=Temporal(sigma, correlation), step_size=step_size, sensitivity=sensitivity)
+
+
+def anti_pgd(*, sigma: PerNode, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
+    """AntiPGD: each round takes back the noise of the last."""
+    return _correlated("anti-pgd", sigma, Differences(), step_size, sensitivity)
+
+
+def mf_d_sgd(*, sigma: PerNode, correlation: Any, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
+    """MF-D-SGD with your own lower-triangular C: a matrix, a `Correlation`, or the path of an npz file."""
+    return _correlated("mf-d-sgd", sigma, read_correlation(correlation), step_size, sensitivity)
+
+
+def mafalda(*, sigma: PerNode, correlation: Any, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
+    """MAFALDA: MF-D-SGD with the C that suits the graph best, as `factorize` finds it."""
+    return _correlated("mafalda", sigma, read_correlation(correlation), step_size, sensitivity)
+
+
+def read_correlation(source: Any) -> Correlation:
+    """C from a matrix or an npz file that holds one under the name `C`."""
+    if isinstance(source, Correlation):
+        return source
+    if not isinstance(source, str | Path):
+        return Triangular(source)
+    try:
+        with np.load(source) as stored:
+            return Triangular(stored["C"])
+    except KeyError:
+        raise InputError(f"{source}: no array named C", "the file holds C under that name", "save it as C") from None
+    except (OSError, ValueError, EOFError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = getattr(error, "strerror", None) or "not an npz file"
+        raise InputError(f"{source}: {reason}", "an npz file with an array C is needed", "check the path") from None
+
+
+def _band(rounds: int, *below: float) -> np.ndarray[Any, Any]:
+    return np.eye(rounds) + sum(value * np.eye(rounds, k=-lag) for lag, value in enumerate(below, start=1))
+
+
+EXAMPLES = (
+    Example("anti-pgd", anti_pgd, {"sigma": 1.5}),
+    Example("mf-d-sgd", mf_d_sgd, {"sigma": 1.5, "correlation": Triangular(_band(12, 0.5, 0.3))}),
+    Example("mf-d-sgd", mf_d_sgd, {"sigma": 1.5, "correlation": Triangular(np.tril(np.ones((12, 12))) + np.eye(12))}),
+    Example("mafalda", mafalda, {"sigma": 1.5, "correlation": Triangular(_band(12, 0.4))}),
+)
+
+CITE = (
+    "Unified privacy guarantees for decentralized learning via matrix factorization, under review, Algorithms 1 and 2 "
+    "(MF-D-SGD, MAFALDA)",
+    "Koloskova et al., Gradient descent with linearly correlated noise, NeurIPS 2023 (AntiPGD)",
+)

@@ -1,0 +1,125 @@
+"""Muffliato: noise once, then many gossip steps; plain, with Chebyshev acceleration, or on random edges.
+
+Averaging is training's special case of a single step of size -1 from zero, so that "gradients" are the values to
+average. Randomised Muffliato is plain averaging on `topology.random_edges`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from sottovoce.algorithms import Example
+from sottovoce.algorithms.dsgd import Gossip
+from sottovoce.arrays import Rows
+from sottovoce.errors import InputError
+from sottovoce.noise import Independent, PerNode
+from sottovoce.topology import Topology
+
+
+class Iterate(NamedTuple):
+    """State: the model, the one before it (Chebyshev looks back one step), and which W it runs on.
+
+    `round` stays 0 on a fixed topology. `previous` is None right after noise was added.
+    """
+
+    x: Rows
+    previous: Rows | None
+    round: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muffliato(Gossip):
+    """Gossip with rescaled Chebyshev polynomials: `x_1 = W x_0`, `x_{k+1} = gamma W x_k + (1 - gamma) x_{k-1}`."""
+
+    chebyshev: bool = False
+    topology: Topology | None = None
+
+    def on(self, topology: Topology) -> Gossip:
+        """Takes gamma from the spectral gap of each round's W."""
+        super().on(topology)
+        if self.chebyshev and self.once and not topology.static:
+            raise InputError(
+                f"Chebyshev averaging on {topology.name}", "its polynomials need one fixed W", "use plain gossip"
+            )
+        if self.chebyshev and topology.static:
+            topology.require_connected()
+        return replace(self, topology=topology)
+
+    def gamma(self, round: int) -> float:
+        """The scale of Algorithm 1, from the spectral gap of the round's W."""
+        assert self.topology is not None
+        return chebyshev_gamma(self.topology.at(round).spectral_gap)
+
+    def init(self, x0: Rows) -> Any:
+        return Iterate(x0, None, -1)
+
+    def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
+        x = state.x - self.step_size * (grad + noise)
+        assert self.topology is not None
+        return Iterate(x, None, 0 if self.topology.static else state.round + 1)
+
+    def absorb(self, state: Any, mixed: Any) -> Any:
+        if not self.chebyshev:
+            return state._replace(x=mixed)
+        if state.previous is not None:
+            gamma = self.gamma(state.round)
+            mixed = gamma * mixed + (1 - gamma) * state.previous
+        return state._replace(x=mixed, previous=state.x)
+
+
+def chebyshev_gamma(gap: float) -> float:
+    """`2 (1 - sqrt(l (1 - l/4))) / (1 - l/2)^2` for spectral gap l (muffliato, Algorithm 1).
+
+    >>> round(chebyshev_gamma(0.01), 4)
+    1.8184
+    """
+    return 2 * (1 - math.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2
+
+
+def muffliato(*, sigma: PerNode, chebyshev: bool = False, sensitivity: float = 1.0) -> Muffliato:
+    """Muffliato averaging: each node adds noise to its value once; every round is one gossip step."""
+    return Muffliato(
+        name="muffliato",
+        noise=Independent(sigma),
+        chebyshev=chebyshev,
+        sensitivity=sensitivity,
+        step_size=-1.0,
+        once=True,
+        requires="undirected",
+    )
+
+
+def muffliato_sgd(
+    *,
+    sigma: PerNode,
+    gossip_steps: int = 1,
+    chebyshev: bool = False,
+    step_size: float = 0.1,
+    sensitivity: float = 1.0,
+) -> Muffliato:
+    """Muffliato-SGD, and -GD with full gradients: a noisy local step, then `gossip_steps` gossip steps."""
+    return Muffliato(
+        name="muffliato-sgd",
+        noise=Independent(sigma),
+        gossip_steps=gossip_steps,
+        chebyshev=chebyshev,
+        step_size=step_size,
+        sensitivity=sensitivity,
+        requires="undirected",
+    )
+
+
+EXAMPLES = (
+    Example("muffliato", muffliato, {"sigma": 1.5}),
+    Example("muffliato", muffliato, {"sigma": 1.5, "chebyshev": True}),
+    Example("muffliato-sgd", muffliato_sgd, {"sigma": 1.5}),
+    Example("muffliato-sgd", muffliato_sgd, {"sigma": 1.5, "gossip_steps": 3}),
+    Example("muffliato-sgd", muffliato_sgd, {"sigma": 1.5, "gossip_steps": 3, "chebyshev": True}),
+)
+
+CITE = (
+    "Cyffers, Even, Bellet, Massoulié, Muffliato: peer-to-peer privacy amplification for decentralized optimization "
+    "and averaging, NeurIPS 2022, Algorithms 1 to 3; P_1 = X of Definition 3 is used for the first step",
+)

@@ -1,0 +1,392 @@
+"""Graphs: who can speak to whom. Built from a spec such as `ring:30`, a networkx graph, a matrix or an edge list.
+
+    >>> graph("ring:5")
+    Graph('ring:5', 5 nodes, 5 edges)
+    >>> graph("exponential:10")
+    Graph('exponential:10', 10 nodes, 40 directed edges)
+    >>> graph("florentine").labels[0]
+    'Acciaiuoli'
+
+Nodes are 0..n-1. Random graphs are those of networkx for the same seed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from sottovoce.errors import InputError
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+FAST_ERDOS_RENYI = 10_000
+"""From this many nodes on `erdos-renyi` takes networkx's `fast_gnp_random_graph`: the plain one looks at every pair."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Graph:
+    """A graph without self-loops; `adjacency[i, j]` is set when i sends to j."""
+
+    adjacency: sparse.csr_array
+    directed: bool
+    name: str
+    labels: tuple[Hashable, ...] | None = None
+
+    def __post_init__(self) -> None:
+        rows, columns = self.adjacency.shape
+        if rows != columns:
+            raise InputError(
+                f"{self.name}: adjacency is {rows} x {columns}", "it must be square", "give one row per node"
+            )
+        if rows == 0:
+            raise InputError(f"{self.name}: 0 nodes", "a graph needs at least one", "give a positive number of nodes")
+        loops = np.flatnonzero(self.adjacency.diagonal())
+        if loops.size:
+            raise InputError(
+                f"{self.name}: self-loop at node {loops[0]}",
+                "a node always hears itself, so edges join two nodes",
+                "leave self-loops out",
+            )
+
+    def __repr__(self) -> str:
+        kind = "directed edges" if self.directed else "edges"
+        return f"Graph({self.name!r}, {self.n} nodes, {self.edges} {kind})"
+
+    @property
+    def n(self) -> int:
+        """Number of nodes."""
+        return int(self.adjacency.shape[0])
+
+    @property
+    def edges(self) -> int:
+        """Number of edges; an undirected edge counts once."""
+        return int(self.adjacency.nnz) if self.directed else int(self.adjacency.nnz) // 2
+
+    @cached_property
+    def out_degrees(self) -> NDArray[np.int64]:
+        """How many nodes each node sends to."""
+        return np.diff(self.adjacency.indptr).astype(np.int64)
+
+    @cached_property
+    def in_degrees(self) -> NDArray[np.int64]:
+        """How many nodes each node hears."""
+        return np.bincount(self.adjacency.indices, minlength=self.n).astype(np.int64)
+
+    @cached_property
+    def components(self) -> NDArray[np.int32]:
+        """The component of each node (strong components where the graph is directed)."""
+        return np.asarray(csgraph.connected_components(self.adjacency, directed=self.directed, connection="strong")[1])
+
+    @property
+    def connected(self) -> bool:
+        """Whether every node can reach every other."""
+        return int(self.components.max()) == 0
+
+    def giant(self) -> Graph:
+        """The largest component, its nodes relabelled in order.
+
+        >>> Graph.from_edges([(0, 1), (1, 2), (5, 6)], name="two parts").giant()
+        Graph('two parts,component=giant', 3 nodes, 2 edges)
+        """
+        keep = np.flatnonzero(self.components == np.bincount(self.components).argmax())
+        old = self.labels if self.labels is not None else range(self.n)
+        return Graph(
+            sparse.csr_array(self.adjacency[keep][:, keep]),
+            self.directed,
+            f"{self.name},component=giant",
+            tuple(old[i] for i in keep),
+        )
+
+    def restricted_to(self, active: NDArray[np.bool_]) -> Graph:
+        """The same nodes, with only the edges between active ones."""
+        mask = sparse.diags_array(active.astype(float)).tocsr()
+        left = sparse.csr_array(mask @ self.adjacency @ mask)
+        left.eliminate_zeros()
+        return Graph(left, self.directed, self.name, self.labels)
+
+    @classmethod
+    def from_edges(
+        cls,
+        edges: Iterable[tuple[Any, Any]] | NDArray[Any],
+        *,
+        name: str = "edges",
+        directed: bool = False,
+        nodes: int | None = None,
+    ) -> Graph:
+        """From pairs of labels. Labels are sorted and become 0..n-1; with `nodes` given they are 0..nodes-1 already.
+
+        >>> Graph.from_edges([(10, 20), (20, 30)]).labels
+        (10, 20, 30)
+        """
+        pairs = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))
+        if pairs.size == 0:
+            pairs = np.empty((0, 2), dtype=np.int64)
+        labels: tuple[Hashable, ...] | None = None
+        if nodes is None:
+            values, pairs = np.unique(pairs, return_inverse=True)
+            pairs, nodes = pairs.reshape(-1, 2), len(values)
+            labels = tuple(values.tolist())
+        elif pairs.size and not (pairs.min() >= 0 and pairs.max() < nodes):
+            raise InputError(
+                f"{name}: edge end {pairs.max() if pairs.max() >= nodes else pairs.min()}",
+                f"nodes are 0..{nodes - 1}",
+                "leave out 'nodes' to use your own labels",
+            )
+        source, target = pairs[:, 0], pairs[:, 1]
+        if not directed:
+            source, target = np.concatenate([source, target]), np.concatenate([target, source])
+        matrix = sparse.coo_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(nodes, nodes))
+        return cls(_pattern(matrix), directed, name, labels)
+
+    @classmethod
+    def from_networkx(cls, source: nx.Graph[Any], *, name: str = "networkx") -> Graph:
+        """From a networkx graph, nodes in its own order; edge attributes are ignored."""
+        labels = tuple(source.nodes)
+        index = {label: i for i, label in enumerate(labels)}
+        flat = np.fromiter((index[end] for edge in source.edges() for end in edge), dtype=np.int64)
+        built = cls.from_edges(flat.reshape(-1, 2), name=name, directed=source.is_directed(), nodes=len(labels))
+        return cls(built.adjacency, built.directed, name, labels)
+
+
+def _pattern(matrix: Any) -> sparse.csr_array:
+    """The nonzero pattern as ones, duplicates merged, indices sorted."""
+    pattern = sparse.csr_array(matrix)
+    pattern.sum_duplicates()
+    pattern.eliminate_zeros()
+    pattern.data = np.ones_like(pattern.data)
+    return pattern
+
+
+# --- specs ---------------------------------------------------------------------------------------------------------
+
+
+def graph(spec: str | Graph) -> Graph:
+    """Build the graph that `spec` names, e.g. `ring:30`, `erdos-renyi:100,p=0.2,seed=1`, `file:edges.txt.gz`.
+
+    >>> graph("grid:2x3").edges
+    7
+    >>> graph("mesh:3")
+    Traceback (most recent call last):
+    ...
+    sottovoce.errors.InputError: graph 'mesh:3'; known: complete, ...; see docs/graphs.md
+    """
+    if isinstance(spec, Graph):
+        return spec
+    kind, _, rest = spec.partition(":")
+    if kind == "file":
+        return _from_file(spec, rest)
+    if kind not in _SPECS:
+        raise InputError(f"graph {spec!r}", f"known: {', '.join(sorted([*_SPECS, 'file']))}", "see docs/graphs.md")
+    build, positional, allowed = _SPECS[kind]
+    head, *options = rest.split(",") if rest else [""]
+    settings = _options(spec, options, allowed)
+    if positional == "none":
+        if head:
+            raise InputError(f"graph {spec!r}", f"{kind} takes no size", f"write {kind}")
+        return build(spec, **settings)
+    pattern, example = (r"(\d+)x(\d+)", "8x8") if positional == "grid" else (r"(\d+)", "30")
+    found = re.fullmatch(pattern, head)
+    if not found:
+        raise InputError(f"graph {spec!r}", f"{kind} needs a size like {example}", f"write {kind}:{example}")
+    return build(spec, *(int(size) for size in found.groups()), **settings)
+
+
+def _options(spec: str, options: list[str], allowed: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
+    settings = {}
+    for option in options:
+        key, _, value = option.partition("=")
+        if key not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise InputError(f"option {option!r} in graph {spec!r}", f"options here: {known}", "correct or remove it")
+        try:
+            settings[key] = allowed[key](value)
+        except ValueError:
+            kind = allowed[key].__name__
+            raise InputError(
+                f"{key}={value!r} in graph {spec!r}", f"{key} must be of type {kind}", f"write {key}=<{kind}>"
+            ) from None
+    return settings
+
+
+def _need(name: str, n: int, least: int, instead: str) -> None:
+    if n < least:
+        raise InputError(f"{name}: {n} nodes", f"at least {least} are needed here", instead)
+
+
+def _numbered(name: str, n: int, edges: Any, *, directed: bool = False) -> Graph:
+    _need(name, n, 1, "give a positive number of nodes")
+    return Graph.from_edges(np.asarray(edges, dtype=np.int64).reshape(-1, 2), name=name, directed=directed, nodes=n)
+
+
+def _ring(name: str, n: int) -> Graph:
+    _need(name, n, 3, "use path:N or complete:N")
+    i = np.arange(n)
+    return _numbered(name, n, np.stack([i, (i + 1) % n], axis=1))
+
+
+def _path(name: str, n: int) -> Graph:
+    i = np.arange(max(n - 1, 0))
+    return _numbered(name, n, np.stack([i, i + 1], axis=1))
+
+
+def _complete(name: str, n: int) -> Graph:
+    return _numbered(name, n, np.stack(np.triu_indices(n, 1), axis=1))
+
+
+def _star(name: str, n: int) -> Graph:
+    i = np.arange(1, max(n, 1))
+    return _numbered(name, n, np.stack([np.zeros_like(i), i], axis=1))
+
+
+def _grid(name: str, rows: int, columns: int, *, wrap: bool = False) -> Graph:
+    _need(name, rows * columns, 1, "give two positive sizes")
+    if wrap:
+        _need(name, min(rows, columns), 3, "use grid:AxB for narrow sheets")
+    index = np.arange(rows * columns).reshape(rows, columns)
+    if wrap:
+        pairs = [(index, np.roll(index, -1, axis=axis)) for axis in (0, 1)]
+    else:
+        pairs = [(index[:-1], index[1:]), (index[:, :-1], index[:, 1:])]
+    edges = np.concatenate([np.stack([a.ravel(), b.ravel()], axis=1) for a, b in pairs])
+    return _numbered(name, rows * columns, edges)
+
+
+def _torus(name: str, rows: int, columns: int) -> Graph:
+    return _grid(name, rows, columns, wrap=True)
+
+
+def _hypercube(name: str, dimension: int) -> Graph:
+    if dimension > 20:
+        raise InputError(f"{name}: 2^{dimension} nodes", "dimensions up to 20 are built", "use a smaller one")
+    i = np.arange(2**dimension)
+    edges = [np.stack([i, i ^ (1 << bit)], axis=1) for bit in range(dimension)]
+    return _numbered(name, 2**dimension, np.concatenate(edges) if edges else [])
+
+
+def _exponential(name: str, n: int) -> Graph:
+    i = np.arange(n)
+    hops = [1 << j for j in range(max(n - 1, 0).bit_length())]
+    edges = [np.stack([i, (i + hop) % n], axis=1) for hop in hops]
+    return _numbered(name, n, np.concatenate(edges) if edges else [], directed=True)
+
+
+def _erdos_renyi(name: str, n: int, *, p: float | None = None, seed: int = 0) -> Graph:
+    _need(name, n, 1, "give a positive number of nodes")
+    if p is None or not 0 <= p <= 1:
+        raise InputError(f"{name}: p={p}", "an edge probability in [0, 1] is needed", f"write erdos-renyi:{n},p=0.2")
+    import networkx as nx
+
+    build = nx.fast_gnp_random_graph if n >= FAST_ERDOS_RENYI else nx.erdos_renyi_graph
+    return Graph.from_networkx(build(n, p, seed=seed), name=name)
+
+
+def _regular(name: str, n: int, *, d: int | None = None, seed: int = 0) -> Graph:
+    _need(name, n, 1, "give a positive number of nodes")
+    if d is None or not 0 <= d < n or n * d % 2:
+        raise InputError(
+            f"{name}: d={d}", f"a degree with 0 <= d < {n} and n*d even is needed", "write regular:100,d=6"
+        )
+    import networkx as nx
+
+    return Graph.from_networkx(nx.random_regular_graph(d, n, seed=seed), name=name)
+
+
+def _geometric(name: str, n: int, *, r: float | None = None, seed: int = 0) -> Graph:
+    _need(name, n, 1, "give a positive number of nodes")
+    if r is None or not r > 0:
+        raise InputError(f"{name}: r={r}", "a positive radius is needed", f"write geometric:{n},r=0.2")
+    import networkx as nx
+
+    return Graph.from_networkx(nx.random_geometric_graph(n, r, seed=seed), name=name)
+
+
+def _florentine(name: str) -> Graph:
+    import networkx as nx
+
+    return Graph.from_networkx(nx.florentine_families_graph(), name=name)
+
+
+def _karate(name: str) -> Graph:
+    import networkx as nx
+
+    return Graph.from_networkx(nx.karate_club_graph(), name=name)
+
+
+def _flag(value: str) -> bool:
+    if value not in ("true", "false"):
+        raise ValueError(value)
+    return value == "true"
+
+
+_flag.__name__ = "true|false"
+
+_SPECS: dict[str, tuple[Callable[..., Graph], str, dict[str, Callable[[str], Any]]]] = {
+    "ring": (_ring, "size", {}),
+    "path": (_path, "size", {}),
+    "complete": (_complete, "size", {}),
+    "star": (_star, "size", {}),
+    "grid": (_grid, "grid", {}),
+    "torus": (_torus, "grid", {}),
+    "hypercube": (_hypercube, "size", {}),
+    "exponential": (_exponential, "size", {}),
+    "erdos-renyi": (_erdos_renyi, "size", {"p": float, "seed": int}),
+    "regular": (_regular, "size", {"d": int, "seed": int}),
+    "geometric": (_geometric, "size", {"r": float, "seed": int}),
+    "florentine": (_florentine, "none", {}),
+    "karate": (_karate, "none", {}),
+}
+
+
+# --- edge lists ----------------------------------------------------------------------------------------------------
+
+
+def _from_file(spec: str, rest: str) -> Graph:
+    options = []
+    while found := re.fullmatch(r"(.*),((?:component|directed)=[^,]*)", rest, flags=re.DOTALL):
+        rest, option = found.groups()
+        options.append(option)
+    settings = _options(spec, options, {"component": str, "directed": _flag})
+    component = settings.get("component", "all")
+    if component not in ("all", "giant"):
+        raise InputError(f"component={component} in graph {spec!r}", "it is 'all' or 'giant'", "write component=giant")
+    directed = settings.get("directed", False)
+    built = Graph.from_edges(_read_edges(Path(rest)), name=f"file:{rest}", directed=directed)
+    return built.giant() if component == "giant" else built
+
+
+def _read_edges(path: Path) -> NDArray[Any]:
+    """Two labels a line, separated by blanks or a comma; further columns and lines after # or % are left out."""
+    try:
+        raw = path.read_bytes()
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or f"not readable as text or gzip ({type(error).__name__})"
+        raise InputError(f"edge list {path}: {reason}", "it must be a text file, or gzip", "check the path") from None
+    ends: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        fields = re.split(r"[#%]", line, maxsplit=1)[0].replace(",", " ").split()
+        if len(fields) == 1:
+            raise InputError(
+                f"edge list {path}, line {number}: {line.strip()[:40]!r}",
+                "an edge has two ends",
+                "write two labels a line",
+            )
+        ends += fields[:2]
+    if not ends:
+        raise InputError(f"edge list {path}: no edges", "at least one is needed", "check the file")
+    try:
+        flat = np.array(ends, dtype=np.int64)
+    except ValueError:
+        flat = np.array(ends)
+    return flat.reshape(-1, 2)

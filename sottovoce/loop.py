@@ -1,0 +1,319 @@
+"""The round loop: the one place where point, gradient, local, message, mix and absorb follow each other.
+
+The loop does not know what flows through it. A `Feed` answers its three questions: what is the gradient here, what
+is the noise now, what does compression keep. `Draws` answers with numbers, and the loop trains; the tracer's feed
+answers with basis rows, and the messages are the matrices A and B.
+
+    >>> import numpy as np
+    >>> from sottovoce.algorithms import algorithm
+    >>> from sottovoce.topology import metropolis
+    >>> pull = lambda round, x: x - np.arange(4.0)[:, None]          # node u wants to be at u
+    >>> end = run(algorithm("d-psgd", step_size=0.5), metropolis("ring:4"), np.zeros((4, 1)), pull, rounds=50)
+    >>> float(end.mean().round(6))
+    1.5
+
+Shapes: N nodes, D parameters, E directed edges, S noise sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce import arrays
+from sottovoce.arrays import Rows
+from sottovoce.compression import Compression, Identity
+from sottovoce.errors import InputError
+from sottovoce.noise import Correlation, Injection, Sources, generator
+from sottovoce.topology import Mixing, Topology
+
+if TYPE_CHECKING:
+    from sottovoce.algorithms import Algorithm
+
+Gradient = Callable[[int, Rows], Rows]
+"""`gradient(round, points)`: every node's clipped gradient at its own point, one row per node."""
+
+CHUNK = 1 << 22
+"""At most about this many noise values are alive at once, whatever the number of edges."""
+
+
+class Weighted(NamedTuple):
+    """A message with a public weight beside it, mixed alike: push-sum's."""
+
+    value: Rows
+    weight: Rows
+
+
+class Carry(NamedTuple):
+    """All that passes from round to round: the algorithm's state, and the copies that receivers hold of each node."""
+
+    state: Any
+    copies: Rows | None
+
+
+class Feed(Protocol):
+    """What flows through the loop."""
+
+    def gradient(self, round: int, point: Rows) -> Rows:
+        """The gradient of round `round`, taken at `point`."""
+
+    def noise(self, sources: Sources, matrix: sparse.csr_array, round: int, step: int) -> Rows:
+        """`matrix @ Z` for the sources of this step."""
+
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: sparse.csr_array, round: int) -> Rows:
+        """`matrix @ (C^-1 Z)_round`."""
+
+    def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
+        """Every row compressed."""
+
+
+class Heard(NamedTuple):
+    """Messages as they travel: row i goes from `sender[i]` to `receiver[i]`.
+
+    A receiver of -1 stands for all whom the sender speaks to in this step; a sender of -1 for a sum over all nodes.
+    """
+
+    sender: NDArray[np.intp]
+    receiver: NDArray[np.intp]
+    rows: Rows
+
+
+@dataclass(frozen=True)
+class Step:
+    """One gossip step as it happened: what was said, and what an observer can take from it."""
+
+    round: int
+    step: int
+    mixing: Mixing
+    said: Rows
+    mixed: Rows
+    edge: tuple[Injection, ...]
+    scale: float
+    secure_sum: bool
+    feed: Feed
+
+    def heard(self) -> Heard:
+        """Every message that leaves a node in this step; messages to oneself do not."""
+        if self.secure_sum:
+            return Heard(np.array([-1]), np.array([-1]), self.mixed[np.array([0])])
+        sender, receiver, _ = self.mixing.edges
+        out = sender != receiver
+        sender, receiver = sender[out], receiver[out]
+        if not self.edge:
+            sender = np.unique(sender)
+            return Heard(sender, np.full(len(sender), -1), self.said[sender])
+        rows = self.said[sender]
+        for injection in self.edge:
+            matrix = self.scale * _on_edges(injection, self.mixing.n, sender, receiver)
+            rows = rows + self.feed.noise(injection.sources, matrix, self.round, self.step)
+        return Heard(sender, receiver, rows)
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round as it happened: where gradients were taken, what was released locally, and the gossip steps."""
+
+    round: int
+    point: Rows | None
+    steps: tuple[Step, ...]
+    carry: Carry
+
+
+def begin(algorithm: Algorithm, topology: Topology, x0: Rows) -> tuple[Algorithm, Carry]:
+    """The algorithm fitted to the topology, and the state before the first round; refuses pairs that do not fit."""
+    if x0.shape[0] != topology.n:
+        raise InputError(f"x0 has {x0.shape[0]} rows", f"the topology has {topology.n} nodes", "give one row per node")
+    algorithm = algorithm.on(topology)
+    state = algorithm.init(x0)
+    if isinstance(algorithm.compression, Identity):
+        return algorithm, Carry(state, None)
+    if not topology.static:
+        raise InputError(
+            f"{algorithm.compression.name} on {topology.name}",
+            "compressed differences need receivers that miss none",
+            "use a fixed topology, or identity compression",
+        )
+    if algorithm.noise.edge(topology.at(0)):
+        raise InputError(
+            f"{algorithm.compression.name} with noise on single messages",
+            "differences are sent alike to all",
+            "use identity compression",
+        )
+    return algorithm, Carry(state, _value(algorithm.message(state)))
+
+
+def play(algorithm: Algorithm, topology: Topology, carry: Carry, feed: Feed, round: int) -> Round:
+    """One round: local step, then `gossip_steps` times message, mix, absorb."""
+    state, copies = carry
+    mixing = topology.at(round, 0)
+    mixing.require(algorithm.requires)
+    point = None
+    if round == 0 or not algorithm.once:
+        point = algorithm.point(state)
+        grad = feed.gradient(round, point)
+        noise = _local_noise(algorithm, mixing, feed, round)
+        state = _keep(mixing.active, algorithm.local(state, grad, noise), state)
+    steps = []
+    for step in range(algorithm.gossip_steps):
+        mixing = topology.at(round, step)
+        mixing.require(algorithm.requires)
+        message = algorithm.message(state)
+        said, copies, mixed = _transmit(algorithm.compression, mixing, message, copies, feed, round, step)
+        edge, scale = algorithm.noise.edge(mixing), algorithm.step_size * algorithm.sensitivity
+        for injection in edge:
+            mixed = mixed + feed.noise(injection.sources, scale * _received(injection, mixing), round, step)
+        steps.append(Step(round, step, mixing, said, mixed, edge, scale, algorithm.secure_sum, feed))
+        took = Weighted(mixed, mixing @ message.weight) if isinstance(message, Weighted) else mixed
+        state = _keep(mixing.active, algorithm.absorb(state, took), state)
+    return Round(round, point, tuple(steps), Carry(state, copies))
+
+
+def rounds_of(
+    algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, *, rounds: int, seed: int = 0
+) -> Iterator[Round]:
+    """Run round by round; each `Round` tells what was said and carries the state."""
+    if rounds < 1:
+        raise InputError(f"{rounds} rounds", "at least one is needed", "give a positive number")
+    topology.require_connected()
+    feed = Draws(seed, gradient, x0)
+    algorithm, carry = begin(algorithm, topology, x0)
+    for round in range(rounds):
+        played = play(algorithm, topology, carry, feed, round)
+        carry = played.carry
+        yield played
+
+
+def run(algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, *, rounds: int, seed: int = 0) -> Rows:
+    """Run and return where every node ends: one row per node."""
+    for played in rounds_of(algorithm, topology, x0, gradient, rounds=rounds, seed=seed):
+        state = played.carry.state
+    return algorithm.point(state)
+
+
+# --- within a round ------------------------------------------------------------------------------------------------
+
+
+def _local_noise(algorithm: Algorithm, mixing: Mixing, feed: Feed, round: int) -> Rows | float:
+    total: Any = 0.0
+    for injection in algorithm.noise.local(mixing):
+        matrix = algorithm.sensitivity * injection.matrix
+        correlation = algorithm.noise.correlation
+        if correlation is None:
+            total = total + feed.noise(injection.sources, matrix, round, 0)
+        else:
+            total = total + feed.correlated(correlation, injection.sources, matrix, round)
+    return total
+
+
+def _transmit(
+    operator: Compression, mixing: Mixing, message: Any, copies: Rows | None, feed: Feed, round: int, step: int
+) -> tuple[Rows, Rows | None, Rows]:
+    """What is said, the receivers' copies after it, and the mix; with compression the error stays with the sender."""
+    value = _value(message)
+    if copies is None:
+        return value, None, mixing @ value
+    said = feed.compress(operator, value - copies, round, step)
+    copies = copies + said
+    return said, copies, mixing @ copies + (value - copies)
+
+
+def _value(message: Any) -> Rows:
+    return message.value if isinstance(message, Weighted) else message
+
+
+def _received(injection: Injection, mixing: Mixing) -> sparse.csr_array:
+    """How the sources of noisy messages reach the receivers' sums, N x S: only what is delivered, by its weight."""
+    assert injection.edges is not None
+    sender, receiver, _ = injection.edges
+    weight = np.asarray(mixing.weights[receiver, sender]).ravel()
+    if mixing.planned is not None:  # a receiver's kept weight applies to its own state, which has only planned noise
+        own = sender == receiver
+        weight[own] = np.asarray(mixing.planned[receiver[own], sender[own]]).ravel()
+    carry = sparse.csr_array((weight, (receiver, np.arange(len(sender)))), shape=(mixing.n, len(sender)))
+    return sparse.csr_array(carry @ injection.matrix)
+
+
+def _on_edges(injection: Injection, n: int, sender: NDArray[Any], receiver: NDArray[Any]) -> sparse.csr_array:
+    """The rows of an injection for the given edges."""
+    assert injection.edges is not None
+    planned = injection.edges.sender * n + injection.edges.receiver
+    at = np.searchsorted(planned, sender * n + receiver)
+    return sparse.csr_array(injection.matrix[at])
+
+
+def _keep(active: NDArray[np.bool_] | None, new: Any, old: Any) -> Any:
+    """The new state where nodes are active, the old one elsewhere."""
+    if active is None or active.all() or old is None:
+        return new
+    if isinstance(new, tuple):
+        return type(new)(*(_keep(active, a, b) for a, b in zip(new, old, strict=True)))
+    if not hasattr(new, "shape"):
+        return new
+    here = arrays.column(active, new)
+    return new * here + old * (1 - here)
+
+
+# --- the feed of a real run ----------------------------------------------------------------------------------------
+
+
+class Draws:
+    """Real gradients, and noise drawn by (seed, source, round)."""
+
+    def __init__(self, seed: int, gradient: Gradient, like: Rows) -> None:
+        self.seed, self._gradient, self._like = seed, gradient, like
+        self._past: list[Any] = []
+        self._next_round = 0
+
+    def gradient(self, round: int, point: Rows) -> Rows:
+        """Asks the task; refuses what would poison every neighbour."""
+        grad = self._gradient(round, point)
+        if tuple(grad.shape) != tuple(point.shape):
+            raise InputError(
+                f"gradient of shape {tuple(grad.shape)}", f"points have {tuple(point.shape)}", "one row per node"
+            )
+        return grad
+
+    def noise(self, sources: Sources, matrix: sparse.csr_array, round: int, step: int) -> Rows:
+        """`matrix @ Z`, a chunk of sources at a time."""
+        D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
+        out = np.zeros((matrix.shape[0], D), dtype=dtype)
+        by_source = sparse.csc_array(matrix, dtype=dtype)
+        pending: list[tuple[NDArray[np.intp], NDArray[Any]]] = []
+        for columns, rows in sources.draw(self.seed, round, step, D, dtype, np.diff(by_source.indptr) > 0):
+            pending.append((columns, rows))
+            if len(pending) * rows.size >= CHUNK:
+                _add_product_(out, by_source, pending)
+        _add_product_(out, by_source, pending)
+        return arrays.convert(out, self._like)
+
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: sparse.csr_array, round: int) -> Rows:
+        """`matrix @ (C^-1 Z)_t`: earlier rounds are remembered as far as C looks back, or drawn again."""
+        if round < self._next_round:
+            self._past, self._next_round = [], 0
+        eye = sparse.eye_array(sources.size, format="csr")
+        for t in range(self._next_round, round + 1):
+            fresh = self.noise(sources, eye, t, 0)
+            result, keep = correlation.next(t, fresh, self._past)
+            self._past = [*self._past, keep][-correlation.memory :] if correlation.memory else []
+        self._next_round = round + 1
+        return arrays.operator(matrix, self._like) @ result
+
+    def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
+        """Each node's row with its own random stream."""
+        values = rows.detach().cpu().numpy() if arrays.is_torch(rows) else rows
+        streams = [generator(self.seed, "compression", [node], round, step) for node in range(len(values))]
+        return arrays.convert(operator.apply(values, streams), rows)
+
+
+def _add_product_(
+    out: NDArray[Any], by_source: sparse.csc_array, pending: list[tuple[NDArray[np.intp], NDArray[Any]]]
+) -> None:
+    if pending:
+        columns, rows = (np.concatenate(parts) for parts in zip(*pending, strict=True))
+        out += by_source[:, columns] @ rows
+        pending.clear()

@@ -1,0 +1,413 @@
+"""Tracing: the round loop fed with basis rows, so that its messages are the matrices of `O = A G + B Z`.
+
+Two readings of the same loop. `trace` plays each round once, from a basis of the state, and keeps the sparse step
+matrices; that is what large systems use. `LinearSystem.dense` unrolls them for small ones, and `trace_dense` plays
+the whole run on basis rows: the oracle that shares no unrolling with it.
+
+    >>> from sottovoce.algorithms import algorithm
+    >>> from sottovoce.topology import metropolis
+    >>> system = trace(algorithm("dp-d-sgd", sigma=2.0, step_size=1.0), metropolis("path:2"), rounds=2)
+    >>> A, B, labels = system.dense()
+    >>> A
+    array([[-1. ,  0. ,  0. ,  0. ],
+           [ 0. , -1. ,  0. ,  0. ],
+           [-0.5, -0.5, -1. ,  0. ],
+           [-0.5, -0.5,  0. , -1. ]])
+    >>> bool((B == 2 * A).all())
+    True
+
+Columns of A: (round, node). Columns of B: sources, in the order they are first used. All for one coordinate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.compression import Compression, RandomK
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.loop import Carry, Heard, Round, begin, play
+from sottovoce.noise import Correlation, Sources, generator
+from sottovoce.topology import Mixing, Topology
+
+if TYPE_CHECKING:
+    from sottovoce.algorithms import Algorithm
+
+
+class LinearRows:
+    """Rows that are linear forms in the inputs: row u is what node u holds, column j its coefficient of input j.
+
+    Adding, scaling by public numbers and mixing are all it can do. Anything else is not linear, and refuses.
+    """
+
+    __array_ufunc__ = None  # numpy hands `array * rows` over to __rmul__
+    __slots__ = ("matrix",)
+
+    def __init__(self, matrix: Any) -> None:
+        self.matrix: sparse.csr_array = sparse.csr_array(matrix)
+
+    def wide(self, width: int) -> sparse.csr_array:
+        """The matrix with inputs added that it does not depend on."""
+        rows, known = self.matrix.shape
+        parts = (self.matrix.data, self.matrix.indices, self.matrix.indptr)
+        return self.matrix if known == width else sparse.csr_array(parts, shape=(rows, width))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and inputs."""
+        return self.matrix.shape
+
+    def __add__(self, other: Any) -> LinearRows:
+        if isinstance(other, LinearRows):
+            width = max(self.shape[1], other.shape[1])
+            return LinearRows(self.wide(width) + other.wide(width))
+        return self if isinstance(other, int | float) and other == 0 else self._refuse("adding a constant")
+
+    def __sub__(self, other: Any) -> LinearRows:
+        return self + (-other)
+
+    def __rsub__(self, other: Any) -> LinearRows:
+        return -self + other
+
+    def __neg__(self) -> LinearRows:
+        return LinearRows(-self.matrix)
+
+    def __mul__(self, factor: Any) -> LinearRows:
+        if isinstance(factor, int | float | np.number):
+            return LinearRows(self.matrix * float(factor)) if factor else LinearRows(self.matrix.shape)
+        if isinstance(factor, np.ndarray) and factor.shape == (self.shape[0], 1):
+            return LinearRows(sparse.diags_array(factor.ravel().astype(float)) @ self.matrix)
+        return self._refuse("multiplying by anything but a number per node")
+
+    def __truediv__(self, divisor: Any) -> LinearRows:
+        return self * (1.0 / divisor) if not isinstance(divisor, LinearRows) else self._refuse("dividing by itself")
+
+    def __rmatmul__(self, matrix: Any) -> LinearRows:
+        return LinearRows(matrix @ self.matrix)
+
+    def __getitem__(self, rows: NDArray[Any]) -> LinearRows:
+        return LinearRows(self.matrix[rows])
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def _refuse(self, what: str) -> LinearRows:
+        raise Unaccountable(f"{what} is not linear, so what is sent cannot be traced; use linear maps only")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Unaccountable(f"{name!r} of a node's values is not linear, so it cannot be traced; use linear maps only")
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """Which coordinate of how many is traced; they differ only where compression keeps some of them."""
+
+    index: int
+    dimension: int
+
+
+FIRST = Coordinate(0, 1)
+"""The only coordinate of a one-dimensional run."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepMatrices:
+    """One round as sparse matrices over its inputs, columns `[state | gradients | noise]`.
+
+    - `state_out`: the state after the round, one row per node and slot;
+    - `point`: where gradients are taken (None when none are);
+    - `heard`: for each gossip step its messages, with senders and receivers;
+    - `sources`: which noise the last block of columns stands for, as (gossip step, sources).
+    """
+
+    state_size: int
+    gradients: int
+    sources: tuple[tuple[int, Sources], ...]
+    state_out: sparse.csr_array
+    point: sparse.csr_array | None
+    heard: tuple[Heard, ...]
+    mixings: tuple[Mixing, ...]
+
+    @property
+    def noise_size(self) -> int:
+        """Number of noise sources."""
+        return sum(sources.size for _, sources in self.sources)
+
+    def split(self, matrix: sparse.csr_array) -> tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]:
+        """A matrix of this round by its inputs: state, gradients, noise."""
+        by_input = matrix.tocsc()
+        a, b = self.state_size, self.state_size + self.gradients
+        return by_input[:, :a].tocsr(), by_input[:, a:b].tocsr(), by_input[:, b:].tocsr()
+
+
+class Labels(NamedTuple):
+    """Which message a row of A and B is: round, gossip step, sender, receiver (-1: see `Heard`)."""
+
+    round: NDArray[np.intp]
+    step: NDArray[np.intp]
+    sender: NDArray[np.intp]
+    receiver: NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearSystem:
+    """What a run says, as step matrices. Equal rounds share one object."""
+
+    n: int
+    steps: tuple[StepMatrices, ...]
+    correlation: Correlation | None
+    algorithm: Algorithm
+    topology: Topology
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return len(self.steps)
+
+    def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64], Labels]:
+        """A, B and the labels of their rows, by unrolling the step matrices; for small systems."""
+        G_total = sum(step.gradients for step in self.steps)
+        Z_total = sum(step.noise_size for step in self.steps)
+        state = np.zeros((self.steps[0].state_size, G_total + Z_total))
+        rows, labels = [], []
+        g, z = 0, G_total
+        for round, step in enumerate(self.steps):
+            inputs = np.zeros((step.gradients + step.noise_size, G_total + Z_total))
+            inputs[: step.gradients, g : g + step.gradients] = np.eye(step.gradients)
+            inputs[step.gradients :, z : z + step.noise_size] = np.eye(step.noise_size)
+            g, z = g + step.gradients, z + step.noise_size
+            everything = np.concatenate([state, inputs])
+            for number, heard in enumerate(step.heard):
+                rows.append(heard.rows @ everything)
+                labels.append((round, number, heard))
+            state = step.state_out @ everything
+        O = np.concatenate(rows)
+        A, B = O[:, :G_total], O[:, G_total:]
+        if self.correlation is not None:
+            B = B @ np.kron(self.correlation.inverse(self.rounds), np.eye(self.steps[0].noise_size))
+        return A, B, _label(labels)
+
+    def draw(self, seed: int, dimension: int) -> NDArray[np.float64]:
+        """Z of a run with this seed: its rows are the columns of B."""
+        blocks = [
+            rows
+            for round, step in enumerate(self.steps)
+            for number, sources in step.sources
+            for _, rows in sources.draw(seed, round, number, dimension)
+        ]
+        return np.concatenate(blocks) if blocks else np.zeros((0, dimension))
+
+
+def _label(labels: list[tuple[int, int, Heard]]) -> Labels:
+    columns = [
+        (np.full(len(heard.sender), round), np.full(len(heard.sender), step), heard.sender, heard.receiver)
+        for round, step, heard in labels
+    ]
+    return Labels(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))
+
+
+def trace(
+    algorithm: Algorithm,
+    topology: Topology,
+    *,
+    rounds: int,
+    seed: int = 0,
+    coordinate: Coordinate = FIRST,
+) -> LinearSystem:
+    """The step matrices of every round, from the loop itself.
+
+    `seed` and `coordinate` matter only with random-k compression, whose positions differ by coordinate.
+    """
+    _check_rounds(rounds)
+    algorithm, carry = begin(algorithm, topology, LinearRows((topology.n, 0)))
+    steps: list[StepMatrices] = []
+    known: _Known | None = None
+    for round in range(rounds):
+        now = _Known.of(carry, topology, algorithm, round)
+        if known is not None and now.same_as(known):
+            steps.append(steps[-1])
+            continue
+        known = now
+        step, carry = _trace_round(algorithm, topology, carry, round, seed, coordinate)
+        steps.append(step)
+    return LinearSystem(topology.n, tuple(steps), algorithm.noise.correlation, algorithm, topology)
+
+
+def _check_rounds(rounds: int) -> None:
+    if rounds < 1:
+        raise InputError(f"{rounds} rounds", "at least one is needed", "give a positive number")
+
+
+class _Known(NamedTuple):
+    """All that the matrices of a round depend on besides the algorithm: public values, the mixings, the first round."""
+
+    public: list[Any]
+    mixings: list[Mixing]
+    takes_gradients: bool
+    repeatable: bool
+
+    @classmethod
+    def of(cls, carry: Carry, topology: Topology, algorithm: Algorithm, round: int) -> _Known:
+        public: list[Any] = []
+        _map(carry, lambda leaf: public.append(leaf.shape[0] if isinstance(leaf, LinearRows) else leaf))
+        mixings = [topology.at(round, step) for step in range(algorithm.gossip_steps)]
+        takes = round == 0 or not algorithm.once
+        return cls(public, mixings, takes, not isinstance(algorithm.compression, RandomK))
+
+    def same_as(self, other: _Known) -> bool:
+        return (
+            self.repeatable
+            and self.takes_gradients == other.takes_gradients
+            and all(a is b for a, b in zip(self.mixings, other.mixings, strict=True))
+            and len(self.public) == len(other.public)
+            and all(_equal(a, b) for a, b in zip(self.public, other.public, strict=True))
+        )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b)
+
+
+def _map(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """The same tuple of tuples with every leaf mapped."""
+    if isinstance(tree, tuple):
+        leaves = [_map(leaf, function) for leaf in tree]
+        return type(tree)(*leaves) if hasattr(tree, "_fields") else tuple(leaves)
+    return function(tree)
+
+
+def _slots(tree: Any) -> list[LinearRows]:
+    found: list[LinearRows] = []
+    _map(tree, lambda leaf: found.append(leaf) if isinstance(leaf, LinearRows) else None)
+    return found
+
+
+def _trace_round(
+    algorithm: Algorithm, topology: Topology, carry: Carry, round: int, seed: int, coordinate: Coordinate
+) -> tuple[StepMatrices, Carry]:
+    feed = _Basis(topology.n, seed, coordinate)
+    carry = _map(carry, lambda leaf: feed.fresh("state", topology.n) if isinstance(leaf, LinearRows) else leaf)
+    played = play(algorithm, topology, carry, feed, round)
+    width = feed.width
+    step = StepMatrices(
+        state_size=feed.columns("state").size,
+        gradients=feed.columns("gradient").size,
+        sources=tuple((number, sources) for _, number, sources in feed.sources),
+        state_out=sparse.vstack([slot.wide(width) for slot in _slots(played.carry)], format="csr"),
+        point=played.point.wide(width) if played.point is not None else None,
+        heard=tuple(heard for _, _, heard in _heard(played, width)),
+        mixings=tuple(step.mixing for step in played.steps),
+    )
+    return step, played.carry
+
+
+def _heard(played: Round, width: int) -> Iterator[tuple[int, int, Heard]]:
+    for step in played.steps:
+        sender, receiver, rows = step.heard()
+        yield step.round, step.step, Heard(sender, receiver, rows.wide(width))
+
+
+def trace_dense(
+    algorithm: Algorithm,
+    topology: Topology,
+    *,
+    rounds: int,
+    seed: int = 0,
+    coordinate: Coordinate = FIRST,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], Labels]:
+    """A, B and labels from one whole run on basis rows: the oracle for `LinearSystem.dense`."""
+    _check_rounds(rounds)
+    feed = _WholeRun(topology.n, seed, coordinate)
+    algorithm, carry = begin(algorithm, topology, LinearRows((topology.n, 0)))
+    heard = []
+    for round in range(rounds):
+        played = play(algorithm, topology, carry, feed, round)
+        carry = played.carry
+        heard += [(number, step, said.rows, said) for number, step, said in _heard(played, feed.width)]
+    O = np.concatenate([LinearRows(rows).wide(feed.width).toarray() for _, _, rows, _ in heard])
+    labels = _label([(number, step, said) for number, step, _, said in heard])
+    return O[:, feed.columns("gradient")], O[:, feed.columns("noise")], labels
+
+
+class _Basis:
+    """A feed that answers with basis rows: every gradient and every noise source gets a column of its own."""
+
+    def __init__(self, n: int, seed: int, coordinate: Coordinate) -> None:
+        self.n, self._seed, self._coordinate = n, seed, coordinate
+        self.sources: list[tuple[int, int, Sources]] = []
+        self._blocks: list[tuple[str, int]] = []
+        self._starts: list[int] = []
+
+    @property
+    def width(self) -> int:
+        """Columns so far."""
+        return sum(size for _, size in self._blocks)
+
+    def columns(self, kind: str) -> NDArray[np.intp]:
+        """The columns of one kind: state, gradient or noise."""
+        return np.flatnonzero(np.repeat([name == kind for name, _ in self._blocks], [s for _, s in self._blocks]))
+
+    def fresh(self, kind: str, size: int) -> LinearRows:
+        """New columns, and the identity on them."""
+        return self._place(sparse.eye_array(size, format="csr"), self._open(kind, size))
+
+    def _open(self, kind: str, size: int) -> int:
+        start = self.width
+        self._blocks.append((kind, size))
+        return start
+
+    def _place(self, matrix: sparse.csr_array, start: int) -> LinearRows:
+        shape = (matrix.shape[0], start + matrix.shape[1])
+        return LinearRows(sparse.csr_array((matrix.data, matrix.indices + start, matrix.indptr), shape=shape))
+
+    def _start(self, sources: Sources, round: int, step: int) -> int:
+        """Where the columns of these sources in this step begin; opened when first asked for."""
+        for (number, at, known), start in zip(self.sources, self._starts, strict=True):
+            if known is sources and (number, at) == (round, step):
+                return start
+        self.sources.append((round, step, sources))
+        self._starts.append(self._open("noise", sources.size))
+        return self._starts[-1]
+
+    def gradient(self, round: int, point: LinearRows) -> LinearRows:
+        """A basis row for each node; what the gradient depends on does not matter."""
+        return self.fresh("gradient", self.n)
+
+    def noise(self, sources: Sources, matrix: sparse.csr_array, round: int, step: int) -> LinearRows:
+        """`matrix` itself, on the columns of its sources."""
+        return self._place(matrix, self._start(sources, round, step))
+
+    def correlated(
+        self, correlation: Correlation, sources: Sources, matrix: sparse.csr_array, round: int
+    ) -> LinearRows:
+        """One round does not see the others: the system holds C beside its steps."""
+        return self.noise(sources, matrix, round, 0)
+
+    def compress(self, operator: Compression, rows: LinearRows, round: int, step: int) -> LinearRows:
+        """Kept or not, for the coordinate that is traced."""
+        if not isinstance(operator, RandomK):
+            raise Unaccountable(
+                f"{operator.name} is not linear, so single messages cannot be traced; "
+                "use rand:A or identity compression, or the view given all noisy gradients"
+            )
+        streams = [generator(self._seed, "compression", [node], round, step) for node in range(self.n)]
+        return rows * operator.mask(self._coordinate.dimension, streams)[:, [self._coordinate.index]].astype(float)
+
+
+class _WholeRun(_Basis):
+    """The same over all rounds, where correlated noise reaches back to the columns of earlier ones."""
+
+    def correlated(
+        self, correlation: Correlation, sources: Sources, matrix: sparse.csr_array, round: int
+    ) -> LinearRows:
+        row = correlation.inverse(round + 1)[round]
+        total = LinearRows((matrix.shape[0], 0))
+        for t, weight in enumerate(row):
+            total = total + weight * self._place(matrix, self._start(sources, t, 0))
+        return total

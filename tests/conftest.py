@@ -1,0 +1,29 @@
+"""Data sets for tests: used where they are, skipped by name where they are not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+DATA = Path(os.environ.get("SOTTOVOCE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+MISSING = "data set not found"
+
+
+@pytest.fixture(scope="session")
+def data():
+    """`data("facebook_ego/414.edges.gz")` is its path, or the test is skipped, naming the file."""
+
+    def find(name: str) -> Path:
+        path = DATA / name
+        if not path.exists():
+            pytest.skip(f"{MISSING}: {name} (set SOTTOVOCE_DATA to the folder that holds it)")
+        return path
+
+    return find
+
+
+def pytest_terminal_summary(terminalreporter):
+    skipped = [report for report in terminalreporter.stats.get("skipped", []) if MISSING in str(report.longrepr)]
+    terminalreporter.write_line(f"{len(skipped)} tests skipped for want of a data set")

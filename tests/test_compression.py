@@ -1,0 +1,92 @@
+"""Compression: omega and bits as stated, refusals, and error feedback that converges."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sottovoce import InputError, algorithm, compression, dropout, push, run
+
+SPECS = ["identity", "rand:0.5", "rand:0.1", "gsgd:2", "gsgd:8", "gsgd:16", "top:0.1", "top:1"]
+
+
+def apply(operator, rows, seed=0):
+    return operator.apply(rows, [np.random.default_rng([seed, i]) for i in range(len(rows))])
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("dimension", [30, 5000])
+def test_error_is_within_omega(spec, dimension):
+    operator = compression(spec)
+    x = np.random.default_rng(1).standard_normal((1, dimension)).repeat(200, axis=0)
+    error = ((apply(operator, x) - x) ** 2).sum(axis=1).mean() / (x[0] ** 2).sum()
+    omega = operator.omega(dimension)
+    assert omega < 1
+    assert error <= omega**2 * 1.03 + 1e-12
+
+
+@pytest.mark.parametrize(
+    ("spec", "dimension", "bits", "omega_squared"),
+    [
+        ("identity", 10, 320, 0.0),
+        ("rand:0.5", 101, 32 * 50, 1 - 50 / 101),
+        ("rand:0.29", 100, 32 * 29, 0.71),
+        ("gsgd:8", 1000, 8000, 1000 / 2**14),
+        ("gsgd:2", 1000, 2000, (1000**0.5 / 2) / (1 + 1000**0.5 / 2)),
+        ("top:0.1", 1000, 100 * 42, 0.9),
+    ],
+)
+def test_bits_and_omega(spec, dimension, bits, omega_squared):
+    operator = compression(spec)
+    assert operator.bits(dimension) == bits
+    assert operator.omega(dimension) ** 2 == pytest.approx(omega_squared)
+    assert operator.name == spec
+
+
+def test_gsgd_is_unbiased_where_it_is_a_contraction():
+    x = np.random.default_rng(0).standard_normal((1, 20)).repeat(40_000, axis=0)
+    spread = np.linalg.norm(x[0]) / 2**3
+    np.testing.assert_allclose(apply(compression("gsgd:4"), x).mean(axis=0), x[0], atol=5 * spread / 200)
+
+
+def test_gsgd_says_when_it_is_rescaled():
+    assert "rescaled by 1/(1 + omega^2)" in compression("gsgd:2").describe(1000)
+    assert "rescaled" not in compression("gsgd:8").describe(1000)
+
+
+def test_zero_stays_zero():
+    for spec in SPECS:
+        assert not apply(compression(spec), np.zeros((2, 40))).any()
+
+
+@pytest.mark.parametrize(
+    "spec", ["zip", "rand", "rand:x", "rand:0", "rand:1.5", "rand:nan", "gsgd:1", "gsgd:99", "gsgd:2.5", "top:-1", ""]
+)
+def test_unknown_or_impossible_operators(spec):
+    with pytest.raises(InputError):
+        compression(spec)
+
+
+def test_too_few_coordinates():
+    with pytest.raises(InputError, match=r"rand:0.1 keeps 0.5 of 5 coordinates; at least one must be sent"):
+        compression("rand:0.1").bits(5)
+
+
+def test_compression_needs_receivers_that_miss_nothing():
+    away = dropout("ring:5", rate=0.2, weights="push", announced=True)
+    with pytest.raises(InputError, match=r"rand:0.5 on .*; compressed differences need receivers that miss none"):
+        run(algorithm("dp-csgp", sigma=1.0, compression="rand:0.5"), away, np.zeros((5, 4)), None, rounds=1)
+
+
+@pytest.mark.parametrize("spec", ["rand:0.5", "gsgd:4", "gsgd:2", "top:0.3"])
+def test_error_feedback_reaches_the_common_minimum(spec):
+    """Directed graph, no noise: node u pulls to its own target; all end near the mean of targets."""
+    net = push("exponential:6")
+    target = np.random.default_rng(0).standard_normal((6, 20))
+    built = algorithm("dp-csgp", sigma=0.0, compression=spec, step_size=0.02)
+    end = run(built, net, np.zeros((6, 20)), lambda t, x: x - target, rounds=2000)
+    plain = run(
+        algorithm("dp-csgp", sigma=0.0, step_size=0.02), net, np.zeros((6, 20)), lambda t, x: x - target, rounds=2000
+    )
+    assert abs(plain - target.mean(axis=0)).max() < 0.1
+    assert abs(end.mean(axis=0) - target.mean(axis=0)).max() < 0.1

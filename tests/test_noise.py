@@ -1,0 +1,169 @@
+"""Noise: sources, draws and correlation over rounds, beyond what the laws say."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from sottovoce import InputError, algorithm, cite, metropolis, names, run, trace
+from sottovoce.loop import Draws
+from sottovoce.noise import (
+    Central,
+    Differences,
+    Independent,
+    Pairwise,
+    Temporal,
+    Together,
+    Triangular,
+    ZeroSum,
+    generator,
+)
+
+
+def test_every_key_names_its_own_stream():
+    keys = [(seed, kind, ids, t, k)
+            for seed in (0, 1) for kind in ("node", "pair") for ids in ((1,), (12,), (1, 2))
+            for t in (0, 2) for k in (0, 1)]  # fmt: skip
+    first = [generator(*key).standard_normal() for key in keys]
+    assert len(set(first)) == len(keys)
+    assert first == [generator(*key).standard_normal() for key in keys]
+
+
+def test_holders_know_what_they_draw():
+    mixing = metropolis("path:3").at(0)
+    (own,) = Independent(1.0).local(mixing)
+    np.testing.assert_array_equal(own.sources.holders.toarray(), np.eye(3, dtype=bool))
+    (pairs,) = Pairwise(1.0).local(mixing)
+    np.testing.assert_array_equal(pairs.sources.holders.toarray(), [[True, True, False], [False, True, True]])
+    (server,) = Central(1.0).local(mixing)
+    assert not server.sources.holders.toarray().any()
+    (edges,) = ZeroSum(zeta=1.0).edge(mixing)
+    np.testing.assert_array_equal(edges.sources.holders.toarray().sum(axis=0), [2, 3, 2])
+
+
+def test_pair_secrets_cancel_are_fresh_and_not_scaled_by_weights():
+    system = trace(algorithm("decor", sigma=0.0, sigma_pair=3.0, step_size=1.0), metropolis("path:4"), rounds=2)
+    _, B, labels = system.dense()
+    first = B[labels.round == 0][:, :3]
+    np.testing.assert_array_equal(abs(first), 3.0 * (first != 0))
+    np.testing.assert_allclose(first.sum(axis=0), 0)
+    assert B.shape[1] == 6
+    Z = system.draw(0, 1000)
+    assert abs(np.corrcoef(Z)[:3, 3:]).max() < 0.2
+
+
+def test_zeta_may_differ_by_node():
+    net = metropolis("ring:4")
+    (injection,) = ZeroSum(zeta=[1.0, 2.0, 0.0, 4.0]).edge(net.at(0))
+    sizes = np.sqrt(injection.matrix.multiply(injection.matrix).sum(axis=1))
+    for node, zeta in enumerate((1.0, 2.0, 0.0, 4.0)):
+        np.testing.assert_allclose(sizes[injection.edges.sender == node], zeta * np.sqrt(2 / 3))
+
+
+def test_dp_fedavg_noise_is_on_the_sum():
+    system = trace(algorithm("dp-fedavg", sigma=2.0, step_size=1.0), metropolis("complete:5"), rounds=3)
+    A, B, labels = system.dense()
+    assert A.shape == (3, 15)
+    assert (labels.sender == -1).all()
+    np.testing.assert_allclose(np.diag(B), -2.0 / 5)
+    np.testing.assert_allclose(A[0, :5], -1 / 5)
+
+
+@pytest.mark.parametrize("bands", [1, 3, 12])
+def test_streamed_correlation_is_multiplication_by_the_inverse(bands):
+    rng = np.random.default_rng(bands)
+    C = np.tril(np.triu(rng.standard_normal((12, 12)), -bands + 1)) + 3 * np.eye(12)
+    noise = Temporal(2.0, Triangular(C))
+    assert noise.over_rounds.memory == bands - 1
+    (injection,) = noise.local(metropolis("path:2").at(0))
+    feed = Draws(0, None, np.zeros((2, 4)))
+    streamed = np.stack([feed.correlated(noise.over_rounds, injection.sources, injection.matrix, t) for t in range(12)])
+    plain = Draws(0, None, np.zeros((2, 4)))
+    white = np.stack([plain.noise(injection.sources, injection.matrix, t, 0) for t in range(12)])
+    np.testing.assert_allclose(streamed, np.einsum("ts,snd->tnd", np.linalg.inv(C), white), atol=1e-12)
+    np.testing.assert_array_equal(
+        feed.correlated(noise.over_rounds, injection.sources, injection.matrix, 5), streamed[5]
+    )  # asked again out of order
+
+
+def test_anti_pgd_is_all_ones_below():
+    np.testing.assert_allclose(Differences().inverse(6) @ Differences().matrix(6), np.eye(6))
+
+
+def test_memory_is_bounded_for_noise_on_many_edges(monkeypatch):
+    monkeypatch.setattr("sottovoce.loop.CHUNK", 50)
+    net, x0 = metropolis("erdos-renyi:20,p=0.4,seed=0"), np.zeros((20, 7))
+    small = run(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2)
+    monkeypatch.setattr("sottovoce.loop.CHUNK", 10**9)
+    np.testing.assert_allclose(run(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2), small)
+
+
+BAD = {
+    "negative": (lambda: algorithm("dp-d-sgd", sigma=-1), "sigma = -1.0; a standard deviation"),
+    "nan": (lambda: algorithm("dp-d-sgd", sigma=float("nan")), "sigma = nan"),
+    "word": (lambda: algorithm("dp-d-sgd", sigma="much"), "sigma = 'much'; a standard deviation is a number"),
+    "pair per node": (lambda: algorithm("decor", sigma=1, sigma_pair=[1, 2]), "sigma of pairs = an array"),
+    "wrong count": (
+        lambda: trace(algorithm("dp-d-sgd", sigma=[1, 2]), metropolis("path:3"), rounds=1),
+        "sigma for 2 nodes; there are 3",
+    ),
+    "no zeta": (lambda: algorithm("zip-dl"), "zeta=None, message_sigma=None; exactly one"),
+    "both": (lambda: algorithm("zip-dl", sigma=1, message_sigma=1), "exactly one is given"),
+    "open leaf": (
+        lambda: ZeroSum(message_sigma=1.0, closed=False).zetas(metropolis("path:3").at(0)),
+        "node 0 has one neighbour",
+    ),
+    "two correlated": (lambda: Together((Temporal(1.0, Differences()), Independent(1.0))), "temporal noise beside"),
+    "upper": (lambda: Triangular([[1, 1], [0, 1]]), "not lower triangular; noise can only look back"),
+    "nan C": (lambda: Triangular([[np.nan]]), "not finite"),
+    "singular": (lambda: Triangular([[1, 0], [1, 0]]), r"C\[1,1\] = 0; C must be invertible"),
+    "shape": (lambda: Triangular([[1, 0]]), r"correlation matrix of shape \(1, 2\)"),
+    "short": (
+        lambda: trace(algorithm("mf-d-sgd", sigma=1, correlation=[[1.0]]), metropolis("path:2"), rounds=2).dense(),
+        "2 rounds with a correlation matrix for 1",
+    ),
+    "no file": (lambda: algorithm("mf-d-sgd", sigma=1, correlation="none.npz"), "none.npz: No such file"),
+    "unknown setting": (lambda: algorithm("dp-d-sgd", sigma=1, momentum=0.9), "setting 'momentum' of dp-d-sgd; it has"),
+    "missing setting": (lambda: algorithm("decor", sigma=1), "decor without sigma_pair"),
+    "step size": (lambda: algorithm("d-psgd", step_size=0), "step size 0; it is finite"),
+    "sensitivity": (lambda: algorithm("dp-d-sgd", sigma=1, sensitivity=0), "sensitivity 0; it is positive"),
+    "gossip steps": (lambda: algorithm("muffliato-sgd", sigma=1, gossip_steps=0), "0 gossip steps"),
+    "order": (lambda: algorithm("d-psgd", order="never"), "order 'never'; known"),
+    "rounds": (lambda: trace(algorithm("d-psgd"), metropolis("path:2"), rounds=0), "0 rounds; at least one"),
+    "x0": (
+        lambda: run(algorithm("d-psgd"), metropolis("path:2"), np.zeros((3, 1)), None, rounds=1),
+        "x0 has 3 rows; the topology has 2 nodes",
+    ),
+    "gradient": (
+        lambda: run(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), lambda t, x: np.zeros(2), rounds=1),
+        r"gradient of shape \(2,\); points have \(2, 1\)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_settings_get_one_line(call, message):
+    with pytest.raises(InputError) as caught:
+        call()
+    line = str(caught.value)
+    assert re.search(message, line), line
+    assert "\n" not in line
+    assert line.count("; ") >= 2
+
+
+def test_correlation_files(tmp_path):
+    np.savez(tmp_path / "c.npz", C=np.eye(3))
+    np.savez(tmp_path / "other.npz", D=np.eye(3))
+    (tmp_path / "text.npz").write_text("no")
+    built = algorithm("mf-d-sgd", sigma=1.0, correlation=str(tmp_path / "c.npz"))
+    np.testing.assert_array_equal(built.noise.correlation.matrix(3), np.eye(3))
+    for name, reason in (("other", "no array named C"), ("text", "not an npz file")):
+        with pytest.raises(InputError, match=reason):
+            algorithm("mf-d-sgd", sigma=1.0, correlation=tmp_path / f"{name}.npz")
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_algorithm_cites(name):
+    assert len(cite(name)) > 20

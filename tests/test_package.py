@@ -1,0 +1,76 @@
+"""The package's surface: its names, its start-up, its command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import sottovoce
+
+
+def test_public_names_are_these():
+    assert sorted(sottovoce.__all__) == sottovoce.__all__
+    assert set(sottovoce.__all__) == {name for names in sottovoce._HOME.values() for name in names}
+    assert all(getattr(sottovoce, name) is not None for name in sottovoce.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = sottovoce.nonsense
+
+
+def in_new_process(code):
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_privacy_half_does_not_load_torch():
+    code = (
+        "import sys; from sottovoce import *; trace(algorithm('zip-dl', sigma=1.0), metropolis('ring:5'), rounds=2)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = in_new_process(code)
+    assert done.returncode == 0, done.stderr
+
+
+def sotto(*words):
+    return subprocess.run([sys.executable, "-m", "sottovoce", *words], capture_output=True, text=True, check=False)
+
+
+def test_graph_command_prints_one_document():
+    done = sotto("graph", "florentine", "--weights", "uniform", "--json")
+    facts = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (facts["nodes"], facts["edges"], facts["components"]) == (15, 20, 1)
+
+
+def test_demo_trains():
+    done = sotto("demo", "--rounds", "30", "--json")
+    assert done.returncode == 0, done.stderr
+    last = {outcome["algorithm"]: outcome for outcome in json.loads(done.stdout)["outcomes"]}
+    assert last["d-psgd"]["mean_model"] > 0.85
+    assert 0.5 < last["dp-d-sgd"]["mean_model"] < last["d-psgd"]["mean_model"]
+    assert last["zip-dl"]["mean_model"] == pytest.approx(last["d-psgd"]["mean_model"], abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["graph", "mesh:3"], 2, "sotto: graph 'mesh:3'; known: "),
+        (["graph", "exponential:6"], 2, "sotto: exponential:6 is directed; "),
+        (["graph"], 2, "sotto: Missing argument"),
+        (["grpah"], 2, "sotto: No such command 'grpah'"),
+        (["demo", "--rounds", "0"], 2, "sotto: Invalid value for '--rounds'"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(words, code, line):
+    done = sotto(*words)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert done.stderr.startswith(line)
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_a_command_help_is_shown():
+    done = sotto()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "demo" in done.stdout

@@ -1,0 +1,99 @@
+"""Tracing: what refuses, what is shared, and a system small enough to check by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sottovoce import Unaccountable, algorithm, fresh_erdos_renyi, metropolis, push, random_edges, trace
+from sottovoce.algorithms.dsgd import Gossip, Model
+
+
+class Squares(Gossip):
+    def local(self, state, grad, noise):
+        return Model(state.x - grad * grad)
+
+
+class Rectified(Gossip):
+    def message(self, state):
+        return state.x.clip(0)
+
+
+class Shifted(Gossip):
+    def absorb(self, state, mixed):
+        return Model(mixed + 1.0)
+
+
+@pytest.mark.parametrize("kind", [Squares, Rectified, Shifted])
+def test_what_is_not_linear_refuses(kind):
+    with pytest.raises(Unaccountable, match="is not linear"):
+        trace(kind(name="bad"), metropolis("ring:3"), rounds=2)
+
+
+def test_path_of_two_by_hand():
+    """x_1 = (s0 + s1) / 2 with s = -(g + 2 z), eta = 1, and both nodes speak twice."""
+    A, B, labels = trace(algorithm("dp-d-sgd", sigma=2.0, step_size=1.0), metropolis("path:2"), rounds=2).dense()
+    np.testing.assert_array_equal(A, [[-1, 0, 0, 0], [0, -1, 0, 0], [-0.5, -0.5, -1, 0], [-0.5, -0.5, 0, -1]])
+    np.testing.assert_array_equal(B, 2 * A)
+    assert labels.sender.tolist() == [0, 1, 0, 1]
+    assert labels.round.tolist() == [0, 0, 1, 1]
+
+
+def test_equal_rounds_share_their_matrices():
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:5"), rounds=50)
+    assert len({id(step) for step in system.steps}) == 1
+    changing = trace(algorithm("dp-d-sgd", sigma=1.0), fresh_erdos_renyi(8, 0.5), rounds=5)
+    assert len({id(step) for step in changing.steps}) == 5
+    averaging = trace(algorithm("muffliato", sigma=1.0), metropolis("ring:5"), rounds=20)
+    assert [step.gradients for step in averaging.steps] == [5] + [0] * 19
+    assert len({id(step) for step in averaging.steps}) == 2
+    accelerated = trace(
+        algorithm("muffliato-sgd", sigma=1.0, gossip_steps=3, chebyshev=True), metropolis("ring:5"), rounds=20
+    )
+    assert len({id(step) for step in accelerated.steps}) == 2
+
+
+def test_only_woken_nodes_speak():
+    system = trace(algorithm("muffliato", sigma=1.0), random_edges("ring:6", seed=0), rounds=10)
+    assert all(len(step.heard[0].sender) == 2 for step in system.steps)
+
+
+def test_per_edge_messages_are_labelled_by_edge():
+    _, _, labels = trace(algorithm("zip-dl", sigma=1.0), metropolis("path:3"), rounds=1).dense()
+    assert list(zip(labels.sender.tolist(), labels.receiver.tolist(), strict=True)) == [(0, 1), (1, 0), (1, 2), (2, 1)]
+
+
+def test_push_sum_point_is_the_debiased_model():
+    net = push("star:4")
+    system = trace(algorithm("dp-csgp", sigma=1.0), net, rounds=2)
+    weight = net.at(0).weights @ np.ones(4)
+    point = system.steps[1].point.toarray()[:, :4]
+    np.testing.assert_allclose(point, np.diag(1 / weight))
+
+
+def test_step_size_scales_gradients_and_noise_alike():
+    base = algorithm("zip-dl", sigma=1.0, step_size=1.0)
+    A, B, _ = trace(base, metropolis("ring:4"), rounds=3).dense()
+    a, b, _ = trace(replace(base, step_size=0.25), metropolis("ring:4"), rounds=3).dense()
+    np.testing.assert_allclose(a, A / 4)
+    np.testing.assert_allclose(b, B / 4)
+
+
+def test_sensitivity_scales_noise_only():
+    base = algorithm("dp-d-sgd", sigma=1.0)
+    A, B, _ = trace(base, metropolis("ring:4"), rounds=3).dense()
+    a, b, _ = trace(replace(base, sensitivity=5.0), metropolis("ring:4"), rounds=3).dense()
+    np.testing.assert_allclose(a, A)
+    np.testing.assert_allclose(b, 5 * B)
+
+
+def test_chebyshev_messages_span_those_of_plain_gossip():
+    net = metropolis("path:6")
+    spans = []
+    for chebyshev in (False, True):
+        A, _, _ = trace(algorithm("muffliato", sigma=1.0, chebyshev=chebyshev), net, rounds=4).dense()
+        spans.append(A)
+    joint = np.concatenate(spans)
+    assert np.linalg.matrix_rank(joint) == np.linalg.matrix_rank(spans[0]) == np.linalg.matrix_rank(spans[1])
