@@ -109,7 +109,7 @@ class Step:
             return Heard(sender, np.full(len(sender), -1), self.said[sender])
         rows = self.said[sender]
         for injection in self.edge:
-            matrix = self.scale * _on_edges(injection, self.mixing.n, sender, receiver)
+            matrix = _on_edges(injection, self.scale, self.mixing.n, sender, receiver)
             rows = rows + self.feed.noise(injection.sources, matrix, self.round, self.step)
         return Heard(sender, receiver, rows)
 
@@ -166,7 +166,7 @@ def play(algorithm: Algorithm, topology: Topology, carry: Carry, feed: Feed, rou
         said, copies, mixed = _transmit(algorithm.compression, mixing, message, copies, feed, round, step)
         edge, scale = algorithm.noise.edge(mixing), algorithm.step_size * algorithm.sensitivity
         for injection in edge:
-            mixed = mixed + feed.noise(injection.sources, scale * _received(injection, mixing), round, step)
+            mixed = mixed + feed.noise(injection.sources, _received(injection, scale, mixing), round, step)
         steps.append(Step(round, step, mixing, said, mixed, edge, scale, algorithm.secure_sum, feed))
         took = Weighted(mixed, mixing @ message.weight) if isinstance(message, Weighted) else mixed
         state = _keep(mixing.active, algorithm.absorb(state, took), state)
@@ -226,7 +226,7 @@ def _value(message: Any) -> Rows:
     return message.value if isinstance(message, Weighted) else message
 
 
-def _received(injection: Injection, mixing: Mixing) -> sparse.csr_array:
+def _received(injection: Injection, scale: float, mixing: Mixing) -> sparse.csr_array:
     """How the sources of noisy messages reach the receivers' sums, N x S: only what is delivered, by its weight."""
     assert injection.edges is not None
     sender, receiver, _ = injection.edges
@@ -234,16 +234,19 @@ def _received(injection: Injection, mixing: Mixing) -> sparse.csr_array:
     if mixing.planned is not None:  # a receiver's kept weight applies to its own state, which has only planned noise
         own = sender == receiver
         weight[own] = np.asarray(mixing.planned[receiver[own], sender[own]]).ravel()
-    carry = sparse.csr_array((weight, (receiver, np.arange(len(sender)))), shape=(mixing.n, len(sender)))
+    carry = sparse.csr_array((scale * weight, (receiver, np.arange(len(sender)))), shape=(mixing.n, len(sender)))
     return sparse.csr_array(carry @ injection.matrix)
 
 
-def _on_edges(injection: Injection, n: int, sender: NDArray[Any], receiver: NDArray[Any]) -> sparse.csr_array:
+def _on_edges(
+    injection: Injection, scale: float, n: int, sender: NDArray[Any], receiver: NDArray[Any]
+) -> sparse.csr_array:
     """The rows of an injection for the given edges."""
     assert injection.edges is not None
     planned = injection.edges.sender * n + injection.edges.receiver
-    at = np.searchsorted(planned, sender * n + receiver)
-    return sparse.csr_array(injection.matrix[at])
+    matrix = injection.matrix[np.searchsorted(planned, sender * n + receiver)]
+    matrix.data *= scale
+    return matrix
 
 
 def _keep(active: NDArray[np.bool_] | None, new: Any, old: Any) -> Any:
@@ -283,12 +286,12 @@ class Draws:
         D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
         out = np.zeros((matrix.shape[0], D), dtype=dtype)
         by_source = sparse.csc_array(matrix, dtype=dtype)
-        pending: list[tuple[NDArray[np.intp], NDArray[Any]]] = []
-        for columns, rows in sources.draw(self.seed, round, step, D, dtype, np.diff(by_source.indptr) > 0):
-            pending.append((columns, rows))
-            if len(pending) * rows.size >= CHUNK:
-                _add_product_(out, by_source, pending)
-        _add_product_(out, by_source, pending)
+        needed = np.diff(by_source.indptr) > 0
+        for which, rows in sources.draw(self.seed, round, step, D, dtype, needed, CHUNK):
+            block = by_source[:, which]
+            touched, row = np.unique(block.indices, return_inverse=True)
+            small = sparse.csc_array((block.data, row, block.indptr), shape=(len(touched), len(which)))
+            out[touched] += small @ rows
         return arrays.convert(out, self._like)
 
     def correlated(self, correlation: Correlation, sources: Sources, matrix: sparse.csr_array, round: int) -> Rows:
@@ -308,12 +311,3 @@ class Draws:
         values = rows.detach().cpu().numpy() if arrays.is_torch(rows) else rows
         streams = [generator(self.seed, "compression", [node], round, step) for node in range(len(values))]
         return arrays.convert(operator.apply(values, streams), rows)
-
-
-def _add_product_(
-    out: NDArray[Any], by_source: sparse.csc_array, pending: list[tuple[NDArray[np.intp], NDArray[Any]]]
-) -> None:
-    if pending:
-        columns, rows = (np.concatenate(parts) for parts in zip(*pending, strict=True))
-        out += by_source[:, columns] @ rows
-        pending.clear()

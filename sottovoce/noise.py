@@ -50,16 +50,42 @@ class Sources:
         return int(self.holders.shape[0])
 
     def draw(
-        self, seed: int, round: int, step: int, dimension: int, dtype: Any = np.float64, needed: Any = None
+        self,
+        seed: int,
+        round: int,
+        step: int,
+        dimension: int,
+        dtype: Any = np.float64,
+        needed: NDArray[np.bool_] | None = None,
+        at_once: int | None = None,
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[Any]]]:
-        """The draws of one step, group by group: (which sources, their rows); only groups with a needed source."""
-        start = 0
-        for group, count in zip(self.groups.tolist(), self.counts.tolist(), strict=True):
-            stop = start + count
-            if needed is None or needed[start:stop].any():
-                rng = generator(seed, self.kind, group, round, step)
-                yield np.arange(start, stop), rng.standard_normal((count, dimension), dtype=dtype)
-            start = stop
+        """The draws of one step: (which sources, their rows), in blocks of about `at_once` values.
+
+        Groups in which no source is needed are left out.
+        """
+        stops = np.cumsum(self.counts)
+        starts = stops - self.counts
+        if needed is None:
+            wanted = np.arange(len(stops))
+        else:
+            wanted = np.flatnonzero(np.add.reduceat(needed, starts) if len(starts) else [])
+        limit = self.size if at_once is None else max(1, at_once // dimension)
+        for groups in _batches(wanted, self.counts, limit):
+            sources = np.concatenate([np.arange(starts[g], stops[g]) for g in groups])
+            rows = np.empty((len(sources), dimension), dtype=dtype)
+            filled = 0
+            for g in groups:
+                rng = generator(seed, self.kind, self.groups[g].tolist(), round, step)
+                rng.standard_normal(out=rows[filled : filled + self.counts[g]], dtype=dtype)
+                filled += self.counts[g]
+            yield sources, rows
+
+
+def _batches(groups: NDArray[np.intp], counts: NDArray[np.int64], limit: int) -> Iterator[NDArray[np.intp]]:
+    """Consecutive groups whose counts add up to about `limit`."""
+    if len(groups):
+        number = (np.cumsum(counts[groups]) - 1) // limit
+        yield from np.split(groups, np.flatnonzero(np.diff(number)) + 1)
 
 
 def generator(seed: int, kind: str, ids: Sequence[int], round: int, step: int = 0) -> np.random.Generator:
@@ -325,12 +351,15 @@ def _zero_sum(noise: ZeroSum, mixing: Mixing) -> tuple[Injection, ...]:
         return ()
     degree = np.bincount(sender, minlength=mixing.n)
     first = np.concatenate([[0], np.cumsum(degree)])
-    # entry (e, f) for every pair of edges e, f of one sender
-    e = np.repeat(np.arange(len(sender)), degree[sender])
-    offset = np.arange(len(e)) - np.repeat(np.cumsum(degree[sender]) - degree[sender], degree[sender])
-    f = first[sender[e]] + offset
-    value = (e == f) - weight[f] / (degree[sender[e]] * weight[e])
-    matrix = sparse.csr_array((value * zeta[sender[e]], (e, f)), shape=(len(sender), len(sender)))
+    # row e holds one entry for each edge f of the same sender; written as CSR at once, since it is large
+    index: Any = np.int32 if int((degree.astype(np.int64) ** 2).sum()) < 2**31 else np.int64
+    begins: NDArray[Any] = np.concatenate([[0], np.cumsum(degree[sender])]).astype(index)
+    f: NDArray[Any] = np.arange(begins[-1], dtype=index)
+    f += np.repeat((first[sender] - begins[:-1]).astype(index), degree[sender])
+    value = weight[f]
+    value *= np.repeat(-zeta[sender] / (degree[sender] * weight), degree[sender])
+    value[begins[:-1] + np.arange(len(sender)) - first[sender]] += zeta[sender]
+    matrix = sparse.csr_array((value, f, begins), shape=(len(sender), len(sender)))
     matrix.eliminate_zeros()
     if not matrix.nnz:
         return ()
