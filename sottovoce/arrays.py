@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.errors import InputError
+
 Rows: TypeAlias = Any
 """An N x D array: numpy, torch or traced."""
 
@@ -60,3 +62,30 @@ def operator(matrix: sparse.csr_array, like: Rows) -> Any:
                 size=matrix.shape,
             ).to(dtype=like.dtype, device=like.device)
     return matrix.astype(numpy_dtype(like), copy=False)
+
+
+def is_real(rows: Any) -> bool:
+    """Whether `rows` holds numbers: numpy or torch, not traced."""
+    return isinstance(rows, np.ndarray) or is_torch(rows)
+
+
+def read_only(rows: Rows) -> Rows:
+    """The same numbers, protected from changes where the kind of array can be (numpy's)."""
+    if not isinstance(rows, np.ndarray):
+        return rows
+    shown = rows.view()
+    shown.flags.writeable = False
+    return shown
+
+
+def check_start(x0: Any, n: int) -> None:
+    """Refuse a starting point that is not one row of floats per node."""
+    if is_real(x0) and str(x0.dtype).removeprefix("torch.") not in ("float32", "float64"):
+        raise InputError(f"x0 of type {x0.dtype}", "it is float32 or float64", "convert it")
+    if not hasattr(x0, "shape") or len(x0.shape) != 2:
+        found = f"of shape {tuple(x0.shape)}" if hasattr(x0, "shape") else f"of type {type(x0).__name__}"
+        raise InputError(f"x0 {found}", "it is a numpy or torch array, nodes x parameters", "reshape it")
+    if x0.shape[0] != n:
+        raise InputError(f"x0 has {x0.shape[0]} rows", f"the topology has {n} nodes", "give one row per node")
+    if is_real(x0) and not x0.shape[1]:
+        raise InputError("x0 has 0 columns", "a model has at least one parameter", "give one column per parameter")

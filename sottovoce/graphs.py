@@ -171,8 +171,8 @@ def _pattern(matrix: Any) -> sparse.csr_array:
 # --- specs ---------------------------------------------------------------------------------------------------------
 
 
-def graph(spec: str | Graph) -> Graph:
-    """Build the graph that `spec` names, e.g. `ring:30`, `erdos-renyi:100,p=0.2,seed=1`, `file:edges.txt.gz`.
+def graph(spec: str | Graph | nx.Graph[Any]) -> Graph:
+    """Build the graph that `spec` names, such as `ring:30` or `file:edges.txt.gz`, or take a networkx one.
 
     >>> graph("grid:2x3").edges
     7
@@ -183,6 +183,14 @@ def graph(spec: str | Graph) -> Graph:
     """
     if isinstance(spec, Graph):
         return spec
+    if not isinstance(spec, str):
+        if hasattr(spec, "is_directed"):
+            return Graph.from_networkx(spec)
+        raise InputError(
+            f"a {type(spec).__name__} instead of a graph",
+            "a spec, a Graph or a networkx graph is needed",
+            "give ring:5, say",
+        )
     kind, _, rest = spec.partition(":")
     if kind == "file":
         return _from_file(spec, rest)
@@ -204,7 +212,7 @@ def graph(spec: str | Graph) -> Graph:
 
 def _options(spec: str, options: list[str], allowed: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
     settings = {}
-    for option in options:
+    for option in map(str.strip, options):
         key, _, value = option.partition("=")
         if key not in allowed:
             known = ", ".join(allowed) or "none"
@@ -251,8 +259,8 @@ def _star(name: str, n: int) -> Graph:
 
 def _grid(name: str, rows: int, columns: int, *, wrap: bool = False) -> Graph:
     _need(name, rows * columns, 1, "give two positive sizes")
-    if wrap:
-        _need(name, min(rows, columns), 3, "use grid:AxB for narrow sheets")
+    if wrap and min(rows, columns) < 3:
+        raise InputError(f"{name}: {min(rows, columns)} in a row", "a torus needs at least 3", "use grid:AxB")
     index = np.arange(rows * columns).reshape(rows, columns)
     if wrap:
         pairs = [(index, np.roll(index, -1, axis=axis)) for axis in (0, 1)]

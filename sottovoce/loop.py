@@ -17,6 +17,7 @@ Shapes: N nodes, D parameters, E directed edges, S noise sources.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm
 
 Gradient = Callable[[int, Rows], Rows]
-"""`gradient(round, points)`: every node's clipped gradient at its own point, one row per node."""
+"""`gradient(round, points)`: every node's gradient at its own point, one row per node, clipped to the sensitivity.
+
+It must not change `points`.
+"""
 
 CHUNK = 1 << 22
 """At most about this many noise values are alive at once, whatever the number of edges."""
@@ -124,10 +128,23 @@ class Round:
     carry: Carry
 
 
-def begin(algorithm: Algorithm, topology: Topology, x0: Rows) -> tuple[Algorithm, Carry]:
-    """The algorithm fitted to the topology, and the state before the first round; refuses pairs that do not fit."""
-    if x0.shape[0] != topology.n:
-        raise InputError(f"x0 has {x0.shape[0]} rows", f"the topology has {topology.n} nodes", "give one row per node")
+def begin(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> tuple[Algorithm, Carry]:
+    """The algorithm fitted to the topology, and the state before the first round; refuses what does not fit."""
+    if not isinstance(topology, Topology):
+        raise InputError(
+            f"a {type(topology).__name__} instead of a topology", "a graph needs weights", "give metropolis(graph)"
+        )
+    if not isinstance(rounds, int | np.integer) or rounds < 1:
+        raise InputError(f"{rounds} rounds", "a whole number from 1 is needed", "give 100, say")
+    arrays.check_start(x0, topology.n)
+    if algorithm.once and arrays.is_real(x0) and bool((x0 != 0).any()):
+        raise InputError(
+            f"{algorithm.name} from a starting point that is not zero",
+            "values to average are private: they enter as the gradient of round 0",
+            "start from zeros and give the values in the gradient",
+        )
+    if algorithm.noise.correlation is not None:
+        algorithm.noise.correlation.matrix(rounds)
     algorithm = algorithm.on(topology)
     state = algorithm.init(x0)
     if isinstance(algorithm.compression, Identity):
@@ -177,11 +194,9 @@ def rounds_of(
     algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, *, rounds: int, seed: int = 0
 ) -> Iterator[Round]:
     """Run round by round; each `Round` tells what was said and carries the state."""
-    if rounds < 1:
-        raise InputError(f"{rounds} rounds", "at least one is needed", "give a positive number")
+    algorithm, carry = begin(algorithm, topology, x0, rounds)
     topology.require_connected()
     feed = Draws(seed, gradient, x0)
-    algorithm, carry = begin(algorithm, topology, x0)
     for round in range(rounds):
         played = play(algorithm, topology, carry, feed, round)
         carry = played.carry
@@ -274,10 +289,20 @@ class Draws:
 
     def gradient(self, round: int, point: Rows) -> Rows:
         """Asks the task; refuses what would poison every neighbour."""
-        grad = self._gradient(round, point)
+        grad = self._gradient(round, arrays.read_only(point))
+        if arrays.is_torch(grad) != arrays.is_torch(point) or not arrays.is_real(grad):
+            raise InputError(
+                f"gradient of type {type(grad).__name__}", f"points are {type(point).__name__}", "return the same kind"
+            )
         if tuple(grad.shape) != tuple(point.shape):
             raise InputError(
                 f"gradient of shape {tuple(grad.shape)}", f"points have {tuple(point.shape)}", "one row per node"
+            )
+        if not math.isfinite(float(grad.sum())):
+            raise InputError(
+                f"gradient with nan or infinity in round {round}",
+                "it would spread to every node",
+                "clip it, lower the step size",
             )
         return grad
 

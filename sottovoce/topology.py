@@ -63,7 +63,7 @@ class Mixing:
 
     def __matmul__(self, rows: arrays.Rows) -> arrays.Rows:
         if not (arrays.is_torch(rows) or isinstance(rows, np.ndarray)):
-            return self.weights @ rows
+            return rows.mixed_by(self.weights)
         key = (type(rows).__name__, str(rows.dtype), str(getattr(rows, "device", "cpu")))
         if key not in self._operators:
             self._operators[key] = arrays.operator(self.weights, rows)
@@ -136,7 +136,7 @@ class Mixing:
             raise InputError(
                 f"W[{u},{v}] = {self.weights[u, v]:.4g} but W[{v},{u}] = {self.weights[v, u]:.4g}",
                 "this algorithm needs symmetric weights",
-                "use metropolis or max-degree",
+                "use metropolis",
             )
         if rule == "complete average" and not _is_complete_average(self.weights):
             raise InputError(
@@ -290,6 +290,12 @@ class Changing(Topology):
     def at(self, round: int, step: int = 0) -> Mixing:
         """The mixing of a gossip step within a round."""
         mixing = self._at(round, step)
+        if not isinstance(mixing, Mixing):
+            raise InputError(
+                f"{self.name} gave a {type(mixing).__name__} for round {round}",
+                "every step is a Mixing",
+                "give topology.at(0), or Mixing(W)",
+            )
         if mixing.n != self.n:
             raise InputError(
                 f"{self.name} has {mixing.n} nodes in round {round}",

@@ -45,7 +45,6 @@ class LinearRows:
     Adding, scaling by public numbers and mixing are all it can do. Anything else is not linear, and refuses.
     """
 
-    __array_ufunc__ = None  # numpy hands `array * rows` over to __rmul__
     __slots__ = ("matrix",)
 
     def __init__(self, matrix: Any) -> None:
@@ -87,13 +86,21 @@ class LinearRows:
     def __truediv__(self, divisor: Any) -> LinearRows:
         return self * (1.0 / divisor) if not isinstance(divisor, LinearRows) else self._refuse("dividing by itself")
 
-    def __rmatmul__(self, matrix: Any) -> LinearRows:
-        return LinearRows(matrix @ self.matrix)
+    def mixed_by(self, weights: sparse.csr_array) -> LinearRows:
+        """`W @ rows`: what nodes hold after a gossip step. Only a `Mixing` moves values from node to node."""
+        return LinearRows(weights @ self.matrix)
 
     def __getitem__(self, rows: NDArray[Any]) -> LinearRows:
         return LinearRows(self.matrix[rows])
 
     __radd__, __rmul__ = __add__, __mul__
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> LinearRows:
+        """`array * rows` and the like come here first; any other function of numpy's is not linear."""
+        reflected = {np.add: self.__radd__, np.subtract: self.__rsub__, np.multiply: self.__rmul__}
+        if method == "__call__" and ufunc in reflected and inputs[-1] is self:
+            return reflected[ufunc](inputs[0])
+        return self._refuse(f"{ufunc.__name__} of a node's values")
 
     def _refuse(self, what: str) -> LinearRows:
         raise Unaccountable(f"{what} is not linear, so what is sent cannot be traced; use linear maps only")
@@ -101,7 +108,22 @@ class LinearRows:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise Unaccountable(f"{name!r} of a node's values is not linear, so it cannot be traced; use linear maps only")
+        return self._refuse(f"{name!r} of a node's values")
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def method(self: LinearRows, *_: Any) -> Any:
+        return self._refuse(f"{name} of a node's values")
+
+    return method
+
+
+for _name in (
+    *("abs", "array", "array_function", "bool", "complex", "contains", "eq", "float", "floordiv", "ge", "gt", "index"),
+    *("int", "iter", "le", "len", "lt", "matmul", "mod", "ne", "pow", "rfloordiv", "rmatmul", "rmod", "round", "rpow"),
+    *("rtruediv", "setitem"),
+):
+    setattr(LinearRows, f"__{_name}__", _refusing(_name))
 
 
 @dataclass(frozen=True)
@@ -155,7 +177,7 @@ class Labels(NamedTuple):
     receiver: NDArray[np.intp]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LinearSystem:
     """What a run says, as step matrices. Equal rounds share one object."""
 
@@ -193,15 +215,18 @@ class LinearSystem:
             B = B @ np.kron(self.correlation.inverse(self.rounds), np.eye(self.steps[0].noise_size))
         return A, B, _label(labels)
 
-    def draw(self, seed: int, dimension: int) -> NDArray[np.float64]:
-        """Z of a run with this seed: its rows are the columns of B."""
+    def __repr__(self) -> str:
+        return f"LinearSystem({self.algorithm.name} on {self.topology.name}, {self.n} nodes, {self.rounds} rounds)"
+
+    def draw(self, seed: int, dimension: int, dtype: Any = np.float64) -> NDArray[Any]:
+        """Z of a run with this seed and precision: its rows are the columns of B."""
         blocks = [
             rows
             for round, step in enumerate(self.steps)
             for number, sources in step.sources
-            for _, rows in sources.draw(seed, round, number, dimension)
+            for _, rows in sources.draw(seed, round, number, dimension, dtype)
         ]
-        return np.concatenate(blocks) if blocks else np.zeros((0, dimension))
+        return np.concatenate(blocks) if blocks else np.zeros((0, dimension), dtype=dtype)
 
 
 def _label(labels: list[tuple[int, int, Heard]]) -> Labels:
@@ -222,10 +247,10 @@ def trace(
 ) -> LinearSystem:
     """The step matrices of every round, from the loop itself.
 
-    `seed` and `coordinate` matter only with random-k compression, whose positions differ by coordinate.
+    The starting point x0 is public and adds a public offset to what is said; it has no columns. `seed` and
+    `coordinate` matter only with random-k compression, whose positions differ by coordinate.
     """
-    _check_rounds(rounds)
-    algorithm, carry = begin(algorithm, topology, LinearRows((topology.n, 0)))
+    algorithm, carry = begin(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
     steps: list[StepMatrices] = []
     known: _Known | None = None
     for round in range(rounds):
@@ -239,9 +264,8 @@ def trace(
     return LinearSystem(topology.n, tuple(steps), algorithm.noise.correlation, algorithm, topology)
 
 
-def _check_rounds(rounds: int) -> None:
-    if rounds < 1:
-        raise InputError(f"{rounds} rounds", "at least one is needed", "give a positive number")
+def _nodes(topology: Any) -> int:
+    return int(getattr(topology, "n", 0))
 
 
 class _Known(NamedTuple):
@@ -322,9 +346,8 @@ def trace_dense(
     coordinate: Coordinate = FIRST,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], Labels]:
     """A, B and labels from one whole run on basis rows: the oracle for `LinearSystem.dense`."""
-    _check_rounds(rounds)
+    algorithm, carry = begin(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
     feed = _WholeRun(topology.n, seed, coordinate)
-    algorithm, carry = begin(algorithm, topology, LinearRows((topology.n, 0)))
     heard = []
     for round in range(rounds):
         played = play(algorithm, topology, carry, feed, round)
@@ -395,6 +418,12 @@ class _Basis:
             raise Unaccountable(
                 f"{operator.name} is not linear, so single messages cannot be traced; "
                 "use rand:A or identity compression, or the view given all noisy gradients"
+            )
+        if self._coordinate is FIRST:
+            raise InputError(
+                f"{operator.name} traced without a coordinate",
+                "which coordinates it keeps depends on their number",
+                "give coordinate=Coordinate(0, D), D the number of parameters",
             )
         streams = [generator(self._seed, "compression", [node], round, step) for node in range(self.n)]
         return rows * operator.mask(self._coordinate.dimension, streams)[:, [self._coordinate.index]].astype(float)

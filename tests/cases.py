@@ -88,7 +88,7 @@ def topology(place: str, weights: str) -> Topology:
 
 def refused(case: Case) -> bool:
     try:
-        begin(case.algorithm, case.topology, np.zeros((case.topology.n, DIMENSION)))
+        begin(case.algorithm, case.topology, np.zeros((case.topology.n, DIMENSION)), ROUNDS)
     except InputError:
         return True
     return False

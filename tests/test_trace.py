@@ -26,7 +26,39 @@ class Shifted(Gossip):
         return Model(mixed + 1.0)
 
 
-@pytest.mark.parametrize("kind", [Squares, Rectified, Shifted])
+class Branching(Gossip):
+    def absorb(self, state, mixed):
+        return Model(mixed if np.any(mixed == 0) else state.x)
+
+
+class Smuggling(Gossip):
+    """Moves values from node to node without a message."""
+
+    def absorb(self, state, mixed):
+        return Model(mixed + np.eye(3)[[1, 2, 0]] @ state.x)
+
+
+class Powers(Gossip):
+    def message(self, state):
+        return state.x**2
+
+
+class Squashed(Gossip):
+    def message(self, state):
+        return np.tanh(state.x)
+
+
+class Chosen(Gossip):
+    def local(self, state, grad, noise):
+        return Model(np.where(grad > 0, state.x, grad))
+
+
+class Counted(Gossip):
+    def message(self, state):
+        return state.x if abs(state.x).sum() > 1 else 0 * state.x
+
+
+@pytest.mark.parametrize("kind", [Squares, Rectified, Shifted, Branching, Smuggling, Powers, Squashed, Chosen, Counted])
 def test_what_is_not_linear_refuses(kind):
     with pytest.raises(Unaccountable, match="is not linear"):
         trace(kind(name="bad"), metropolis("ring:3"), rounds=2)

@@ -90,12 +90,16 @@ class Algorithm(Protocol):
 
 @dataclass(frozen=True)
 class Example:
-    """A named algorithm: how it is built, settings that show it, and the weights of the topologies it is shown on."""
+    """A named algorithm: how it is built, settings that show it, and the weights of the topologies it is shown on.
+
+    Without noise, compression and extra gossip steps an algorithm is D-PSGD; where it is not, `unlike_d_psgd` says why.
+    """
 
     name: str
     build: Callable[..., Algorithm]
     settings: Mapping[str, Any] = field(default_factory=dict)
     weights: str = "metropolis"
+    unlike_d_psgd: str = ""
 
     def __str__(self) -> str:
         shown = ",".join(f"{key}={value}" for key, value in self.settings.items() if key != "sigma")

@@ -40,17 +40,26 @@ class Muffliato(Gossip):
         """Takes gamma from the spectral gap of each round's W."""
         super().on(topology)
         if self.chebyshev and self.once and not topology.static:
-            raise InputError(
-                f"Chebyshev averaging on {topology.name}", "its polynomials need one fixed W", "use plain gossip"
-            )
+            self._refuse(topology)
         if self.chebyshev and topology.static:
             topology.require_connected()
-        return replace(self, topology=topology)
+        bound = replace(self, topology=topology)
+        if self.chebyshev:
+            bound.gamma(0)
+        return bound
 
     def gamma(self, round: int) -> float:
         """The scale of Algorithm 1, from the spectral gap of the round's W."""
         assert self.topology is not None
-        return chebyshev_gamma(self.topology.at(round).spectral_gap)
+        first = self.topology.at(round)
+        if any(self.topology.at(round, step) is not first for step in range(self.gossip_steps)):
+            self._refuse(self.topology)
+        return chebyshev_gamma(first.spectral_gap)
+
+    def _refuse(self, topology: Topology) -> None:
+        raise InputError(
+            f"Chebyshev gossip on {topology.name}", "its polynomials need one W for all their steps", "use plain gossip"
+        )
 
     def init(self, x0: Rows) -> Any:
         return Iterate(x0, None, -1)

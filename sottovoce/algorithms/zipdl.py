@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from sottovoce.algorithms import Example
 from sottovoce.algorithms.dsgd import Gossip
+from sottovoce.errors import InputError
 from sottovoce.noise import Pairwise, PerNode, ZeroSum
 
 
 def _zero_sum(sigma: PerNode | None, message_sigma: PerNode | None, *, closed: bool = True) -> ZeroSum:
+    if (sigma is None) == (message_sigma is None):
+        raise InputError(
+            f"zip-dl with sigma={sigma} and message_sigma={message_sigma}",
+            "exactly one is given",
+            "give sigma=1.0, say",
+        )
     return ZeroSum(zeta=sigma, message_sigma=message_sigma, closed=closed)
 
 

@@ -1,0 +1,327 @@
+"""The exact loss of a view: `M = A_u^T (B B^T)^+ A_u` for every victim u, without forming A and B where they are large.
+
+Routes to the same numbers:
+
+- `gram`: covariance of all observations by lags, one Cholesky factor, one triangular solve for all victims;
+- `kalman`: a whitening filter over rounds, for many observations a round and for topologies that change;
+- `orthogonal`: an orthonormal basis of the noise that reaches the view, where noise is poorer than what is said
+  (averaging, several gossip steps per gradient, masks); the only one that decides about rank;
+- `dense`: the pseudo-inverse, the oracle of the tests.
+
+Shapes: V victims, T gradient rounds, R observations, P observations of one round, S noise sources, X state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, sparse
+from scipy.linalg import blas
+
+from sottovoce.errors import SottovoceError
+from sottovoce.privacy.views import Seen
+
+Array = NDArray[np.float64]
+
+CONDITION = 1e-10
+"""A covariance with a pivot below this share of its diagonal is left to the orthogonal route."""
+
+GRAM_ROWS = 12_000
+"""Up to this many observations the Gram route is taken."""
+
+RANK = 1e-13
+"""Directions of noise below this share of the largest are rounding."""
+
+UNCOVERED = 1e-7
+"""Share of a signal that may lie outside the noise, as rounding, before the loss is infinite."""
+
+AT_ONCE = 6e7
+"""About how many numbers a block of victims may take."""
+
+
+class Singular(SottovoceError):
+    """The covariance of the observations is too close to singular for this route."""
+
+
+def losses(seen: Seen) -> Array:
+    """M of every victim, V x T x T; infinite throughout where a signal is not covered by noise."""
+    rows = sum(step.seen.state.shape[0] for step in seen.steps)
+    if not rows or not seen.gradient_rounds:
+        return np.zeros((len(seen.victims), seen.gradient_rounds, seen.gradient_rounds))
+    try:
+        return gram(seen) if rows <= GRAM_ROWS or seen.system.correlation is not None else kalman(seen)
+    except Singular:
+        return orthogonal(seen)
+
+
+# --- what inputs of one round do to the observations of another ----------------------------------------------------
+
+
+class Effects:
+    """`gradient(t, s)` and `noise(t, s)`: the effect of round s's inputs on round t's observations, P x V and P x S.
+
+    Built from the observations' side: `H F^j` needs one sparse product per lag once rounds repeat.
+    """
+
+    def __init__(self, seen: Seen) -> None:
+        self.steps = seen.steps
+        self.tail = len(self.steps) - 1
+        while self.tail > 0 and self.steps[self.tail - 1] is self.steps[-1]:
+            self.tail -= 1
+        self._rows: dict[tuple[int, int], Array] = {}
+        self._blocks: dict[tuple[str, int, int], Array] = {}
+        sizes = [step.seen.state.shape[0] for step in self.steps]
+        self.starts = np.concatenate([[0], np.cumsum(sizes)])
+
+    def _key(self, t: int, s: int) -> tuple[int, int]:
+        return (self.tail + t - s, self.tail) if s >= self.tail else (t, s)
+
+    def _of_state(self, t: int, s: int) -> Array:
+        """The effect of the state after round s on round t, P x X."""
+        t, s = self._key(t, s) if s + 1 >= self.tail and t >= self.tail else (t, s)
+        if (t, s) not in self._rows:
+            if t == s + 1:
+                self._rows[t, s] = self.steps[t].seen.state.toarray()
+            else:
+                self._rows[t, s] = _times(self._of_state(t, s + 1), self.steps[s + 1].out.state)
+        return self._rows[t, s]
+
+    def _block(self, part: str, t: int, s: int) -> Array:
+        t, s = self._key(t, s)
+        if (part, t, s) not in self._blocks:
+            step = self.steps[s]
+            if t == s:
+                block = getattr(step.seen, part).toarray()
+            else:
+                block = _times(self._of_state(t, s), getattr(step.out, part))
+            self._blocks[part, t, s] = block
+        return self._blocks[part, t, s]
+
+    def gradient(self, t: int, s: int) -> Array:
+        """Effect of gradients."""
+        return self._block("gradient", t, s)
+
+    def noise(self, t: int, s: int) -> Array:
+        """Effect of noise."""
+        return self._block("noise", t, s)
+
+    def column(self, effect: Callable[[int, int], Array], s: int, group: slice = slice(None)) -> Array:
+        """The effect of round s (of some of its inputs) on all observations from round s on."""
+        return np.concatenate([effect(t, s)[:, group] for t in range(s, len(self.steps))])
+
+    def signals(self) -> NDArray[np.bool_]:
+        """Which observations any gradient reaches."""
+        reached = np.zeros(self.starts[-1], dtype=bool)
+        for s, step in enumerate(self.steps):
+            if step.takes_gradients:
+                reached[self.starts[s] :] |= self.column(self.gradient, s).any(axis=1)
+        return reached
+
+
+def _times(dense: Array, matrix: sparse.csr_array) -> Array:
+    return np.asarray((matrix.T @ dense.T).T)
+
+
+# --- Gram by lags --------------------------------------------------------------------------------------------------
+
+
+def gram(seen: Seen) -> Array:
+    """M from the covariance of all observations."""
+    effects = Effects(seen)
+    correlation = seen.system.correlation
+    if correlation is None:
+        G_RR = _covariance(effects)
+    else:
+        G_RR = _correlated_covariance(effects, correlation.inverse(len(seen.steps)))
+    alive = np.diag(G_RR) > 0
+    if not alive.all():  # what is said without noise tells nothing as long as it holds no data either
+        if np.any(effects.signals() & ~alive):
+            raise Singular("a signal without noise")
+        G_RR = G_RR[np.ix_(alive, alive)]
+    return _whitened_products(_cholesky(G_RR), effects, alive, len(seen.victims))
+
+
+def _covariance(effects: Effects) -> Array:
+    """`B B^T`: rounds that repeat add the same products, shifted by one round."""
+    starts, tail, T = effects.starts, effects.tail, len(effects.steps)
+    G_RR = np.zeros((starts[-1], starts[-1]))
+    lags = effects.column(effects.noise, tail)
+    if lags.shape[1]:
+        at, width = starts[tail], starts[tail + 1] - starts[tail]
+        G_RR[at:, at:] = lags @ lags.T
+        for t in range(tail + 1, T):
+            here, before = slice(starts[t], starts[t + 1]), slice(starts[t - 1], starts[t])
+            G_RR[here, at + width :] += G_RR[before, at:-width]
+    for s in range(tail):
+        column = effects.column(effects.noise, s)
+        G_RR[starts[s] :, starts[s] :] += column @ column.T
+    return G_RR
+
+
+def _correlated_covariance(effects: Effects, inverse_TT: Array) -> Array:
+    """`B B^T` for noise correlated over rounds, one group of sources at a time."""
+    R, T = effects.starts[-1], len(effects.steps)
+    S = effects.steps[0].seen.noise.shape[1]
+    G_RR = np.zeros((R, R))
+    size = max(1, int(AT_ONCE / (R * T)))
+    for first in range(0, S, size):
+        group = slice(first, min(S, first + size))
+        plain = np.zeros((T, group.stop - first, R))
+        for s in range(T):
+            plain[s, :, effects.starts[s] :] = effects.column(effects.noise, s)[:, group].T
+        mixed = np.tensordot(inverse_TT, plain, axes=(0, 0)).reshape(-1, R)
+        G_RR += mixed.T @ mixed
+    return G_RR
+
+
+def _cholesky(G_RR: Array) -> Array:
+    try:
+        factor = linalg.cholesky(G_RR, lower=True, check_finite=False)
+    except linalg.LinAlgError:
+        raise Singular("no Cholesky factor") from None
+    if np.any(np.diag(factor) ** 2 < CONDITION * np.diag(G_RR)):
+        raise Singular("nearly singular")
+    return np.asfortranarray(factor)
+
+
+def _whitened_products(factor: Array, effects: Effects, alive: NDArray[np.bool_], V: int) -> Array:
+    """`A_u^T G^-1 A_u` for all victims: whiten each round's signal, which starts at its own round, then multiply."""
+    starts = np.concatenate([[0], np.cumsum(alive)])[effects.starts]
+    rounds = [s for s, step in enumerate(effects.steps) if step.takes_gradients]
+    R, T = len(factor), len(rounds)
+    M_VTT = np.empty((V, T, T))
+    size = max(1, int(AT_ONCE / (R * T)))
+    for first in range(0, V, size):
+        group = slice(first, min(V, first + size))
+        white_VTR = np.zeros((group.stop - first, T, R))
+        repeated = None
+        for number, s in enumerate(rounds):
+            if s >= effects.tail and repeated is not None:
+                signal = repeated[: R - starts[s]]
+            else:
+                column = effects.column(effects.gradient, s, group)
+                signal = np.asfortranarray(column[alive[effects.starts[s] :]])
+                repeated = signal if s >= effects.tail else None
+            below = factor[starts[s] :, starts[s] :]
+            white_VTR[:, number, starts[s] :] = blas.dtrsm(1.0, below, signal, lower=1).T
+        M_VTT[group] = white_VTR @ white_VTR.transpose(0, 2, 1)
+    return M_VTT
+
+
+# --- whitening filter ----------------------------------------------------------------------------------------------
+
+
+def kalman(seen: Seen) -> Array:
+    """M from the innovations: what each round tells that was not known before."""
+    V, T = len(seen.victims), seen.gradient_rounds
+    X = seen.steps[0].seen.state.shape[1]
+    P_XX = np.zeros((X, X))
+    shift_VXT = np.zeros((V, X, T))
+    M_VTT = np.zeros((V, T, T))
+    number = 0
+    for step in seen.steps:
+        H, Ez, Kz = step.seen.state, step.seen.noise, step.out.noise
+        HP = H @ P_XX
+        S_PP = HP @ H.T.toarray() + (Ez @ Ez.T).toarray()
+        cross_PX = HP @ step.out.state.T.toarray() + (Ez @ Kz.T).toarray()
+        moved = step.out.state @ P_XX @ step.out.state.T.toarray() + (Kz @ Kz.T).toarray()
+        seen_VPT = _apply(H, shift_VXT)
+        shift_VXT = _apply(step.out.state, shift_VXT)
+        if step.takes_gradients:
+            seen_VPT[:, :, number] += step.seen.gradient.T.toarray()
+            shift_VXT[:, :, number] += step.out.gradient.T.toarray()
+            number += 1
+        alive = np.diag(S_PP) > 0
+        if np.any(seen_VPT[:, ~alive]):
+            raise Singular("a signal without noise")
+        if not alive.any():
+            P_XX = moved
+            continue
+        factor = _cholesky(S_PP[np.ix_(alive, alive)])
+        white_VPT = _solve(factor, seen_VPT[:, alive])
+        M_VTT += white_VPT.transpose(0, 2, 1) @ white_VPT
+        gain_PX = linalg.solve_triangular(factor, cross_PX[alive], lower=True, check_finite=False)
+        P_XX = moved - gain_PX.T @ gain_PX
+        shift_VXT = shift_VXT - np.einsum("px,vpt->vxt", gain_PX, white_VPT, optimize=True)
+    return M_VTT
+
+
+def _apply(matrix: sparse.csr_array, stack_VXT: Array) -> Array:
+    """A sparse matrix times each matrix of a stack."""
+    V, X, T = stack_VXT.shape
+    flat = matrix @ stack_VXT.transpose(1, 0, 2).reshape(X, V * T)
+    return flat.reshape(matrix.shape[0], V, T).transpose(1, 0, 2)
+
+
+def _solve(factor: Array, stack_VPT: Array) -> Array:
+    V, P, T = stack_VPT.shape
+    flat = stack_VPT.transpose(1, 0, 2).reshape(P, V * T)
+    solved = linalg.solve_triangular(factor, flat, lower=True, check_finite=False)
+    return solved.reshape(P, V, T).transpose(1, 0, 2)
+
+
+# --- orthogonal basis ----------------------------------------------------------------------------------------------
+
+
+def orthogonal(seen: Seen) -> Array:
+    """M from an orthonormal basis of the noise that reaches the view, by pivoted QR of B^T.
+
+    Where each gradient enters exactly as one noise source does, `A = B C` is known and M is read off the basis: its
+    condition does not matter. Elsewhere signals are solved for, and those outside the noise have infinite loss.
+    """
+    A_RTV, B_RZ = seen.dense()
+    Q_ZK, R_KR, pivots = linalg.qr(B_RZ.T, mode="economic", pivoting=True, check_finite=False)
+    sizes = np.abs(np.diag(R_KR))
+    K = int(np.sum(sizes > RANK * max(B_RZ.shape) ** 0.5 * (sizes[0] if sizes.size else 0.0)))
+    R, T, V = A_RTV.shape
+    matched = _matched_columns(A_RTV, B_RZ)
+    if matched is not None:
+        column_TV, share_TV = matched
+        basis = Q_ZK[column_TV][..., :K] * share_TV[..., None]
+        return np.einsum("svk,tvk->vst", basis, basis)
+    first, others = pivots[:K], pivots[K:]
+    flat = A_RTV.reshape(R, T * V)
+    white = linalg.solve_triangular(R_KR[:K, :K].T, flat[first], lower=True, check_finite=False)
+    missed = flat[others] - R_KR[:K, K:].T @ white
+    scale = np.maximum(np.abs(flat).max(axis=0), 1e-300)
+    uncovered = (np.abs(missed).max(axis=0, initial=0.0) > UNCOVERED * scale).reshape(T, V).any(axis=0)
+    white_KTV = white.reshape(K, T, V)
+    M_VTT = np.einsum("ksv,ktv->vst", white_KTV, white_KTV)
+    M_VTT[uncovered] = np.inf
+    return M_VTT
+
+
+def _matched_columns(A_RTV: Array, B_RZ: Array) -> tuple[NDArray[np.intp], Array] | None:
+    """For each gradient column the noise column it is a multiple of, and the factor; None where one has none."""
+    R, T, V = A_RTV.shape
+    flat = A_RTV.reshape(R, T * V)
+    sizes_B = np.linalg.norm(B_RZ, axis=0)
+    sizes_A = np.linalg.norm(flat, axis=0)
+    units = B_RZ / np.where(sizes_B > 0, sizes_B, 1.0)
+    column = np.argmax(np.abs(units.T @ flat), axis=0)
+    share = np.where(
+        sizes_A > 0, (units[:, column] * flat).sum(axis=0) / np.where(sizes_B > 0, sizes_B, 1.0)[column], 0
+    )
+    rest = flat - B_RZ[:, column] * share
+    if np.any(np.linalg.norm(rest, axis=0) > 1e-13 * np.maximum(sizes_A, 1e-300)):
+        return None
+    return column.reshape(T, V), share.reshape(T, V)
+
+
+# --- oracle --------------------------------------------------------------------------------------------------------
+
+
+def dense(seen: Seen, *, rank: float = 1e-11) -> Array:
+    """M by the pseudo-inverse of B B^T: the definition itself."""
+    A_RTV, B_RZ = seen.dense()
+    R, T, V = A_RTV.shape
+    left, sizes, _ = np.linalg.svd(B_RZ, full_matrices=False)
+    keep = sizes > rank * (sizes[0] if sizes.size else 0.0)
+    coordinates = (left[:, keep].T @ A_RTV.reshape(R, T * V)).reshape(-1, T, V)
+    rest = A_RTV - np.einsum("rk,ktv->rtv", left[:, keep], coordinates)
+    white = coordinates / sizes[keep][:, None, None]
+    M_VTT = np.einsum("ksv,ktv->vst", white, white)
+    M_VTT[(np.abs(rest).max(axis=(0, 1)) > UNCOVERED * np.abs(A_RTV).max(axis=(0, 1), initial=1e-300))] = np.inf
+    return M_VTT

@@ -1,0 +1,125 @@
+"""Gaussian differential privacy: mu, (epsilon, delta) and Renyi, in log space and on the safe side.
+
+    delta(eps) = Phi(-eps/mu + mu/2) - e^eps Phi(-eps/mu - mu/2)        (Dong, Roth, Su 2022, Corollary 1)
+
+    >>> round(epsilon_of(1.0, delta=1e-5), 6)
+    4.377178
+    >>> round(mu_of(epsilon=1.0, delta=1e-5), 6)
+    0.268051
+
+Every answer rounds towards less privacy: an epsilon up, a mu that meets a target down.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.special import erfcx, log_ndtr
+
+from sottovoce.errors import InputError
+
+RELATIVE_ERROR = 1e-10
+"""How far `log_delta` may be from the truth, relative to delta; roots are taken that much to the safe side."""
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
+
+
+def log_delta(mu: float, epsilon: float) -> float:
+    """Natural logarithm of delta(epsilon) for a mu-GDP mechanism.
+
+    With Mills' ratio m(x) = Phi(-x)/phi(x) the two terms share a factor, phi(a) (m(x) - m(x + mu)) with
+    x = -a = eps/mu - mu/2, so nothing cancels where both are tiny.
+    """
+    if mu == 0:
+        return -math.inf
+    if math.isinf(mu):
+        return 0.0
+    x = epsilon / mu - mu / 2
+    if x < -5:  # the first term is 1 to six digits, the second far smaller
+        first, second = float(log_ndtr(-x)), epsilon + float(log_ndtr(-x - mu))
+        return first + math.log1p(-math.exp(second - first))
+    return -x * x / 2 - math.log(math.sqrt(2 * math.pi)) + math.log(_mills_drop(x, mu))
+
+
+def _mills(x: float) -> float:
+    return float(math.sqrt(math.pi / 2) * erfcx(x / math.sqrt(2)))
+
+
+def _mills_drop(x: float, mu: float) -> float:
+    """`m(x) - m(x + mu)`; for small mu as the integral of `-m' = 1 - x m(x)`, where a difference would cancel."""
+    if mu > 0.5:
+        return _mills(x) - _mills(x + mu)
+    at = x + mu * (1 + _NODES) / 2
+    return float(mu / 2 * (_WEIGHTS @ _mills_slope(at)))
+
+
+def _mills_slope(x: np.ndarray) -> np.ndarray:
+    """`1 - x m(x)`, by its continued fraction's asymptotic series where the difference cancels."""
+    plain = 1 - x * math.sqrt(math.pi / 2) * erfcx(x / math.sqrt(2))
+    far = np.maximum(x, 30.0) ** -2  # 1/x^2 - 3/x^4 + 15/x^6 - 105/x^8 + ...
+    series = far * (1 - 3 * far * (1 - 5 * far * (1 - 7 * far * (1 - 9 * far))))
+    return np.where(x > 30, series, plain)
+
+
+def epsilon_of(mu: float, delta: float) -> float:
+    """The least epsilon with delta(epsilon) <= delta, rounded up."""
+    _check_mu(mu)
+    target = math.log(_check_delta(delta)) - RELATIVE_ERROR
+    if mu == 0 or log_delta(mu, 0.0) <= target:
+        return 0.0
+    if math.isinf(mu):
+        return math.inf
+    high = mu * mu / 2 + mu * math.sqrt(2 * max(1.0, -target)) + 1e-300  # the tail bound of a Gaussian
+    while log_delta(mu, high) > target:
+        high *= 2
+    return _last(lambda epsilon: log_delta(mu, epsilon) <= target, bad=0.0, good=high)
+
+
+def delta_of(mu: float, epsilon: float) -> float:
+    """delta(epsilon), rounded up."""
+    _check_mu(mu)
+    if not epsilon >= 0:
+        raise InputError(f"epsilon = {epsilon}", "it is not negative", "give a positive number")
+    return min(1.0, math.exp(log_delta(mu, epsilon) + RELATIVE_ERROR))
+
+
+def mu_of(epsilon: float, delta: float) -> float:
+    """The largest mu that is (epsilon, delta)-DP, rounded down."""
+    if not 0 < epsilon < math.inf:
+        raise InputError(f"epsilon = {epsilon}", "a target is positive and finite", "give 1, say")
+    target = math.log(_check_delta(delta)) - RELATIVE_ERROR
+    low, high = 1e-12, 1.0
+    while log_delta(high, epsilon) <= target:
+        low, high = high, 2 * high
+    return _last(lambda mu: log_delta(mu, epsilon) <= target, bad=high, good=low)
+
+
+def renyi_of(mu: float, alpha: float) -> float:
+    """Renyi divergence of order alpha: `alpha mu^2 / 2`."""
+    _check_mu(mu)
+    if not alpha > 0:
+        raise InputError(f"alpha = {alpha}", "the order is positive", "give 2, say")
+    return alpha * mu * mu / 2
+
+
+def _last(holds: Callable[[float], bool], *, bad: float, good: float) -> float:
+    """Bisect to neighbouring floats; the end for which `holds`."""
+    for _ in range(200):
+        middle = (bad + good) / 2 if bad * 4 > good or good * 4 > bad else math.sqrt(bad * good)
+        if middle in (bad, good) or abs(good - bad) <= 1e-15 * good:
+            break
+        bad, good = (bad, middle) if holds(middle) else (middle, good)
+    return good
+
+
+def _check_mu(mu: float) -> None:
+    if not mu >= 0:
+        raise InputError(f"mu = {mu}", "it is not negative", "check where it comes from")
+
+
+def _check_delta(delta: float) -> float:
+    if not 0 < delta < 1:
+        raise InputError(f"delta = {delta}", "it lies between 0 and 1", "give 1e-5, say")
+    return delta

@@ -1,0 +1,247 @@
+"""Views: what an adversary sees of a run, and what it knows already.
+
+A view selects messages of the traced system and removes the columns it knows: the gradients and the noise of its
+members, and the secrets they share. What remains is the linear system that its loss is computed from.
+
+    >>> view("coalition:3,5")
+    View(kind='coalition', members=(3, 5), edges=(), secrets_of=(), secure_sum=False)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.loop import Heard
+from sottovoce.topology import Mixing
+from sottovoce.trace import LinearSystem, StepMatrices
+
+
+@dataclass(frozen=True)
+class View:
+    """An adversary.
+
+    - `everyone`: hears all messages and knows nobody's secrets (but those of `secrets_of`: SecLDP);
+    - `coalition`: hears what its members receive, knows their gradients, their noise and the secrets they share;
+    - `eavesdropper`: hears what travels along some directed edges (sender, receiver).
+
+    With `secure_sum` a receiver learns only the weighted sum of what it receives in a step.
+    """
+
+    kind: str
+    members: tuple[int, ...] = ()
+    edges: tuple[tuple[int, int], ...] = ()
+    secrets_of: tuple[int, ...] = ()
+    secure_sum: bool = False
+
+    def __str__(self) -> str:
+        if self.kind == "everyone":
+            known = f" with the secrets of {','.join(map(str, self.secrets_of))}" if self.secrets_of else ""
+            return f"everyone{known}"
+        if self.kind == "eavesdropper":
+            return "eavesdropper:" + ",".join(f"{a}>{b}" for a, b in self.edges)
+        return f"{'node' if len(self.members) == 1 else 'coalition'}:{','.join(map(str, self.members))}"
+
+    def check(self, n: int) -> None:
+        """Refuse nodes that are not there."""
+        for node in (*self.members, *self.secrets_of, *(end for edge in self.edges for end in edge)):
+            if not 0 <= node < n:
+                raise InputError(f"node {node} in view {self}", f"nodes are 0..{n - 1}", "choose one of them")
+        if self.kind == "coalition" and len(set(self.members)) >= n:
+            raise InputError(f"view {self} has all {n} nodes", "somebody must be left to protect", "leave one out")
+
+
+def everyone(*, secrets_of: tuple[int, ...] = (), secure_sum: bool = False) -> View:
+    """Whoever hears all messages."""
+    return View("everyone", secrets_of=secrets_of, secure_sum=secure_sum)
+
+
+def node(a: int, *, secure_sum: bool = False) -> View:
+    """One curious node."""
+    return View("coalition", (a,), secure_sum=secure_sum)
+
+
+def coalition(*members: int, secure_sum: bool = False) -> View:
+    """Several nodes that share what they know."""
+    return View("coalition", tuple(sorted(set(members))), secure_sum=secure_sum)
+
+
+def eavesdropper(*edges: tuple[int, int]) -> View:
+    """Whoever taps some directed edges, (sender, receiver)."""
+    return View("eavesdropper", edges=tuple(edges))
+
+
+def view(spec: str | View, *, secure_sum: bool = False) -> View:
+    """A view from its name: `everyone`, `node:3`, `coalition:3,5`, `eavesdropper:0>1,1>0`."""
+    if isinstance(spec, View):
+        return spec
+    if spec == "everyone":
+        return everyone(secure_sum=secure_sum)
+    if re.fullmatch(r"node:\d+", spec):
+        return node(int(spec[5:]), secure_sum=secure_sum)
+    if re.fullmatch(r"coalition:\d+(,\d+)*", spec):
+        return coalition(*(int(a) for a in spec[10:].split(",")), secure_sum=secure_sum)
+    if re.fullmatch(r"eavesdropper:\d+>\d+(,\d+>\d+)*", spec):
+        if secure_sum:
+            raise Unaccountable(
+                f"{spec} with secure summation: whoever taps a wire sees ciphertext; drop one of the two"
+            )
+        pairs = (edge.split(">") for edge in spec[13:].split(","))
+        return eavesdropper(*((int(a), int(b)) for a, b in pairs))
+    raise InputError(f"view {spec!r}", "known: everyone, node:A, coalition:A,B, eavesdropper:A>B", "write node:0, say")
+
+
+# --- what is left of a traced system -------------------------------------------------------------------------------
+
+
+class Inputs(NamedTuple):
+    """A matrix split by what its columns stand for."""
+
+    state: sparse.csr_array
+    gradient: sparse.csr_array
+    noise: sparse.csr_array
+
+
+@dataclass(frozen=True, eq=False)
+class SeenStep:
+    """One round as the adversary sees it: `seen` rows, and how the hidden state goes on; known columns are gone."""
+
+    seen: Inputs
+    out: Inputs
+    point: Inputs | None
+    noise_columns: NDArray[np.intp]
+    takes_gradients: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """A traced system through the eyes of a view. Equal rounds share one object.
+
+    `victims` are the nodes whose gradients are unknown; they are the gradient columns of every step that takes any.
+    """
+
+    system: LinearSystem
+    view: View
+    victims: NDArray[np.intp]
+    steps: tuple[SeenStep, ...]
+
+    def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """A (rows, gradient rounds, victims) and B, unrolled; for small systems."""
+        rounds = [t for t, step in enumerate(self.steps) if step.takes_gradients]
+        V = len(self.victims)
+        G_total, Z_total = V * len(rounds), sum(len(step.noise_columns) for step in self.steps)
+        state = np.zeros((self.steps[0].seen.state.shape[1], G_total + Z_total))
+        rows, g, z = [], 0, G_total
+        for step in self.steps:
+            inputs_g = np.zeros((step.seen.gradient.shape[1], G_total + Z_total))
+            inputs_g[:, g : g + len(inputs_g)] = np.eye(len(inputs_g))
+            inputs_z = np.zeros((step.seen.noise.shape[1], G_total + Z_total))
+            inputs_z[:, z : z + len(inputs_z)] = np.eye(len(inputs_z))
+            g, z = g + len(inputs_g), z + len(inputs_z)
+            rows.append(step.seen.state @ state + step.seen.gradient @ inputs_g + step.seen.noise @ inputs_z)
+            state = step.out.state @ state + step.out.gradient @ inputs_g + step.out.noise @ inputs_z
+        O = np.concatenate(rows)
+        A, B = O[:, :G_total].reshape(len(O), len(rounds), V), O[:, G_total:]
+        correlation = self.system.correlation
+        if correlation is not None:
+            B = B @ np.kron(correlation.inverse(len(self.steps)), np.eye(len(self.steps[0].noise_columns)))
+        return A, B
+
+    @property
+    def gradient_rounds(self) -> int:
+        """In how many rounds gradients enter."""
+        return sum(step.takes_gradients for step in self.steps)
+
+
+def see(system: LinearSystem, adversary: View) -> Seen:
+    """What `adversary` sees of `system`."""
+    adversary.check(system.n)
+    victims = np.setdiff1d(np.arange(system.n), adversary.members)
+    made: dict[int, SeenStep] = {}
+    for step in system.steps:
+        if id(step) not in made:
+            made[id(step)] = _see_step(step, adversary, victims)
+    return Seen(system, adversary, victims, tuple(made[id(step)] for step in system.steps))
+
+
+def _see_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> SeenStep:
+    rows = sparse.vstack(
+        [_select(heard, mixing, adversary) for heard, mixing in zip(step.heard, step.mixings, strict=True)],
+        format="csr",
+    )
+    unknown = np.flatnonzero(~_known_noise(step, adversary))
+    columns = victims if step.gradients else np.empty(0, dtype=np.intp)
+
+    def reduced(matrix: sparse.csr_array) -> Inputs:
+        state, gradient, noise = step.split(matrix)
+        return Inputs(state, gradient.tocsc()[:, columns].tocsr(), noise.tocsc()[:, unknown].tocsr())
+
+    seen = reduced(rows)
+    there = np.flatnonzero(sum(np.diff(part.indptr) for part in seen))
+    seen = Inputs(*(part[there] for part in seen))
+    point = reduced(step.point) if step.point is not None else None
+    return SeenStep(seen, reduced(step.state_out), point, unknown, bool(step.gradients))
+
+
+def _known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
+    known = [np.zeros(0, dtype=bool)]
+    for _, sources in step.sources:
+        holders = sources.holders.tocsc()
+        found = np.zeros(sources.size, dtype=bool)
+        by = adversary.members if sources.kind != "pair" else (*adversary.members, *adversary.secrets_of)
+        for member in by:
+            found[holders.indices[holders.indptr[member] : holders.indptr[member + 1]]] = True
+        known.append(found)
+    return np.concatenate(known)
+
+
+def _select(heard: Heard, mixing: Mixing, adversary: View) -> sparse.csr_array:
+    """The rows of one gossip step that the adversary gets, or their sums."""
+    sender, receiver, rows = heard
+    if sender.size == 0 or sender[0] == -1:  # a sum over everyone is there for all to see
+        return rows
+    if adversary.secure_sum:
+        return _sums(heard, mixing, adversary)
+    if adversary.kind == "everyone":
+        return rows
+    if adversary.kind == "eavesdropper":
+        return rows[np.flatnonzero(_tapped(sender, receiver, mixing, adversary.edges))]
+    members = np.asarray(adversary.members, dtype=np.intp)
+    if receiver[0] == -1:
+        reaches = np.asarray((mixing.weights[members] != 0).sum(axis=0)).ravel() > 0
+        got = reaches[sender]
+    else:
+        got = np.isin(receiver, members)
+    return rows[np.flatnonzero(got & ~np.isin(sender, members))]
+
+
+def _tapped(
+    sender: NDArray[np.intp], receiver: NDArray[np.intp], mixing: Mixing, edges: tuple[tuple[int, int], ...]
+) -> NDArray[np.bool_]:
+    live = [(a, b) for a, b in edges if a != b and mixing.weights[b, a] != 0]
+    if receiver[0] == -1:
+        return np.isin(sender, [a for a, _ in live])
+    codes = sender * mixing.n + receiver
+    return np.isin(codes, [a * mixing.n + b for a, b in live])
+
+
+def _sums(heard: Heard, mixing: Mixing, adversary: View) -> sparse.csr_array:
+    """`sum_v W[a, v] message_v` for each listening a, over what arrives from others."""
+    listeners = np.arange(mixing.n) if adversary.kind == "everyone" else np.asarray(adversary.members)
+    own = sparse.diags_array(mixing.weights.diagonal(), format="csr")
+    weights = (mixing.weights - own)[listeners]
+    if heard.receiver[0] == -1:
+        return sparse.csr_array(weights.tocsc()[:, heard.sender] @ heard.rows)
+    position = np.full(mixing.n, -1)
+    position[listeners] = np.arange(len(listeners))
+    to = position[heard.receiver]
+    used = np.flatnonzero(to >= 0)
+    value = np.asarray(mixing.weights[heard.receiver[used], heard.sender[used]]).ravel()
+    pick = sparse.csr_array((value, (to[used], used)), shape=(len(listeners), len(heard.sender)))
+    return sparse.csr_array(pick @ heard.rows)
