@@ -69,6 +69,16 @@ def is_real(rows: Any) -> bool:
     return isinstance(rows, np.ndarray) or is_torch(rows)
 
 
+def all_finite(rows: Rows) -> bool:
+    """Whether there is no nan and no infinity."""
+    return bool((rows - rows == 0).all())
+
+
+def take(rows: Rows, index: NDArray[np.intp]) -> Rows:
+    """The rows of some nodes."""
+    return rows[index] if is_real(rows) else rows.taken(index)
+
+
 def read_only(rows: Rows) -> Rows:
     """The same numbers, protected from changes where the kind of array can be (numpy's)."""
     if not isinstance(rows, np.ndarray):

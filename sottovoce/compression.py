@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError
 
 
+@runtime_checkable
 class Compression(Protocol):
     """One operator. `apply` gets one row per node and one random stream per row."""
 

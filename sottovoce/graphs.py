@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +30,9 @@ from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     import networkx as nx
+
+MOST_NODES = 20_000_000
+"""Larger graphs are refused rather than left to run out of memory."""
 
 FAST_ERDOS_RENYI = 10_000
 """From this many nodes on `erdos-renyi` takes networkx's `fast_gnp_random_graph`: the plain one looks at every pair."""
@@ -132,6 +136,8 @@ class Graph:
         pairs = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))
         if pairs.size == 0:
             pairs = np.empty((0, 2), dtype=np.int64)
+        if pairs.ndim != 2 or pairs.shape[1] != 2:
+            raise InputError(f"{name}: edges of shape {pairs.shape}", "an edge is a pair", "give two columns")
         labels: tuple[Hashable, ...] | None = None
         if nodes is None:
             values, pairs = np.unique(pairs, return_inverse=True)
@@ -146,7 +152,7 @@ class Graph:
         source, target = pairs[:, 0], pairs[:, 1]
         if not directed:
             source, target = np.concatenate([source, target]), np.concatenate([target, source])
-        matrix = sparse.coo_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(nodes, nodes))
+        matrix = sparse.coo_array((np.ones(len(source), dtype=bool), (source, target)), shape=(nodes, nodes))
         return cls(_pattern(matrix), directed, name, labels)
 
     @classmethod
@@ -161,11 +167,9 @@ class Graph:
 
 def _pattern(matrix: Any) -> sparse.csr_array:
     """The nonzero pattern as ones, duplicates merged, indices sorted."""
-    pattern = sparse.csr_array(matrix)
+    pattern = sparse.csr_array(matrix, dtype=bool)
     pattern.sum_duplicates()
-    pattern.eliminate_zeros()
-    pattern.data = np.ones_like(pattern.data)
-    return pattern
+    return pattern.astype(np.int8)
 
 
 # --- specs ---------------------------------------------------------------------------------------------------------
@@ -207,7 +211,10 @@ def graph(spec: str | Graph | nx.Graph[Any]) -> Graph:
     found = re.fullmatch(pattern, head)
     if not found:
         raise InputError(f"graph {spec!r}", f"{kind} needs a size like {example}", f"write {kind}:{example}")
-    return build(spec, *(int(size) for size in found.groups()), **settings)
+    sizes = [int(size) for size in found.groups()]
+    if np.prod([float(size) for size in sizes]) > MOST_NODES:
+        raise InputError(f"graph {spec!r}", f"at most {MOST_NODES:,} nodes are built", "use a smaller one")
+    return build(spec, *sizes, **settings)
 
 
 def _options(spec: str, options: list[str], allowed: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
@@ -378,7 +385,7 @@ def _read_edges(path: Path) -> NDArray[Any]:
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or f"not readable as text or gzip ({type(error).__name__})"
         raise InputError(f"edge list {path}: {reason}", "it must be a text file, or gzip", "check the path") from None
     ends: list[str] = []
@@ -395,6 +402,6 @@ def _read_edges(path: Path) -> NDArray[Any]:
         raise InputError(f"edge list {path}: no edges", "at least one is needed", "check the file")
     try:
         flat = np.array(ends, dtype=np.int64)
-    except ValueError:
+    except (ValueError, OverflowError):
         flat = np.array(ends)
     return flat.reshape(-1, 2)

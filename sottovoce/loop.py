@@ -29,8 +29,8 @@ from scipy import sparse
 from sottovoce import arrays
 from sottovoce.arrays import Rows
 from sottovoce.compression import Compression, Identity
-from sottovoce.errors import InputError
-from sottovoce.noise import Correlation, Injection, Sources, generator
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.noise import Correlation, Injection, Sources, Spread, generator
 from sottovoce.topology import Mixing, Topology
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ class Feed(Protocol):
     def gradient(self, round: int, point: Rows) -> Rows:
         """The gradient of round `round`, taken at `point`."""
 
-    def noise(self, sources: Sources, matrix: sparse.csr_array, round: int, step: int) -> Rows:
+    def noise(self, sources: Sources, matrix: Spread, round: int, step: int) -> Rows:
         """`matrix @ Z` for the sources of this step."""
 
-    def correlated(self, correlation: Correlation, sources: Sources, matrix: sparse.csr_array, round: int) -> Rows:
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: Spread, round: int) -> Rows:
         """`matrix @ (C^-1 Z)_round`."""
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
@@ -80,6 +80,7 @@ class Heard(NamedTuple):
     """Messages as they travel: row i goes from `sender[i]` to `receiver[i]`.
 
     A receiver of -1 stands for all whom the sender speaks to in this step; a sender of -1 for a sum over all nodes.
+    What is sent to a node that dropped out unannounced is among them: it left its sender.
     """
 
     sender: NDArray[np.intp]
@@ -104,14 +105,16 @@ class Step:
     def heard(self) -> Heard:
         """Every message that leaves a node in this step; messages to oneself do not."""
         if self.secure_sum:
-            return Heard(np.array([-1]), np.array([-1]), self.mixed[np.array([0])])
-        sender, receiver, _ = self.mixing.edges
-        out = sender != receiver
-        sender, receiver = sender[out], receiver[out]
+            return Heard(np.array([-1]), np.array([-1]), arrays.take(self.mixed, np.array([0])))
+        sender, receiver, _ = self.mixing.planned_edges
+        speaks = sender != receiver
+        if self.mixing.active is not None:
+            speaks &= self.mixing.active[sender]
+        sender, receiver = sender[speaks], receiver[speaks]
         if not self.edge:
             sender = np.unique(sender)
-            return Heard(sender, np.full(len(sender), -1), self.said[sender])
-        rows = self.said[sender]
+            return Heard(sender, np.full(len(sender), -1), arrays.take(self.said, sender))
+        rows = arrays.take(self.said, sender)
         for injection in self.edge:
             matrix = _on_edges(injection, self.scale, self.mixing.n, sender, receiver)
             rows = rows + self.feed.noise(injection.sources, matrix, self.round, self.step)
@@ -120,16 +123,26 @@ class Step:
 
 @dataclass(frozen=True)
 class Round:
-    """One round as it happened: where gradients were taken, what was released locally, and the gossip steps."""
+    """One round as it happened: where gradients were taken, the gossip steps, and the state after them."""
 
     round: int
     point: Rows | None
     steps: tuple[Step, ...]
     carry: Carry
+    algorithm: Algorithm
+
+    @property
+    def models(self) -> Rows:
+        """Where every node stands after the round."""
+        return self.algorithm.point(self.carry.state)
 
 
 def begin(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> tuple[Algorithm, Carry]:
     """The algorithm fitted to the topology, and the state before the first round; refuses what does not fit."""
+    if isinstance(algorithm, str):
+        raise InputError(
+            f"{algorithm!r} instead of an algorithm", "it is built first", f"algorithm({algorithm!r}, ...)"
+        )
     if not isinstance(topology, Topology):
         raise InputError(
             f"a {type(topology).__name__} instead of a topology", "a graph needs weights", "give metropolis(graph)"
@@ -143,10 +156,9 @@ def begin(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> tu
             "values to average are private: they enter as the gradient of round 0",
             "start from zeros and give the values in the gradient",
         )
-    if algorithm.noise.correlation is not None:
-        algorithm.noise.correlation.matrix(rounds)
+    _check_noise(algorithm, topology.at(0), rounds)
     algorithm = algorithm.on(topology)
-    state = algorithm.init(x0)
+    state = algorithm.init(arrays.read_only(x0))
     if isinstance(algorithm.compression, Identity):
         return algorithm, Carry(state, None)
     if not topology.static:
@@ -164,6 +176,28 @@ def begin(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> tu
     return algorithm, Carry(state, _value(algorithm.message(state)))
 
 
+def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
+    """Refuse noise that would be drawn twice or could not be drawn at all."""
+    if algorithm.secure_sum and algorithm.requires != "complete average":
+        raise InputError(
+            f"{algorithm.name} with secure_sum on '{algorithm.requires}' weights",
+            "one sum over everyone needs the complete average",
+            "set requires='complete average', or use a view with secure_sum",
+        )
+    kinds = [part.sources.kind for part in (*algorithm.noise.local(mixing), *algorithm.noise.edge(mixing))]
+    twice = {kind for kind in kinds if kinds.count(kind) > 1}
+    if twice:
+        raise InputError(
+            f"two noises from sources of kind '{twice.pop()}'",
+            "they would draw the same numbers",
+            "add their variances into one noise",
+        )
+    if algorithm.noise.correlation is not None:
+        if algorithm.once:
+            raise InputError(f"{algorithm.name} with correlated noise", "it adds noise only once", "use Independent")
+        algorithm.noise.correlation.matrix(rounds)
+
+
 def play(algorithm: Algorithm, topology: Topology, carry: Carry, feed: Feed, round: int) -> Round:
     """One round: local step, then `gossip_steps` times message, mix, absorb."""
     state, copies = carry
@@ -174,20 +208,20 @@ def play(algorithm: Algorithm, topology: Topology, carry: Carry, feed: Feed, rou
         point = algorithm.point(state)
         grad = feed.gradient(round, point)
         noise = _local_noise(algorithm, mixing, feed, round)
-        state = _keep(mixing.active, algorithm.local(state, grad, noise), state)
+        state = _next(mixing, algorithm.local(state, grad, noise), state)
     steps = []
     for step in range(algorithm.gossip_steps):
         mixing = topology.at(round, step)
         mixing.require(algorithm.requires)
-        message = algorithm.message(state)
+        message = _checked_message(algorithm, state)
         said, copies, mixed = _transmit(algorithm.compression, mixing, message, copies, feed, round, step)
         edge, scale = algorithm.noise.edge(mixing), algorithm.step_size * algorithm.sensitivity
         for injection in edge:
             mixed = mixed + feed.noise(injection.sources, _received(injection, scale, mixing), round, step)
         steps.append(Step(round, step, mixing, said, mixed, edge, scale, algorithm.secure_sum, feed))
         took = Weighted(mixed, mixing @ message.weight) if isinstance(message, Weighted) else mixed
-        state = _keep(mixing.active, algorithm.absorb(state, took), state)
-    return Round(round, point, tuple(steps), Carry(state, copies))
+        state = _next(mixing, algorithm.absorb(state, took), state)
+    return Round(round, point, tuple(steps), Carry(state, copies), algorithm)
 
 
 def rounds_of(
@@ -206,8 +240,8 @@ def rounds_of(
 def run(algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, *, rounds: int, seed: int = 0) -> Rows:
     """Run and return where every node ends: one row per node."""
     for played in rounds_of(algorithm, topology, x0, gradient, rounds=rounds, seed=seed):
-        state = played.carry.state
-    return algorithm.point(state)
+        last = played
+    return last.models
 
 
 # --- within a round ------------------------------------------------------------------------------------------------
@@ -216,7 +250,7 @@ def run(algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, 
 def _local_noise(algorithm: Algorithm, mixing: Mixing, feed: Feed, round: int) -> Rows | float:
     total: Any = 0.0
     for injection in algorithm.noise.local(mixing):
-        matrix = algorithm.sensitivity * injection.matrix
+        matrix = injection.matrix.after(sparse.eye_array(mixing.n, format="csr") * algorithm.sensitivity)
         correlation = algorithm.noise.correlation
         if correlation is None:
             total = total + feed.noise(injection.sources, matrix, round, 0)
@@ -241,7 +275,7 @@ def _value(message: Any) -> Rows:
     return message.value if isinstance(message, Weighted) else message
 
 
-def _received(injection: Injection, scale: float, mixing: Mixing) -> sparse.csr_array:
+def _received(injection: Injection, scale: float, mixing: Mixing) -> Spread:
     """How the sources of noisy messages reach the receivers' sums, N x S: only what is delivered, by its weight."""
     assert injection.edges is not None
     sender, receiver, _ = injection.edges
@@ -250,30 +284,53 @@ def _received(injection: Injection, scale: float, mixing: Mixing) -> sparse.csr_
         own = sender == receiver
         weight[own] = np.asarray(mixing.planned[receiver[own], sender[own]]).ravel()
     carry = sparse.csr_array((scale * weight, (receiver, np.arange(len(sender)))), shape=(mixing.n, len(sender)))
-    return sparse.csr_array(carry @ injection.matrix)
+    return injection.matrix.after(carry)
 
 
-def _on_edges(
-    injection: Injection, scale: float, n: int, sender: NDArray[Any], receiver: NDArray[Any]
-) -> sparse.csr_array:
+def _on_edges(injection: Injection, scale: float, n: int, sender: NDArray[Any], receiver: NDArray[Any]) -> Spread:
     """The rows of an injection for the given edges."""
     assert injection.edges is not None
     planned = injection.edges.sender * n + injection.edges.receiver
-    matrix = injection.matrix[np.searchsorted(planned, sender * n + receiver)]
-    matrix.data *= scale
-    return matrix
+    at = np.searchsorted(planned, sender * n + receiver)
+    pick = sparse.csr_array((np.full(len(at), scale), (np.arange(len(at)), at)), shape=(len(at), len(planned)))
+    return injection.matrix.after(pick)
+
+
+def _checked_message(algorithm: Algorithm, state: Any) -> Any:
+    message = algorithm.message(state)
+    if isinstance(message, Weighted) and not (
+        arrays.is_real(message.weight) and tuple(message.weight.shape) == (message.value.shape[0], 1)
+    ):
+        raise Unaccountable(
+            "the weight beside a message is public: one number per node that depends on no gradient and no noise; "
+            "send private values as the message itself"
+        )
+    return message
+
+
+def _next(mixing: Mixing, new: Any, old: Any) -> Any:
+    """The state after a map: new where nodes are active, old elsewhere, and protected from changes."""
+    here = None if mixing.active is None or mixing.active.all() else mixing.active
+    return _keep(here, new, old)
 
 
 def _keep(active: NDArray[np.bool_] | None, new: Any, old: Any) -> Any:
-    """The new state where nodes are active, the old one elsewhere."""
-    if active is None or active.all() or old is None:
-        return new
     if isinstance(new, tuple):
-        return type(new)(*(_keep(active, a, b) for a, b in zip(new, old, strict=True)))
-    if not hasattr(new, "shape"):
+        before = old if isinstance(old, tuple) else [None] * len(new)
+        leaves = [_keep(active, a, b) for a, b in zip(new, before, strict=True)]
+        return type(new)(*leaves) if hasattr(new, "_fields") else tuple(leaves)
+    if new is None or isinstance(new, bool | int | float):
         return new
+    if not hasattr(new, "shape"):
+        raise InputError(
+            f"a {type(new).__name__} in an algorithm's state",
+            "states are tuples of arrays and numbers",
+            "use a NamedTuple",
+        )
+    if active is None or old is None:
+        return arrays.read_only(new)
     here = arrays.column(active, new)
-    return new * here + old * (1 - here)
+    return arrays.read_only(new * here + old * (1 - here))
 
 
 # --- the feed of a real run ----------------------------------------------------------------------------------------
@@ -283,6 +340,8 @@ class Draws:
     """Real gradients, and noise drawn by (seed, source, round)."""
 
     def __init__(self, seed: int, gradient: Gradient, like: Rows) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
         self.seed, self._gradient, self._like = seed, gradient, like
         self._past: list[Any] = []
         self._next_round = 0
@@ -290,7 +349,7 @@ class Draws:
     def gradient(self, round: int, point: Rows) -> Rows:
         """Asks the task; refuses what would poison every neighbour."""
         grad = self._gradient(round, arrays.read_only(point))
-        if arrays.is_torch(grad) != arrays.is_torch(point) or not arrays.is_real(grad):
+        if arrays.is_torch(grad) != arrays.is_torch(point) or not arrays.is_real(grad) or np.ma.isMaskedArray(grad):
             raise InputError(
                 f"gradient of type {type(grad).__name__}", f"points are {type(point).__name__}", "return the same kind"
             )
@@ -298,7 +357,7 @@ class Draws:
             raise InputError(
                 f"gradient of shape {tuple(grad.shape)}", f"points have {tuple(point.shape)}", "one row per node"
             )
-        if not math.isfinite(float(grad.sum())):
+        if not (math.isfinite(float(grad.sum())) or arrays.all_finite(grad)):
             raise InputError(
                 f"gradient with nan or infinity in round {round}",
                 "it would spread to every node",
@@ -306,33 +365,44 @@ class Draws:
             )
         return grad
 
-    def noise(self, sources: Sources, matrix: sparse.csr_array, round: int, step: int) -> Rows:
+    def noise(self, sources: Sources, matrix: Spread, round: int, step: int) -> Rows:
         """`matrix @ Z`, a chunk of sources at a time."""
         D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
-        out = np.zeros((matrix.shape[0], D), dtype=dtype)
-        by_source = sparse.csc_array(matrix, dtype=dtype)
-        needed = np.diff(by_source.indptr) > 0
+        targets = [(sparse.csc_array(matrix.plain, dtype=dtype), np.zeros((matrix.shape[0], D), dtype=dtype))]
+        if matrix.left is not None and matrix.right is not None:
+            reached = np.flatnonzero(np.diff(matrix.left.tocsc().indptr))
+            inner = np.zeros((len(reached), D), dtype=dtype)
+            targets.append((sparse.csc_array(matrix.right[reached], dtype=dtype), inner))
+        needed = np.any([np.diff(part.indptr) > 0 for part, _ in targets], axis=0)
         for which, rows in sources.draw(self.seed, round, step, D, dtype, needed, CHUNK):
-            block = by_source[:, which]
-            touched, row = np.unique(block.indices, return_inverse=True)
-            small = sparse.csc_array((block.data, row, block.indptr), shape=(len(touched), len(which)))
-            out[touched] += small @ rows
-        return arrays.convert(out, self._like)
+            for part, out in targets:
+                _add_product_(out, part[:, which], rows)
+        total = targets[0][1]
+        if matrix.left is not None and len(targets) > 1:
+            total += matrix.left.tocsc()[:, reached].astype(dtype) @ targets[1][1]
+        return arrays.convert(total, self._like)
 
-    def correlated(self, correlation: Correlation, sources: Sources, matrix: sparse.csr_array, round: int) -> Rows:
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: Spread, round: int) -> Rows:
         """`matrix @ (C^-1 Z)_t`: earlier rounds are remembered as far as C looks back, or drawn again."""
         if round < self._next_round:
             self._past, self._next_round = [], 0
-        eye = sparse.eye_array(sources.size, format="csr")
+        eye = Spread(sparse.eye_array(sources.size, format="csr"))
         for t in range(self._next_round, round + 1):
             fresh = self.noise(sources, eye, t, 0)
             result, keep = correlation.next(t, fresh, self._past)
             self._past = [*self._past, keep][-correlation.memory :] if correlation.memory else []
         self._next_round = round + 1
-        return arrays.operator(matrix, self._like) @ result
+        return arrays.operator(matrix.whole(), self._like) @ result
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
         """Each node's row with its own random stream."""
         values = rows.detach().cpu().numpy() if arrays.is_torch(rows) else rows
         streams = [generator(self.seed, "compression", [node], round, step) for node in range(len(values))]
         return arrays.convert(operator.apply(values, streams), rows)
+
+
+def _add_product_(out: NDArray[Any], block: sparse.csc_array, rows: NDArray[Any]) -> None:
+    """`out += block @ rows`, touching only the rows of `out` that the block reaches."""
+    touched, row = np.unique(block.indices, return_inverse=True)
+    small = sparse.csc_array((block.data, row, block.indptr), shape=(len(touched), block.shape[1]))
+    out[touched] += small @ rows

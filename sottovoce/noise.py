@@ -96,11 +96,36 @@ def generator(seed: int, kind: str, ids: Sequence[int], round: int, step: int = 
 
 
 @dataclass(frozen=True, eq=False)
+class Spread:
+    """A matrix `plain + left @ right`, kept in parts: a hub's messages each depend on all of its draws."""
+
+    plain: sparse.csr_array
+    left: sparse.csr_array | None = None
+    right: sparse.csr_array | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Targets and sources."""
+        return self.plain.shape
+
+    def after(self, matrix: sparse.csr_array) -> Spread:
+        """`matrix @ self`."""
+        left = None if self.left is None else sparse.csr_array(matrix @ self.left)
+        return Spread(sparse.csr_array(matrix @ self.plain), left, self.right)
+
+    def whole(self) -> sparse.csr_array:
+        """The product multiplied out."""
+        if self.left is None:
+            return self.plain
+        return sparse.csr_array(self.plain + self.left @ self.right)
+
+
+@dataclass(frozen=True, eq=False)
 class Injection:
     """`matrix @ Z` is added to the nodes; or, with `edges`, row e of it to the message on edge e."""
 
     sources: Sources
-    matrix: sparse.csr_array
+    matrix: Spread
     edges: Edges | None = None
 
 
@@ -145,7 +170,7 @@ class Independent(_Fresh):
     """Every node adds its own fresh `sigma * N(0, 1)` to its gradient.
 
     >>> from sottovoce.topology import metropolis
-    >>> Independent(0.5).local(metropolis("path:2").at(0))[0].matrix.toarray()
+    >>> Independent(0.5).local(metropolis("path:2").at(0))[0].matrix.whole().toarray()
     array([[0.5, 0. ],
            [0. , 0.5]])
     """
@@ -207,7 +232,7 @@ class Central(_Fresh):
             return ()
         n = mixing.n
         sources = Sources("server", np.array([[0]]), np.array([1]), sparse.csr_array((1, n), dtype=bool))
-        return (Injection(sources, sparse.csr_array(np.full((n, 1), self.sigma / n))),)
+        return (Injection(sources, Spread(sparse.csr_array(np.full((n, 1), self.sigma / n)))),)
 
 
 @dataclass(frozen=True)
@@ -282,7 +307,7 @@ class ZeroSum(_Fresh):
 
 @dataclass(frozen=True)
 class Together(_Fresh):
-    """Several noises at once; at most one of them correlated over rounds, and then it stands alone."""
+    """Several noises of different kinds at once; one correlated over rounds stands alone."""
 
     parts: tuple[Noise, ...]
 
@@ -301,7 +326,7 @@ def _size(name: str, value: Any, *, single: bool = False) -> PerNode:
     """A standard deviation, one for all nodes or (unless `single`) one for each, in a form that can be hashed."""
     try:
         values = np.asarray(value, dtype=float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise InputError(f"{name} = {value!r}", "a standard deviation is a number", "correct it") from None
     bad = ~np.isfinite(values) | (values < 0)
     if bad.any() or values.ndim > (0 if single else 1):
@@ -324,7 +349,7 @@ def _own(sigma: PerNode, n: int) -> tuple[Injection, ...]:
         return ()
     nodes = np.arange(n)
     sources = Sources("node", nodes[:, None], np.ones(n, dtype=np.int64), sparse.eye_array(n, dtype=bool, format="csr"))
-    return (Injection(sources, sparse.csr_array(sparse.diags_array(sizes))),)
+    return (Injection(sources, Spread(sparse.csr_array(sparse.diags_array(sizes)))),)
 
 
 @lru_cache(maxsize=32)
@@ -339,7 +364,7 @@ def _pairs(sigma: float, mixing: Mixing) -> tuple[Injection, ...]:
     signs = np.repeat([sigma, -sigma], len(pairs))
     matrix = sparse.csr_array((signs, (ends, both)), shape=(mixing.n, len(pairs)))
     holders = sparse.csr_array((np.ones(2 * len(pairs), dtype=bool), (both, ends)), shape=matrix.shape[::-1])
-    return (Injection(Sources("pair", pairs, np.ones(len(pairs), dtype=np.int64), holders), matrix),)
+    return (Injection(Sources("pair", pairs, np.ones(len(pairs), dtype=np.int64), holders), Spread(matrix)),)
 
 
 @lru_cache(maxsize=8)
@@ -350,24 +375,16 @@ def _zero_sum(noise: ZeroSum, mixing: Mixing) -> tuple[Injection, ...]:
     if not zeta.any() or not len(sender):
         return ()
     degree = np.bincount(sender, minlength=mixing.n)
-    first = np.concatenate([[0], np.cumsum(degree)])
-    # row e holds one entry for each edge f of the same sender; written as CSR at once, since it is large
-    index: Any = np.int32 if int((degree.astype(np.int64) ** 2).sum()) < 2**31 else np.int64
-    begins: NDArray[Any] = np.concatenate([[0], np.cumsum(degree[sender])]).astype(index)
-    f: NDArray[Any] = np.arange(begins[-1], dtype=index)
-    f += np.repeat((first[sender] - begins[:-1]).astype(index), degree[sender])
-    value = weight[f]
-    value *= np.repeat(-zeta[sender] / (degree[sender] * weight), degree[sender])
-    value[begins[:-1] + np.arange(len(sender)) - first[sender]] += zeta[sender]
-    matrix = sparse.csr_array((value, f, begins), shape=(len(sender), len(sender)))
-    matrix.eliminate_zeros()
-    if not matrix.nnz:
+    if (degree[zeta > 0] < 2).all():  # alone in its neighbourhood, a node's noise must be zero itself
         return ()
+    E, each = len(sender), np.arange(len(sender))
+    plain = sparse.diags_array(zeta[sender], format="csr")
+    left = sparse.csr_array((-zeta[sender] / (degree[sender] * weight), (each, sender)), shape=(E, mixing.n))
+    right = sparse.csr_array((weight, (sender, each)), shape=(mixing.n, E))
     nodes = np.flatnonzero(degree)
-    known = (np.ones(len(sender), dtype=bool), (np.arange(len(sender)), sender))
-    holders = sparse.csr_array(known, shape=(len(sender), mixing.n))
+    holders = sparse.csr_array((np.ones(E, dtype=bool), (each, sender)), shape=(E, mixing.n))
     sources = Sources("edge", nodes[:, None], degree[nodes].astype(np.int64), holders)
-    return (Injection(sources, matrix, edges),)
+    return (Injection(sources, Spread(plain, left, right), edges),)
 
 
 # --- correlation over rounds ---------------------------------------------------------------------------------------
@@ -427,7 +444,10 @@ class Triangular:
     """
 
     def __init__(self, matrix: Any) -> None:
-        C = np.array(matrix, dtype=np.float64)
+        try:
+            C = np.array(matrix, dtype=np.float64)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError("correlation matrix is not an array of numbers", "C is one", "give a 2-D array") from None
         if C.ndim != 2 or C.shape[0] != C.shape[1] or not C.size:
             raise InputError(f"correlation matrix of shape {C.shape}", "C is square, one row a round", "reshape it")
         if not np.isfinite(C).all() or np.triu(C, 1).any():

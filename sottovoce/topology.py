@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
-from scipy.sparse.linalg import eigs, eigsh
+from scipy.sparse.linalg import ArpackNoConvergence, eigs, eigsh
 
 from sottovoce import arrays
 from sottovoce.errors import InputError
@@ -60,6 +60,15 @@ class Mixing:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", _checked(self.weights))
+        if self.planned is not None:
+            object.__setattr__(self, "planned", _checked(self.planned))
+            unplanned = np.isin(_codes(self.weights), _codes(self.planned), invert=True)
+            if unplanned.any():
+                raise InputError("an edge that was not planned", "what is delivered was sent", "add it to planned")
+        if self.active is not None and (self.active.dtype != bool or self.active.shape != (self.n,)):
+            raise InputError(
+                f"active of type {self.active.dtype}, shape {self.active.shape}", "one true or false per node", "fix it"
+            )
 
     def __matmul__(self, rows: arrays.Rows) -> arrays.Rows:
         if not (arrays.is_torch(rows) or isinstance(rows, np.ndarray)):
@@ -146,6 +155,12 @@ class Mixing:
             )
 
 
+def _codes(weights: sparse.csr_array) -> NDArray[np.int64]:
+    """One number for each edge between two nodes."""
+    row, column = (index.astype(np.int64) for index in weights.tocoo().coords)
+    return (row * weights.shape[0] + column)[row != column]
+
+
 def _edges(weights: sparse.csr_array) -> Edges:
     by_sender = weights.tocsc()
     sender = np.repeat(np.arange(by_sender.shape[1]), np.diff(by_sender.indptr))
@@ -168,9 +183,9 @@ def _checked(weights: Any) -> sparse.csr_array:
             at = int(np.flatnonzero(bad)[0])
             u, v = (int(i[at]) for i in coords.coords)
             raise InputError(f"W[{u},{v}] = {coords.data[at]}", rule, "use metropolis(graph)")
-    if not np.all(matrix.data):
-        matrix.eliminate_zeros()
-    matrix.sort_indices()
+    matrix = matrix.copy()
+    matrix.sum_duplicates()
+    matrix.eliminate_zeros()
     return matrix
 
 
@@ -206,7 +221,11 @@ def _second_eigenvalue(mixing: Mixing) -> float:
     start = np.random.default_rng(0).standard_normal(n)  # ARPACK's own start vector would differ from call to call
     if symmetric is None:
         return float(np.sort(abs(eigs(weights, k=3, which="LM", v0=start, return_eigenvectors=False)))[-2])
-    ends = eigsh(symmetric, k=4, which="BE", v0=start, return_eigenvectors=False)
+    try:
+        ends = eigsh(symmetric, k=4, which="BE", v0=start, maxiter=3000, tol=1e-10, return_eigenvectors=False)
+    except ArpackNoConvergence:  # many eigenvalues close to one, as in long rings: look at them through an inverse
+        near = [eigsh(symmetric, k=2, sigma=end, v0=start, return_eigenvectors=False) for end in (1 + 1e-8, -1 - 1e-8)]
+        ends = np.concatenate(near)
     return float(np.sort(abs(ends))[-2])
 
 
@@ -436,7 +455,7 @@ def random_edges(source: str | Graph | Topology, *, seed: int = 0) -> Changing:
     chance = weight / weight.sum() if isinstance(source, Topology) else np.full(len(u), 1 / len(u))
 
     def mixing_at(round: int, step: int) -> Mixing:
-        edge = int(np.random.default_rng([seed, round, step]).choice(len(u), p=chance))
+        edge = int(np.random.default_rng(_derived(seed, round, step)).choice(len(u), p=chance))
         a, b = int(u[edge]), int(v[edge])
         weights = sparse.lil_array(sparse.eye_array(net.n))
         weights[[a, a, b, b], [a, b, a, b]] = 0.5
@@ -471,7 +490,7 @@ def dropout(
 
     def active_in(round: int) -> NDArray[np.bool_]:
         while len(absent) <= round:
-            draws = np.random.default_rng([seed, len(absent)]).random(base.n)
+            draws = np.random.default_rng(_derived(seed, len(absent))).random(base.n)
             was = absent[-1] if absent else np.zeros(base.n, dtype=bool)
             chance = np.where(was, rate + correlation * (1 - rate), rate * (1 - correlation)) if absent else rate
             absent.append(draws < chance)
@@ -497,6 +516,8 @@ def _delivered(weights: sparse.csr_array, active: NDArray[np.bool_]) -> sparse.c
     return sparse.csr_array(left + sparse.diags_array(missing))
 
 
-def _derived(seed: int, round: int) -> int:
-    """A seed for one round, far from those of neighbouring seeds."""
-    return int(np.random.SeedSequence([seed, round]).generate_state(1)[0])
+def _derived(seed: int, *where: int) -> int:
+    """A seed for one round or step, far from those of neighbouring seeds."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise InputError(f"seed {seed!r}", "it is a whole number from 0", "give 0, say")
+    return int(np.random.SeedSequence([seed, *where]).generate_state(1)[0])

@@ -32,7 +32,7 @@ from scipy import sparse
 from sottovoce.compression import Compression, RandomK
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.loop import Carry, Heard, Round, begin, play
-from sottovoce.noise import Correlation, Sources, generator
+from sottovoce.noise import Correlation, Sources, Spread, generator
 from sottovoce.topology import Mixing, Topology
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ class LinearRows:
         return self.matrix if known == width else sparse.csr_array(parts, shape=(rows, width))
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and inputs."""
-        return self.matrix.shape
+    def shape(self) -> tuple[int, Any]:
+        """Number of nodes; how many parameters they have is not known while tracing."""
+        return self.matrix.shape[0], UNKNOWN
 
     def __add__(self, other: Any) -> LinearRows:
         if isinstance(other, LinearRows):
-            width = max(self.shape[1], other.shape[1])
+            width = max(self.matrix.shape[1], other.matrix.shape[1])
             return LinearRows(self.wide(width) + other.wide(width))
         return self if isinstance(other, int | float) and other == 0 else self._refuse("adding a constant")
 
@@ -77,9 +77,10 @@ class LinearRows:
         return LinearRows(-self.matrix)
 
     def __mul__(self, factor: Any) -> LinearRows:
-        if isinstance(factor, int | float | np.number):
+        if isinstance(factor, int | float | np.integer | np.floating) and np.isfinite(factor):
             return LinearRows(self.matrix * float(factor)) if factor else LinearRows(self.matrix.shape)
-        if isinstance(factor, np.ndarray) and factor.shape == (self.shape[0], 1):
+        per_node = isinstance(factor, np.ndarray) and factor.shape == (self.shape[0], 1) and factor.dtype.kind in "fiub"
+        if per_node and np.isfinite(factor).all():
             return LinearRows(sparse.diags_array(factor.ravel().astype(float)) @ self.matrix)
         return self._refuse("multiplying by anything but a number per node")
 
@@ -90,8 +91,9 @@ class LinearRows:
         """`W @ rows`: what nodes hold after a gossip step. Only a `Mixing` moves values from node to node."""
         return LinearRows(weights @ self.matrix)
 
-    def __getitem__(self, rows: NDArray[Any]) -> LinearRows:
-        return LinearRows(self.matrix[rows])
+    def taken(self, index: NDArray[np.intp]) -> LinearRows:
+        """The rows of some nodes."""
+        return LinearRows(self.matrix[index])
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -119,11 +121,40 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 
 for _name in (
-    *("abs", "array", "array_function", "bool", "complex", "contains", "eq", "float", "floordiv", "ge", "gt", "index"),
-    *("int", "iter", "le", "len", "lt", "matmul", "mod", "ne", "pow", "rfloordiv", "rmatmul", "rmod", "round", "rpow"),
-    *("rtruediv", "setitem"),
+    *(
+        "abs",
+        "array",
+        "array_function",
+        "bool",
+        "complex",
+        "contains",
+        "eq",
+        "float",
+        "floordiv",
+        "ge",
+        "getitem",
+        "gt",
+    ),
+    *("iadd", "imul", "index", "int", "isub", "iter", "itruediv", "le", "len", "lt", "matmul", "mod", "ne", "pow"),
+    *("rfloordiv", "rmatmul", "rmod", "round", "rpow", "rtruediv", "setitem"),
 ):
     setattr(LinearRows, f"__{_name}__", _refusing(_name))
+
+
+class _Unknown:
+    """A number that is not known while tracing; asking for it is refused."""
+
+
+for _name in ("add", "bool", "eq", "float", "floordiv", "ge", "gt", "index", "int", "le", "lt", "mod", "mul", "ne",
+              "neg", "pow", "radd", "rfloordiv", "rmul", "rpow", "rsub", "rtruediv", "sub", "truediv"):  # fmt: skip
+    setattr(_Unknown, f"__{_name}__", lambda *_: _refuse_unknown())
+
+
+def _refuse_unknown() -> Any:
+    raise Unaccountable("the number of parameters is not known while tracing; do not scale by it")
+
+
+UNKNOWN = _Unknown()
 
 
 @dataclass(frozen=True)
@@ -132,6 +163,12 @@ class Coordinate:
 
     index: int
     dimension: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.dimension:
+            raise InputError(
+                f"coordinate {self.index} of {self.dimension}", "coordinates count from 0", "choose a smaller one"
+            )
 
 
 FIRST = Coordinate(0, 1)
@@ -261,6 +298,12 @@ def trace(
         known = now
         step, carry = _trace_round(algorithm, topology, carry, round, seed, coordinate)
         steps.append(step)
+    if len(steps) > 1 and steps[-1] is steps[-2]:
+        again, _ = _trace_round(algorithm, topology, carry, rounds - 1, seed, coordinate)
+        if not _same(again.state_out, steps[-1].state_out):
+            raise Unaccountable(
+                f"{algorithm.name} changes from round to round by itself; keep what it remembers in its state"
+            )
     return LinearSystem(topology.n, tuple(steps), algorithm.noise.correlation, algorithm, topology)
 
 
@@ -279,7 +322,7 @@ class _Known(NamedTuple):
     @classmethod
     def of(cls, carry: Carry, topology: Topology, algorithm: Algorithm, round: int) -> _Known:
         public: list[Any] = []
-        _map(carry, lambda leaf: public.append(leaf.shape[0] if isinstance(leaf, LinearRows) else leaf))
+        _map(carry, lambda leaf: public.append(leaf.matrix.shape[0] if isinstance(leaf, LinearRows) else leaf))
         mixings = [topology.at(round, step) for step in range(algorithm.gossip_steps)]
         takes = round == 0 or not algorithm.once
         return cls(public, mixings, takes, not isinstance(algorithm.compression, RandomK))
@@ -292,6 +335,10 @@ class _Known(NamedTuple):
             and len(self.public) == len(other.public)
             and all(_equal(a, b) for a, b in zip(self.public, other.public, strict=True))
         )
+
+
+def _same(a: sparse.csr_array, b: sparse.csr_array) -> bool:
+    return a.shape == b.shape and (a != b).nnz == 0
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -317,7 +364,7 @@ def _trace_round(
 ) -> tuple[StepMatrices, Carry]:
     feed = _Basis(topology.n, seed, coordinate)
     carry = _map(carry, lambda leaf: feed.fresh("state", topology.n) if isinstance(leaf, LinearRows) else leaf)
-    played = play(algorithm, topology, carry, feed, round)
+    played = play(_RowLocal(algorithm), topology, carry, feed, round)
     width = feed.width
     step = StepMatrices(
         state_size=feed.columns("state").size,
@@ -356,6 +403,45 @@ def trace_dense(
     O = np.concatenate([LinearRows(rows).wide(feed.width).toarray() for _, _, rows, _ in heard])
     labels = _label([(number, step, said) for number, step, _, said in heard])
     return O[:, feed.columns("gradient")], O[:, feed.columns("noise")], labels
+
+
+class _RowLocal:
+    """An algorithm whose maps are watched: what a node holds may only come from what that node was given."""
+
+    def __init__(self, inner: Algorithm) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def point(self, state: Any) -> Any:
+        return self._watched("point", self._inner.point(state), state)
+
+    def local(self, state: Any, grad: Any, noise: Any) -> Any:
+        return self._watched("local", self._inner.local(state, grad, noise), (state, grad, noise))
+
+    def message(self, state: Any) -> Any:
+        return self._watched("message", self._inner.message(state), state)
+
+    def absorb(self, state: Any, mixed: Any) -> Any:
+        return self._watched("absorb", self._inner.absorb(state, mixed), (state, mixed))
+
+    def _watched(self, name: str, result: Any, given: Any) -> Any:
+        sources = _slots(given)
+        width = max((rows.matrix.shape[1] for rows in sources), default=0)
+        for rows in _slots(result):
+            if rows.matrix.shape[1] > width or any(rows is source for source in sources):
+                allowed = rows.matrix.shape[1] <= width
+            else:
+                held = sum((abs(source.wide(width)) for source in sources), sparse.csr_array((rows.shape[0], width)))
+                extra = (rows.wide(width) != 0).astype(np.int8) - (held != 0).astype(np.int8)
+                allowed = not (extra > 0).nnz
+            if not allowed:
+                raise Unaccountable(
+                    f"{name} of {self._inner.name} moves values from node to node, and only messages may; "
+                    "send what neighbours shall have"
+                )
+        return result
 
 
 class _Basis:
@@ -402,13 +488,11 @@ class _Basis:
         """A basis row for each node; what the gradient depends on does not matter."""
         return self.fresh("gradient", self.n)
 
-    def noise(self, sources: Sources, matrix: sparse.csr_array, round: int, step: int) -> LinearRows:
+    def noise(self, sources: Sources, matrix: Spread, round: int, step: int) -> LinearRows:
         """`matrix` itself, on the columns of its sources."""
-        return self._place(matrix, self._start(sources, round, step))
+        return self._place(matrix.whole(), self._start(sources, round, step))
 
-    def correlated(
-        self, correlation: Correlation, sources: Sources, matrix: sparse.csr_array, round: int
-    ) -> LinearRows:
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: Spread, round: int) -> LinearRows:
         """One round does not see the others: the system holds C beside its steps."""
         return self.noise(sources, matrix, round, 0)
 
@@ -432,11 +516,9 @@ class _Basis:
 class _WholeRun(_Basis):
     """The same over all rounds, where correlated noise reaches back to the columns of earlier ones."""
 
-    def correlated(
-        self, correlation: Correlation, sources: Sources, matrix: sparse.csr_array, round: int
-    ) -> LinearRows:
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: Spread, round: int) -> LinearRows:
         row = correlation.inverse(round + 1)[round]
         total = LinearRows((matrix.shape[0], 0))
         for t, weight in enumerate(row):
-            total = total + weight * self._place(matrix, self._start(sources, t, 0))
+            total = total + weight * self._place(matrix.whole(), self._start(sources, t, 0))
         return total

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from sottovoce import InputError, algorithm, cite, metropolis, names, random_edges, run, trace
+from sottovoce import (
+    Changing,
+    Coordinate,
+    InputError,
+    Mixing,
+    algorithm,
+    cite,
+    metropolis,
+    names,
+    random_edges,
+    rounds_of,
+    run,
+    trace,
+)
+from sottovoce.algorithms.dsgd import Gossip
 from sottovoce.loop import Draws
 from sottovoce.noise import (
     Central,
@@ -54,10 +69,16 @@ def test_pair_secrets_cancel_are_fresh_and_not_scaled_by_weights():
     assert abs(np.corrcoef(Z)[:3, 3:]).max() < 0.2
 
 
+def test_a_hub_does_not_need_the_square_of_its_degree():
+    net = metropolis("star:20001")
+    played = next(rounds_of(algorithm("zip-dl", sigma=1.0), net, np.zeros((20001, 1)), lambda t, x: x, rounds=1))
+    assert abs(played.models.mean()) < 1e-12
+
+
 def test_zeta_may_differ_by_node():
     net = metropolis("ring:4")
     (injection,) = ZeroSum(zeta=[1.0, 2.0, 0.0, 4.0]).edge(net.at(0))
-    sizes = np.sqrt(injection.matrix.multiply(injection.matrix).sum(axis=1))
+    sizes = np.sqrt(injection.matrix.whole().power(2).sum(axis=1))
     for node, zeta in enumerate((1.0, 2.0, 0.0, 4.0)):
         np.testing.assert_allclose(sizes[injection.edges.sender == node], zeta * np.sqrt(2 / 3))
 
@@ -100,6 +121,17 @@ def test_memory_is_bounded_for_noise_on_many_edges(monkeypatch):
     np.testing.assert_allclose(run(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2), small)
 
 
+class Listed(Gossip):
+    def init(self, x0):
+        return (x0, [x0])
+
+    def point(self, state):
+        return state[0]
+
+    def local(self, state, grad, noise):
+        return (state[0] - grad, [state[1]])
+
+
 def start_at(x0, gradient=None):
     return run(algorithm("d-psgd"), metropolis("path:2"), x0, gradient, rounds=1)
 
@@ -127,6 +159,52 @@ BAD = {
     "open leaf": (
         lambda: ZeroSum(message_sigma=1.0, closed=False).zetas(metropolis("path:3").at(0)),
         "node 0 has one neighbour",
+    ),
+    "two of a kind": (
+        lambda: trace(
+            Gossip(name="twice", noise=Together((Independent(1.0), Independent(2.0)))), metropolis("path:2"), rounds=1
+        ),
+        "two noises from sources of kind 'node'; they would draw the same numbers",
+    ),
+    "secure sum on a ring": (
+        lambda: trace(replace(algorithm("dp-d-sgd", sigma=1.0), secure_sum=True), metropolis("ring:5"), rounds=1),
+        "dp-d-sgd with secure_sum on 'row-stochastic' weights",
+    ),
+    "correlated once": (
+        lambda: trace(
+            replace(algorithm("muffliato", sigma=1.0), noise=Temporal(1.0, Differences())),
+            metropolis("ring:5"),
+            rounds=1,
+        ),
+        "muffliato with correlated noise; it adds noise only once",
+    ),
+    "seed": (
+        lambda: run(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), None, rounds=1, seed=None),
+        "seed None; it is a whole number",
+    ),
+    "step size in words": (lambda: algorithm("d-psgd", step_size="0.1"), "step_size = '0.1'; it is a number"),
+    "half a gossip step": (lambda: algorithm("muffliato-sgd", sigma=1, gossip_steps=2.5), "gossip_steps = 2.5"),
+    "no compression": (lambda: algorithm("dp-csgp", sigma=1, compression=None), "compression None"),
+    "name of an algorithm": (
+        lambda: trace("dp-d-sgd", metropolis("path:2"), rounds=1),
+        "'dp-d-sgd' instead of an algorithm",
+    ),
+    "no name": (lambda: algorithm(None), "a NoneType as the name of an algorithm"),
+    "ragged C": (lambda: Triangular([[1], [1, 2]]), "correlation matrix is not an array of numbers"),
+    "coordinate": (lambda: Coordinate(5, 3), "coordinate 5 of 3"),
+    "list in state": (
+        lambda: run(Listed(name="listed"), metropolis("path:2"), np.zeros((2, 1)), lambda t, x: x, rounds=1),
+        "a list in an algorithm's state; states are tuples",
+    ),
+    "no weight left": (
+        lambda: run(
+            algorithm("dp-csgp", sigma=1.0),
+            Changing(lambda t, k: Mixing([[0, 0], [1, 1.0]] if t else np.eye(2)), n=2),
+            np.zeros((2, 1)),
+            lambda t, x: x,
+            rounds=2,
+        ),
+        "node 0 is left without weight; push-sum divides by it",
     ),
     "two correlated": (lambda: Together((Temporal(1.0, Differences()), Independent(1.0))), "temporal noise beside"),
     "upper": (lambda: Triangular([[1, 1], [0, 1]]), "not lower triangular; noise can only look back"),

@@ -129,6 +129,16 @@ def test_facebook_graph(data):
     assert 0 < metropolis(combined).spectral_gap < 0.01
 
 
+def test_repeated_edges_count_once():
+    assert Graph.from_edges([(0, 1)] * 256 + [(1, 2)]).edges == 2
+    again = sparse.csr_array((np.full(4, 0.5), np.array([0, 0, 1, 1]), np.array([0, 2, 4])), shape=(2, 2))
+    assert from_matrix(again).at(0).edges.sender.tolist() == [0, 1]
+
+
+def test_gap_of_a_long_ring():
+    assert metropolis("ring:3000").spectral_gap == pytest.approx(2 / 3 * (1 - np.cos(2 * np.pi / 3000)), rel=1e-4)
+
+
 def test_large_graph_stays_sparse():
     pairs = np.random.default_rng(0).integers(0, 100_000, size=(1_000_000, 2))
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
@@ -175,6 +185,20 @@ BAD = {
     "negative weight": (lambda: from_matrix([[1.5, -0.5], [0, 1]]), r"W\[0,1\] = -0.5; weights are not negative"),
     "not square": (lambda: from_matrix([[0.5, 0.5]]), r"W has shape \(1, 2\)"),
     "words": (lambda: from_matrix([["a", "b"], ["c", "d"]]), "weights are not a matrix of numbers"),
+    "triples": (lambda: Graph.from_edges([(0, 1, 5), (1, 2, 7)]), r"edges of shape \(2, 3\); an edge is a pair"),
+    "huge": (ask("ring:999999999999"), "at most 20,000,000 nodes are built"),
+    "seed": (lambda: random_edges("ring:5", seed=-1).at(0), "seed -1; it is a whole number from 0"),
+    "no seed": (lambda: dropout("ring:5", rate=0.1, seed=None).at(0), "seed None"),
+    "active": (lambda: Mixing(np.eye(3), active=np.array([0, 2, 1])), "active of type int64"),
+    "not planned": (
+        lambda: Mixing(np.full((2, 2), 0.5), planned=sparse.csr_array(np.eye(2))),
+        "an edge that was not planned",
+    ),
+    "a topology for a graph": (lambda: metropolis(metropolis("ring:5")), "a Topology instead of a graph"),
+    "a topology for a mixing": (
+        lambda: Changing(lambda round, step: metropolis("ring:5"), n=5).at(0),
+        "changing gave a Topology for round 0; every step is a Mixing",
+    ),
     "no rows": (lambda: from_matrix(np.zeros((0, 0))), "W has 0 nodes"),
     "unknown weights": (lambda: weigh("ring:5", "lazy"), "weights 'lazy'; known: metropolis"),
     "directed metropolis": (lambda: metropolis("exponential:6"), "exponential:6 is directed; metropolis weights"),
@@ -286,3 +310,16 @@ def test_absent_nodes_neither_step_nor_speak_nor_listen():
     np.testing.assert_array_equal(end[away], x0[away])
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=1)
     assert not set(system.steps[0].heard[0].sender) & set(away)
+
+
+def test_messages_to_absent_nodes_have_left_their_sender():
+    net = dropout("ring:6", rate=0.3, seed=2)
+    away = np.flatnonzero(~net.at(0).active)
+    _, _, labels = trace(algorithm("zip-dl", sigma=1.0), net, rounds=1).dense()
+    there = np.setdiff1d(np.arange(6), away)
+    assert away.size
+    assert np.isin(labels.receiver, away).any()
+    assert sorted(labels.sender.tolist()) == sorted(np.repeat(there, 2).tolist())
+    announced = dropout("ring:6", rate=0.3, seed=2, announced=True)
+    _, _, labels = trace(algorithm("zip-dl", sigma=1.0), announced, rounds=1).dense()
+    assert not np.isin(labels.receiver, away).any()

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce import Unaccountable, algorithm, fresh_erdos_renyi, metropolis, push, random_edges, trace
+from sottovoce import Unaccountable, algorithm, fresh_erdos_renyi, metropolis, push, random_edges, run, trace
 from sottovoce.algorithms.dsgd import Gossip, Model
+from sottovoce.loop import Weighted
 
 
 class Squares(Gossip):
@@ -58,6 +59,91 @@ class Counted(Gossip):
         return state.x if abs(state.x).sum() > 1 else 0 * state.x
 
 
+class Sliced(Gossip):
+    def message(self, state):
+        return state.x[:, :2]
+
+
+class Shuffled(Gossip):
+    def local(self, state, grad, noise):
+        return Model(state.x[np.array([1, 2, 0])] - grad)
+
+
+class Rescaled(Gossip):
+    def local(self, state, grad, noise):
+        return Model(state.x - grad / state.x.shape[1])
+
+
+class InPlace(Gossip):
+    def local(self, state, grad, noise):
+        x = state.x
+        x -= grad
+        return Model(x)
+
+
+class Complex(Gossip):
+    def local(self, state, grad, noise):
+        return Model(state.x - np.complex128(1j) * grad)
+
+
+class Undefined(Gossip):
+    def local(self, state, grad, noise):
+        return Model(state.x - float("nan") * grad)
+
+
+class Whispering(Gossip):
+    """Gossips in secret."""
+
+    def local(self, state, grad, noise):
+        return Model(metropolis("complete:3").at(0) @ state.x - grad)
+
+
+class Tracking(Gossip):
+    """Sends private values as the public weight."""
+
+    def message(self, state):
+        return Weighted(state.x, state.x)
+
+    def absorb(self, state, mixed):
+        return Model(mixed.weight)
+
+
+class Counting(Gossip):
+    """Remembers outside of its state."""
+
+    def local(self, state, grad, noise):
+        calls.append(1)
+        return Model(state.x - len(calls) * grad)
+
+
+calls: list[int] = []
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Whispering, "moves values from node to node"),
+        (Tracking, "weight beside a message is public"),
+        (Counting, "changes from round to round by itself"),
+        (Rescaled, "number of parameters is not known"),
+    ],
+)
+def test_what_hides_a_flow_refuses(kind, reason):
+    with pytest.raises(Unaccountable, match=reason):
+        trace(kind(name="bad"), metropolis("ring:3"), rounds=3)
+
+
+def test_a_run_does_not_let_maps_change_what_they_are_given():
+    with pytest.raises(ValueError, match="read-only"):
+        run(InPlace(name="bad"), metropolis("ring:3"), np.zeros((3, 1)), lambda t, x: x + 1, rounds=2)
+
+
+@pytest.mark.parametrize("kind", [Sliced, Shuffled, InPlace, Complex, Undefined])
+def test_what_is_not_a_linear_map_of_rows_refuses(kind):
+    with pytest.raises(Unaccountable, match="is not linear"):
+        trace(kind(name="bad"), metropolis("ring:3"), rounds=2)
+
+
 @pytest.mark.parametrize("kind", [Squares, Rectified, Shifted, Branching, Smuggling, Powers, Squashed, Chosen, Counted])
 def test_what_is_not_linear_refuses(kind):
     with pytest.raises(Unaccountable, match="is not linear"):
@@ -100,7 +186,7 @@ def test_per_edge_messages_are_labelled_by_edge():
 def test_push_sum_point_is_the_debiased_model():
     net = push("star:4")
     system = trace(algorithm("dp-csgp", sigma=1.0), net, rounds=2)
-    weight = net.at(0).weights @ np.ones(4)
+    weight = net.at(0).weights @ (net.at(0).weights @ np.ones(4))
     point = system.steps[1].point.toarray()[:, :4]
     np.testing.assert_allclose(point, np.diag(1 / weight))
 

@@ -122,6 +122,8 @@ def names() -> tuple[str, ...]:
 
 def algorithm(name: str, **settings: Any) -> Algorithm:
     """Build an algorithm by name; settings it does not have are refused, naming those it has."""
+    if not isinstance(name, str):
+        raise InputError(f"a {type(name).__name__} as the name of an algorithm", "it is a word", "see names()")
     build = {example.name: example.build for example in examples()}.get(name)
     if build is None:
         near = difflib.get_close_matches(name, names(), n=1)

@@ -1,11 +1,12 @@
 """DP-CSGP: push-sum on directed graphs, with noise on gradients and compressed messages.
 
-The paper sends first and steps after; here a round begins with the step. That is the same run without its first,
-empty exchange: all nodes start from the same public point.
+The paper sends first and steps after; here a round begins with the step. Its first exchange is of equal, public
+starting points, so that only the weights change by it: they start at `W 1`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +17,10 @@ from sottovoce.algorithms.dsgd import Gossip
 from sottovoce.arrays import Rows
 from sottovoce.compression import Compression
 from sottovoce.compression import compression as named_compression
+from sottovoce.errors import InputError
 from sottovoce.loop import Weighted
 from sottovoce.noise import Independent, PerNode
+from sottovoce.topology import Mixing, Topology
 
 
 class Pushed(NamedTuple):
@@ -27,11 +30,21 @@ class Pushed(NamedTuple):
     weight: Rows
 
 
+@dataclass(frozen=True, kw_only=True)
 class PushSum(Gossip):
     """Column-stochastic mixing; gradients are taken at `x / weight`."""
 
+    first: Mixing | None = None
+
+    def on(self, topology: Topology) -> Gossip:
+        """Takes the weights after the first exchange from the topology."""
+        super().on(topology)
+        return replace(self, first=topology.at(0))
+
     def init(self, x0: Rows) -> Any:
-        return Pushed(x0, arrays.column(np.ones(x0.shape[0]), x0))
+        assert self.first is not None
+        weight = arrays.column(self.first.weights @ np.ones(self.first.n), x0)
+        return Pushed(x0 * weight, weight)
 
     def point(self, state: Any) -> Rows:
         return state.x / state.weight
@@ -43,6 +56,9 @@ class PushSum(Gossip):
         return Weighted(state.x, state.weight)
 
     def absorb(self, state: Any, mixed: Any) -> Any:
+        if not bool((mixed.weight > 0).all()):
+            node = int(np.argmin(np.asarray(mixed.weight)))
+            raise InputError(f"node {node} is left without weight", "push-sum divides by it", "give it a self-weight")
         return Pushed(mixed.value, mixed.weight)
 
 

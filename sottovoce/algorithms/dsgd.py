@@ -13,6 +13,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sottovoce.algorithms import Example
 from sottovoce.arrays import Rows
 from sottovoce.compression import Compression, Identity
@@ -42,6 +44,13 @@ class Gossip:
     secure_sum: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("step_size", "sensitivity", "gossip_steps"):
+            kind = int | np.integer if name == "gossip_steps" else int | float | np.integer | np.floating
+            if not isinstance(getattr(self, name), kind):
+                wanted = "a whole number" if name == "gossip_steps" else "a number"
+                raise InputError(f"{name} = {getattr(self, name)!r}", f"it is {wanted}", "correct it")
+        if not isinstance(self.compression, Compression):
+            raise InputError(f"compression {self.compression!r}", "it is an operator or its spec", "write rand:0.5")
         if not math.isfinite(self.step_size) or self.step_size == 0:
             raise InputError(f"step size {self.step_size}", "it is finite and not zero", "give 0.1, say")
         if not 0 < self.sensitivity < math.inf:
@@ -82,6 +91,11 @@ class Delayed(NamedTuple):
 
 class WhileSpeaking(Gossip):
     """Speak and step at the same time: `x <- W x - eta (g(x) + noise)`. A step is heard one round later."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gossip_steps != 1:
+            raise InputError(f"{self.gossip_steps} gossip steps", "a step waits for one mix", "use one")
 
     def init(self, x0: Rows) -> Any:
         return Delayed(x0, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def read_correlation(source: Any) -> Correlation:
             return Triangular(stored["C"])
     except KeyError:
         raise InputError(f"{source}: no array named C", "the file holds C under that name", "save it as C") from None
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         if isinstance(error, InputError):
             raise
         reason = getattr(error, "strerror", None) or "not an npz file"

@@ -54,6 +54,12 @@ class Muffliato(Gossip):
         first = self.topology.at(round)
         if any(self.topology.at(round, step) is not first for step in range(self.gossip_steps)):
             self._refuse(self.topology)
+        if first.spectral_gap < 1e-12:
+            raise InputError(
+                f"spectral gap 0 in round {round} of {self.topology.name}",
+                "Chebyshev gossip needs nodes that all meet",
+                "use plain gossip",
+            )
         return chebyshev_gamma(first.spectral_gap)
 
     def _refuse(self, topology: Topology) -> None:

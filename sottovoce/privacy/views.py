@@ -218,6 +218,8 @@ def _select(heard: Heard, mixing: Mixing, adversary: View) -> sparse.csr_array:
         got = reaches[sender]
     else:
         got = np.isin(receiver, members)
+        if mixing.active is not None:
+            got &= mixing.active[receiver]
     return rows[np.flatnonzero(got & ~np.isin(sender, members))]
 
 

@@ -1,0 +1,223 @@
+"""The absorption bound: what a node or a coalition can learn when honest local steps do not drive models apart.
+
+Couple the run on a victim's data with the run on other data. `p[k]` bounds how far node k's two states are apart after
+its local step. Each node's own fresh noise absorbs a part `a` of that, at a cost; the rest travels on.
+
+    p = 0;  each round:  p[u] += 1;  absorb 0 <= a <= p, all of it at nodes that are heard
+            cost += sum (a / d)^2;  p = |W| (p - a)                       mu^2 = cost
+
+in units of eta Delta, d the size of a node's fresh noise. It holds for every choice of `a`; the least cost is a convex
+programme, solved here for all victims at once by accelerated projected gradients. Stopping early is still sound.
+
+Shapes: V victims, T rounds, N nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.errors import Unaccountable
+from sottovoce.privacy.sensitivity import Participation
+from sottovoce.privacy.views import View
+from sottovoce.trace import LinearSystem, StepMatrices
+
+Array = NDArray[np.float64]
+
+ITERATIONS = 400
+PROGRESS = 1e-5
+"""Stop when ten iterations lower no victim's cost by more than this share."""
+
+
+@dataclass(frozen=True, eq=False)
+class Coupling:
+    """One round for the coupling: who absorbs how cheaply, who must, and what travels on.
+
+    `fresh[w]` is the size of w's own new noise (0: it cannot absorb), `must[w]` says that w is heard before it adds
+    noise again, `carry` is the matrix of absolute weights among honest nodes, `takes[w]` says that w steps at all.
+    """
+
+    fresh: Array
+    must: NDArray[np.bool_]
+    carry: sparse.csr_array
+    takes: NDArray[np.bool_]
+
+
+def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
+    """The rounds of a system as the coupling sees them; refuses what the bound is not proven for."""
+    if view.kind == "everyone" or view.kind == "eavesdropper":
+        raise Unaccountable(f"the absorption bound is about nodes that hear a part; the view is {view}")
+    if system.correlation is not None:
+        raise Unaccountable(f"{system.algorithm.name}: noise correlated over rounds is not fresh, so it cannot absorb")
+    made: dict[int, Coupling] = {}
+    for step in system.steps:
+        if id(step) not in made:
+            made[id(step)] = _couple_step(system, step, view)
+    return tuple(made[id(step)] for step in system.steps)
+
+
+def _couple_step(system: LinearSystem, step: StepMatrices, view: View) -> Coupling:
+    n, name = system.n, system.algorithm.name
+    if step.state_size != n or step.state_out.shape[0] != n or step.gradients != n:
+        raise Unaccountable(f"{name}: the absorption bound needs one model per node and a gradient in every round")
+    if view.secure_sum:
+        raise Unaccountable("the absorption bound with secure summation has its own move")
+    carry, gradient, noise = step.split(step.state_out)
+    said, said_gradient, said_noise = step.split(_first_said(step, n))
+    eta = -said_gradient.diagonal()
+    fresh = _own_noise(step, said_noise, n)
+    takes = eta != 0
+    scale = sparse.diags_array(eta)
+    ok = (
+        _close(said, sparse.eye_array(n))
+        and _close(said_gradient, -scale)
+        and _close(gradient, -(carry @ scale))
+        and _close(noise, carry @ said_noise)
+    )
+    if not ok:
+        raise Unaccountable(f"{name}: the absorption bound needs a local step with fresh own noise, then gossip")
+    size = np.abs(eta[takes]).max(initial=0.0)
+    if takes.any() and not np.allclose(np.abs(eta[takes]), size):
+        raise Unaccountable(f"{name}: the absorption bound needs one step size for all nodes")
+    members = np.asarray(view.members, dtype=np.intp)
+    honest = np.ones(n, dtype=bool)
+    honest[members] = False
+    keep = sparse.diags_array(honest.astype(float))
+    absolute = sparse.csr_array(keep @ abs(carry) @ keep)
+    must = _heard_nodes(step, members) & honest
+    return Coupling(fresh / max(size, 1e-300), must, absolute, takes & honest)
+
+
+def _first_said(step: StepMatrices, n: int) -> sparse.csr_array:
+    """Every node's state after its local step, from what it says in the first gossip step."""
+    sender, receiver, rows = step.heard[0]
+    if not np.all(receiver == -1) or np.any(sender < 0):
+        raise Unaccountable("the absorption bound needs nodes that say the same to all")
+    place = sparse.csr_array((np.ones(len(sender)), (sender, np.arange(len(sender)))), shape=(n, len(sender)))
+    said = sparse.csr_array(place @ rows)
+    silent = np.setdiff1d(np.arange(n), sender)
+    if not silent.size:
+        return said
+    # who speaks to nobody keeps its state; read it from where its own weight leads
+    weights = step.mixings[0].weights.diagonal()[silent]
+    if len(step.mixings) > 1 or not np.allclose(weights, 1.0):
+        raise Unaccountable("the absorption bound needs every node to be heard or to stand alone")
+    own = sparse.csr_array((np.ones(len(silent)), (silent, silent)), shape=(n, n))
+    return sparse.csr_array(said + own @ step.state_out)
+
+
+def _own_noise(step: StepMatrices, said_noise: sparse.csr_array, n: int) -> Array:
+    """The size of each node's fresh noise; refused where a source reaches two nodes."""
+    if any(number != 0 or sources.kind != "node" for number, sources in step.sources):
+        raise Unaccountable("the absorption bound needs noise that each node draws by itself")
+    if said_noise.nnz and (np.diff(said_noise.tocsc().indptr) > 1).any():
+        raise Unaccountable("the absorption bound needs noise that reaches one node first")
+    return np.sqrt(np.asarray(said_noise.multiply(said_noise).sum(axis=1)).ravel())
+
+
+def _close(a: sparse.sparray, b: sparse.sparray) -> bool:
+    gap = abs(sparse.csr_array(a) - sparse.csr_array(b))
+    return gap.nnz == 0 or float(gap.max()) <= 1e-12
+
+
+def _heard_nodes(step: StepMatrices, members: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Nodes whose state a member hears in this round, directly or within the round's further gossip steps."""
+    n = step.mixings[0].n
+    reach = np.zeros(n, dtype=bool)
+    for mixing in reversed(step.mixings):
+        pattern = (mixing.weights != 0).astype(float)
+        if reach.any():
+            reach |= np.asarray(pattern.T @ reach.astype(float)).ravel() > 0
+        reach |= np.asarray(pattern[members].sum(axis=0)).ravel() > 0
+    reach[members] = False
+    return reach
+
+
+def least_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation) -> Array:
+    """mu^2 of each victim: the least cost found, the largest over participation patterns."""
+    costs = []
+    for pattern in scheme.patterns(len(rounds)):
+        part = np.zeros(len(rounds), dtype=bool)
+        part[pattern] = True
+        costs.append(_solve(rounds, victims, part))
+    return np.max(costs, axis=0)
+
+
+def _solve(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_]) -> Array:
+    """Accelerated projected gradients on what is carried, q = p - a >= 0; the best feasible cost of each victim."""
+    impulses = [_impulse(coupling, victims, bool(part[t])) for t, coupling in enumerate(rounds)]
+    free = [~coupling.must & (coupling.fresh >= 0) for coupling in rounds]
+    inverse = [np.where(c.fresh > 0, 1.0 / np.where(c.fresh > 0, c.fresh, 1.0), 0.0)[:, None] for c in rounds]
+    forced = [(c.fresh == 0) & ~c.must for c in rounds]  # without fresh noise all of it travels on
+    T, shape = len(rounds), impulses[0].shape
+    carried = [np.zeros(shape) for _ in range(T)]
+    best, _ = _evaluate(rounds, impulses, carried, forced)
+    bound = max(float(i.max()) for i in inverse) ** 2 * (1 + _norm(rounds)) ** 2
+    ahead, before, momentum, last = [q.copy() for q in carried], carried, 1.0, best.copy()
+    for iteration in range(ITERATIONS):
+        gradient = _gradient(rounds, impulses, ahead, inverse)
+        carried = [np.where(free[t][:, None], np.maximum(ahead[t] - gradient[t] / bound, 0.0), 0.0) for t in range(T)]
+        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        ahead = [q + (momentum - 1) / following * (q - b) for q, b in zip(carried, before, strict=True)]
+        before, momentum = carried, following
+        if iteration % 10 == 9:
+            best = np.minimum(best, _evaluate(rounds, impulses, carried, forced)[0])
+            with np.errstate(invalid="ignore"):
+                if not np.any(last - best > PROGRESS * last):
+                    break
+            last = best.copy()
+    return best
+
+
+def _impulse(coupling: Coupling, victims: NDArray[np.intp], takes_part: bool) -> Array:
+    out = np.zeros((len(coupling.fresh), len(victims)))
+    if takes_part:
+        out[victims, np.arange(len(victims))] = coupling.takes[victims]
+    return out
+
+
+def _gradient(
+    rounds: tuple[Coupling, ...], impulses: list[Array], carried: list[Array], inverse: list[Array]
+) -> list[Array]:
+    """Gradient of `sum ||(p_t - q_t) / d_t||^2 / 2` with respect to q."""
+    absorbed, previous = [], np.zeros_like(carried[0])
+    for t in range(len(rounds)):
+        absorbed.append((previous + impulses[t] - carried[t]) * inverse[t] ** 2)
+        previous = rounds[t].carry @ carried[t]
+    out = [-part for part in absorbed]
+    for t in range(len(rounds) - 1):
+        out[t] = out[t] + rounds[t].carry.T @ absorbed[t + 1]
+    return out
+
+
+def _evaluate(
+    rounds: tuple[Coupling, ...], impulses: list[Array], carried: list[Array], forced: list[NDArray[np.bool_]]
+) -> tuple[Array, Array]:
+    """The cost of carrying at most `carried`; in the last round whatever nobody hears need not be absorbed."""
+    cost = np.zeros(impulses[0].shape[1])
+    p = np.zeros_like(impulses[0])
+    for t, coupling in enumerate(rounds):
+        p = p + impulses[t]
+        if t == len(rounds) - 1:
+            q = np.where(coupling.must[:, None], 0.0, p)
+        else:
+            q = np.where(forced[t][:, None], p, np.minimum(carried[t], p))
+        absorbed = p - q
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
+        cost = cost + (share**2).sum(axis=0)
+        p = coupling.carry @ q
+    return cost, p
+
+
+def _norm(rounds: tuple[Coupling, ...]) -> float:
+    """A bound on the largest singular value of any carry matrix: sqrt(||.||_1 ||.||_inf)."""
+    largest = 0.0
+    for coupling in {id(c): c for c in rounds}.values():
+        rows = np.asarray(coupling.carry.sum(axis=1)).ravel().max(initial=0.0)
+        columns = np.asarray(coupling.carry.sum(axis=0)).ravel().max(initial=0.0)
+        largest = max(largest, float(np.sqrt(rows * columns)))
+    return largest
