@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from sottovoce.errors import InputError, SottovoceError, Unaccountable
     from sottovoce.graphs import Graph, graph
     from sottovoce.loop import rounds_of, run
+    from sottovoce.privacy.account import Account, Guarantee, account
+    from sottovoce.privacy.calibrate import calibrate
+    from sottovoce.privacy.views import View, coalition, eavesdropper, everyone, node
     from sottovoce.topology import (
         Changing,
         Mixing,
@@ -38,6 +41,9 @@ _HOME = {
     "errors": ("InputError", "SottovoceError", "Unaccountable"),
     "graphs": ("Graph", "graph"),
     "loop": ("rounds_of", "run"),
+    "privacy.account": ("Account", "Guarantee", "account"),
+    "privacy.calibrate": ("calibrate",),
+    "privacy.views": ("View", "coalition", "eavesdropper", "everyone", "node"),
     "topology": (
         *("Changing", "Mixing", "Topology", "dropout", "fresh_erdos_renyi", "from_matrix"),
         *("max_degree", "metropolis", "push", "random_edges", "uniform", "weigh"),
@@ -46,26 +52,35 @@ _HOME = {
 }
 
 __all__ = [
+    "Account",
     "Algorithm",
     "Changing",
     "Coordinate",
     "Graph",
+    "Guarantee",
     "InputError",
     "LinearSystem",
     "Mixing",
     "SottovoceError",
     "Topology",
     "Unaccountable",
+    "View",
+    "account",
     "algorithm",
+    "calibrate",
     "cite",
+    "coalition",
     "compression",
     "dropout",
+    "eavesdropper",
+    "everyone",
     "fresh_erdos_renyi",
     "from_matrix",
     "graph",
     "max_degree",
     "metropolis",
     "names",
+    "node",
     "push",
     "random_edges",
     "rounds_of",

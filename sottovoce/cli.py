@@ -10,7 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sottovoce import __version__
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, Unaccountable
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -89,6 +89,165 @@ def demo(
         typer.echo("Equal noise is not equal privacy: zero-sum noise costs less accuracy and hides less.", err=True)
 
 
+GraphSpec = Annotated[
+    str, typer.Option("--graph", help="e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz")
+]
+Name = Annotated[str, typer.Option("--algorithm", help="e.g. dp-d-sgd, zip-dl, muffliato; see docs/algorithms.md")]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds; gossip steps when averaging.")]
+ViewSpec = Annotated[str, typer.Option("--view", help="everyone, node:A, coalition:A,B or eavesdropper:A>B.")]
+SecureSum = Annotated[bool, typer.Option("--secure-sum", help="Receivers learn only sums of what they receive.")]
+Convex = Annotated[bool, typer.Option("--convex", help="Local steps are non-expansive: use that for the headline.")]
+Adjacency = Annotated[str, typer.Option(help="user (all of a node's data changes) or record.")]
+Part = Annotated[str, typer.Option("--participation", help="every, or KxB: K times, B rounds apart.")]
+Delta = Annotated[float, typer.Option(help="delta of (epsilon, delta)-DP.")]
+Seed = Annotated[int, typer.Option(help="Seed of random topologies.")]
+Chebyshev = Annotated[bool, typer.Option("--chebyshev", help="muffliato: accelerated gossip.")]
+Randomized = Annotated[bool, typer.Option("--randomized", help="One random edge per gossip step.")]
+GossipSteps = Annotated[int | None, typer.Option(help="muffliato-sgd: gossip steps per gradient.")]
+CompressionSpec = Annotated[
+    str | None, typer.Option("--compression", help="dp-csgp: identity, rand:0.5, gsgd:8, top:0.1.")
+]
+CorrelationFile = Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd: npz file with C.")]
+SigmaPair = Annotated[float | None, typer.Option(help="decor: noise that neighbours share.")]
+
+
+def _chosen(
+    graph: str,
+    weights: str | None,
+    name: str,
+    sigma: float | None,
+    randomized: bool,
+    seed: int,
+    **settings: Any,
+) -> tuple[Any, Any]:
+    """The algorithm and the topology that the shared options name."""
+    import inspect
+
+    from sottovoce.algorithms import algorithm, builder
+    from sottovoce.topology import random_edges, weigh
+
+    accepted = inspect.signature(builder(name)).parameters
+    given = {key: value for key, value in {"sigma": sigma, **settings}.items() if value not in (None, False)}
+    if "sigma" in given and "sigma" not in accepted:
+        del given["sigma"]
+    built = algorithm(name, **given)
+    kind = weights or {"column-stochastic": "push", "complete average": "uniform"}.get(built.requires, "metropolis")
+    net = weigh(graph, kind)
+    return built, random_edges(net, seed=seed) if randomized else net
+
+
+@app.command("account")
+def account_(
+    graph: GraphSpec,
+    algorithm: Name = "dp-d-sgd",
+    rounds: Rounds = 1,
+    sigma: Annotated[float, typer.Option(help="Noise multiplier: standard deviation over sensitivity.")] = 1.0,
+    view: ViewSpec = "everyone",
+    weights: Annotated[str | None, typer.Option(help="metropolis, max-degree, uniform or push.")] = None,
+    secure_sum: SecureSum = False,
+    convex: Convex = False,
+    adjacency: Adjacency = "user",
+    participation: Part = "every",
+    delta: Delta = 1e-5,
+    seed: Seed = 0,
+    chebyshev: Chebyshev = False,
+    randomized: Randomized = False,
+    gossip_steps: GossipSteps = None,
+    compression: CompressionSpec = None,
+    correlation: CorrelationFile = None,
+    sigma_pair: SigmaPair = None,
+    as_json: Json = False,
+) -> None:
+    """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
+    from sottovoce.compression import Identity
+    from sottovoce.privacy.account import account
+    from sottovoce.privacy.released import trace_released
+    from sottovoce.privacy.views import view as named_view
+    from sottovoce.trace import trace
+
+    built, net = _chosen(
+        graph, weights, algorithm, sigma, randomized, seed,
+        chebyshev=chebyshev, gossip_steps=gossip_steps, compression=compression, correlation=correlation,
+        sigma_pair=sigma_pair,
+    )  # fmt: skip
+    traced = trace if isinstance(built.compression, Identity) else trace_released
+    result = account(
+        traced(built, net, rounds=rounds),
+        named_view(view, secure_sum=secure_sum),
+        adjacency=adjacency,
+        participation=participation,
+        convex=convex,
+    )
+    _answer(result.document(delta), as_json, _by_distance(result, delta))
+    if result.headline is None:
+        raise Unaccountable("; ".join(result.refusals))
+    if not as_json:
+        best = result.headline
+        figure = f"epsilon {best.epsilon(delta):.4g} at delta {delta:g} (mu {best.mu:.4g})"
+        typer.echo(f"Headline: {figure}, {best.kind}, for node {best.victim}, who is worst off.", err=True)
+        for assumption in best.assumptions:
+            typer.echo(f"It assumes: {assumption}.", err=True)
+        for refusal in result.refusals:
+            typer.echo(f"Not offered: {refusal}.", err=True)
+
+
+def _by_distance(result: Any, delta: float) -> list[list[str]]:
+    """Epsilon by kind and by distance from the view: least, mean and largest over victims."""
+    table = [["kind", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
+    groups: dict[tuple[str, int | None], list[Any]] = {}
+    for guarantee in result.guarantees:
+        groups.setdefault((guarantee.kind, guarantee.distance), []).append(guarantee)
+    for (kind, distance), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
+        columns = []
+        for values in ([g.mu for g in found], [g.epsilon(delta) for g in found]):
+            columns += [f"{x:.4g}" for x in (min(values), sum(values) / len(values), max(values))]
+        table.append([kind, "any" if distance is None else str(distance), str(len(found)), *columns])
+    return table
+
+
+@app.command("calibrate")
+def calibrate_(
+    graph: GraphSpec,
+    epsilon: Annotated[float, typer.Option(help="Target epsilon of the headline.")],
+    algorithm: Name = "dp-d-sgd",
+    rounds: Rounds = 1,
+    view: ViewSpec = "everyone",
+    weights: Annotated[str | None, typer.Option(help="metropolis, max-degree, uniform or push.")] = None,
+    secure_sum: SecureSum = False,
+    convex: Convex = False,
+    adjacency: Adjacency = "user",
+    participation: Part = "every",
+    delta: Delta = 1e-5,
+    seed: Seed = 0,
+    chebyshev: Chebyshev = False,
+    randomized: Randomized = False,
+    gossip_steps: GossipSteps = None,
+    compression: CompressionSpec = None,
+    correlation: CorrelationFile = None,
+    sigma_pair: SigmaPair = None,
+    as_json: Json = False,
+) -> None:
+    """The sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
+    from sottovoce.privacy.calibrate import calibrate
+    from sottovoce.privacy.views import view as named_view
+
+    built, net = _chosen(
+        graph, weights, algorithm, 1.0, randomized, seed,
+        chebyshev=chebyshev, gossip_steps=gossip_steps, compression=compression, correlation=correlation,
+        sigma_pair=sigma_pair,
+    )  # fmt: skip
+    adversary = named_view(view, secure_sum=secure_sum)
+    sigma = calibrate(
+        built, net, adversary, rounds=rounds, epsilon=epsilon, delta=delta,
+        adjacency=adjacency, participation=participation, convex=convex,
+    )  # fmt: skip
+    facts = {
+        "algorithm": algorithm, "graph": net.name, "view": str(adversary), "rounds": rounds, "epsilon": epsilon,
+        "delta": delta, "sigma": sigma,
+    }  # fmt: skip
+    _answer(facts, as_json, [["", ""], *([key, _short(value)] for key, value in facts.items())])
+
+
 def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
@@ -103,7 +262,7 @@ def _answer(document: dict[str, Any], as_json: bool, table: list[list[str]]) -> 
 
     shown = Table(box=None, show_header=any(table[0]), pad_edge=False)
     for number, heading in enumerate(table[0]):
-        shown.add_column(heading, justify="left" if number == 0 else "right")
+        shown.add_column(heading, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for row in table[1:]:
         shown.add_row(*row)
     Console().print(shown)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -142,6 +142,9 @@ class Noise(Protocol):
     def edge(self, mixing: Mixing) -> tuple[Injection, ...]:
         """What the loop adds to single messages, in every gossip step."""
 
+    def with_sigma(self, sigma: float) -> Noise:
+        """The same noise at another size; pair secrets beside a node's own noise keep theirs."""
+
 
 class _Fresh:
     """Nothing added and nothing correlated; the noises below override what they do."""
@@ -164,6 +167,9 @@ class _Fresh:
 class Silent(_Fresh):
     """No noise."""
 
+    def with_sigma(self, sigma: float) -> Noise:
+        raise InputError("an algorithm without noise", "it has no sigma to choose", "use a private one")
+
 
 @dataclass(frozen=True)
 class Independent(_Fresh):
@@ -179,6 +185,9 @@ class Independent(_Fresh):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", _size("sigma", self.sigma))
+
+    def with_sigma(self, sigma: float) -> Noise:
+        return replace(self, sigma=sigma)
 
     def local(self, mixing: Mixing) -> tuple[Injection, ...]:
         return _own(self.sigma, mixing.n)
@@ -198,6 +207,9 @@ class Temporal(_Fresh):
     def correlation(self) -> Correlation | None:
         return self.over_rounds
 
+    def with_sigma(self, sigma: float) -> Noise:
+        return replace(self, sigma=sigma)
+
     def local(self, mixing: Mixing) -> tuple[Injection, ...]:
         return _own(self.sigma, mixing.n)
 
@@ -214,6 +226,9 @@ class Pairwise(_Fresh):
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", _size("sigma of pairs", self.sigma, single=True))
 
+    def with_sigma(self, sigma: float) -> Noise:
+        return replace(self, sigma=sigma)
+
     def local(self, mixing: Mixing) -> tuple[Injection, ...]:
         return _pairs(self.sigma, mixing)
 
@@ -226,6 +241,9 @@ class Central(_Fresh):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", _size("sigma", self.sigma, single=True))
+
+    def with_sigma(self, sigma: float) -> Noise:
+        return replace(self, sigma=sigma)
 
     def local(self, mixing: Mixing) -> tuple[Injection, ...]:
         if not self.sigma:
@@ -257,6 +275,9 @@ class ZeroSum(_Fresh):
             )
         given = "zeta" if self.zeta is not None else "message_sigma"
         object.__setattr__(self, given, _size(given, getattr(self, given)))
+
+    def with_sigma(self, sigma: float) -> Noise:
+        return replace(self, zeta=sigma) if self.zeta is not None else replace(self, message_sigma=sigma)
 
     def edge(self, mixing: Mixing) -> tuple[Injection, ...]:
         return _zero_sum(self, mixing)
@@ -314,6 +335,9 @@ class Together(_Fresh):
     def __post_init__(self) -> None:
         if any(part.correlation is not None for part in self.parts):
             raise InputError("temporal noise beside another", "it stands alone", "use it by itself")
+
+    def with_sigma(self, sigma: float) -> Noise:
+        return Together((self.parts[0].with_sigma(sigma), *self.parts[1:]))
 
     def local(self, mixing: Mixing) -> tuple[Injection, ...]:
         return tuple(injection for part in self.parts for injection in part.local(mixing))

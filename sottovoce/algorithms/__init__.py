@@ -120,8 +120,8 @@ def names() -> tuple[str, ...]:
     return tuple(dict.fromkeys(example.name for example in examples()))
 
 
-def algorithm(name: str, **settings: Any) -> Algorithm:
-    """Build an algorithm by name; settings it does not have are refused, naming those it has."""
+def builder(name: str) -> Callable[..., Algorithm]:
+    """What builds the algorithm of that name."""
     if not isinstance(name, str):
         raise InputError(f"a {type(name).__name__} as the name of an algorithm", "it is a word", "see names()")
     build = {example.name: example.build for example in examples()}.get(name)
@@ -129,6 +129,12 @@ def algorithm(name: str, **settings: Any) -> Algorithm:
         near = difflib.get_close_matches(name, names(), n=1)
         remedy = f"did you mean {near[0]}?" if near else "choose one of them"
         raise InputError(f"algorithm {name!r}", f"known: {', '.join(names())}", remedy)
+    return build
+
+
+def algorithm(name: str, **settings: Any) -> Algorithm:
+    """Build an algorithm by name; settings it does not have are refused, naming those it has."""
+    build = builder(name)
     accepted = inspect.signature(build).parameters
     for key in settings:
         if key not in accepted:

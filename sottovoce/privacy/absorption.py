@@ -149,16 +149,18 @@ def least_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: 
 def _solve(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_]) -> Array:
     """Accelerated projected gradients on what is carried, q = p - a >= 0; the best feasible cost of each victim."""
     impulses = [_impulse(coupling, victims, bool(part[t])) for t, coupling in enumerate(rounds)]
-    free = [~coupling.must & (coupling.fresh >= 0) for coupling in rounds]
+    free = [~coupling.must for coupling in rounds]
     inverse = [np.where(c.fresh > 0, 1.0 / np.where(c.fresh > 0, c.fresh, 1.0), 0.0)[:, None] for c in rounds]
     forced = [(c.fresh == 0) & ~c.must for c in rounds]  # without fresh noise all of it travels on
     T, shape = len(rounds), impulses[0].shape
     carried = [np.zeros(shape) for _ in range(T)]
     best, _ = _evaluate(rounds, impulses, carried, forced)
     bound = max(float(i.max()) for i in inverse) ** 2 * (1 + _norm(rounds)) ** 2
+    if bound == 0:  # no noise anywhere
+        return best
     ahead, before, momentum, last = [q.copy() for q in carried], carried, 1.0, best.copy()
     for iteration in range(ITERATIONS):
-        gradient = _gradient(rounds, impulses, ahead, inverse)
+        gradient = _gradient(rounds, impulses, ahead, inverse, forced)
         carried = [np.where(free[t][:, None], np.maximum(ahead[t] - gradient[t] / bound, 0.0), 0.0) for t in range(T)]
         following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
         ahead = [q + (momentum - 1) / following * (q - b) for q, b in zip(carried, before, strict=True)]
@@ -180,17 +182,26 @@ def _impulse(coupling: Coupling, victims: NDArray[np.intp], takes_part: bool) ->
 
 
 def _gradient(
-    rounds: tuple[Coupling, ...], impulses: list[Array], carried: list[Array], inverse: list[Array]
+    rounds: tuple[Coupling, ...],
+    impulses: list[Array],
+    carried: list[Array],
+    inverse: list[Array],
+    forced: list[NDArray[np.bool_]],
 ) -> list[Array]:
-    """Gradient of `sum ||(p_t - q_t) / d_t||^2 / 2` with respect to q."""
+    """Gradient of `sum ||(p_t - q_t) / d_t||^2 / 2` with respect to q; where nothing can absorb, q follows p."""
     absorbed, previous = [], np.zeros_like(carried[0])
-    for t in range(len(rounds)):
-        absorbed.append((previous + impulses[t] - carried[t]) * inverse[t] ** 2)
-        previous = rounds[t].carry @ carried[t]
-    out = [-part for part in absorbed]
-    for t in range(len(rounds) - 1):
-        out[t] = out[t] + rounds[t].carry.T @ absorbed[t + 1]
-    return out
+    for t, coupling in enumerate(rounds):
+        p = previous + impulses[t]
+        q = np.where(forced[t][:, None], p, carried[t])
+        absorbed.append((p - q) * inverse[t] ** 2)
+        previous = coupling.carry @ q
+    out: list[Array] = []
+    later = np.zeros_like(carried[0])
+    for t in range(len(rounds) - 1, -1, -1):
+        from_carry = rounds[t].carry.T @ later
+        out.append(from_carry - absorbed[t])
+        later = np.where(forced[t][:, None], from_carry, absorbed[t])
+    return out[::-1]
 
 
 def _evaluate(

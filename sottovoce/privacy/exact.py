@@ -198,12 +198,12 @@ def _whitened_products(factor: Array, effects: Effects, alive: NDArray[np.bool_]
         white_VTR = np.zeros((group.stop - first, T, R))
         repeated = None
         for number, s in enumerate(rounds):
-            if s >= effects.tail and repeated is not None:
+            if repeated is not None:
                 signal = repeated[: R - starts[s]]
             else:
                 column = effects.column(effects.gradient, s, group)
                 signal = np.asfortranarray(column[alive[effects.starts[s] :]])
-                repeated = signal if s >= effects.tail else None
+                repeated = signal if s >= effects.tail and alive.all() else None
             below = factor[starts[s] :, starts[s] :]
             white_VTR[:, number, starts[s] :] = blas.dtrsm(1.0, below, signal, lower=1).T
         M_VTT[group] = white_VTR @ white_VTR.transpose(0, 2, 1)
@@ -272,6 +272,9 @@ def orthogonal(seen: Seen) -> Array:
     condition does not matter. Elsewhere signals are solved for, and those outside the noise have infinite loss.
     """
     A_RTV, B_RZ = seen.dense()
+    if not B_RZ.any():
+        bare = np.where(A_RTV.any(axis=(0, 1)), np.inf, 0.0)
+        return np.broadcast_to(bare[:, None, None], (len(bare), A_RTV.shape[1], A_RTV.shape[1])).copy()
     Q_ZK, R_KR, pivots = linalg.qr(B_RZ.T, mode="economic", pivoting=True, check_finite=False)
     sizes = np.abs(np.diag(R_KR))
     K = int(np.sum(sizes > RANK * max(B_RZ.shape) ** 0.5 * (sizes[0] if sizes.size else 0.0)))

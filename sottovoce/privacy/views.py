@@ -159,23 +159,23 @@ class Seen:
         return sum(step.takes_gradients for step in self.steps)
 
 
-def see(system: LinearSystem, adversary: View) -> Seen:
-    """What `adversary` sees of `system`."""
+def see(system: LinearSystem, adversary: View, *, own: bool = False) -> Seen:
+    """What `adversary` sees of `system`; with `own`, also what its members say, which they know anyway."""
     adversary.check(system.n)
     victims = np.setdiff1d(np.arange(system.n), adversary.members)
     made: dict[int, SeenStep] = {}
     for step in system.steps:
         if id(step) not in made:
-            made[id(step)] = _see_step(step, adversary, victims)
+            made[id(step)] = _see_step(step, adversary, victims, own)
     return Seen(system, adversary, victims, tuple(made[id(step)] for step in system.steps))
 
 
-def _see_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> SeenStep:
+def _see_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> SeenStep:
     rows = sparse.vstack(
-        [_select(heard, mixing, adversary) for heard, mixing in zip(step.heard, step.mixings, strict=True)],
+        [_select(heard, mixing, adversary, own) for heard, mixing in zip(step.heard, step.mixings, strict=True)],
         format="csr",
     )
-    unknown = np.flatnonzero(~_known_noise(step, adversary))
+    unknown = np.flatnonzero(~known_noise(step, adversary))
     columns = victims if step.gradients else np.empty(0, dtype=np.intp)
 
     def reduced(matrix: sparse.csr_array) -> Inputs:
@@ -189,7 +189,7 @@ def _see_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) ->
     return SeenStep(seen, reduced(step.state_out), point, unknown, bool(step.gradients))
 
 
-def _known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
+def known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
     known = [np.zeros(0, dtype=bool)]
     for _, sources in step.sources:
         holders = sources.holders.tocsc()
@@ -201,7 +201,7 @@ def _known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
     return np.concatenate(known)
 
 
-def _select(heard: Heard, mixing: Mixing, adversary: View) -> sparse.csr_array:
+def _select(heard: Heard, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:
     """The rows of one gossip step that the adversary gets, or their sums."""
     sender, receiver, rows = heard
     if sender.size == 0 or sender[0] == -1:  # a sum over everyone is there for all to see
@@ -220,7 +220,8 @@ def _select(heard: Heard, mixing: Mixing, adversary: View) -> sparse.csr_array:
         got = np.isin(receiver, members)
         if mixing.active is not None:
             got &= mixing.active[receiver]
-    return rows[np.flatnonzero(got & ~np.isin(sender, members))]
+    said = np.isin(sender, members)
+    return rows[np.flatnonzero(got | said if own else got & ~said)]
 
 
 def _tapped(

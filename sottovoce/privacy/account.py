@@ -1,0 +1,275 @@
+"""`account`: what each victim of a view can lose, kind by kind, and the headline that is proven."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csgraph
+
+from sottovoce.compression import Identity
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy import exact, gaussian
+from sottovoce.privacy.absorption import couple, least_cost
+from sottovoce.privacy.closedness import closedness
+from sottovoce.privacy.released import loss_given_noisy_gradients
+from sottovoce.privacy.sensitivity import Participation, participation, worst_case
+from sottovoce.privacy.views import Seen, View, see, view
+from sottovoce.trace import LinearSystem
+
+KINDS = ("any-training", "convex-training", "fixed-streams")
+ADJACENCIES = ("user", "record")
+
+CONVEX = (
+    "local steps are non-expansive: convex smooth losses with step size at most 2/L, per-example clipping of "
+    "scalar-output linear models or none, no momentum"
+)
+IDEAL = "what a node contributes does not depend on what it heard (averaging, statistics); an idealisation for training"
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """mu-GDP for one victim (None: the worst of a view), with the kind of proof and what it assumes."""
+
+    victim: int | None
+    distance: int | None
+    kind: str
+    mu: float
+    proven_for_training: bool | str
+    assumptions: tuple[str, ...]
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon at this delta, rounded up."""
+        return gaussian.epsilon_of(self.mu, delta)
+
+    def rdp(self, alpha: float) -> float:
+        """Renyi divergence of order alpha."""
+        return gaussian.renyi_of(self.mu, alpha)
+
+    def document(self, delta: float) -> dict[str, Any]:
+        """As JSON: an infinite figure is the word "inf"."""
+        numbers = {"mu": self.mu, "epsilon": self.epsilon(delta)}
+        return {
+            "victim": self.victim,
+            "distance": self.distance,
+            "kind": self.kind,
+            **{name: "inf" if math.isinf(value) else value for name, value in numbers.items()},
+            "proven_for_training": self.proven_for_training,
+            "assumptions": list(self.assumptions),
+        }
+
+
+@dataclass(frozen=True)
+class Account:
+    """All guarantees of a view. Its own mu, epsilon, kind and assumptions are those of the headline.
+
+    The headline is, for the victim that is worst off, the best figure of a kind that is proven for what runs.
+    `refusals` says which kinds were not offered, and why.
+    """
+
+    system: LinearSystem
+    view: View
+    guarantees: tuple[Guarantee, ...]
+    headline: Guarantee | None
+    refusals: tuple[str, ...]
+
+    def _best(self) -> Guarantee:
+        if self.headline is None:
+            raise Unaccountable("; ".join(self.refusals) or "no kind of guarantee is proven here")
+        return self.headline
+
+    @property
+    def mu(self) -> float:
+        """mu of the headline."""
+        return self._best().mu
+
+    @property
+    def kind(self) -> str:
+        """Kind of the headline."""
+        return self._best().kind
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the headline assumes."""
+        return self._best().assumptions
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon of the headline."""
+        return self._best().epsilon(delta)
+
+    def rdp(self, alpha: float) -> float:
+        """Renyi divergence of the headline."""
+        return self._best().rdp(alpha)
+
+    def of(self, victim: int, kind: str | None = None) -> Guarantee:
+        """The guarantee of one victim: of the given kind, or the best that is proven."""
+        mine = [g for g in self.guarantees if g.victim == victim and kind in (None, g.kind)]
+        proven = [g for g in mine if kind is not None or _counts(g, self.system.algorithm.once, self._convex)]
+        if not proven:
+            raise InputError(
+                f"no {kind or 'proven'} guarantee for victim {victim}", "see .guarantees", "choose another"
+            )
+        return min(proven, key=lambda g: g.mu)
+
+    @property
+    def _convex(self) -> bool:
+        return self.headline is not None and self.headline.kind == "convex-training"
+
+    def document(self, delta: float) -> dict[str, Any]:
+        """As JSON, in the form of the command line's contract."""
+        return {
+            "algorithm": self.system.algorithm.name,
+            "graph": self.system.topology.graph.name if self.system.topology.graph else self.system.topology.name,
+            "topology": self.system.topology.name,
+            "view": str(self.view),
+            "secure_sum": self.view.secure_sum,
+            "rounds": self.system.rounds,
+            "delta": delta,
+            "guarantees": [guarantee.document(delta) for guarantee in self.guarantees],
+            "headline": None if self.headline is None else self.headline.document(delta),
+            "refusals": list(self.refusals),
+        }
+
+
+def account(
+    system: LinearSystem,
+    adversary: str | View = "everyone",
+    *,
+    adjacency: str = "user",
+    participation: str | Participation = "every",
+    convex: bool = False,
+    kinds: Sequence[str] = KINDS,
+) -> Account:
+    """Guarantees for every victim of a view.
+
+    >>> from sottovoce import algorithm, metropolis, trace
+    >>> system = trace(algorithm("dp-d-sgd", sigma=2.0), metropolis("ring:10"), rounds=16)
+    >>> account(system).mu
+    2.0
+    >>> account(system, "node:0").of(5, "fixed-streams").mu < 0.2
+    True
+    """
+    scheme = _participation(participation)
+    adversary = view(adversary)
+    if adjacency not in ADJACENCIES:
+        raise InputError(f"adjacency {adjacency!r}", f"known: {', '.join(ADJACENCIES)}", "choose one of them")
+    seen = see(system, adversary)
+    rounds = seen.gradient_rounds
+    scheme.check(rounds)
+    work = _Work(system, adversary, seen, scheme, adjacency)
+    found: list[Guarantee] = []
+    refusals: list[str] = []
+    for kind in kinds:
+        try:
+            squares, proven, assumptions = getattr(work, kind.replace("-", "_"))()
+        except Unaccountable as refusal:
+            refusals.append(f"{kind}: {refusal}")
+            continue
+        mus = np.sqrt(squares)
+        found += [
+            Guarantee(int(victim), distance, kind, float(mu), proven, assumptions)
+            for victim, distance, mu in zip(seen.victims, work.distances(), mus, strict=True)
+        ]
+    found.sort(key=lambda guarantee: (guarantee.victim, KINDS.index(guarantee.kind)))
+    return Account(system, adversary, tuple(found), _headline(found, system.algorithm.once, convex), tuple(refusals))
+
+
+def _participation(spec: str | Participation) -> Participation:
+    return participation(spec)
+
+
+def _counts(guarantee: Guarantee, once: bool, convex: bool) -> bool:
+    """Whether a guarantee is proven for what runs: any kind for averaging, for training those that say so."""
+    proven = guarantee.proven_for_training
+    return once or proven is True or (convex and proven == "convex")
+
+
+def _headline(found: list[Guarantee], once: bool, convex: bool) -> Guarantee | None:
+    """For each victim the best proven figure; of those the worst."""
+    best: dict[int | None, Guarantee] = {}
+    for guarantee in found:
+        if _counts(guarantee, once, convex):
+            now = best.get(guarantee.victim)
+            best[guarantee.victim] = guarantee if now is None or guarantee.mu < now.mu else now
+    return max(best.values(), key=lambda guarantee: guarantee.mu) if best else None
+
+
+class _Work:
+    """One accounting: what the kinds share is computed once."""
+
+    def __init__(
+        self, system: LinearSystem, adversary: View, seen: Seen, scheme: Participation, adjacency: str
+    ) -> None:
+        self.system, self.view, self.seen, self.scheme, self.adjacency = system, adversary, seen, scheme, adjacency
+        self._exact: NDArray[np.float64] | None = None
+
+    def distances(self) -> list[int | None]:
+        """Hops from each victim to the nearest member, along the direction messages travel."""
+        graph = self.system.topology.graph
+        if graph is None or not self.view.members:
+            return [None] * len(self.seen.victims)
+        hops = csgraph.shortest_path(graph.adjacency.T, unweighted=True, indices=list(self.view.members)).min(axis=0)
+        return [int(h) if math.isfinite(h) else None for h in hops[self.seen.victims]]
+
+    def _losses(self) -> NDArray[np.float64]:
+        if self._exact is None:
+            self._exact = _bounded(self.seen, self.scheme)
+        return self._exact
+
+    def _need_messages(self) -> None:
+        operator = self.system.algorithm.compression
+        if not isinstance(operator, Identity):
+            raise Unaccountable(f"{operator.name}: what is sent differs by coordinate or is not linear")
+
+    def fixed_streams(self) -> tuple[NDArray[np.float64], bool | str, tuple[str, ...]]:
+        """Section 2: the exact loss."""
+        self._need_messages()
+        return self._losses(), False, () if self.system.algorithm.once else (IDEAL,)
+
+    def any_training(self) -> tuple[NDArray[np.float64], bool | str, tuple[str, ...]]:
+        """The best of: the exact loss where the view is closed, the view given all noisy gradients, all messages."""
+        if self.system.algorithm.once:
+            raise Unaccountable(f"{self.system.algorithm.name} does not train: fixed-streams is its proof")
+        options, reasons = [], []
+        try:
+            options.append(loss_given_noisy_gradients(self.system, self.view, self.seen.victims, self.scheme))
+        except Unaccountable as refusal:
+            reasons.append(str(refusal))
+        tried = [self.view]
+        if self.view.kind != "everyone" and not options:
+            tried.append(View("everyone", self.view.members, secrets_of=self.view.secrets_of))
+        for option in tried:
+            if not isinstance(self.system.algorithm.compression, Identity):
+                break
+            status = closedness(self.system, option)
+            if status.closed and not (status.user_level_only and self.adjacency == "record"):
+                options.append(
+                    self._losses() if option is self.view else _bounded(see(self.system, option), self.scheme)
+                )
+                break
+            reasons.append(status.reason or "closed at user level only, and adjacency is by record")
+        if not options:
+            raise Unaccountable("; ".join(reasons))
+        return np.min(options, axis=0), True, ("gradients are clipped so that a change moves them by at most Delta",)
+
+    def convex_training(self) -> tuple[NDArray[np.float64], bool | str, tuple[str, ...]]:
+        """The absorption bound."""
+        if self.system.algorithm.once:
+            raise Unaccountable(f"{self.system.algorithm.name} does not train: fixed-streams is its proof")
+        self._need_messages()
+        rounds = couple(self.system, self.view)
+        return least_cost(rounds, self.seen.victims, self.scheme), "convex", (CONVEX,)
+
+
+def _bounded(seen: Seen, scheme: Participation) -> NDArray[np.float64]:
+    """mu^2 from the exact losses, infinite where a signal is not covered."""
+    M_VTT = exact.losses(seen)
+    bare = ~np.isfinite(M_VTT).all(axis=(1, 2))
+    out = np.full(len(M_VTT), np.inf)
+    if not bare.all():
+        out[~bare] = worst_case(M_VTT[~bare], scheme, M_VTT.shape[1])
+    return out

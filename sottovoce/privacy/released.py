@@ -1,0 +1,107 @@
+"""The view given all noisy gradients: everything a node with its own noise can ever say is a function of them.
+
+It bounds every view of an algorithm whose noise enters with the gradient, whatever the topology does, whatever is
+compressed and however models react; and it is closed, so it is proven for any training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, sparse
+
+from sottovoce.compression import Identity
+from sottovoce.errors import Unaccountable
+from sottovoce.privacy.sensitivity import Participation, worst_case
+from sottovoce.privacy.views import View, known_noise
+from sottovoce.topology import Topology
+from sottovoce.trace import LinearSystem, StepMatrices, trace
+
+if TYPE_CHECKING:
+    from sottovoce.algorithms import Algorithm
+
+Array = NDArray[np.float64]
+
+
+def trace_released(algorithm: Algorithm, topology: Topology, *, rounds: int) -> LinearSystem:
+    """A system of which only noisy gradients are known, for algorithms whose compressed messages cannot be traced.
+
+    It is traced without compression, and says so by its algorithm: `account` then uses no message of it.
+    """
+    plain = replace(algorithm, compression=Identity())  # type: ignore[type-var]
+    return replace(trace(plain, topology, rounds=rounds), algorithm=algorithm)
+
+
+def loss_given_noisy_gradients(
+    system: LinearSystem, view: View, victims: NDArray[np.intp], scheme: Participation
+) -> Array:
+    """mu^2 of each victim if the adversary had every honest node's `g + noise`, with what it knows removed."""
+    made: dict[int, Array] = {}
+    for step in system.steps:
+        if id(step) not in made:
+            made[id(step)] = _precision(system, step, view, victims)
+    per_round_TV = np.array([made[id(step)] for step in system.steps if step.gradients])
+    if system.correlation is not None:
+        C = system.correlation.matrix(system.rounds)
+        return worst_case((C.T @ C)[None], scheme, system.rounds)[0] * per_round_TV.max(axis=0)
+    patterns = scheme.patterns(len(per_round_TV))
+    return np.max([per_round_TV[pattern].sum(axis=0) for pattern in patterns], axis=0)
+
+
+def _precision(system: LinearSystem, step: StepMatrices, view: View, victims: NDArray[np.intp]) -> Array:
+    """What one noisy gradient tells about each victim: the diagonal of the inverse covariance of unknown noise."""
+    if not step.gradients:
+        return np.zeros(len(victims))
+    spread = _local_spread(system, step)
+    unknown = ~known_noise(step, view)[: spread.shape[1]]
+    honest = sparse.csr_array(spread.tocsc()[:, np.flatnonzero(unknown)])[victims]
+    steps = _taking(step)[victims]
+    covariance = sparse.csr_array(honest @ honest.T)
+    off = covariance - sparse.diags_array(covariance.diagonal())
+    off.eliminate_zeros()
+    with np.errstate(divide="ignore"):
+        if not off.nnz:
+            return np.where(steps, 1.0 / covariance.diagonal(), 0.0)
+    return np.where(steps, _inverse_diagonal(covariance.toarray()), 0.0)
+
+
+def _inverse_diagonal(covariance: Array) -> Array:
+    """Diagonal of the inverse; infinite for a node whose direction the noise does not cover."""
+    try:
+        factor = linalg.cholesky(covariance, lower=True, check_finite=False)
+        if np.all(np.diag(factor) ** 2 > 1e-10 * np.diag(covariance)):
+            inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True, check_finite=False)
+            return np.asarray((inverse**2).sum(axis=0))
+    except linalg.LinAlgError:
+        pass
+    sizes, vectors = np.linalg.eigh(covariance)
+    there = sizes > 1e-10 * sizes[-1]
+    inside = (vectors[:, there] ** 2).sum(axis=1)
+    out = (vectors[:, there] ** 2 / sizes[there]).sum(axis=1)
+    return np.where(inside < 1 - 1e-8, np.inf, out)
+
+
+def _taking(step: StepMatrices) -> NDArray[np.bool_]:
+    """Which nodes' gradients go anywhere in this round."""
+    used = np.zeros(step.gradients, dtype=bool)
+    for matrix in (step.state_out, *(heard.rows for heard in step.heard)):
+        used[np.unique(step.split(matrix)[1].indices)] = True
+    return used
+
+
+def _local_spread(system: LinearSystem, step: StepMatrices) -> sparse.csr_array:
+    """How sources reach a node's gradient, N x S; checked: in every message noise and gradient come in this mixture."""
+    algorithm = system.algorithm
+    parts = [injection.matrix.whole() for injection in algorithm.noise.local(step.mixings[0])]
+    if not parts:
+        raise Unaccountable(f"{algorithm.name}: nothing is added to gradients themselves")
+    spread = sparse.csr_array(sparse.hstack(parts, format="csr") * algorithm.sensitivity)
+    for matrix in (step.state_out, *(heard.rows for heard in step.heard)):
+        _, gradient, noise = step.split(matrix)
+        gap = abs(noise.tocsc()[:, : spread.shape[1]] - (gradient @ spread).tocsc())
+        if gap.nnz and float(gap.max()) > 1e-12 * max(1.0, float(abs(noise).max())):
+            raise Unaccountable(f"{algorithm.name}: noise does not travel with the gradient it was added to")
+    return spread
