@@ -396,10 +396,9 @@ def _zero_sum(noise: ZeroSum, mixing: Mixing) -> tuple[Injection, ...]:
     edges = noise._neighbourhood(mixing)
     sender, _, weight = edges
     zeta = noise.zetas(mixing)
-    if not zeta.any() or not len(sender):
-        return ()
     degree = np.bincount(sender, minlength=mixing.n)
-    if (degree[zeta > 0] < 2).all():  # alone in its neighbourhood, a node's noise must be zero itself
+    zeta = np.where(degree > 1, zeta, 0.0)  # alone in its neighbourhood, a node's noise cancels itself
+    if not zeta.any():
         return ()
     E, each = len(sender), np.arange(len(sender))
     plain = sparse.diags_array(zeta[sender], format="csr")

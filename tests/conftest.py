@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -22,6 +23,12 @@ def data():
         return path
 
     return find
+
+
+@pytest.fixture(scope="session")
+def oracles(data):
+    """Stored reference values, each with how it was obtained."""
+    return json.loads(data("../oracles.json").read_text())
 
 
 def pytest_terminal_summary(terminalreporter):

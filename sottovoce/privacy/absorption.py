@@ -37,13 +37,15 @@ class Coupling:
     """One round for the coupling: who absorbs how cheaply, who must, and what travels on.
 
     `fresh[w]` is the size of w's own new noise (0: it cannot absorb), `must[w]` says that w is heard before it adds
-    noise again, `carry` is the matrix of absolute weights among honest nodes, `takes[w]` says that w steps at all.
+    noise again, `carry` is the matrix of absolute weights among honest nodes, `takes[w]` says that w steps at all. With
+    secure summation nobody must; `summed @ q` is what the heard sums make nodes absorb of what they carry.
     """
 
     fresh: Array
     must: NDArray[np.bool_]
     carry: sparse.csr_array
     takes: NDArray[np.bool_]
+    summed: sparse.csr_array | None = None
 
 
 def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
@@ -63,8 +65,8 @@ def _couple_step(system: LinearSystem, step: StepMatrices, view: View) -> Coupli
     n, name = system.n, system.algorithm.name
     if step.state_size != n or step.state_out.shape[0] != n or step.gradients != n:
         raise Unaccountable(f"{name}: the absorption bound needs one model per node and a gradient in every round")
-    if view.secure_sum:
-        raise Unaccountable("the absorption bound with secure summation has its own move")
+    if view.secure_sum and len(step.mixings) > 1:
+        raise Unaccountable("the absorption bound with secure summation is for one gossip step per gradient")
     carry, gradient, noise = step.split(step.state_out)
     said, said_gradient, said_noise = step.split(_first_said(step, n))
     eta = -said_gradient.diagonal()
@@ -87,8 +89,28 @@ def _couple_step(system: LinearSystem, step: StepMatrices, view: View) -> Coupli
     honest[members] = False
     keep = sparse.diags_array(honest.astype(float))
     absolute = sparse.csr_array(keep @ abs(carry) @ keep)
-    must = _heard_nodes(step, members) & honest
-    return Coupling(fresh / max(size, 1e-300), must, absolute, takes & honest)
+    fresh = fresh / max(size, 1e-300)
+    if view.secure_sum:
+        summed, left = _projections(step, members, honest, fresh)
+        nobody = np.zeros(n, dtype=bool)
+        return Coupling(fresh, nobody, sparse.csr_array(absolute @ left), takes & honest, summed)
+    return Coupling(fresh, _heard_nodes(step, members) & honest, absolute, takes & honest)
+
+
+def _projections(
+    step: StepMatrices, members: NDArray[np.intp], honest: NDArray[np.bool_], fresh: Array
+) -> tuple[sparse.csr_array, sparse.csr_array]:
+    """What sums H y make nodes absorb, and what stays: absolute values of `D^2 H^T (H D^2 H^T)^+ H` and of the rest."""
+    near = np.flatnonzero(np.asarray((step.mixings[0].weights[members] != 0).sum(axis=0)).ravel() * honest)
+    H = step.mixings[0].weights[members].tocsc()[:, near].toarray()
+    if np.any(fresh[near] == 0):
+        raise Unaccountable("secure summation over nodes without noise of their own")
+    scaled = H * fresh[near] ** 2
+    inside = scaled.T @ np.linalg.pinv(scaled @ H.T) @ H
+    n, index = len(honest), np.ix_(near, near)
+    absorbed, left = np.zeros((n, n)), np.eye(n)
+    absorbed[index], left[index] = np.abs(inside), np.abs(np.eye(len(near)) - inside)
+    return sparse.csr_array(absorbed), sparse.csr_array(left)
 
 
 def _first_said(step: StepMatrices, n: int) -> sparse.csr_array:
@@ -155,7 +177,9 @@ def _solve(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArra
     T, shape = len(rounds), impulses[0].shape
     carried = [np.zeros(shape) for _ in range(T)]
     best, _ = _evaluate(rounds, impulses, carried, forced)
-    bound = max(float(i.max()) for i in inverse) ** 2 * (1 + _norm(rounds)) ** 2
+    extra = max((_norm(c.summed) for c in rounds if c.summed is not None), default=0.0)
+    largest = max(_norm(matrix) for matrix in {id(c.carry): c.carry for c in rounds}.values())
+    bound = max(float(i.max()) for i in inverse) ** 2 * (1 + largest + extra) ** 2
     if bound == 0:  # no noise anywhere
         return best
     ahead, before, momentum, last = [q.copy() for q in carried], carried, 1.0, best.copy()
@@ -193,12 +217,16 @@ def _gradient(
     for t, coupling in enumerate(rounds):
         p = previous + impulses[t]
         q = np.where(forced[t][:, None], p, carried[t])
-        absorbed.append((p - q) * inverse[t] ** 2)
+        taken = p - q if coupling.summed is None else p - q + coupling.summed @ q
+        absorbed.append(taken * inverse[t] ** 2)
         previous = coupling.carry @ q
     out: list[Array] = []
     later = np.zeros_like(carried[0])
     for t in range(len(rounds) - 1, -1, -1):
         from_carry = rounds[t].carry.T @ later
+        summed = rounds[t].summed
+        if summed is not None:
+            from_carry = from_carry + summed.T @ absorbed[t]
         out.append(from_carry - absorbed[t])
         later = np.where(forced[t][:, None], from_carry, absorbed[t])
     return out[::-1]
@@ -216,7 +244,7 @@ def _evaluate(
             q = np.where(coupling.must[:, None], 0.0, p)
         else:
             q = np.where(forced[t][:, None], p, np.minimum(carried[t], p))
-        absorbed = p - q
+        absorbed = p - q if coupling.summed is None else p - q + coupling.summed @ q
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
         cost = cost + (share**2).sum(axis=0)
@@ -224,11 +252,44 @@ def _evaluate(
     return cost, p
 
 
-def _norm(rounds: tuple[Coupling, ...]) -> float:
-    """A bound on the largest singular value of any carry matrix: sqrt(||.||_1 ||.||_inf)."""
-    largest = 0.0
-    for coupling in {id(c): c for c in rounds}.values():
-        rows = np.asarray(coupling.carry.sum(axis=1)).ravel().max(initial=0.0)
-        columns = np.asarray(coupling.carry.sum(axis=0)).ravel().max(initial=0.0)
-        largest = max(largest, float(np.sqrt(rows * columns)))
-    return largest
+def _norm(matrix: sparse.csr_array) -> float:
+    """A bound on the largest singular value: sqrt(||.||_1 ||.||_inf)."""
+    rows = np.asarray(abs(matrix).sum(axis=1)).ravel().max(initial=0.0)
+    columns = np.asarray(abs(matrix).sum(axis=0)).ravel().max(initial=0.0)
+    return float(np.sqrt(rows * columns))
+
+
+LATE = 24
+"""How many last rounds are tried without absorbing."""
+
+
+def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation) -> Array:
+    """mu^2 for any clipped training: a victim absorbs at once, except in last rounds whose traces come too late.
+
+    Models that are apart may then drift by one clipped difference a round each (p[k] += 1 wherever p[k] > 0), and
+    whatever reaches a heard node is absorbed there. Sound for neural networks too.
+    """
+    if any(coupling.summed is not None for coupling in rounds):
+        raise Unaccountable("clipped growth with secure summation")
+    costs = []
+    for pattern in scheme.patterns(len(rounds)):
+        part = np.zeros(len(rounds), dtype=bool)
+        part[pattern] = True
+        costs.append(np.min([_late(rounds, victims, part, late) for late in range(min(LATE, len(rounds)))], axis=0))
+    return np.max(costs, axis=0)
+
+
+def _late(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_], late: int) -> Array:
+    cost = np.zeros(len(victims))
+    p = np.zeros((len(rounds[0].fresh), len(victims)))
+    for t, coupling in enumerate(rounds):
+        drift = (p > 0) & coupling.takes[:, None]
+        impulse = _impulse(coupling, victims, bool(part[t]))
+        p = p + np.maximum(impulse, drift)
+        heard = coupling.must[:, None] | (t < len(rounds) - late)
+        absorbed = np.where(heard, p, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
+        cost = cost + (share**2).sum(axis=0)
+        p = coupling.carry @ (p - absorbed)
+    return cost

@@ -1,0 +1,271 @@
+"""The exact loss: routes against each other, against 50-digit arithmetic, and against what must hold of any figure."""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+import pytest
+
+from sottovoce import (
+    Graph,
+    algorithm,
+    coalition,
+    dropout,
+    eavesdropper,
+    everyone,
+    fresh_erdos_renyi,
+    from_matrix,
+    metropolis,
+    node,
+    push,
+    random_edges,
+    trace,
+    uniform,
+)
+from sottovoce.privacy import exact
+from sottovoce.privacy.sensitivity import participation, worst_case
+from sottovoce.privacy.views import see
+from tests.cases import Case, cases
+
+EVERY = participation("every")
+
+
+def seen(name, net, view, rounds, **settings):
+    return see(trace(algorithm(name, **({"sigma": 1.0} | settings)), net, rounds=rounds), view)
+
+
+def mu2(view_of):
+    return worst_case(exact.losses(view_of), EVERY, view_of.gradient_rounds)
+
+
+def mpmath_losses(view_of, digits=50):
+    """M by exact rank-revealing elimination in 50 digits: the definition, with no float in sight."""
+    A_RTV, B_RZ = view_of.dense()
+    R, T, V = A_RTV.shape
+    with mpmath.workdps(digits):
+        B = [[mpmath.mpf(float(x)) for x in row] for row in B_RZ]
+        A = [[mpmath.mpf(float(x)) for x in row] for row in A_RTV.reshape(R, T * V)]
+        basis, signals = [], []
+        for b, a in zip(B, A, strict=True):
+            b, a = list(b), list(a)
+            for unit, signal in zip(basis, signals, strict=True):
+                dot = mpmath.fsum(x * y for x, y in zip(b, unit, strict=True))
+                b = [x - dot * y for x, y in zip(b, unit, strict=True)]
+                a = [x - dot * y for x, y in zip(a, signal, strict=True)]
+            size = mpmath.sqrt(mpmath.fsum(x * x for x in b))
+            if size > mpmath.mpf(10) ** -13:
+                basis.append([x / size for x in b])
+                signals.append([x / size for x in a])
+        white = np.array([[float(x) for x in row] for row in signals]).reshape(-1, T, V)
+    return np.einsum("ksv,ktv->vst", white, white)
+
+
+SMALL = [
+    ("dp-d-sgd", metropolis("path:5"), node(4), 6, {}),
+    ("dp-d-sgd", metropolis("path:12"), node(0), 12, {}),
+    ("dp-d-sgd", metropolis("ring:6"), node(0), 5, {}),
+    ("dp-d-sgd", metropolis("grid:2x3"), coalition(0, 5), 4, {}),
+    ("dp-d-sgd", push("star:4"), node(1), 4, {}),
+    ("zip-dl", metropolis("path:4"), node(0), 4, {}),
+    ("zip-dl", metropolis("ring:5"), everyone(), 3, {}),
+    ("decor", metropolis("path:4"), node(0), 4, {"sigma_pair": 3.0}),
+    ("anti-pgd", metropolis("path:4"), node(0), 5, {}),
+    ("muffliato", metropolis("path:10"), node(9), 10, {}),
+    ("muffliato", metropolis("path:12"), node(0), 12, {"chebyshev": True}),
+    ("muffliato", metropolis("karate"), node(3), 4, {}),
+    ("muffliato-sgd", metropolis("path:4"), node(0), 3, {"gossip_steps": 3}),
+    ("dp2sgd", metropolis("ring:5"), node(0), 4, {}),
+    ("dp-csgp", push("exponential:6"), node(0), 4, {}),
+    ("dp-d-sgd", fresh_erdos_renyi(6, 0.5, seed=1), node(0), 4, {}),
+    ("dp-d-sgd", dropout("ring:6", rate=0.3, seed=5), node(0), 4, {}),
+    ("muffliato", random_edges("ring:5", seed=1), node(0), 12, {}),
+]
+SMALL = [case for case in SMALL if not (case[0] == "dp-d-sgd" and case[1].name.endswith("push"))]
+
+
+@pytest.mark.parametrize("secure_sum", [False, True])
+@pytest.mark.parametrize("case", SMALL, ids=lambda case: f"{case[0]} on {case[1].name} {case[2]}")
+def test_every_route_agrees_with_fifty_digits(case, secure_sum):
+    name, net, view, rounds, settings = case
+    view = type(view)(view.kind, view.members, secure_sum=secure_sum and view.kind != "everyone")
+    view_of = seen(name, net, view, rounds, **settings)
+    truth = mpmath_losses(view_of)
+    scale = 1e-6 * np.abs(truth).max(axis=(1, 2), keepdims=True) + 1e-12
+    agreed = 0
+    for route in (exact.losses, exact.dense, exact.orthogonal, exact.gram, exact.kalman):
+        if route is exact.kalman and view_of.system.correlation is not None:
+            continue
+        try:
+            found = route(view_of)
+        except exact.Singular:
+            continue
+        assert np.all(np.abs(found - truth) <= scale), route.__name__
+        agreed += 1
+    assert agreed >= 3
+
+
+@pytest.mark.parametrize("case", [c for c in cases() if c.algorithm.compression.name == "identity"], ids=str)
+def test_routes_agree_for_every_algorithm(case: Case):
+    system = trace(case.algorithm, case.topology, rounds=4)
+    for view in (everyone(), node(1), coalition(0, 2)):
+        view_of = see(system, view)
+        oracle = exact.dense(view_of)
+        found = exact.losses(view_of)
+        assert (np.isfinite(found) == np.isfinite(oracle)).all()
+        there = np.isfinite(oracle)
+        np.testing.assert_allclose(found[there], oracle[there], rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [3, 5, 8])
+@pytest.mark.parametrize("T", [1, 4, 10])
+def test_complete_graph_gives_no_amplification(n, T):
+    np.testing.assert_allclose(mu2(seen("dp-d-sgd", metropolis(f"complete:{n}"), node(0), T, sigma=2.0)), T / 4)
+
+
+def test_everyone_is_the_composition_of_gaussians():
+    for spec in ("ring:7", "path:4", "florentine"):
+        np.testing.assert_allclose(mu2(seen("dp-d-sgd", metropolis(spec), everyone(), 9, sigma=3.0)), 1.0)
+
+
+def test_isolated_attacker_learns_nothing():
+    net = metropolis(Graph.from_edges([(0, 1), (1, 2)], nodes=4))
+    assert not mu2(seen("dp-d-sgd", net, node(3), 5)).any()
+
+
+def test_no_noise_is_infinite_for_those_who_are_heard():
+    losses = exact.losses(see(trace(algorithm("d-psgd"), metropolis("path:4"), rounds=2), node(0)))
+    assert np.isinf(losses[0]).all()
+    assert not losses[2].any()
+    partly = seen("dp-d-sgd", metropolis("path:3"), node(2), 3, sigma=[1.0, 0.0, 1.0])
+    assert np.isinf(exact.losses(partly)[1]).all()
+
+
+@pytest.mark.parametrize("name", ["dp-d-sgd", "zip-dl", "anti-pgd", "muffliato"])
+def test_more_colluders_more_rounds_less_noise_never_lower_mu(name):
+    net = metropolis("erdos-renyi:9,p=0.4,seed=3")
+    one, two = (mu2(seen(name, net, view, 5)) for view in (node(0), coalition(0, 4)))
+    rest = np.setdiff1d(np.arange(1, 9), [4]) - 1
+    assert (two >= one[rest] - 1e-9).all()
+    longer = mu2(seen(name, net, node(0), 7))
+    assert (longer >= one - 1e-9).all()
+    noisier = mu2(seen(name, net, node(0), 5, sigma=2.0))
+    np.testing.assert_allclose(noisier, one / 4, rtol=1e-6)
+    fewer = mu2(seen(name, net, node(0), 5, sigma=[1.0] * 5 + [0.5] * 4))
+    assert (fewer >= one - 1e-9).all()
+
+
+@pytest.mark.parametrize("name", ["dp-d-sgd", "zip-dl", "muffliato", "anti-pgd", "decor"])
+def test_secure_summation_never_raises_mu_and_everyone_is_above_a_node(name):
+    net = metropolis("florentine")
+    settings = {"sigma_pair": 2.0} if name == "decor" else {}
+    plain = mu2(seen(name, net, node(2), 4, **settings))
+    summed = mu2(seen(name, net, node(2, secure_sum=True), 4, **settings))
+    assert (summed <= plain + 1e-9).all()
+    if name != "decor":
+        everything = mu2(seen(name, net, everyone(), 4, **settings))
+        assert (plain <= np.delete(everything, 2) + 1e-9).all()
+
+
+def test_a_neighbour_with_secrets_is_stronger_than_everyone():
+    """Path of 2, pair noise 5, T = 3: everyone 1.53, the neighbour 3.00 (mu squared)."""
+    net = metropolis("path:2")
+    np.testing.assert_allclose(mu2(seen("decor", net, everyone(), 3, sigma_pair=5.0)), 3 * 26 / 51)
+    np.testing.assert_allclose(mu2(seen("decor", net, node(1), 3, sigma_pair=5.0)), 3.0)
+    np.testing.assert_allclose(mu2(seen("decor", net, everyone(secrets_of=(1,)), 3, sigma_pair=5.0)), 3.0)
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 6])
+@pytest.mark.parametrize("spec", ["path:10", "ring:9", "florentine", "karate"])
+def test_averaging_losses_sum_to_the_rank_and_chebyshev_changes_nothing(spec, T):
+    net = metropolis(spec)
+    plain = seen("muffliato", net, node(2), T)
+    losses = mu2(plain)
+    _, B = plain.dense()
+    assert losses.sum() == pytest.approx(np.linalg.matrix_rank(B, tol=1e-11))
+    np.testing.assert_allclose(mu2(seen("muffliato", net, node(2), T, chebyshev=True)), losses, atol=1e-8)
+
+
+def test_zip_dl_closed_forms():
+    ring = metropolis("ring:7")
+    for T in (1, 3, 6):
+        np.testing.assert_allclose(mu2(seen("zip-dl", ring, everyone(), T)), 6 * sum(t * t for t in range(1, T + 1)))
+    neighbour = [mu2(seen("zip-dl", ring, node(0), T))[0] for T in (3, 6, 9, 12)]
+    np.testing.assert_allclose(neighbour, [8.5, 27.9, 56.2, 93.5], atol=0.06)
+    independent = [mu2(seen("dp-d-sgd", ring, node(0), T))[0] for T in (3, 6, 9, 12)]
+    np.testing.assert_allclose(independent, [2.8, 5.6, 8.4, 11.2], atol=0.06)
+
+
+def test_zip_dl_collusion():
+    """Uniform weights, closed neighbourhood of d + 1: one receiver learns (d + 1) / d, all d receivers (d + 1) d."""
+    d, net = 4, metropolis("star:5")
+    W = net.at(0).weights.toarray()
+    assert W[0, 0] == pytest.approx(W[0, 1])
+    one = mu2(seen("zip-dl", net, eavesdropper((0, 1)), 1))[0]
+    every = mu2(seen("zip-dl", net, coalition(1, 2, 3, 4), 1))[0]
+    assert (one, every) == (pytest.approx((d + 1) / d), pytest.approx((d + 1) * d))
+
+
+def test_correlated_noise_for_everyone_is_C_transposed_C():
+    rng = np.random.default_rng(0)
+    C = np.tril(rng.random((6, 6))) + np.eye(6)
+    view_of = seen("mf-d-sgd", metropolis("ring:5"), everyone(), 6, sigma=2.0, correlation=C)
+    for M in exact.losses(view_of):
+        np.testing.assert_allclose(M, C.T @ C / 4, rtol=1e-8)
+
+
+def test_row_stochastic_and_directed_weights_are_accounted_for():
+    for net in (
+        uniform("exponential:7"),
+        uniform("path:5"),
+        from_matrix([[0.2, 0.8, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]),
+    ):
+        view_of = seen("dp-d-sgd", net, node(0), 5)
+        np.testing.assert_allclose(exact.losses(view_of), exact.dense(view_of), atol=1e-9)
+
+
+def test_large_observations_take_the_filter(monkeypatch):
+    view_of = seen("dp-d-sgd", metropolis("erdos-renyi:20,p=0.3,seed=0"), node(0), 8)
+    plain = exact.losses(view_of)
+    monkeypatch.setattr(exact, "GRAM_ROWS", 5)
+    monkeypatch.setattr(exact, "AT_ONCE", 50)
+    np.testing.assert_allclose(exact.losses(view_of), plain, atol=1e-10)
+    monkeypatch.setattr(exact, "GRAM_ROWS", 10**6)
+    np.testing.assert_allclose(exact.losses(view_of), plain, atol=1e-10)
+
+
+def test_optimal_attacker_reaches_the_figure():
+    """Fixed streams: the likelihood ratio of real runs separates the two worlds by exactly mu."""
+    from sottovoce.loop import Draws, begin, play
+
+    for spec, attacker, victim in (("path:4", 3, 0), ("ring:6", 0, 2), ("florentine", 4, 9)):
+        net, T, D = metropolis(spec), 5, 4000
+        dp = algorithm("dp-d-sgd", sigma=1.0, step_size=1.0)
+        view_of = see(trace(dp, net, rounds=T), node(attacker))
+        A, B = view_of.dense()
+        u = int(np.flatnonzero(view_of.victims == victim)[0])
+        direction = np.linalg.pinv(B @ B.T) @ A[:, :, u].sum(axis=1)
+        mu = np.sqrt(exact.losses(view_of)[u].sum())
+        x0, zeros = np.zeros((net.n, D)), np.zeros((net.n, D))
+        fitted, carry = begin(dp, net, x0, T)
+        feed, scores = Draws(1, lambda t, x, zeros=zeros: zeros, x0), np.zeros(D)
+        at, known = 0, attacker
+        for t in range(T):
+            played = play(fitted, net, carry, feed, t)
+            carry = played.carry
+            sender, _, rows = played.steps[0].heard()
+            heard = [i for i, v in enumerate(sender) if v != known and net.at(0).weights[known, v] != 0]
+            own = _own_part(dp, net, known, t, T, D)
+            scores += direction[at : at + len(heard)] @ (rows[heard] - own[heard])
+            at += len(heard)
+        spread = scores.std()
+        assert spread == pytest.approx(mu, rel=5 / np.sqrt(2 * D))
+
+
+def _own_part(dp, net, known, t, T, D):
+    """What the attacker's own noise contributes to the messages of round t: it subtracts that."""
+    system = trace(dp, net, rounds=T)
+    _, B, labels = system.dense()
+    Z = system.draw(1, D)
+    mine = np.zeros(B.shape[1], dtype=bool)
+    mine[known :: net.n] = True
+    return (B[labels.round == t][:, mine]) @ Z[mine]

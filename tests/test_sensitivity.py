@@ -1,0 +1,86 @@
+"""Participation patterns and the worst-case direction: dual against primal, and against brute force."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from sottovoce import InputError, algorithm, metropolis, node, trace
+from sottovoce.privacy import exact
+from sottovoce.privacy.sensitivity import absolute_sum, bound, dual_bound, participation, worst_case
+from sottovoce.privacy.views import see
+
+
+def random_psd(rng, V, T, rank):
+    X = rng.standard_normal((V, T, rank))
+    return X @ X.transpose(0, 2, 1)
+
+
+def signs(M):
+    """The best +1 / -1 direction, by trying all: the exact value in one dimension, a lower bound in more."""
+    best = 0.0
+    for pattern in itertools.product((-1.0, 1.0), repeat=len(M)):
+        s = np.array(pattern)
+        best = max(best, float(s @ M @ s))
+    return best
+
+
+def primal(M, rng, dimension=8, starts=10):
+    """Random restarts of coordinate ascent over unit vectors: never above the semidefinite value."""
+    best = 0.0
+    for _ in range(starts):
+        v = rng.standard_normal((len(M), dimension))
+        v /= np.linalg.norm(v, axis=1, keepdims=True)
+        for _ in range(300):
+            for t in range(len(M)):
+                pull = M[t] @ v - M[t, t] * v[t]
+                if np.linalg.norm(pull) > 0:
+                    v[t] = pull / np.linalg.norm(pull)
+        best = max(best, float(np.einsum("st,sk,tk->", M, v, v)))
+    return best
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 5, 8])
+def test_dual_meets_primal(T):
+    rng = np.random.default_rng(T)
+    M = random_psd(rng, 4, T, max(1, T - 1))
+    values = dual_bound(M, gap=1e-6)
+    for matrix, value in zip(M, values, strict=True):
+        reached = primal(matrix, rng)
+        assert signs(matrix) <= value * (1 + 1e-9)
+        assert reached <= value * (1 + 1e-9)
+        assert value <= reached * (1 + 1e-4)
+    assert (values <= absolute_sum(M) * (1 + 1e-6)).all()
+    assert (bound(M) <= absolute_sum(M)).all()
+
+
+def test_positive_matrices_need_no_solver():
+    M = np.abs(random_psd(np.random.default_rng(0), 3, 6, 6))
+    np.testing.assert_array_equal(bound(M), absolute_sum(M))
+
+
+def test_all_ones_would_be_too_small():
+    M = np.array([[[1.0, -0.9], [-0.9, 1.0]]])
+    assert M.sum() == pytest.approx(0.2)
+    assert bound(M)[0] == pytest.approx(3.8)
+
+
+def test_patterns():
+    assert [p.tolist() for p in participation("4x3").patterns(12)] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+    assert [p.tolist() for p in participation("every").patterns(3)] == [[0, 1, 2]]
+    with pytest.raises(InputError, match="participation 4x16 in 20 rounds"):
+        participation("4x16").check(20)
+    for bad in ("4", "x", "0x3", "4x0", "-1x2", "always"):
+        with pytest.raises(InputError, match="it is 'every' or KxB"):
+            participation(bad)
+
+
+def test_the_worst_pattern_counts():
+    view = see(trace(algorithm("anti-pgd", sigma=1.0), metropolis("ring:5"), rounds=6), node(0))
+    M = exact.losses(view)
+    found = worst_case(M, participation("2x3"), 6)
+    by_hand = np.max([bound(M[:, [s, s + 3]][:, :, [s, s + 3]]) for s in range(3)], axis=0)
+    np.testing.assert_allclose(found, by_hand)
+    assert (found <= worst_case(M, participation("every"), 6)).all()

@@ -1,0 +1,175 @@
+"""Views, closedness and the view given all noisy gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sottovoce import (
+    InputError,
+    Unaccountable,
+    algorithm,
+    coalition,
+    dropout,
+    eavesdropper,
+    everyone,
+    metropolis,
+    node,
+    push,
+    random_edges,
+    trace,
+    uniform,
+)
+from sottovoce.privacy.closedness import closedness
+from sottovoce.privacy.released import loss_given_noisy_gradients, trace_released
+from sottovoce.privacy.sensitivity import participation
+from sottovoce.privacy.views import see, view
+
+EVERY = participation("every")
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("everyone", everyone()),
+        ("node:3", node(3)),
+        ("coalition:5,3", coalition(3, 5)),
+        ("eavesdropper:0>1,1>0", eavesdropper((0, 1), (1, 0))),
+    ],
+)
+def test_views_by_name(spec, expected):
+    assert view(spec) == expected
+
+
+@pytest.mark.parametrize(
+    "spec", ["nobody", "node:", "node:x", "node:-1", "coalition:", "coalition:1,", "eavesdropper:1"]
+)
+def test_unknown_views(spec):
+    with pytest.raises(InputError, match="known: everyone, node:A"):
+        view(spec)
+
+
+def test_views_must_leave_somebody():
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("path:3"), rounds=2)
+    with pytest.raises(InputError, match=r"node 7 in view node:7; nodes are 0..2"):
+        see(system, node(7))
+    with pytest.raises(InputError, match="somebody must be left"):
+        see(system, coalition(0, 1, 2))
+    with pytest.raises(Unaccountable, match="ciphertext"):
+        view("eavesdropper:0>1", secure_sum=True)
+
+
+def test_a_node_hears_its_neighbours_and_knows_itself():
+    system = trace(algorithm("dp-d-sgd", sigma=1.0, step_size=1.0), metropolis("path:4"), rounds=1)
+    seen = see(system, node(1))
+    assert seen.victims.tolist() == [0, 2, 3]
+    A, B = seen.dense()
+    np.testing.assert_array_equal(A[:, 0], [[-1, 0, 0], [0, -1, 0]])
+    np.testing.assert_array_equal(B, [[-1, 0, 0], [0, -1, 0]])
+
+
+def test_taps_hear_their_edges_only():
+    system = trace(algorithm("zip-dl", sigma=1.0), metropolis("path:3"), rounds=1)
+    assert see(system, eavesdropper((1, 0))).steps[0].seen.state.shape[0] == 1
+    assert see(system, eavesdropper((1, 0), (1, 2), (0, 2))).steps[0].seen.state.shape[0] == 2
+    assert see(system, everyone()).steps[0].seen.state.shape[0] == 4
+
+
+def test_secure_sums_are_weighted_sums():
+    net = metropolis("star:4")
+    system = trace(algorithm("dp-d-sgd", sigma=1.0, step_size=1.0), net, rounds=1)
+    A, _ = see(system, node(0, secure_sum=True)).dense()
+    np.testing.assert_allclose(A[:, 0], -net.at(0).weights.toarray()[:1, 1:])
+
+
+CLOSED = [
+    ("dp-d-sgd", metropolis("ring:5"), everyone(), {}),
+    ("dp-d-sgd", metropolis("star:5"), node(0), {}),
+    ("dp-d-sgd", metropolis("complete:5"), node(3), {}),
+    ("muffliato-sgd", metropolis("ring:6"), everyone(), {"gossip_steps": 3}),
+    ("muffliato-sgd", metropolis("ring:6"), everyone(), {"gossip_steps": 3, "chebyshev": True}),
+    ("anti-pgd", metropolis("path:4"), everyone(), {}),
+    ("mf-d-sgd", metropolis("path:4"), everyone(), {"correlation": np.tril(np.ones((4, 4))) + np.eye(4)}),
+    ("decor", metropolis("ring:5"), everyone(), {"sigma_pair": 2.0}),
+    ("dp-csgp", push("exponential:6"), everyone(), {}),
+    ("dp2sgd", metropolis("ring:5"), everyone(), {}),
+    ("dp-fedavg", uniform("complete:4"), everyone(), {}),
+]
+
+
+@pytest.mark.parametrize("case", CLOSED, ids=lambda case: f"{case[0]} on {case[1].name} {case[2]}")
+def test_closed_views(case):
+    name, net, adversary, settings = case
+    status = closedness(trace(algorithm(name, **({"sigma": 1.0} | settings)), net, rounds=4), adversary)
+    assert status.closed
+    assert not status.user_level_only
+
+
+def test_zip_dl_is_closed_at_user_level_only():
+    status = closedness(trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:6"), rounds=3), everyone())
+    assert status.closed
+    assert status.user_level_only
+
+
+OPEN = [
+    ("dp-d-sgd", metropolis("path:4"), node(3), {}, "node 0 reacts"),
+    ("dp-d-sgd", metropolis("star:5"), node(1), {}, "node 0 reacts"),
+    ("zip-dl", metropolis("ring:6"), node(0), {}, "reacts in round 1 to noise"),
+    ("dp-d-sgd", random_edges("ring:6"), everyone(), {}, "reacts in round"),
+    ("dp-d-sgd", metropolis("path:3"), eavesdropper((1, 2)), {"sigma": [0.0, 1.0, 0.0]}, "node 1 reacts in round 1"),
+]
+
+
+@pytest.mark.parametrize("case", OPEN, ids=lambda case: f"{case[0]} on {case[1].name} {case[2]}")
+def test_open_views_say_whose_reaction_breaks_them(case):
+    name, net, adversary, settings, reason = case
+    status = closedness(trace(algorithm(name, **({"sigma": 1.0} | settings)), net, rounds=4), adversary)
+    assert not status.closed
+    assert reason in status.reason
+
+
+def test_large_views_are_closed_by_their_step_matrices():
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("regular:2000,d=4"), rounds=50)
+    assert closedness(system, everyone()).closed
+    assert not closedness(system, node(0)).closed
+
+
+def released(name, net, adversary, rounds=4, **settings):
+    system = trace(algorithm(name, **({"sigma": 1.0} | settings)), net, rounds=rounds)
+    return loss_given_noisy_gradients(system, adversary, see(system, adversary).victims, EVERY)
+
+
+def test_noisy_gradients_bound_every_topology():
+    for net in (metropolis("ring:5"), random_edges("ring:5"), push("exponential:6")):
+        name = "dp-csgp" if "push" in net.name else "dp-d-sgd"
+        np.testing.assert_allclose(released(name, net, node(0), sigma=2.0), 1.0)
+    np.testing.assert_allclose(released("dp2sgd", metropolis("ring:5"), everyone()), 4.0)
+    np.testing.assert_allclose(released("anti-pgd", metropolis("ring:5"), node(1)), 1 + 4 + 9 + 16)
+
+
+def test_absent_nodes_release_nothing():
+    net = dropout("ring:6", rate=0.4, seed=5)
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=4)
+    there = sum(net.at(t).active.astype(int) for t in range(4))
+    np.testing.assert_allclose(loss_given_noisy_gradients(system, everyone(), np.arange(6), EVERY), there)
+
+
+def test_pair_secrets_protect_until_they_are_known():
+    ring = metropolis("ring:5")
+    outside = released("decor", ring, everyone(), rounds=1, sigma_pair=3.0)
+    laplacian = 2 * np.eye(5) - ring.graph.adjacency.toarray()
+    np.testing.assert_allclose(outside, np.diag(np.linalg.inv(np.eye(5) + 9 * laplacian)))
+    inside = released("decor", ring, coalition(1, 4), rounds=1, sigma_pair=3.0)
+    assert inside[0] == pytest.approx(1.0)  # node 0 shares both of its secrets with the coalition
+
+
+def test_masks_alone_cover_nothing():
+    assert np.isinf(released("rss-nb", metropolis("ring:5"), everyone())).all()
+    with pytest.raises(Unaccountable, match="nothing is added to gradients"):
+        released("zip-dl", metropolis("ring:5"), everyone())
+
+
+def test_compression_does_not_matter_given_noisy_gradients():
+    built = algorithm("dp-csgp", sigma=2.0, compression="gsgd:8")
+    system = trace_released(built, push("exponential:6"), rounds=8)
+    np.testing.assert_allclose(loss_given_noisy_gradients(system, everyone(), np.arange(6), EVERY), 2.0)
