@@ -18,7 +18,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
-from scipy.linalg import blas
 
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.views import Seen
@@ -39,6 +38,10 @@ UNCOVERED = 1e-7
 
 AT_ONCE = 6e7
 """About how many numbers a block of victims may take."""
+
+
+SETTLED = 1e-9
+"""Relative change below which the factor counts as one that only shifts."""
 
 
 class Singular(SottovoceError):
@@ -183,31 +186,113 @@ def _cholesky(G_RR: Array) -> Array:
         raise Singular("no Cholesky factor") from None
     if np.any(np.diag(factor) ** 2 < CONDITION * np.diag(G_RR)):
         raise Singular("nearly singular")
-    return np.asfortranarray(factor)
+    return factor
 
 
 def _whitened_products(factor: Array, effects: Effects, alive: NDArray[np.bool_], V: int) -> Array:
-    """`A_u^T G^-1 A_u` for all victims: whiten each round's signal, which starts at its own round, then multiply."""
+    """`A_u^T G^-1 A_u` for all victims: forward substitution by blocks of rounds, products added as blocks are done.
+
+    Once rounds repeat, the factor soon does too: from there on the whitened response to an impulse is the same,
+    shifted, and is not computed again. What the factor still changes by is bounded and added: the figure can only grow.
+    """
     starts = np.concatenate([[0], np.cumsum(alive)])[effects.starts]
     rounds = [s for s, step in enumerate(effects.steps) if step.takes_gradients]
+    settled, drift = _settled(factor, starts, effects.tail if alive.all() else len(effects.steps))
+    own = sum(s < settled for s in rounds)
     R, T = len(factor), len(rounds)
-    M_VTT = np.empty((V, T, T))
+    M_VTT = np.zeros((V, T, T))
     size = max(1, int(AT_ONCE / (R * T)))
     for first in range(0, V, size):
         group = slice(first, min(V, first + size))
-        white_VTR = np.zeros((group.stop - first, T, R))
-        repeated = None
-        for number, s in enumerate(rounds):
-            if repeated is not None:
-                signal = repeated[: R - starts[s]]
-            else:
-                column = effects.column(effects.gradient, s, group)
-                signal = np.asfortranarray(column[alive[effects.starts[s] :]])
-                repeated = signal if s >= effects.tail and alive.all() else None
-            below = factor[starts[s] :, starts[s] :]
-            white_VTR[:, number, starts[s] :] = blas.dtrsm(1.0, below, signal, lower=1).T
-        M_VTT[group] = white_VTR @ white_VTR.transpose(0, 2, 1)
+        c = group.stop - first
+        signals = _Signals(effects, alive, starts, rounds, group)
+        white = np.zeros((R, T * c))
+        for begin, end in _blocks(starts):
+            r, begun = slice(starts[begin], starts[end]), sum(s < end for s in rounds)
+            k = min(own, begun)
+            rest = signals.block(range(begin, end), k)
+            if r.start:
+                rest -= factor[r, : r.start] @ white[: r.start, : k * c]
+            white[r, : k * c] = linalg.solve_triangular(factor[r, r], rest, lower=True, check_finite=False)
+            for number in range(own, begun):
+                shift = starts[rounds[number]] - starts[rounds[own - 1]]
+                rows = slice(max(r.start, starts[rounds[number]]), r.stop)
+                settled_response = white[rows.start - shift : rows.stop - shift, (own - 1) * c : own * c]
+                white[rows, number * c : (number + 1) * c] = settled_response
+            done_CTR = np.ascontiguousarray(white[r, : begun * c].reshape(-1, begun, c).transpose(2, 1, 0))
+            M_VTT[group, :begun, :begun] += done_CTR @ done_CTR.transpose(0, 2, 1)
+    if own < T:
+        scale = np.einsum("vtt->v", M_VTT) * drift
+        M_VTT += (scale / T)[:, None, None] * np.eye(T)
     return M_VTT
+
+
+def _blocks(starts: NDArray[np.intp], rows: int = 384) -> list[tuple[int, int]]:
+    """Consecutive rounds of about so many observations."""
+    out, begin = [], 0
+    for end in range(1, len(starts)):
+        if starts[end] - starts[begin] >= rows or end == len(starts) - 1:
+            out.append((begin, end))
+            begin = end
+    return [(begin, end) for begin, end in out if starts[end] > starts[begin]]
+
+
+class _Signals:
+    """What the gradients of some victims do to the observations, a block of rounds at a time."""
+
+    def __init__(
+        self,
+        effects: Effects,
+        alive: NDArray[np.bool_],
+        starts: NDArray[np.intp],
+        impulses: list[int],
+        group: slice,
+    ) -> None:
+        self.effects, self.alive, self.starts, self.impulses, self.group = effects, alive, starts, impulses, group
+        self._lags: Array | None = None
+        if effects.tail == 0 and alive.all() and len(impulses) == len(effects.steps):
+            stack = effects.column(effects.gradient, 0, group)
+            self._lags = stack.reshape(len(effects.steps), -1, stack.shape[1])
+
+    def block(self, rounds: range, count: int) -> Array:
+        """Rows of these rounds, columns (impulse, victim) for the first `count` impulses."""
+        width = self.group.stop - self.group.start
+        base = self.starts[rounds.start]
+        out = np.zeros((self.starts[rounds.stop] - base, count, width))
+        for t in rounds:
+            rows = slice(self.starts[t] - base, self.starts[t + 1] - base)
+            if self._lags is not None:
+                upto = min(t + 1, count)
+                out[rows, :upto] = self._lags[t - np.arange(upto)].transpose(1, 0, 2)
+                continue
+            here = self.alive[self.effects.starts[t] : self.effects.starts[t + 1]]
+            for number, s in enumerate(self.impulses[:count]):
+                if s <= t:
+                    out[rows, number] = self.effects.gradient(t, s)[here, self.group]
+        return out.reshape(len(out), count * width)
+
+
+def _settled(factor: Array, starts: NDArray[np.intp], tail: int) -> tuple[int, float]:
+    """From which round on the factor only shifts, and a bound on the relative change of M by treating it so.
+
+    With `L w = a` and `L' w' = a`, `||w' - w|| <= ||L^-1|| ||L' - L|| ||w||`; over T rounds M moves by at most
+    `(2 e + e^2)` of its trace times T, with e the sum of those changes.
+    """
+    T = len(starts) - 1
+    sizes = np.diff(starts)
+    if T - tail < 4 or np.any(sizes[tail:] != sizes[-1]):
+        return T, 0.0
+    p, at = int(sizes[-1]), int(starts[tail])
+    change = np.abs(factor[at:-p, at:-p] - factor[at + p :, at + p :])
+    by_round = change.reshape(T - tail - 1, p, T - tail - 1, p).max(axis=(1, 3))
+    rest = np.maximum.accumulate(np.maximum.accumulate(by_round[::-1, ::-1], axis=0), axis=1)[::-1, ::-1].diagonal()
+    inverse = 1.0 / np.abs(np.diag(factor)).min()
+    errors = rest * np.sqrt(p * (T - tail)) * inverse * T
+    small = np.flatnonzero(errors < SETTLED)
+    if not small.size or tail + small[0] + 2 >= T:
+        return T, 0.0
+    error = float(errors[small[0]])
+    return int(tail + small[0] + 1), T * (2 * error + error**2)
 
 
 # --- whitening filter ----------------------------------------------------------------------------------------------
