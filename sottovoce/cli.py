@@ -156,11 +156,13 @@ def account_(
     compression: CompressionSpec = None,
     correlation: CorrelationFile = None,
     sigma_pair: SigmaPair = None,
+    published: Annotated[bool, typer.Option("--published", help="Also the papers' formulas, for comparison.")] = False,
+    lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
     as_json: Json = False,
 ) -> None:
     """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
     from sottovoce.compression import Identity
-    from sottovoce.privacy.account import account
+    from sottovoce.privacy.account import KINDS, PUBLISHED, account
     from sottovoce.privacy.released import trace_released
     from sottovoce.privacy.views import view as named_view
     from sottovoce.trace import trace
@@ -177,6 +179,8 @@ def account_(
         adjacency=adjacency,
         participation=participation,
         convex=convex,
+        kinds=(*KINDS, PUBLISHED) if published else KINDS,
+        lipschitz=lipschitz,
     )
     _answer(result.document(delta), as_json, _by_distance(result, delta))
     if result.headline is None:

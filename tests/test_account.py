@@ -116,7 +116,7 @@ def heard_from_node_2(change, gain, seed, runs=200_000):
 
 
 def audited_mu(gain):
-    """A lower bound on mu at 99.9 % from a linear distinguisher: trained on one half of the runs, tried on the other."""
+    """A lower bound on mu at 99.9 %: a linear distinguisher, trained on half of the runs, tried on the other."""
     without, with_ = heard_from_node_2(0.0, gain, seed=1), heard_from_node_2(1.0, gain, seed=2)
     half = len(without) // 2
     spread = np.cov(without[:half].T) + np.cov(with_[:half].T)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csgraph
 
 from sottovoce.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
@@ -17,11 +16,14 @@ from sottovoce.privacy import exact, gaussian
 from sottovoce.privacy.absorption import couple, late_cost, least_cost
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.released import loss_given_noisy_gradients
-from sottovoce.privacy.sensitivity import Participation, participation, worst_case
+from sottovoce.privacy.sensitivity import Participation, participation
 from sottovoce.privacy.views import Seen, View, see, view
 from sottovoce.trace import LinearSystem
 
 KINDS = ("any-training", "convex-training", "fixed-streams")
+"""The kinds that are accounted for; `as-published` comes on request, for comparison only."""
+
+PUBLISHED = "as-published"
 ADJACENCIES = ("user", "record")
 
 CONVEX = (
@@ -143,6 +145,7 @@ def account(
     participation: str | Participation = "every",
     convex: bool = False,
     kinds: Sequence[str] = KINDS,
+    lipschitz: float | None = None,
 ) -> Account:
     """Guarantees for every victim of a view.
 
@@ -163,8 +166,14 @@ def account(
     work = _Work(system, adversary, seen, scheme, adjacency)
     found: list[Guarantee] = []
     refusals: list[str] = []
+    unknown = set(kinds) - {*KINDS, PUBLISHED}
+    if unknown:
+        raise InputError(f"kind {unknown.pop()!r}", f"known: {', '.join((*KINDS, PUBLISHED))}", "choose among them")
     for kind in kinds:
         try:
+            if kind == PUBLISHED:
+                found += work.as_published(lipschitz)
+                continue
             squares, proven, assumptions = getattr(work, kind.replace("-", "_"))()
         except Unaccountable as refusal:
             refusals.append(f"{kind}: {refusal}")
@@ -172,9 +181,10 @@ def account(
         mus = np.sqrt(squares)
         found += [
             Guarantee(int(victim), distance, kind, float(mu), proven, assumptions)
-            for victim, distance, mu in zip(seen.victims, work.distances(), mus, strict=True)
+            for victim, distance, mu in zip(seen.victims, seen.distances(), mus, strict=True)
         ]
-    found.sort(key=lambda guarantee: (guarantee.victim, KINDS.index(guarantee.kind)))
+    order = (*KINDS, PUBLISHED)
+    found.sort(key=lambda guarantee: (guarantee.victim, order.index(guarantee.kind)))
     return Account(system, adversary, tuple(found), _headline(found, system.algorithm.once, convex), tuple(refusals))
 
 
@@ -185,6 +195,8 @@ def _participation(spec: str | Participation) -> Participation:
 def _counts(guarantee: Guarantee, once: bool, convex: bool) -> bool:
     """Whether a guarantee is proven for what runs: any kind for averaging, for training those that say so."""
     proven = guarantee.proven_for_training
+    if guarantee.kind == PUBLISHED:
+        return False
     return once or proven is True or (convex and proven == "convex")
 
 
@@ -207,17 +219,9 @@ class _Work:
         self.system, self.view, self.seen, self.scheme, self.adjacency = system, adversary, seen, scheme, adjacency
         self._exact: NDArray[np.float64] | None = None
 
-    def distances(self) -> list[int | None]:
-        """Hops from each victim to the nearest member, along the direction messages travel."""
-        graph = self.system.topology.graph
-        if graph is None or not self.view.members:
-            return [None] * len(self.seen.victims)
-        hops = csgraph.shortest_path(graph.adjacency.T, unweighted=True, indices=list(self.view.members)).min(axis=0)
-        return [int(h) if math.isfinite(h) else None for h in hops[self.seen.victims]]
-
     def _losses(self) -> NDArray[np.float64]:
         if self._exact is None:
-            self._exact = _bounded(self.seen, self.scheme)
+            self._exact = exact.squared(self.seen, self.scheme)
         return self._exact
 
     def _need_messages(self) -> None:
@@ -253,7 +257,7 @@ class _Work:
             status = closedness(self.system, option)
             if status.closed and not (status.user_level_only and self.adjacency == "record"):
                 options.append(
-                    self._losses() if option is self.view else _bounded(see(self.system, option), self.scheme)
+                    self._losses() if option is self.view else exact.squared(see(self.system, option), self.scheme)
                 )
                 break
             reasons.append(status.reason or "closed at user level only, and adjacency is by record")
@@ -269,12 +273,12 @@ class _Work:
         rounds = couple(self.system, self.view)
         return least_cost(rounds, self.seen.victims, self.scheme), "convex", (CONVEX,)
 
+    def as_published(self, lipschitz: float | None) -> list[Guarantee]:
+        """Every formula of the papers that applies, with a word where it is below the exact loss."""
+        from sottovoce.privacy.compared import published
 
-def _bounded(seen: Seen, scheme: Participation) -> NDArray[np.float64]:
-    """mu^2 from the exact losses, infinite where a signal is not covered."""
-    M_VTT = exact.losses(seen)
-    bare = ~np.isfinite(M_VTT).all(axis=(1, 2))
-    out = np.full(len(M_VTT), np.inf)
-    if not bare.all():
-        out[~bare] = worst_case(M_VTT[~bare], scheme, M_VTT.shape[1])
-    return out
+        self._need_messages()
+        found = published(self.system, self.view, lipschitz=lipschitz)
+        if not found:
+            raise Unaccountable(f"no paper has a formula for {self.system.algorithm.name} and the view {self.view}")
+        return [guarantee for figure in found for guarantee in figure.guarantees]

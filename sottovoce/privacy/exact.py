@@ -20,12 +20,16 @@ from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from sottovoce.errors import SottovoceError
+from sottovoce.privacy.sensitivity import Participation, worst_case
 from sottovoce.privacy.views import Seen
 
 Array = NDArray[np.float64]
 
-CONDITION = 1e-10
+CONDITION = 1e-6
 """A covariance with a pivot below this share of its diagonal is left to the orthogonal route."""
+
+ORTHOGONAL = 1e8
+"""Largest number of entries of B for which averaging, whose noise is always poor, takes the orthogonal route."""
 
 GRAM_ROWS = 12_000
 """Up to this many observations the Gram route is taken."""
@@ -48,11 +52,24 @@ class Singular(SottovoceError):
     """The covariance of the observations is too close to singular for this route."""
 
 
+def squared(seen: Seen, scheme: Participation) -> Array:
+    """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise."""
+    M_VTT = losses(seen)
+    covered = np.isfinite(M_VTT).all(axis=(1, 2))
+    out = np.full(len(M_VTT), np.inf)
+    if covered.any():
+        out[covered] = worst_case(M_VTT[covered], scheme, M_VTT.shape[1])
+    return out
+
+
 def losses(seen: Seen) -> Array:
     """M of every victim, V x T x T; infinite throughout where a signal is not covered by noise."""
     rows = sum(step.seen.state.shape[0] for step in seen.steps)
     if not rows or not seen.gradient_rounds:
         return np.zeros((len(seen.victims), seen.gradient_rounds, seen.gradient_rounds))
+    sources = sum(step.seen.noise.shape[1] for step in seen.steps)
+    if seen.system.algorithm.once and rows * sources <= ORTHOGONAL:
+        return orthogonal(seen)
     try:
         return gram(seen) if rows <= GRAM_ROWS or seen.system.correlation is not None else kalman(seen)
     except Singular:
@@ -143,7 +160,8 @@ def gram(seen: Seen) -> Array:
         if np.any(effects.signals() & ~alive):
             raise Singular("a signal without noise")
         G_RR = G_RR[np.ix_(alive, alive)]
-    return _whitened_products(_cholesky(G_RR), effects, alive, len(seen.victims))
+    factor = _cholesky(G_RR)
+    return _whitened_products(factor, effects, alive, len(seen.victims)) * (1 + _rounding(factor))
 
 
 def _covariance(effects: Effects) -> Array:
@@ -187,6 +205,12 @@ def _cholesky(G_RR: Array) -> Array:
     if np.any(np.diag(factor) ** 2 < CONDITION * np.diag(G_RR)):
         raise Singular("nearly singular")
     return factor
+
+
+def _rounding(factor: Array) -> float:
+    """A bound on the relative error that rounding leaves in quantities whitened by this factor."""
+    sizes = np.diag(factor) ** 2
+    return 4 * len(factor) * np.finfo(float).eps * float(np.max(np.einsum("ij,ij->i", factor, factor) / sizes))
 
 
 def _whitened_products(factor: Array, effects: Effects, alive: NDArray[np.bool_], V: int) -> Array:
@@ -302,7 +326,7 @@ def kalman(seen: Seen) -> Array:
     """M from the innovations: what each round tells that was not known before."""
     V, T = len(seen.victims), seen.gradient_rounds
     X = seen.steps[0].seen.state.shape[1]
-    P_XX = np.zeros((X, X))
+    P_XX, rounding = np.zeros((X, X)), 0.0
     shift_VXT = np.zeros((V, X, T))
     M_VTT = np.zeros((V, T, T))
     number = 0
@@ -325,12 +349,13 @@ def kalman(seen: Seen) -> Array:
             P_XX = moved
             continue
         factor = _cholesky(S_PP[np.ix_(alive, alive)])
+        rounding = max(rounding, len(seen.steps) * _rounding(factor))
         white_VPT = _solve(factor, seen_VPT[:, alive])
         M_VTT += white_VPT.transpose(0, 2, 1) @ white_VPT
         gain_PX = linalg.solve_triangular(factor, cross_PX[alive], lower=True, check_finite=False)
         P_XX = moved - gain_PX.T @ gain_PX
         shift_VXT = shift_VXT - np.einsum("px,vpt->vxt", gain_PX, white_VPT, optimize=True)
-    return M_VTT
+    return M_VTT * (1 + rounding)
 
 
 def _apply(matrix: sparse.csr_array, stack_VXT: Array) -> Array:

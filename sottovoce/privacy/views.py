@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.sparse import csgraph
 
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.loop import Heard
@@ -152,6 +153,14 @@ class Seen:
         if correlation is not None:
             B = B @ np.kron(correlation.inverse(len(self.steps)), np.eye(len(self.steps[0].noise_columns)))
         return A, B
+
+    def distances(self) -> list[int | None]:
+        """Hops from each victim to the nearest member, along the direction messages travel; None if none arrive."""
+        graph, members = self.system.topology.graph, list(self.view.members)
+        if graph is None or not members:
+            return [None] * len(self.victims)
+        hops = csgraph.shortest_path(graph.adjacency.T, unweighted=True, indices=members).min(axis=0)
+        return [int(h) if np.isfinite(h) else None for h in hops[self.victims]]
 
     @property
     def gradient_rounds(self) -> int:
