@@ -18,6 +18,7 @@ test: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.loop
+	$(BIN)/python -m benchmarks.privacy
 
 # torch is installed first and by itself, so that pip settles on the pinned build before anything else asks for it
 $(READY): pyproject.toml

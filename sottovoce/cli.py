@@ -158,6 +158,7 @@ def account_(
     sigma_pair: SigmaPair = None,
     published: Annotated[bool, typer.Option("--published", help="Also the papers' formulas, for comparison.")] = False,
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
+    victim: Annotated[list[int] | None, typer.Option(help="Only this node; may be given more than once.")] = None,
     as_json: Json = False,
 ) -> None:
     """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
@@ -181,6 +182,7 @@ def account_(
         convex=convex,
         kinds=(*KINDS, PUBLISHED) if published else KINDS,
         lipschitz=lipschitz,
+        victims=victim or None,
     )
     _answer(result.document(delta), as_json, _by_distance(result, delta))
     if result.headline is None:

@@ -92,6 +92,10 @@ def test_what_comes_too_late_costs_nothing_in_any_training():
     found = figures(metropolis("ring:12"), node(0), 8)
     hops = np.minimum(np.arange(1, 12), 12 - np.arange(1, 12))
     np.testing.assert_allclose(found["any-training"], 8 - (hops - 1))
+    by_record = account(
+        trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:12"), rounds=8), node(0), adjacency="record"
+    )
+    np.testing.assert_allclose([by_record.of(v, "any-training").mu ** 2 for v in range(1, 12)], 8 - (hops - 1))
 
 
 def test_several_gossip_steps_make_nodes_absorb_earlier():

@@ -263,11 +263,12 @@ LATE = 24
 """How many last rounds are tried without absorbing."""
 
 
-def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation) -> Array:
+def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation, growth: float) -> Array:
     """mu^2 for any clipped training: a victim absorbs at once, except in last rounds whose traces come too late.
 
-    Models that are apart may then drift by one clipped difference a round each (p[k] += 1 wherever p[k] > 0), and
-    whatever reaches a heard node is absorbed there. Sound for neural networks too.
+    Models that are apart may then drift by `growth` a round each (p[k] += growth wherever p[k] > 0): the largest
+    difference of two clipped gradients, 2 Clip, in units of the sensitivity. Whatever reaches a heard node is absorbed
+    there. Sound for neural networks too.
     """
     if any(coupling.summed is not None for coupling in rounds):
         raise Unaccountable("clipped growth with secure summation")
@@ -275,17 +276,20 @@ def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: P
     for pattern in scheme.patterns(len(rounds)):
         part = np.zeros(len(rounds), dtype=bool)
         part[pattern] = True
-        costs.append(np.min([_late(rounds, victims, part, late) for late in range(min(LATE, len(rounds)))], axis=0))
+        ends = range(min(LATE, len(rounds)))
+        costs.append(np.min([_late(rounds, victims, part, late, growth) for late in ends], axis=0))
     return np.max(costs, axis=0)
 
 
-def _late(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_], late: int) -> Array:
+def _late(
+    rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_], late: int, growth: float
+) -> Array:
     cost = np.zeros(len(victims))
     p = np.zeros((len(rounds[0].fresh), len(victims)))
     for t, coupling in enumerate(rounds):
         drift = (p > 0) & coupling.takes[:, None]
         impulse = _impulse(coupling, victims, bool(part[t]))
-        p = p + np.maximum(impulse, drift)
+        p = p + np.maximum(impulse, growth * drift)
         heard = coupling.must[:, None] | (t < len(rounds) - late)
         absorbed = np.where(heard, p, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -26,6 +26,9 @@ KINDS = ("any-training", "convex-training", "fixed-streams")
 PUBLISHED = "as-published"
 ADJACENCIES = ("user", "record")
 
+UNBOUNDED = 1e100
+"""Clipped growth in units of a record's sensitivity, which is smaller than Clip by the unknown size of a batch."""
+
 CONVEX = (
     "local steps are non-expansive: convex smooth losses with step size at most 2/L, per-example clipping of "
     "scalar-output linear models or none, no momentum"
@@ -146,6 +149,7 @@ def account(
     convex: bool = False,
     kinds: Sequence[str] = KINDS,
     lipschitz: float | None = None,
+    victims: Sequence[int] | None = None,
 ) -> Account:
     """Guarantees for every victim of a view.
 
@@ -160,7 +164,7 @@ def account(
     adversary = view(adversary)
     if adjacency not in ADJACENCIES:
         raise InputError(f"adjacency {adjacency!r}", f"known: {', '.join(ADJACENCIES)}", "choose one of them")
-    seen = see(system, adversary)
+    seen = see(system, adversary, victims=victims)
     rounds = seen.gradient_rounds
     scheme.check(rounds)
     work = _Work(system, adversary, seen, scheme, adjacency)
@@ -245,7 +249,8 @@ class _Work:
             reasons.append(str(refusal))
         try:
             self._need_messages()
-            options.append(late_cost(couple(self.system, self.view), self.seen.victims, self.scheme))
+            growth = 2.0 if self.adjacency == "user" else UNBOUNDED
+            options.append(late_cost(couple(self.system, self.view), self.seen.victims, self.scheme, growth))
         except Unaccountable as refusal:
             reasons.append(str(refusal))
         tried = [self.view]
@@ -256,9 +261,11 @@ class _Work:
                 break
             status = closedness(self.system, option)
             if status.closed and not (status.user_level_only and self.adjacency == "record"):
-                options.append(
-                    self._losses() if option is self.view else exact.squared(see(self.system, option), self.scheme)
-                )
+                if option is self.view:
+                    options.append(self._losses())
+                else:
+                    outer = see(self.system, option, victims=self.seen.victims.tolist())
+                    options.append(exact.squared(outer, self.scheme))
                 break
             reasons.append(status.reason or "closed at user level only, and adjacency is by record")
         if not options:

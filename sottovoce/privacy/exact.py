@@ -40,11 +40,11 @@ RANK = 1e-13
 UNCOVERED = 1e-7
 """Share of a signal that may lie outside the noise, as rounding, before the loss is infinite."""
 
-AT_ONCE = 6e7
+AT_ONCE = 1.2e7
 """About how many numbers a block of victims may take."""
 
 
-SETTLED = 1e-9
+SETTLED = 1e-11
 """Relative change below which the factor counts as one that only shifts."""
 
 
@@ -225,19 +225,22 @@ def _whitened_products(factor: Array, effects: Effects, alive: NDArray[np.bool_]
     own = sum(s < settled for s in rounds)
     R, T = len(factor), len(rounds)
     M_VTT = np.zeros((V, T, T))
-    size = max(1, int(AT_ONCE / (R * T)))
+    size = min(V, max(1, int(AT_ONCE / (R * T))))
+    blocks = _blocks(starts)
+    inverses = [_inverse(factor[starts[begin] : starts[end], starts[begin] : starts[end]]) for begin, end in blocks]
+    room = np.zeros((R, T * size))  # what a block leaves out stays zero from one group of victims to the next
     for first in range(0, V, size):
         group = slice(first, min(V, first + size))
         c = group.stop - first
         signals = _Signals(effects, alive, starts, rounds, group)
-        white = np.zeros((R, T * c))
-        for begin, end in _blocks(starts):
+        white = room if c == size else np.zeros((R, T * c))
+        for (begin, end), inverse in zip(blocks, inverses, strict=True):
             r, begun = slice(starts[begin], starts[end]), sum(s < end for s in rounds)
             k = min(own, begun)
             rest = signals.block(range(begin, end), k)
             if r.start:
                 rest -= factor[r, : r.start] @ white[: r.start, : k * c]
-            white[r, : k * c] = linalg.solve_triangular(factor[r, r], rest, lower=True, check_finite=False)
+            np.matmul(inverse, rest, out=white[r, : k * c])
             for number in range(own, begun):
                 shift = starts[rounds[number]] - starts[rounds[own - 1]]
                 rows = slice(max(r.start, starts[rounds[number]]), r.stop)
@@ -251,7 +254,11 @@ def _whitened_products(factor: Array, effects: Effects, alive: NDArray[np.bool_]
     return M_VTT
 
 
-def _blocks(starts: NDArray[np.intp], rows: int = 384) -> list[tuple[int, int]]:
+def _inverse(triangle: Array) -> Array:
+    return np.asarray(linalg.solve_triangular(triangle, np.eye(len(triangle)), lower=True, check_finite=False))
+
+
+def _blocks(starts: NDArray[np.intp], rows: int = 128) -> list[tuple[int, int]]:
     """Consecutive rounds of about so many observations."""
     out, begin = [], 0
     for end in range(1, len(starts)):

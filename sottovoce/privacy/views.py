@@ -10,6 +10,7 @@ members, and the secrets they share. What remains is the linear system that its 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -168,15 +169,23 @@ class Seen:
         return sum(step.takes_gradients for step in self.steps)
 
 
-def see(system: LinearSystem, adversary: View, *, own: bool = False) -> Seen:
-    """What `adversary` sees of `system`; with `own`, also what its members say, which they know anyway."""
+def see(system: LinearSystem, adversary: View, *, own: bool = False, victims: Sequence[int] | None = None) -> Seen:
+    """What `adversary` sees of `system`, as far as it concerns `victims` (None: all whom it does not know).
+
+    With `own`, also what its members say, which they know anyway.
+    """
     adversary.check(system.n)
-    victims = np.setdiff1d(np.arange(system.n), adversary.members)
+    concerned = np.setdiff1d(np.arange(system.n), adversary.members)
+    if victims is not None:
+        strange = np.setdiff1d(victims, concerned)
+        if strange.size:
+            raise InputError(f"victim {strange[0]}", f"nodes that {adversary} does not know can be", "choose another")
+        concerned = np.unique(np.asarray(victims, dtype=np.intp))
     made: dict[int, SeenStep] = {}
     for step in system.steps:
         if id(step) not in made:
-            made[id(step)] = _see_step(step, adversary, victims, own)
-    return Seen(system, adversary, victims, tuple(made[id(step)] for step in system.steps))
+            made[id(step)] = _see_step(step, adversary, concerned, own)
+    return Seen(system, adversary, concerned, tuple(made[id(step)] for step in system.steps))
 
 
 def _see_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> SeenStep:
