@@ -116,6 +116,28 @@ def test_routes_agree_for_every_algorithm(case: Case):
         np.testing.assert_allclose(found[there], oracle[there], rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("case", [c for c in cases() if c.algorithm.compression.name == "identity"], ids=str)
+def test_the_closed_form_of_everyone_is_the_exact_loss(case: Case):
+    view_of = see(trace(case.algorithm, case.topology, rounds=4), everyone())
+    plain = exact.losses(view_of)
+    there = np.isfinite(plain).all(axis=(1, 2))
+    found = exact.squared(view_of, EVERY)
+    np.testing.assert_allclose(found[there], worst_case(plain[there], EVERY, plain.shape[1]), rtol=2e-5)
+    assert np.isinf(found[~there]).all()
+
+
+def test_the_closed_form_is_used_where_it_should_be():
+    uses = {case.example.name for case in cases() if case.place == "ring:5" and _closed_form(case)}
+    assert {"dp-d-sgd", "anti-pgd", "mf-d-sgd", "mafalda", "decor", "muffliato-sgd", "dp-csgp"} <= uses
+    assert not uses & {"zip-dl", "muffliato", "dp-fedavg", "rss-lb"}
+
+
+def _closed_form(case):
+    if case.algorithm.compression.name != "identity":
+        return False
+    return exact.tells_all_noisy_gradients(see(trace(case.algorithm, case.topology, rounds=3), everyone()))
+
+
 @pytest.mark.parametrize("n", [3, 5, 8])
 @pytest.mark.parametrize("T", [1, 4, 10])
 def test_complete_graph_gives_no_amplification(n, T):

@@ -44,7 +44,7 @@ class Closedness:
 def closedness(system: LinearSystem, view: View) -> Closedness:
     """Check the rules on the traced system, the adversary's own messages counted as seen."""
     seen = see(system, view, own=True)
-    open_node = _open_by_steps(seen)
+    open_node = open_by_steps(seen)
     if open_node is None:
         return Closedness(True)
     rows = sum(step.seen.state.shape[0] for step in seen.steps)
@@ -54,7 +54,7 @@ def closedness(system: LinearSystem, view: View) -> Closedness:
     return _unrolled(seen)
 
 
-def _open_by_steps(seen: Seen) -> int | None:
+def open_by_steps(seen: Seen) -> int | None:
     """The first honest node whose state after a round is no combination of what was just seen, if there is one."""
     victims = set(seen.victims.tolist())
     for step in dict.fromkeys(seen.steps[:-1]):

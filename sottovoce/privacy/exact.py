@@ -19,7 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
-from sottovoce.errors import SottovoceError
+from sottovoce.errors import SottovoceError, Unaccountable
+from sottovoce.privacy.closedness import open_by_steps
+from sottovoce.privacy.released import loss_given_noisy_gradients
 from sottovoce.privacy.sensitivity import Participation, worst_case
 from sottovoce.privacy.views import Seen
 
@@ -54,12 +56,36 @@ class Singular(SottovoceError):
 
 def squared(seen: Seen, scheme: Participation) -> Array:
     """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise."""
+    if tells_all_noisy_gradients(seen):
+        return loss_given_noisy_gradients(seen.system, seen.view, seen.victims, scheme)
     M_VTT = losses(seen)
     covered = np.isfinite(M_VTT).all(axis=(1, 2))
     out = np.full(len(M_VTT), np.inf)
     if covered.any():
         out[covered] = worst_case(M_VTT[covered], scheme, M_VTT.shape[1])
     return out
+
+
+def tells_all_noisy_gradients(seen: Seen) -> bool:
+    """Whether the view is exactly that of all noisy gradients, which has a closed form.
+
+    It is when all hear everything, the state after each round follows from what was just said, noise travels with its
+    gradient, and every gradient stands alone in some message.
+    """
+    if seen.view.kind != "everyone" or seen.view.secure_sum or seen.system.algorithm.once:
+        return False
+    for step in dict.fromkeys(seen.steps):
+        gradient = step.seen.gradient
+        alone = gradient[np.flatnonzero(np.diff(gradient.indptr) == 1)]
+        if step.takes_gradients and len(np.unique(alone.indices)) < gradient.shape[1]:
+            return False
+    if open_by_steps(seen) is not None:
+        return False
+    try:
+        loss_given_noisy_gradients(seen.system, seen.view, seen.victims[:1], Participation(1))
+    except Unaccountable:
+        return False
+    return True
 
 
 def losses(seen: Seen) -> Array:
