@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -159,6 +162,8 @@ def account_(
     published: Annotated[bool, typer.Option("--published", help="Also the papers' formulas, for comparison.")] = False,
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
     victim: Annotated[list[int] | None, typer.Option(help="Only this node; may be given more than once.")] = None,
+    all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every node as attacker; draws a heat map.")] = False,
+    out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
     as_json: Json = False,
 ) -> None:
     """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
@@ -174,8 +179,12 @@ def account_(
         sigma_pair=sigma_pair,
     )  # fmt: skip
     traced = trace if isinstance(built.compression, Identity) else trace_released
+    system = traced(built, net, rounds=rounds)
+    if all_pairs:
+        _all_pairs(system, participation, secure_sum, delta, out, as_json)
+        return
     result = account(
-        traced(built, net, rounds=rounds),
+        system,
         named_view(view, secure_sum=secure_sum),
         adjacency=adjacency,
         participation=participation,
@@ -195,6 +204,57 @@ def account_(
             typer.echo(f"It assumes: {assumption}.", err=True)
         for refusal in result.refusals:
             typer.echo(f"Not offered: {refusal}.", err=True)
+
+
+def _all_pairs(
+    system: Any, participation: str, secure_sum: bool, delta: float, out: Path | None, as_json: bool
+) -> None:
+    """Fixed-streams figures for every attacker and victim."""
+    import numpy as np
+
+    from sottovoce.compression import Identity
+    from sottovoce.privacy import pairs
+    from sottovoce.privacy.gaussian import epsilon_of
+    from sottovoce.privacy.sensitivity import participation as named_participation
+
+    if not isinstance(system.algorithm.compression, Identity):
+        raise Unaccountable(
+            f"{system.algorithm.compression.name}: single messages have no exact loss; drop --all-pairs"
+        )
+    scheme = named_participation(participation)
+    with _progress("attackers") as advance:
+        mu = pairs.all_pairs(system, scheme, secure_sum=secure_sum, store=out, progress=advance)
+    others = mu[~np.eye(system.n, dtype=bool)]
+    spread = {name: float(value) for name, value in zip(("min", "mean", "max"), _spread(others), strict=True)}
+    facts = {
+        "algorithm": system.algorithm.name, "topology": system.topology.name, "rounds": system.rounds, "delta": delta,
+        "kind": "fixed-streams", "proven_for_training": False, "pairs": len(others),
+        **{f"mu_{name}": "inf" if np.isinf(value) else value for name, value in spread.items()},
+        "epsilon_max": "inf" if np.isinf(spread["max"]) else epsilon_of(spread["max"], delta),
+    }  # fmt: skip
+    rows = [["", ""], *([key.replace("_", " "), _short(value)] for key, value in facts.items())]
+    matrix = [["inf" if np.isinf(x) else x for x in row] for row in mu.tolist()]
+    _answer({**facts, "mu": matrix}, as_json, rows)
+    if not as_json:
+        typer.echo("Row: who learns; column: about whom; darker is more, logarithmic.", err=True)
+        typer.echo(pairs.heat_map(mu))
+
+
+def _spread(values: Any) -> tuple[float, float, float]:
+    return values.min(), values.mean(), values.max()
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr with rate and remaining time; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _by_distance(result: Any, delta: float) -> list[list[str]]:

@@ -14,6 +14,7 @@ Shapes: V victims, T gradient rounds, R observations, P observations of one roun
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from sottovoce.errors import SottovoceError, Unaccountable
 from sottovoce.privacy.closedness import open_by_steps
 from sottovoce.privacy.released import loss_given_noisy_gradients
 from sottovoce.privacy.sensitivity import Participation, worst_case
-from sottovoce.privacy.views import Seen
+from sottovoce.privacy.views import Seen, SeenStep
 
 Array = NDArray[np.float64]
 
@@ -45,6 +46,9 @@ UNCOVERED = 1e-7
 AT_ONCE = 1.2e7
 """About how many numbers a block of victims may take."""
 
+
+STILL = 1e-11
+"""Relative change of the filter's covariance below which rounds count as repeating."""
 
 SETTLED = 1e-11
 """Relative change below which the factor counts as one that only shifts."""
@@ -97,9 +101,20 @@ def losses(seen: Seen) -> Array:
     if seen.system.algorithm.once and rows * sources <= ORTHOGONAL:
         return orthogonal(seen)
     try:
-        return gram(seen) if rows <= GRAM_ROWS or seen.system.correlation is not None else kalman(seen)
+        return kalman(seen) if _filter_is_cheaper(seen, rows) else gram(seen)
     except Singular:
         return orthogonal(seen)
+
+
+def _filter_is_cheaper(seen: Seen, rows: int) -> bool:
+    """By the number of multiplications for all victims; the filter does not take correlated noise."""
+    if seen.system.correlation is not None:
+        return False
+    T, X = len(seen.steps), max(max(step.out.state.shape) for step in seen.steps)
+    each = rows / T
+    by_gram = 2 / 3 * T * each**2 + (rows**2 / max(1, len(seen.victims)))
+    by_filter = X**2 + X * each + T * each
+    return rows > GRAM_ROWS or by_filter < by_gram
 
 
 # --- what inputs of one round do to the observations of another ----------------------------------------------------
@@ -355,54 +370,119 @@ def _settled(factor: Array, starts: NDArray[np.intp], tail: int) -> tuple[int, f
 # --- whitening filter ----------------------------------------------------------------------------------------------
 
 
+class Filter(NamedTuple):
+    """One round of the whitening filter, the same for all victims: what a shift of the state and a new signal become.
+
+    `told @ shift` and `told_new` are whitened innovations; `kept @ shift` and `kept_new` what the state's shift is
+    after the round, given what was seen.
+    """
+
+    told: Array
+    told_new: Array
+    kept: Array
+    kept_new: Array
+
+
 def kalman(seen: Seen) -> Array:
     """M from the innovations: what each round tells that was not known before."""
+    filters, rounding = _filters(seen)
+    own = _settled_filters(filters, seen)
     V, T = len(seen.victims), seen.gradient_rounds
-    X = seen.steps[0].seen.state.shape[1]
-    P_XX, rounding = np.zeros((X, X)), 0.0
-    shift_VXT = np.zeros((V, X, T))
     M_VTT = np.zeros((V, T, T))
-    number = 0
-    for step in seen.steps:
-        H, Ez, Kz = step.seen.state, step.seen.noise, step.out.noise
-        HP = H @ P_XX
-        S_PP = HP @ H.T.toarray() + (Ez @ Ez.T).toarray()
-        cross_PX = HP @ step.out.state.T.toarray() + (Ez @ Kz.T).toarray()
-        moved = step.out.state @ P_XX @ step.out.state.T.toarray() + (Kz @ Kz.T).toarray()
-        seen_VPT = _apply(H, shift_VXT)
-        shift_VXT = _apply(step.out.state, shift_VXT)
-        if step.takes_gradients:
-            seen_VPT[:, :, number] += step.seen.gradient.T.toarray()
-            shift_VXT[:, :, number] += step.out.gradient.T.toarray()
-            number += 1
-        alive = np.diag(S_PP) > 0
-        if np.any(seen_VPT[:, ~alive]):
-            raise Singular("a signal without noise")
-        if not alive.any():
-            P_XX = moved
-            continue
-        factor = _cholesky(S_PP[np.ix_(alive, alive)])
-        rounding = max(rounding, len(seen.steps) * _rounding(factor))
-        white_VPT = _solve(factor, seen_VPT[:, alive])
-        M_VTT += white_VPT.transpose(0, 2, 1) @ white_VPT
-        gain_PX = linalg.solve_triangular(factor, cross_PX[alive], lower=True, check_finite=False)
-        P_XX = moved - gain_PX.T @ gain_PX
-        shift_VXT = shift_VXT - np.einsum("px,vpt->vxt", gain_PX, white_VPT, optimize=True)
+    widest = max(max(f.kept.shape[0], f.kept.shape[1]) for f in filters)
+    size = min(V, max(1, int(AT_ONCE / (max(widest, 256) * T))))
+    for first in range(0, V, size):
+        _filter_group(filters, seen, own, M_VTT, slice(first, min(V, first + size)))
     return M_VTT * (1 + rounding)
 
 
-def _apply(matrix: sparse.csr_array, stack_VXT: Array) -> Array:
-    """A sparse matrix times each matrix of a stack."""
-    V, X, T = stack_VXT.shape
-    flat = matrix @ stack_VXT.transpose(1, 0, 2).reshape(X, V * T)
-    return flat.reshape(matrix.shape[0], V, T).transpose(1, 0, 2)
+def _filters(seen: Seen) -> tuple[list[Filter], float]:
+    """The filter of every round, and a bound on the relative rounding error; settled rounds share one object."""
+    P_XX = np.zeros((seen.steps[0].seen.state.shape[1],) * 2)
+    filters: list[Filter] = []
+    rounding, begun = 0.0, False
+    parts = {id(step): _dense_parts(step) for step in dict.fromkeys(seen.steps)}
+    for t, step in enumerate(seen.steps):
+        H, F, seen_noise, cross, out_noise = parts[id(step)]
+        S_PP = H @ P_XX @ H.T + seen_noise
+        alive = np.diag(S_PP) > 0
+        if not alive.all() and (begun or step.seen.gradient[np.flatnonzero(~alive)].nnz):
+            raise Singular("a signal without noise")
+        factor = _cholesky(S_PP[np.ix_(alive, alive)])
+        inverse = _inverse(factor) if len(factor) else factor
+        gain_PX = inverse @ (H @ P_XX @ F.T + cross)[alive]
+        told, told_new = inverse @ H[alive], inverse @ step.seen.gradient.toarray()[alive]
+        rounding = max(rounding, _rounding(factor) if len(factor) else 0.0)
+        filters.append(Filter(told, told_new, F - gain_PX.T @ told, step.out.gradient.toarray() - gain_PX.T @ told_new))
+        following = F @ P_XX @ F.T + out_noise - gain_PX.T @ gain_PX
+        if begun and t + 1 < len(seen.steps) and _repeats(P_XX, following, seen.steps[t:]):
+            return filters + [filters[-1]] * (len(seen.steps) - t - 1), len(seen.steps) * rounding + 30 * STILL
+        P_XX = (following + following.T) / 2
+        begun = begun or step.takes_gradients
+    return filters, len(seen.steps) * rounding
 
 
-def _solve(factor: Array, stack_VPT: Array) -> Array:
-    V, P, T = stack_VPT.shape
-    flat = stack_VPT.transpose(1, 0, 2).reshape(P, V * T)
-    solved = linalg.solve_triangular(factor, flat, lower=True, check_finite=False)
-    return solved.reshape(P, V, T).transpose(1, 0, 2)
+def _dense_parts(step: SeenStep) -> tuple[Array, Array, Array, Array, Array]:
+    """Observation and transition, and the covariances of new noise: in what is seen, across, and in the state."""
+    Ez, Kz = step.seen.noise, step.out.noise
+    covariances = (Ez @ Ez.T, Ez @ Kz.T, Kz @ Kz.T)
+    H, F, *rest = (matrix.toarray() for matrix in (step.seen.state, step.out.state, *covariances))
+    return H, F, rest[0], rest[1], rest[2]
+
+
+def _repeats(before: Array, after: Array, rest: tuple[SeenStep, ...]) -> bool:
+    same = before.shape == after.shape and all(step is rest[0] for step in rest)
+    return same and float(np.abs(after - before).max(initial=0.0)) <= STILL * float(np.abs(after).max(initial=0.0))
+
+
+def _settled_filters(filters: list[Filter], seen: Seen) -> int:
+    """How many impulses have a response of their own: from the first settled round on they repeat."""
+    last = len(filters) - 1
+    while last > 0 and filters[last - 1] is filters[-1]:
+        last -= 1
+    return sum(step.takes_gradients for step in seen.steps[: last + 1])
+
+
+def _filter_group(filters: list[Filter], seen: Seen, own: int, M_VTT: Array, group: slice) -> None:
+    """Carry the shifts of some victims through all rounds and add their products to M."""
+    c, T = group.stop - group.start, M_VTT.shape[1]
+    shift = np.zeros((filters[0].kept.shape[1], own * c))
+    history: list[Array] = []
+    pending: list[Array] = []
+    number = 0
+    for step, (told, told_new, kept, kept_new) in zip(seen.steps, filters, strict=True):
+        k = min(number, own)
+        white = np.zeros((len(told), T * c))
+        np.matmul(told, shift[:, : k * c], out=white[:, : k * c])
+        moved = np.zeros((len(kept), own * c))
+        np.matmul(kept, shift[:, : k * c], out=moved[:, : k * c])
+        if step.takes_gradients:
+            if number < own:
+                white[:, number * c : (number + 1) * c] = told_new[:, group]
+                moved[:, number * c : (number + 1) * c] = kept_new[:, group]
+            number += 1
+        shift = moved
+        if number >= own:
+            history.append(white[:, (own - 1) * c : own * c].copy())
+            for late in range(own, number):
+                white[:, late * c : (late + 1) * c] = history[len(history) - 1 - (late - own + 1)]
+        pending.append(white[:, : number * c].reshape(-1, number, c) if number else white[:0].reshape(0, 0, c))
+        if sum(len(block) for block in pending) >= 128:
+            _add_pending_(M_VTT, group, pending)
+    _add_pending_(M_VTT, group, pending)
+
+
+def _add_pending_(M_VTT: Array, group: slice, pending: list[Array]) -> None:
+    """Add the products of whitened blocks, padded to the most impulses among them."""
+    most = max((block.shape[1] for block in pending), default=0)
+    if most:
+        rows = np.zeros((group.stop - group.start, most, sum(len(block) for block in pending)))
+        at = 0
+        for block in pending:
+            rows[:, : block.shape[1], at : at + len(block)] = block.transpose(2, 1, 0)
+            at += len(block)
+        M_VTT[group, :most, :most] += rows @ rows.transpose(0, 2, 1)
+    pending.clear()
 
 
 # --- orthogonal basis ----------------------------------------------------------------------------------------------

@@ -1,0 +1,59 @@
+"""All pairs: the same as one attacker at a time, resumable, never mixed up."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from sottovoce import InputError, account, algorithm, metropolis, trace
+from sottovoce.privacy.pairs import all_pairs, heat_map
+from sottovoce.privacy.sensitivity import participation
+
+EVERY = participation("every")
+SYSTEM = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("florentine"), rounds=4)
+
+
+def test_rows_are_what_account_says():
+    mu = all_pairs(SYSTEM, EVERY)
+    assert not mu.diagonal().any()
+    for attacker in (0, 7):
+        result = account(SYSTEM, f"node:{attacker}", kinds=["fixed-streams"])
+        for guarantee in result.guarantees:
+            assert mu[attacker, guarantee.victim] == pytest.approx(guarantee.mu)
+
+
+def test_a_store_is_resumed_after_any_cut(tmp_path):
+    store, calls = tmp_path / "pairs.jsonl", []
+    whole = all_pairs(SYSTEM, EVERY, store=store, progress=lambda done, of: calls.append((done, of)))
+    assert calls[-1] == (15, 15)
+    lines = store.read_text().splitlines(keepends=True)
+    assert len(lines) == 16
+    for cut in (1, 5, len(lines)):
+        store.write_text("".join(lines[:cut]) + lines[3][:20])
+        np.testing.assert_array_equal(all_pairs(SYSTEM, EVERY, store=store), whole)
+        assert len(store.read_text().splitlines()) == 16
+    store.write_text("".join(lines[:3]) + json.dumps({"attacker": 2, "mu": [9.0] * 15}) + "\n")
+    assert (all_pairs(SYSTEM, EVERY, store=store)[2] == 9.0).all()  # what is stored is not computed again
+
+
+def test_a_store_belongs_to_one_system(tmp_path):
+    store = tmp_path / "pairs.jsonl"
+    all_pairs(SYSTEM, EVERY, store=store)
+    for other in (
+        trace(algorithm("dp-d-sgd", sigma=2.0), metropolis("florentine"), rounds=4),
+        trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("florentine"), rounds=5),
+    ):
+        with pytest.raises(InputError, match="figures of something else"):
+            all_pairs(other, EVERY, store=store)
+    with pytest.raises(InputError, match="figures of something else"):
+        all_pairs(SYSTEM, participation("2x2"), store=store)
+
+
+def test_heat_map_is_square_and_bounded():
+    lines = heat_map(np.random.default_rng(0).random((130, 130)), most=40).splitlines()
+    assert len(lines) == 33
+    assert max(map(len, lines)) <= 66
+    assert heat_map(np.zeros((2, 2))).strip() == ""
+    assert "@" in heat_map(np.array([[0.0, np.inf], [1.0, 0.0]]))
