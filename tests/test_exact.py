@@ -208,6 +208,21 @@ def test_averaging_losses_sum_to_the_rank_and_chebyshev_changes_nothing(spec, T)
     np.testing.assert_allclose(mu2(seen("muffliato", net, node(2), T, chebyshev=True)), losses, atol=1e-8)
 
 
+@pytest.mark.parametrize("chebyshev", [False, True])
+def test_averaging_hides_nothing_from_the_end_of_a_long_path(chebyshev):
+    """In real arithmetic the end of a path solves for everybody, though the last share is (1/3)^29, below rounding."""
+    np.testing.assert_allclose(mu2(seen("muffliato", metropolis("path:30"), node(0), 35, chebyshev=chebyshev)), 1.0)
+    some = mu2(seen("muffliato", metropolis("path:30"), node(0), 10, chebyshev=chebyshev))
+    assert some.sum() == pytest.approx(10)
+
+
+@pytest.mark.parametrize("T", [1, 2, 3, 6])
+def test_averaging_on_a_complete_graph_is_over_after_one_step(T):
+    np.testing.assert_allclose(mu2(seen("muffliato", metropolis("complete:6"), node(0), T)), 1.0)
+    summed = mu2(seen("muffliato", metropolis("complete:6"), node(0, secure_sum=True), T))
+    np.testing.assert_allclose(summed, 0.2)
+
+
 def test_zip_dl_closed_forms():
     ring = metropolis("ring:7")
     for T in (1, 3, 6):

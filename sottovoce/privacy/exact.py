@@ -35,6 +35,9 @@ GRAM_ROWS = 12_000
 RANK = 1e-13
 """Directions of noise below this share of the largest are rounding."""
 
+ARNOLDI = 1e-11
+"""Part of a unit vector outside the basis so far below which it is rounding."""
+
 UNCOVERED = 1e-7
 """Share of a signal that may lie outside the noise, as rounding, before the loss is infinite."""
 
@@ -107,7 +110,7 @@ def orthogonal(seen: Seen) -> Array:
     Where each gradient enters exactly as one noise source does, `A = B C` is known and M is read off the basis: its
     condition does not matter. Elsewhere signals are solved for, and those outside the noise have infinite loss.
     """
-    A_RTV, B_RZ = seen.dense()
+    A_RTV, B_RZ = _averaging_rows(seen) if _is_averaging(seen) else seen.dense()
     if not B_RZ.any():
         bare = np.where(A_RTV.any(axis=(0, 1)), np.inf, 0.0)
         return np.broadcast_to(bare[:, None, None], (len(bare), A_RTV.shape[1], A_RTV.shape[1])).copy()
@@ -130,6 +133,39 @@ def orthogonal(seen: Seen) -> Array:
     M_VTT = np.einsum("ksv,ktv->vst", white_KTV, white_KTV)
     M_VTT[uncovered] = np.inf
     return M_VTT
+
+
+def _is_averaging(seen: Seen) -> bool:
+    """Values and noise enter in the first round, and all later rounds are one and the same."""
+    later = seen.steps[1:]
+    quiet = all(not step.takes_gradients and not step.seen.noise.shape[1] for step in later)
+    return len(later) > 1 and quiet and all(step is later[0] for step in later)
+
+
+def _averaging_rows(seen: Seen) -> tuple[Array, Array]:
+    """Rows with the span of A and B, but well conditioned: powers of W are replaced by an orthonormal basis.
+
+    The rows `H F^j` of later rounds soon look alike, and what tells them apart would drown in rounding; a block Arnoldi
+    basis of the same space keeps every direction at its full size.
+    """
+    first, later = seen.steps[0], seen.steps[1]
+    H, F = later.seen.state.toarray(), later.out.state
+    basis = np.zeros((H.shape[1], 0))
+    block = H.T
+    for _ in range(len(seen.steps) - 1):
+        sizes = np.linalg.norm(block, axis=0)
+        block = block[:, sizes > RANK] / sizes[sizes > RANK]
+        for _ in range(2):
+            block = block - basis @ (basis.T @ block)
+        new, triangle, _ = linalg.qr(block, mode="economic", pivoting=True, check_finite=False)
+        new = new[:, np.abs(np.diag(triangle)) > ARNOLDI]
+        if not new.shape[1]:
+            break
+        basis = np.concatenate([basis, new], axis=1)
+        block = np.asarray(F.T @ new)
+    A = np.concatenate([first.seen.gradient.toarray(), basis.T @ first.out.gradient.toarray()])
+    B = np.concatenate([first.seen.noise.toarray(), basis.T @ first.out.noise.toarray()])
+    return A[:, None, :], B
 
 
 def _matched_columns(A_RTV: Array, B_RZ: Array) -> tuple[NDArray[np.intp], Array] | None:
