@@ -77,6 +77,18 @@ def test_patterns():
             participation(bad)
 
 
+@pytest.mark.parametrize("spec", ["1x1", "2x3", "3x2", "2x1"])
+def test_patterns_are_all_that_a_record_can_follow(spec):
+    """Every set of at most k rounds, b apart, that fits into the run lies in one of the patterns, and none is more."""
+    k, b = (int(part) for part in spec.split("x"))
+    for rounds in range((k - 1) * b + 1, 12):
+        found = [set(p.tolist()) for p in participation(spec).patterns(rounds)]
+        possible = [{s + i * b for i in range(m)} for s in range(rounds) for m in range(1, k + 1)]
+        possible = [p for p in possible if max(p) < rounds]
+        assert all(any(p <= q for q in found) for p in possible)
+        assert all(q in possible for q in found)
+
+
 def test_the_worst_pattern_counts():
     view = see(trace(algorithm("anti-pgd", sigma=1.0), metropolis("ring:5"), rounds=6), node(0))
     M = exact.losses(view)

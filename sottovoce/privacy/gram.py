@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.linalg import lapack
 
 from sottovoce.privacy import whiten
 from sottovoce.privacy.views import Seen
@@ -224,7 +225,7 @@ class _Signals:
 
 
 def _settled(factor: Array, starts: NDArray[np.intp], tail: int) -> tuple[int, float]:
-    """From which round on the factor only shifts, and a bound on the relative change of M by treating it so.
+    """From which round on the factor only shifts, and how far, relatively, M can be off by treating it so.
 
     With `L w = a` and `L' w' = a`, `||w' - w|| <= ||L^-1|| ||L' - L|| ||w||`; over T rounds M moves by at most
     `(2 e + e^2)` of its trace times T, with e the sum of those changes.
@@ -237,10 +238,17 @@ def _settled(factor: Array, starts: NDArray[np.intp], tail: int) -> tuple[int, f
     change = np.abs(factor[at:-p, at:-p] - factor[at + p :, at + p :])
     by_round = change.reshape(T - tail - 1, p, T - tail - 1, p).max(axis=(1, 3))
     rest = np.maximum.accumulate(np.maximum.accumulate(by_round[::-1, ::-1], axis=0), axis=1)[::-1, ::-1].diagonal()
-    inverse = 1.0 / np.abs(np.diag(factor)).min()
+    inverse = _inverse_norm(factor)
     errors = rest * np.sqrt(p * (T - tail)) * inverse * T
     small = np.flatnonzero(errors < SETTLED)
     if not small.size or tail + small[0] + 2 >= T:
         return T, 0.0
     error = float(errors[small[0]])
     return int(tail + small[0] + 1), T * (2 * error + error**2)
+
+
+def _inverse_norm(factor: Array) -> float:
+    """`||L^-1||` from LAPACK's estimates of its 1- and infinity-norms, ten times over: they can be somewhat low."""
+    reciprocals = [lapack.dtrcon(factor, norm=norm, uplo="L")[0] for norm in ("1", "I")]
+    sizes = [np.abs(factor).sum(axis=axis).max() for axis in (0, 1)]
+    return 10 * float(np.sqrt(np.prod([1 / max(r * size, 1e-300) for r, size in zip(reciprocals, sizes, strict=True)])))

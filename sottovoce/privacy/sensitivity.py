@@ -45,11 +45,13 @@ class Participation:
 
         >>> [p.tolist() for p in participation("2x3").patterns(6)]
         [[0, 3], [1, 4], [2, 5]]
+        >>> [p.tolist() for p in participation("2x3").patterns(8)]
+        [[0, 3], [1, 4], [2, 5], [3, 6], [4, 7]]
         """
         if self.times is None:
             return [np.arange(rounds)]
-        starts = range(min(self.apart, rounds))
-        return [np.arange(start, rounds, self.apart)[: self.times] for start in starts]
+        every = [np.arange(start, rounds, self.apart)[: self.times] for start in range(rounds)]
+        return [pattern for pattern in every if pattern[0] < self.apart or len(pattern) == self.times]
 
     def check(self, rounds: int) -> None:
         """Refuse a scheme that is longer than the run."""
