@@ -22,7 +22,9 @@ from sottovoce import (
     trace,
     uniform,
 )
+from sottovoce.errors import Unaccountable
 from sottovoce.privacy import exact
+from sottovoce.privacy.said import without_what_was_said
 from sottovoce.privacy.sensitivity import participation, worst_case
 from sottovoce.privacy.views import see
 from sottovoce.privacy.whiten import Singular
@@ -98,6 +100,7 @@ def test_every_route_agrees_with_fifty_digits(case, secure_sum):
             continue
         try:
             found = route(view_of)
+            found = found if isinstance(found, np.ndarray) else exact.whole(view_of, found)
         except Singular:
             continue
         assert np.all(np.abs(found - truth) <= scale), route.__name__
@@ -261,14 +264,66 @@ def test_row_stochastic_and_directed_weights_are_accounted_for():
         np.testing.assert_allclose(exact.losses(view_of), exact.dense(view_of), atol=1e-9)
 
 
-def test_large_observations_take_the_filter(monkeypatch):
-    view_of = seen("dp-d-sgd", metropolis("erdos-renyi:20,p=0.3,seed=0"), node(0), 8)
-    plain = exact.losses(view_of)
-    monkeypatch.setattr(exact, "GRAM_ROWS", 5)
+@pytest.mark.parametrize("net", [metropolis("erdos-renyi:20,p=0.3,seed=0"), fresh_erdos_renyi(9, 0.4, seed=2)], ids=str)
+def test_routes_by_size_and_little_memory(monkeypatch, net):
+    view_of = seen("dp-d-sgd", net, node(0), 8)
+    plain = exact.dense(view_of)
     monkeypatch.setattr("sottovoce.privacy.whiten.AT_ONCE", 50)
-    np.testing.assert_allclose(exact.losses(view_of), plain, atol=1e-10)
-    monkeypatch.setattr(exact, "GRAM_ROWS", 10**6)
-    np.testing.assert_allclose(exact.losses(view_of), plain, atol=1e-10)
+    monkeypatch.setattr("sottovoce.privacy.whiten.LOSSES_AT_ONCE", 400)
+    for rows, state, route in ((5, 100, "kalman"), (10**6, 5, "gram"), (5, 5, "conjugate")):
+        monkeypatch.setattr(exact, "GRAM_ROWS", rows)
+        monkeypatch.setattr(exact, "FILTER_STATE", state)
+        assert exact._route(view_of).__name__ == route
+        np.testing.assert_allclose(exact.losses(view_of), plain, atol=1e-6 if route == "conjugate" else 1e-10)
+
+
+CONJUGATE = [case for case in SMALL if case[0] in ("dp-d-sgd", "dp2sgd", "decor", "zip-dl")]
+
+
+@pytest.mark.parametrize("case", CONJUGATE, ids=lambda case: f"{case[0]} on {case[1].name} {case[2]}")
+def test_conjugate_gradients_end_above_the_truth_wherever_they_stop(case, monkeypatch):
+    from sottovoce.privacy import conjugate
+
+    name, net, view, rounds, settings = case
+    view_of = seen(name, net, view, rounds, **settings)
+    truth = exact.dense(view_of)
+    _, B = view_of.dense()
+    try:
+        least = conjugate.least_eigenvalue(view_of)
+    except Unaccountable:
+        assert name in ("zip-dl", "dp2sgd")  # noise is shared by messages, or travels with the state only
+        return
+    assert least <= np.linalg.eigvalsh(B @ B.T)[0] * (1 + 1e-9)
+    for steps in (1, 3, 1000):
+        monkeypatch.setattr(conjugate, "STEPS", steps)
+        found = exact.whole(view_of, conjugate.conjugate(view_of))
+        lowest = np.linalg.eigvalsh(found - truth)[:, 0]
+        assert (lowest >= -1e-9).all()
+        assert (worst_case(found, EVERY, found.shape[1]) >= worst_case(truth, EVERY, found.shape[1]) * (1 - 1e-5)).all()
+    np.testing.assert_allclose(found, truth, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", [c for c in cases() if c.algorithm.compression.name == "identity"], ids=str)
+def test_a_view_without_what_was_said_is_the_same_view(case: Case):
+    system = trace(case.algorithm, case.topology, rounds=4)
+    for view in (node(1), coalition(0, 2), everyone(), node(1, secure_sum=True)):
+        view_of = see(system, view)
+        smaller, direct = without_what_was_said(view_of)
+        if smaller is view_of:
+            continue
+        assert sum(len(step.seen.state.indptr) for step in smaller.steps) < sum(
+            len(step.seen.state.indptr) for step in view_of.steps
+        )
+        heard = any(step.seen.state.shape[0] for step in smaller.steps)
+        found = direct[:, None, None] * np.eye(view_of.gradient_rounds) + (exact.dense(smaller) if heard else 0)
+        np.testing.assert_allclose(found, exact.dense(view_of), rtol=1e-8, atol=1e-9)
+
+
+def test_a_hub_is_left_with_those_who_know_somebody_else():
+    edges = [(0, leaf) for leaf in range(1, 9)] + [(8, 9), (9, 10), (1, 2)]
+    smaller, direct = without_what_was_said(seen("dp-d-sgd", metropolis(Graph.from_edges(edges)), node(0), 5))
+    assert smaller.steps[0].seen.state.shape == (1, 3)
+    np.testing.assert_allclose(direct, [1] * 7 + [0] * 3)
 
 
 def test_optimal_attacker_reaches_the_figure():

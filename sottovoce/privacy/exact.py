@@ -2,8 +2,9 @@
 
 Routes to the same numbers:
 
-- `gram`: covariance of all observations by lags, one Cholesky factor, one triangular solve for all victims;
-- `kalman`: a whitening filter over rounds, for many observations a round and for topologies that change;
+- `gram`: covariance of all observations by lags, one Cholesky factor and its inverse for all victims;
+- `kalman`: a whitening filter over rounds, for small graphs, long runs and topologies that change;
+- `conjugate`: conjugate gradients, victim by victim, where neither the observations nor the state fit in memory;
 - `orthogonal`: an orthonormal basis of the noise that reaches the view, where noise is poorer than what is said
   (averaging, several gossip steps per gradient, masks); the only one that decides about rank;
 - `dense`: the pseudo-inverse, the oracle of the tests.
@@ -13,24 +14,31 @@ Shapes: V victims, T gradient rounds, R observations, P observations of one roun
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.closedness import open_by_steps
+from sottovoce.privacy.conjugate import conjugate
 from sottovoce.privacy.gram import gram
 from sottovoce.privacy.kalman import kalman
 from sottovoce.privacy.released import loss_given_noisy_gradients
+from sottovoce.privacy.said import without_what_was_said
 from sottovoce.privacy.sensitivity import Participation, worst_case
 from sottovoce.privacy.views import Seen
-from sottovoce.privacy.whiten import Array, Singular
+from sottovoce.privacy.whiten import Array, Groups, Singular, starts
 
 ORTHOGONAL = 1e8
 """Largest number of entries of B for which averaging, whose noise is always poor, takes the orthogonal route."""
 
 GRAM_ROWS = 12_000
-"""Up to this many observations the Gram route is taken."""
+"""Up to this many observations the Gram route may be taken: its matrices have their square in entries."""
+
+FILTER_STATE = 6_000
+"""Up to this many components of the state the filter may be taken."""
 
 RANK = 1e-13
 """Directions of noise below this share of the largest are rounding."""
@@ -46,11 +54,13 @@ def squared(seen: Seen, scheme: Participation) -> Array:
     """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise."""
     if tells_all_noisy_gradients(seen):
         return loss_given_noisy_gradients(seen.system, seen.view, seen.victims, scheme)
-    M_VTT = losses(seen)
-    covered = np.isfinite(M_VTT).all(axis=(1, 2))
-    out = np.full(len(M_VTT), np.inf)
-    if covered.any():
-        out[covered] = worst_case(M_VTT[covered], scheme, M_VTT.shape[1])
+    out = np.zeros(len(seen.victims))
+    for group, M_VTT in in_groups(seen):
+        covered = np.isfinite(M_VTT).all(axis=(1, 2))
+        found = np.full(len(M_VTT), np.inf)
+        if covered.any():
+            found[covered] = worst_case(M_VTT[covered], scheme, M_VTT.shape[1])
+        out[group] = found
     return out
 
 
@@ -78,27 +88,49 @@ def tells_all_noisy_gradients(seen: Seen) -> bool:
 
 def losses(seen: Seen) -> Array:
     """M of every victim, V x T x T; infinite throughout where a signal is not covered by noise."""
-    rows = sum(step.seen.state.shape[0] for step in seen.steps)
-    if not rows or not seen.gradient_rounds:
-        return np.zeros((len(seen.victims), seen.gradient_rounds, seen.gradient_rounds))
+    return whole(seen, in_groups(seen))
+
+
+def whole(seen: Seen, groups: Groups) -> Array:
+    """Groups of victims put together."""
+    M_VTT = np.zeros((len(seen.victims), seen.gradient_rounds, seen.gradient_rounds))
+    for group, found in groups:
+        M_VTT[group] = found
+    return M_VTT
+
+
+def in_groups(seen: Seen) -> Groups:
+    """M of some victims after others, by the route that fits the size."""
     sources = sum(step.seen.noise.shape[1] for step in seen.steps)
-    if seen.system.algorithm.once and rows * sources <= ORTHOGONAL:
-        return orthogonal(seen)
-    try:
-        return kalman(seen) if _filter_is_cheaper(seen, rows) else gram(seen)
+    if seen.system.algorithm.once and starts(seen.steps)[-1] * sources <= ORTHOGONAL:
+        yield slice(None), orthogonal(seen)
+        return
+    smaller, direct = without_what_was_said(seen)
+    try:  # what is singular shows before the first group
+        for group, M_VTT in _route(smaller)(smaller):
+            M_VTT += direct[group, None, None] * np.eye(M_VTT.shape[1])
+            yield group, M_VTT
     except Singular:
-        return orthogonal(seen)
+        yield slice(None), orthogonal(seen)
 
 
-def _filter_is_cheaper(seen: Seen, rows: int) -> bool:
-    """By the number of multiplications for all victims; the filter does not take correlated noise."""
-    if seen.system.correlation is not None:
-        return False
-    T, X = len(seen.steps), max(max(step.out.state.shape) for step in seen.steps)
-    each = rows / T
-    by_gram = 2 / 3 * T * each**2 + (rows**2 / max(1, len(seen.victims)))
-    by_filter = X**2 + X * each + T * each
-    return rows > GRAM_ROWS or by_filter < by_gram
+def _route(seen: Seen) -> Callable[[Seen], Groups]:
+    """By memory, then by the number of multiplications; only the Gram route takes correlated noise."""
+    T, rows = len(seen.steps), int(starts(seen.steps)[-1])
+    X = max(max(step.out.state.shape) for step in seen.steps)
+    if not rows or not seen.gradient_rounds:
+        return _silence
+    if rows > GRAM_ROWS and X > FILTER_STATE:
+        return conjugate
+    each, links = rows / T, max(step.out.state.nnz for step in seen.steps)
+    by_gram = rows**2 * X + 2 / 3 * rows**3
+    by_filter = T * (2 * each * X**2 + 40 * links * X) + rows * T * each * X
+    cheaper = rows > GRAM_ROWS or (by_filter < by_gram and X <= FILTER_STATE)
+    return kalman if cheaper and seen.system.correlation is None else gram
+
+
+def _silence(seen: Seen) -> Groups:
+    yield slice(None), np.zeros((len(seen.victims), seen.gradient_rounds, seen.gradient_rounds))
 
 
 # --- orthogonal basis ----------------------------------------------------------------------------------------------

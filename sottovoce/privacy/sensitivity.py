@@ -21,11 +21,8 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
 
-TIGHT = 1e-9
-"""Where `sum |M|` is within this of `sum M`, relatively, it is reported as it is."""
-
 GAP = 1e-5
-"""How far, relatively, a reported semidefinite value may be above the optimum."""
+"""How far, relatively, a reported value may be above the optimum; `sum |M|` is reported where it is near enough."""
 
 STEPS = 2000
 
@@ -89,7 +86,7 @@ def bound(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
     M_VTT = (M_VTT + M_VTT.transpose(0, 2, 1)) / 2
     quick, plain = absolute_sum(M_VTT), M_VTT.sum(axis=(1, 2))
     out = quick.copy()
-    loose = np.flatnonzero(quick - plain > TIGHT * quick)
+    loose = np.flatnonzero(quick - plain > GAP * quick)
     if loose.size:
         out[loose] = np.minimum(quick[loose], dual_bound(M_VTT[loose]))
     return out

@@ -263,6 +263,6 @@ def _sums(heard: Heard, mixing: Mixing, adversary: View) -> sparse.csr_array:
     position[listeners] = np.arange(len(listeners))
     to = position[heard.receiver]
     used = np.flatnonzero(to >= 0)
-    value = np.asarray(mixing.weights[heard.receiver[used], heard.sender[used]]).ravel()
+    value = mixing.weights[heard.receiver[used], heard.sender[used]] if used.size else np.zeros(0)
     pick = sparse.csr_array((value, (to[used], used)), shape=(len(listeners), len(heard.sender)))
     return sparse.csr_array(pick @ heard.rows)

@@ -1,20 +1,53 @@
-"""What the whitening routes share: a Cholesky factor to be trusted, its rounding error, how much to do at once."""
+"""What the whitening routes share: a Cholesky factor to be trusted, its rounding error, the products of all victims.
+
+Whitened observations are `L^-1 O`, `L L^T` being the covariance of O. The row of `L^-1` for round t weighs the
+rounds s <= t by blocks `C[t, s]`; what a gradient of round s does to it follows by going back in time,
+
+    u <- u F_s + C[t, s] H_s,        whitened response = u K_s + C[t, s] E_s   (u before the step),
+
+with `H, E` what is seen of state and gradients, `F, K` how the state goes on. There are as many rows as observations,
+however many victims there are; all victims come out of one pass.
+
+Shapes: V victims, T gradient rounds, P observations of one round, Q observations of the rounds at hand, X state.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
+from scipy import linalg, sparse
 
 from sottovoce.errors import SottovoceError
+from sottovoce.privacy.views import Seen, SeenStep
 
 Array = NDArray[np.float64]
 
 CONDITION = 1e-6
 """A covariance with a pivot below this share of its diagonal is left to the orthogonal route."""
 
-AT_ONCE = 1.2e7
-"""About how many numbers a block of victims may take."""
+AT_ONCE = 5e7
+"""About how many whitened responses may be alive at once."""
+
+IN_CACHE = 128
+"""Observations carried back in time together: more of them fall out of the processor's cache."""
+
+WORKERS = min(4, os.cpu_count() or 1)
+"""Blocks of observations carried back at the same time: sparse products leave the other threads free to run."""
+
+LOSSES_AT_ONCE = 3.5e8
+"""About how many entries of M may be alive at once."""
+
+Groups = Iterator[tuple[slice, Array]]
+"""M of some victims after others: which, and V x T x T."""
+
+Weigh = Callable[[range, int, Array], Array]
+"""`C[t, s]^T` for the observations of some rounds t, P x Q; given those rounds, s, and u^T so far."""
 
 
 class Singular(SottovoceError):
@@ -37,5 +70,107 @@ def rounding_error(factor: Array) -> float:
     return 4 * len(factor) * np.finfo(float).eps * float(np.max(np.einsum("ij,ij->i", factor, factor) / sizes))
 
 
-def inverse_of(triangle: Array) -> Array:
-    return np.asarray(linalg.solve_triangular(triangle, np.eye(len(triangle)), lower=True, check_finite=False))
+def starts(steps: tuple[SeenStep, ...]) -> NDArray[np.intp]:
+    """Where the observations of each round begin."""
+    return np.concatenate([[0], np.cumsum([step.seen.state.shape[0] for step in steps])]).astype(np.intp)
+
+
+def products(seen: Seen, weigh: Weigh) -> Groups:
+    """M of all victims, from the rows of `L^-1`; as many victims at once as memory allows."""
+    V, T = len(seen.victims), seen.gradient_rounds
+    size = max(1, min(V, int(LOSSES_AT_ONCE / T**2)))
+    passes = -(-V // size)
+    size = -(-V // passes)
+    at = starts(seen.steps)
+    rows = max(1, min(IN_CACHE, int(AT_ONCE / (size * T))))
+    widest = max(rows, int(np.diff(at).max()))
+    blocks = list(_consecutive(at, rows))
+    workers = min(WORKERS, len(blocks))
+    rooms = [np.empty(T * size * widest) for _ in range(workers)]
+    with ThreadPoolExecutor(workers) as pool:
+        for first in range(0, V, size):
+            group = slice(first, min(V, first + size))
+            back = {id(step): _Back.of(step, group) for step in dict.fromkeys(seen.steps)}
+            M_VTT = np.zeros((group.stop - first, T, T))
+            for begin in range(0, len(blocks), workers):
+                together = blocks[begin : begin + workers]
+                shaped = [
+                    _shaped(room, seen.steps, len(M_VTT), at, block)
+                    for room, block in zip(rooms, together, strict=False)
+                ]
+                for white_TVQ in pool.map(partial(_responses, seen, weigh, back), together, shaped):
+                    begun = len(white_TVQ)
+                    M_VTT[:, :begun, :begun] += white_TVQ.transpose(1, 0, 2) @ white_TVQ.transpose(1, 2, 0)
+            yield group, M_VTT
+
+
+def _shaped(room: Array, steps: tuple[SeenStep, ...], V: int, at: NDArray[np.intp], rounds: range) -> Array:
+    """Room for the responses of some rounds' observations to the impulses so far, T x V x Q."""
+    begun = sum(step.takes_gradients for step in steps[: rounds.stop])
+    width = int(at[rounds.stop] - at[rounds.start])
+    return room[: begun * V * width].reshape(begun, V, width)
+
+
+def _consecutive(at: NDArray[np.intp], rows: int) -> Iterator[range]:
+    """Rounds one after the other, together of at most so many observations where one alone is not more."""
+    begin = 0
+    for end in range(1, len(at)):
+        if end == len(at) - 1 or at[end + 1] - at[begin] > rows:
+            if at[end] > at[begin]:
+                yield range(begin, end)
+            begin = end
+
+
+class _Back(NamedTuple):
+    """A step's matrices, transposed, with the gradients of some victims."""
+
+    state: sparse.csr_array
+    seen_state: sparse.csr_array
+    gradient: sparse.csr_array | None
+    columns: NDArray[np.intp] | None
+    heard: NDArray[np.intp]
+    heard_gradient: sparse.csr_array
+
+    @classmethod
+    def of(cls, step: SeenStep, group: slice) -> _Back:
+        """Where gradients enter the state just as state does (`K = F` by columns), one product serves for both."""
+        some = group if step.takes_gradients else slice(0)
+        state, gradient = step.out.state.T.tocsr(), step.out.gradient.T.tocsr()[some]
+        columns = _same_rows(gradient, state)
+        seen_gradient = step.seen.gradient.T.tocsr()[some]
+        heard = np.flatnonzero(np.diff(seen_gradient.indptr))
+        kept = gradient if columns is None else None
+        return cls(state, step.seen.state.T.tocsr(), kept, columns, heard, seen_gradient[heard])
+
+
+def _same_rows(few: sparse.csr_array, many: sparse.csr_array) -> NDArray[np.intp] | None:
+    """Where the rows of one matrix stand in another, in order; None unless all do."""
+    places = {_row(many, i): i for i in reversed(range(many.shape[0]))}
+    found = [places.get(_row(few, i)) for i in range(few.shape[0])]
+    return None if None in found else np.array(found, dtype=np.intp)
+
+
+def _row(matrix: sparse.csr_array, i: int) -> tuple[bytes, bytes]:
+    part = slice(matrix.indptr[i], matrix.indptr[i + 1])
+    order = np.argsort(matrix.indices[part])
+    return matrix.indices[part][order].tobytes(), matrix.data[part][order].tobytes()
+
+
+def _responses(seen: Seen, weigh: Weigh, back: dict[int, _Back], rounds: range, white_TVQ: Array) -> Array:
+    """Whitened responses of some rounds' observations to every impulse so far, written into `white_TVQ`."""
+    u_XQ = np.zeros((back[id(seen.steps[rounds.stop - 1])].state.shape[1], white_TVQ.shape[2]))
+    number = len(white_TVQ)
+    for s in range(rounds.stop - 1, -1, -1):
+        step = back[id(seen.steps[s])]
+        weights_PQ = weigh(rounds, s, u_XQ)
+        moved = np.asarray(step.state @ u_XQ)
+        if seen.steps[s].takes_gradients:
+            number -= 1
+            if step.columns is not None:
+                np.take(moved, step.columns, axis=0, out=white_TVQ[number], mode="clip")
+            else:
+                white_TVQ[number] = step.gradient @ u_XQ
+            white_TVQ[number, step.heard] += step.heard_gradient @ weights_PQ
+        moved += step.seen_state @ weights_PQ
+        u_XQ = moved
+    return white_TVQ
