@@ -182,7 +182,8 @@ class StepMatrices:
     - `state_out`: the state after the round, one row per node and slot;
     - `point`: where gradients are taken (None when none are);
     - `heard`: for each gossip step its messages, with senders and receivers;
-    - `sources`: which noise the last block of columns stands for, as (gossip step, sources).
+    - `sources`: which noise the last block of columns stands for, as (gossip step, sources);
+    - `step_size` and `sensitivity`: by which the algorithm scales what enters.
     """
 
     state_size: int
@@ -192,6 +193,8 @@ class StepMatrices:
     point: sparse.csr_array | None
     heard: tuple[Heard, ...]
     mixings: tuple[Mixing, ...]
+    step_size: float
+    sensitivity: float
 
     @property
     def noise_size(self) -> int:
@@ -199,10 +202,15 @@ class StepMatrices:
         return sum(sources.size for _, sources in self.sources)
 
     def split(self, matrix: sparse.csr_array) -> tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]:
-        """A matrix of this round by its inputs: state, gradients, noise."""
+        """A matrix of this round by its inputs: state, gradients, noise.
+
+        In units: gradients of `sensitivity`, and everything that enters of `step_size * sensitivity`, so that privacy
+        figures are about a change of one whatever these are.
+        """
         by_input = matrix.tocsc()
         a, b = self.state_size, self.state_size + self.gradients
-        return by_input[:, :a].tocsr(), by_input[:, a:b].tocsr(), by_input[:, b:].tocsr()
+        gradient, noise = by_input[:, a:b] / self.step_size, by_input[:, b:] / (self.step_size * self.sensitivity)
+        return by_input[:, :a].tocsr(), gradient.tocsr(), noise.tocsr()
 
 
 class Labels(NamedTuple):
@@ -371,6 +379,8 @@ def _trace_round(
         point=played.point.wide(width) if played.point is not None else None,
         heard=tuple(heard for _, _, heard in _heard(played, width)),
         mixings=tuple(step.mixing for step in played.steps),
+        step_size=algorithm.step_size,
+        sensitivity=algorithm.sensitivity,
     )
     return step, played.carry
 

@@ -141,8 +141,9 @@ def _own_noise(step: StepMatrices, said_noise: sparse.csr_array, n: int) -> Arra
 
 
 def _close(a: sparse.sparray, b: sparse.sparray) -> bool:
-    gap = abs(sparse.csr_array(a) - sparse.csr_array(b))
-    return gap.nnz == 0 or float(gap.max()) <= 1e-12
+    a, b = sparse.csr_array(a), sparse.csr_array(b)
+    gap = abs(a - b)
+    return gap.nnz == 0 or float(gap.max()) <= 1e-12 * float(max(abs(a).max(), abs(b).max()))
 
 
 def _heard_nodes(step: StepMatrices, members: NDArray[np.intp]) -> NDArray[np.bool_]:

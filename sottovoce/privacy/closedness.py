@@ -80,7 +80,8 @@ def _outside(rows: sparse.csr_array, wanted: sparse.csr_array) -> NDArray[np.boo
             return np.ones(n, dtype=bool)
         left = wanted.tocsc()[:, :n].tocsr()
         gap = abs(wanted - left @ rows)
-        return np.asarray(gap.max(axis=1).toarray()).ravel() > TOLERANCE
+        sizes = np.asarray(abs(wanted).max(axis=1).toarray()).ravel()
+        return np.asarray(gap.max(axis=1).toarray()).ravel() > TOLERANCE * sizes
     if rows.shape[0] == 0:
         return np.asarray(abs(wanted).sum(axis=1)).ravel() > 0
     basis, triangle, _ = linalg.qr(rows.toarray().T, mode="economic", pivoting=True, check_finite=False)

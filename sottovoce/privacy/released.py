@@ -57,31 +57,45 @@ def _precision(system: LinearSystem, step: StepMatrices, view: View, victims: ND
         return np.zeros(len(victims))
     spread = _local_spread(system, step)
     unknown = ~known_noise(step, view)[: spread.shape[1]]
-    honest = sparse.csr_array(spread.tocsc()[:, np.flatnonzero(unknown)])[victims]
-    steps = _taking(step)[victims]
+    everyone = np.setdiff1d(np.arange(system.n), view.members)
+    honest = sparse.csr_array(spread.tocsc()[:, np.flatnonzero(unknown)])[everyone]
     covariance = sparse.csr_array(honest @ honest.T)
     off = covariance - sparse.diags_array(covariance.diagonal())
     off.eliminate_zeros()
     with np.errstate(divide="ignore"):
-        if not off.nnz:
-            return np.where(steps, 1.0 / covariance.diagonal(), 0.0)
-    return np.where(steps, _inverse_diagonal(covariance.toarray()), 0.0)
+        known = 1.0 / covariance.diagonal() if not off.nnz else _inverse_diagonal(honest, covariance)
+    return np.where(_taking(step)[victims], known[np.searchsorted(everyone, victims)], 0.0)
 
 
-def _inverse_diagonal(covariance: Array) -> Array:
-    """Diagonal of the inverse; infinite for a node whose direction the noise does not cover."""
+WELL = 1e-6
+"""A covariance whose pivots are all above this share of its diagonal is factored as it is."""
+
+
+def _inverse_diagonal(spread: sparse.csr_array, covariance: sparse.csr_array) -> Array:
+    """Diagonal of the inverse of `spread spread^T`, rounded up; infinite for a node that noise does not cover."""
     try:
-        factor = linalg.cholesky(covariance, lower=True, check_finite=False)
-        if np.all(np.diag(factor) ** 2 > 1e-10 * np.diag(covariance)):
-            inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True, check_finite=False)
-            return np.asarray((inverse**2).sum(axis=0))
+        factor = linalg.cholesky(covariance.toarray(), lower=True, check_finite=False)
+        least = float(np.min(np.diag(factor) ** 2 / covariance.diagonal()))
     except linalg.LinAlgError:
-        pass
+        least = 0.0
+    if least < WELL:  # a factor from the spread itself has the root of the covariance's condition
+        if spread.shape[1] < spread.shape[0]:
+            return _covered(covariance.toarray())
+        factor = linalg.qr(spread.toarray().T, mode="r", check_finite=False)[0][: spread.shape[0]].T
+        sizes = np.abs(np.diag(factor))
+        if np.any(sizes <= 1e-13 * np.linalg.norm(factor, axis=1)):
+            return _covered(covariance.toarray())
+        least = float(np.min(sizes / np.linalg.norm(factor, axis=1)))
+    inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True, check_finite=False)
+    return np.asarray((inverse**2).sum(axis=0)) * (1 + 16 * len(factor) * np.finfo(float).eps / least)
+
+
+def _covered(covariance: Array) -> Array:
     sizes, vectors = np.linalg.eigh(covariance)
     there = sizes > 1e-10 * sizes[-1]
     inside = (vectors[:, there] ** 2).sum(axis=1)
     out = (vectors[:, there] ** 2 / sizes[there]).sum(axis=1)
-    return np.where(inside < 1 - 1e-8, np.inf, out)
+    return np.where(inside < 1 - 1e-8, np.inf, out * (1 + 1e-5))
 
 
 def _taking(step: StepMatrices) -> NDArray[np.bool_]:
@@ -98,10 +112,10 @@ def _local_spread(system: LinearSystem, step: StepMatrices) -> sparse.csr_array:
     parts = [injection.matrix.whole() for injection in algorithm.noise.local(step.mixings[0])]
     if not parts:
         raise Unaccountable(f"{algorithm.name}: nothing is added to gradients themselves")
-    spread = sparse.csr_array(sparse.hstack(parts, format="csr") * algorithm.sensitivity)
+    spread = sparse.csr_array(sparse.hstack(parts, format="csr"))
     for matrix in (step.state_out, *(heard.rows for heard in step.heard)):
         _, gradient, noise = step.split(matrix)
         gap = abs(noise.tocsc()[:, : spread.shape[1]] - (gradient @ spread).tocsc())
-        if gap.nnz and float(gap.max()) > 1e-12 * max(1.0, float(abs(noise).max())):
+        if gap.nnz and float(gap.max()) > 1e-12 * float(abs(noise).max()):
             raise Unaccountable(f"{algorithm.name}: noise does not travel with the gradient it was added to")
     return spread

@@ -190,21 +190,23 @@ def see(system: LinearSystem, adversary: View, *, own: bool = False, victims: Se
 
 def _see_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> SeenStep:
     rows = sparse.vstack(
-        [_select(heard, mixing, adversary, own) for heard, mixing in zip(step.heard, step.mixings, strict=True)],
+        [select(heard, mixing, adversary, own) for heard, mixing in zip(step.heard, step.mixings, strict=True)],
         format="csr",
     )
-    unknown = np.flatnonzero(~known_noise(step, adversary))
-    columns = victims if step.gradients else np.empty(0, dtype=np.intp)
-
-    def reduced(matrix: sparse.csr_array) -> Inputs:
-        state, gradient, noise = step.split(matrix)
-        return Inputs(state, gradient.tocsc()[:, columns].tocsr(), noise.tocsc()[:, unknown].tocsr())
-
-    seen = reduced(rows)
+    seen = reduce(step, rows, adversary, victims)
     there = np.flatnonzero(sum(np.diff(part.indptr) for part in seen))
     seen = Inputs(*(part[there] for part in seen))
-    point = reduced(step.point) if step.point is not None else None
-    return SeenStep(seen, reduced(step.state_out), point, unknown, bool(step.gradients))
+    point = reduce(step, step.point, adversary, victims) if step.point is not None else None
+    out = reduce(step, step.state_out, adversary, victims)
+    return SeenStep(seen, out, point, np.flatnonzero(~known_noise(step, adversary)), bool(step.gradients))
+
+
+def reduce(step: StepMatrices, rows: sparse.csr_array, adversary: View, victims: NDArray[np.intp]) -> Inputs:
+    """Rows of a round by their inputs, without what the adversary knows."""
+    state, gradient, noise = step.split(rows)
+    unknown = np.flatnonzero(~known_noise(step, adversary))
+    columns = victims if step.gradients else np.empty(0, dtype=np.intp)
+    return Inputs(state, gradient.tocsc()[:, columns].tocsr(), noise.tocsc()[:, unknown].tocsr())
 
 
 def known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
@@ -219,8 +221,8 @@ def known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
     return np.concatenate(known)
 
 
-def _select(heard: Heard, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:
-    """The rows of one gossip step that the adversary gets, or their sums."""
+def select(heard: Heard, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:
+    """The rows of one gossip step that an adversary gets, or their sums; with `own`, also what its members say."""
     sender, receiver, rows = heard
     if sender.size == 0 or sender[0] == -1:  # a sum over everyone is there for all to see
         return rows
@@ -245,7 +247,8 @@ def _select(heard: Heard, mixing: Mixing, adversary: View, own: bool) -> sparse.
 def _tapped(
     sender: NDArray[np.intp], receiver: NDArray[np.intp], mixing: Mixing, edges: tuple[tuple[int, int], ...]
 ) -> NDArray[np.bool_]:
-    live = [(a, b) for a, b in edges if a != b and mixing.weights[b, a] != 0]
+    left = mixing.weights if mixing.planned is None else mixing.planned  # what left its sender can be tapped
+    live = [(a, b) for a, b in edges if a != b and left[b, a] != 0]
     if receiver[0] == -1:
         return np.isin(sender, [a for a, _ in live])
     codes = sender * mixing.n + receiver

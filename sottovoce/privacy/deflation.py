@@ -1,0 +1,178 @@
+"""An orthonormal basis of the noise a view has seen, one message after another: the route that decides about rank.
+
+What is heard again and again (averaging, several gossip steps per gradient) soon looks alike, and what tells it apart
+would drown in rounding. So what is known is taken out of the hidden state *before* that state moves on:
+`X (I - Q Q^T)`, then `F X`; every later message shows only what is new in it, at its own size. Signals follow the same
+eliminations.
+
+Shapes: X state, Z noise columns, G gradient columns, P observations at once, K directions of the basis.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, sparse
+
+from sottovoce.loop import Heard
+from sottovoce.privacy.views import Inputs, Seen, SeenStep, reduce, select
+from sottovoce.trace import StepMatrices
+
+Array = NDArray[np.float64]
+
+NEW = 1e-11
+"""Part of a unit row outside the others below which it is one of them."""
+
+ROUNDING = 4 * np.finfo(float).eps
+
+DOUBT = 100.0
+"""A row within this many times its rounding error is nothing."""
+
+UNCOVERED = 1e-7
+"""Share of a signal that may lie outside the noise, as rounding, before the loss is infinite."""
+
+
+class Unknown:
+    """The hidden state as a map from noise and gradients, less what has been seen of it."""
+
+    def __init__(self, noise_XZ: Array, gradient_XG: Array) -> None:
+        self.noise, self.gradient = noise_XZ, gradient_XG
+        self.error, self.signal = np.zeros(len(noise_XZ)), np.abs(gradient_XG).max(axis=1, initial=0.0)
+        self.basis = np.zeros((noise_XZ.shape[1], 0))
+        self.white = np.zeros((0, gradient_XG.shape[1]))
+        self.uncovered = np.zeros(gradient_XG.shape[1], dtype=bool)
+
+    def see(self, shown: sparse.csr_array, noise_PZ: Array, gradient_PG: Array) -> Array:
+        """Take note of `shown` of the state, with what joins it; the new directions, Z x K."""
+        noise, gradient = shown @ self.noise + noise_PZ, shown @ self.gradient + gradient_PG
+        error = self._error(shown, noise)
+        signal = np.maximum(abs(shown) @ self.signal + np.abs(gradient_PG).max(axis=1, initial=0.0), 1e-300)
+        for _ in range(2):
+            again = noise @ self.basis
+            noise, gradient = noise - again @ self.basis.T, gradient - again @ self.white
+        sizes = np.linalg.norm(noise, axis=1)
+        there = sizes > DOUBT * error
+        self._bare(gradient[~there], signal[~there])
+        if not there.any():
+            return np.zeros((noise.shape[1], 0))
+        scale = 1 / sizes[there, None]
+        return self._add(noise[there] * scale, gradient[there] * scale, signal[there] * scale[:, 0])
+
+    def _add(self, unit_PZ: Array, signal_PG: Array, size_P: Array) -> Array:
+        Q_ZP, R_PP, order = linalg.qr(unit_PZ.T, mode="economic", pivoting=True, check_finite=False)
+        K = int(np.sum(np.abs(np.diag(R_PP)) > NEW))
+        first, others = order[:K], order[K:]
+        white = linalg.solve_triangular(R_PP[:K, :K].T, signal_PG[first], lower=True, check_finite=False)
+        self._bare(signal_PG[others] - R_PP[:K, K:].T @ white, size_P[others])
+        new = Q_ZP[:, :K]
+        self.basis = np.concatenate([self.basis, new], axis=1)
+        self.white = np.concatenate([self.white, white])
+        return new
+
+    def _bare(self, gradient_PG: Array, scale_P: Array) -> None:
+        """Signals in messages that hold no new noise."""
+        self.uncovered |= (np.abs(gradient_PG) > UNCOVERED * scale_P[:, None]).any(axis=0)
+
+    def _error(self, matrix: sparse.csr_array, noise: Array) -> Array:
+        """About how large the rounding error of each row is: errors of many sums add up by their squares."""
+        return np.sqrt(matrix.power(2) @ self.error**2 + (ROUNDING * np.linalg.norm(noise, axis=1)) ** 2)
+
+    def move(self, on: sparse.csr_array, noise_XZ: Array, gradient_XG: Array, new_ZK: Array) -> None:
+        """Let the state go on, without the directions just seen."""
+        noise, gradient = on @ self.noise + noise_XZ, on @ self.gradient + gradient_XG
+        self.error = self._error(on, noise)
+        self.signal = abs(on) @ self.signal + np.abs(gradient_XG).max(axis=1, initial=0.0)
+        if new_ZK.shape[1]:
+            known = noise @ new_ZK
+            noise, gradient = noise - known @ new_ZK.T, gradient - known @ self.white[-new_ZK.shape[1] :]
+        self.noise, self.gradient = noise, gradient
+
+
+def deflated(seen: Seen) -> Array:
+    """M of every victim, V x T x T; infinite throughout where noise does not cover a signal. Dense: small systems."""
+    V, T = len(seen.victims), seen.gradient_rounds
+    Z = sum(step.seen.noise.shape[1] for step in seen.steps)
+    X = seen.steps[0].seen.state.shape[1]
+    mixed = _correlated(seen, Z)
+    unknown = Unknown(np.zeros((X, Z)), np.zeros((X, T * V)))
+    g = z = 0
+    for step in seen.steps:
+        G, S = step.seen.gradient.shape[1], step.seen.noise.shape[1]
+        seen_new, out_new = (
+            (part.noise @ mixed[z : z + S] if S else np.zeros((part.noise.shape[0], Z)), _wide(part.gradient, g, T * V))
+            for part in (step.seen, step.out)
+        )
+        new = unknown.see(step.seen.state, *seen_new)
+        unknown.move(step.out.state, *out_new, new)
+        g, z = g + G, z + S
+    white_KTV = unknown.white.reshape(-1, T, V)
+    M_VTT = np.einsum("ksv,ktv->vst", white_KTV, white_KTV)
+    M_VTT[unknown.uncovered.reshape(T, V).any(axis=0)] = np.inf
+    return M_VTT
+
+
+def _correlated(seen: Seen, Z: int) -> Array:
+    """Noise of the rounds in terms of independent noise."""
+    correlation = seen.system.correlation
+    if correlation is None:
+        return np.eye(Z)
+    inverse: Array = correlation.inverse(len(seen.steps))
+    return np.asarray(np.kron(inverse, np.eye(Z // len(seen.steps))), dtype=np.float64)
+
+
+def _wide(matrix: sparse.csr_array, at: int, width: int) -> Array:
+    out = np.zeros((matrix.shape[0], width))
+    out[:, at : at + matrix.shape[1]] = matrix.toarray()
+    return out
+
+
+# --- several gossip steps per gradient -----------------------------------------------------------------------------
+
+
+def well_conditioned(seen: Seen) -> Seen:
+    """The same view where rounds gossip more than once: a basis of what they tell of the first messages."""
+    made: dict[int, SeenStep] = {}
+    for whole, step in zip(seen.system.steps, seen.steps, strict=True):
+        if id(step) not in made:
+            made[id(step)] = _basis_step(seen, whole, step)
+    return replace(seen, steps=tuple(made[id(step)] for step in seen.steps))
+
+
+def _basis_step(seen: Seen, whole: StepMatrices, step: SeenStep) -> SeenStep:
+    n = seen.system.n
+    if len(whole.heard) < 2 or not _is_gossip(whole):
+        return step
+    unknown = Unknown(np.eye(n), np.zeros((n, 0)))
+    for heard, mixing in zip(whole.heard, whole.mixings, strict=True):
+        chosen = select(heard._replace(rows=sparse.eye_array(n, format="csr")), mixing, seen.view, False)
+        nothing = np.zeros((chosen.shape[0], n)), np.zeros((chosen.shape[0], 0))
+        unknown.move(mixing.weights, np.zeros((n, n)), np.zeros((n, 0)), unknown.see(chosen, *nothing))
+    basis = sparse.csr_array(unknown.basis.T)
+    said = reduce(whole, whole.heard[0].rows, seen.view, seen.victims)
+    return replace(step, seen=Inputs(*(sparse.csr_array(basis @ part) for part in said)))
+
+
+def _is_gossip(whole: StepMatrices) -> bool:
+    """Whether every node says the same to all, and then a combination of what it received and what it said before."""
+    n = whole.mixings[0].n
+    for heard in whole.heard:
+        if len(heard.sender) != n or np.any(heard.sender != np.arange(n)) or np.any(heard.receiver != -1):
+            return False
+    fixed = all(mixing is whole.mixings[0] for mixing in whole.mixings)
+    for j in range(1, len(whole.heard)):
+        received = sparse.csr_array(whole.mixings[j - 1].weights @ whole.heard[j - 1].rows)
+        earlier = whole.heard[j - 2].rows if fixed and j > 1 else None
+        if not _combines(whole.heard[j], received, earlier):
+            return False
+    return True
+
+
+def _combines(heard: Heard, received: sparse.csr_array, earlier: sparse.csr_array | None) -> bool:
+    """`heard = a received + b earlier` with a not zero: then both span the same."""
+    parts = [received] if earlier is None else [received, earlier]
+    products = np.array([[float(one.multiply(other).sum()) for one in parts] for other in parts])
+    shares = np.linalg.lstsq(products, np.array([float(part.multiply(heard.rows).sum()) for part in parts]))[0]
+    rest = heard.rows - sum(share * part for share, part in zip(shares, parts, strict=True))
+    return bool(abs(shares[0]) > 1e-3 and (rest.nnz == 0 or abs(rest).max() <= 1e-12 * abs(heard.rows).max()))
