@@ -65,7 +65,7 @@ def test_the_sentence_and_the_refusals():
     assert non_expansive("logistic", [X], step_size=1.9 / L, clipping="per-example").startswith("checked: logistic")
     for settings, reason in (
         ({"step_size": 2.1 / L}, "exceeds 2/L"),
-        ({"step_size": 1.9 / L, "least_weight": 0.5}, "exceeds 2/L"),
+        ({"step_size": 1.9 / L, "weight": 0.5}, "exceeds 2/L"),
         ({"step_size": 0.1 / L, "clipping": "whole-gradient"}, "whole gradient"),
         ({"step_size": 0.1 / L, "momentum": 0.9}, "momentum"),
     ):

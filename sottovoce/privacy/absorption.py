@@ -261,7 +261,7 @@ def _norm(matrix: sparse.csr_array) -> float:
 
 
 LATE = 24
-"""How many last rounds are tried without absorbing."""
+"""How many last rounds are tried without absorbing; all of them are tried too, for those whom nobody ever hears."""
 
 
 def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation, growth: float) -> Array:
@@ -277,7 +277,7 @@ def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: P
     for pattern in scheme.patterns(len(rounds)):
         part = np.zeros(len(rounds), dtype=bool)
         part[pattern] = True
-        ends = range(min(LATE, len(rounds)))
+        ends = {*range(min(LATE, len(rounds))), len(rounds)}
         costs.append(np.min([_late(rounds, victims, part, late, growth) for late in ends], axis=0))
     return np.max(costs, axis=0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import exact, gaussian
 from sottovoce.privacy.absorption import couple, late_cost, least_cost
 from sottovoce.privacy.closedness import closedness
+from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.released import loss_given_noisy_gradients
 from sottovoce.privacy.sensitivity import Participation, participation
 from sottovoce.privacy.views import Seen, View, see, view
@@ -29,9 +30,11 @@ ADJACENCIES = ("user", "record")
 UNBOUNDED = 1e100
 """Clipped growth in units of a record's sensitivity, which is smaller than Clip by the unknown size of a batch."""
 
+CLIPPED = "a change of data moves a node's gradient by at most Delta in each round of its participation"
+BOUNDED = "a change of data moves a node's value by at most Delta"
 CONVEX = (
-    "local steps are non-expansive: convex smooth losses with step size at most 2/L, per-example clipping of "
-    "scalar-output linear models or none, no momentum"
+    "local steps are non-expansive: convex losses, L-smooth, with step size at most {most}; clipping, if any, per "
+    "example and of scalar-output linear models only; no momentum"
 )
 IDEAL = "what a node contributes does not depend on what it heard (averaging, statistics); an idealisation for training"
 
@@ -233,10 +236,14 @@ class _Work:
         if not isinstance(operator, Identity):
             raise Unaccountable(f"{operator.name}: what is sent differs by coordinate or is not linear")
 
+    def _reacts_freely(self) -> bool:
+        """Whether Delta bounds the difference of a victim's gradients in every round, whatever it reacts to."""
+        return self.adjacency == "user" and self.scheme.times is None
+
     def fixed_streams(self) -> tuple[NDArray[np.float64], bool | str, tuple[str, ...]]:
         """Section 2: the exact loss."""
         self._need_messages()
-        return self._losses(), False, () if self.system.algorithm.once else (IDEAL,)
+        return self._losses(), False, (BOUNDED,) if self.system.algorithm.once else (CLIPPED, IDEAL)
 
     def any_training(self) -> tuple[NDArray[np.float64], bool | str, tuple[str, ...]]:
         """The best of: the exact loss where the view is closed, the view given all noisy gradients, all messages."""
@@ -250,7 +257,8 @@ class _Work:
         try:
             self._need_messages()
             growth = 2.0 if self.adjacency == "user" else UNBOUNDED
-            options.append(late_cost(couple(self.system, self.view), self.seen.victims, self.scheme, growth))
+            hearing_more = replace(self.view, secure_sum=False)  # sums are made of what it would hear
+            options.append(late_cost(couple(self.system, hearing_more), self.seen.victims, self.scheme, growth))
         except Unaccountable as refusal:
             reasons.append(str(refusal))
         tried = [self.view]
@@ -260,25 +268,28 @@ class _Work:
             if not isinstance(self.system.algorithm.compression, Identity):
                 break
             status = closedness(self.system, option)
-            if status.closed and not (status.user_level_only and self.adjacency == "record"):
+            if status.closed and not (status.user_level_only and not self._reacts_freely()):
                 if option is self.view:
                     options.append(self._losses())
                 else:
                     outer = see(self.system, option, victims=self.seen.victims.tolist())
                     options.append(exact.squared(outer, self.scheme))
                 break
-            reasons.append(status.reason or "closed at user level only, and adjacency is by record")
+            reasons.append(status.reason or "closed only where a user's data may change in every round")
         if not options:
             raise Unaccountable("; ".join(reasons))
-        return np.min(options, axis=0), True, ("gradients are clipped so that a change moves them by at most Delta",)
+        return np.min(options, axis=0), True, (CLIPPED,)
 
     def convex_training(self) -> tuple[NDArray[np.float64], bool | str, tuple[str, ...]]:
         """The absorption bound."""
         if self.system.algorithm.once:
             raise Unaccountable(f"{self.system.algorithm.name} does not train: fixed-streams is its proof")
         self._need_messages()
-        rounds = couple(self.system, self.view)
-        return least_cost(rounds, self.seen.victims, self.scheme), "convex", (CONVEX,)
+        views = dict.fromkeys([self.view, replace(self.view, secure_sum=False)])
+        costs = [least_cost(couple(self.system, option), self.seen.victims, self.scheme) for option in views]
+        weight = least_weight(self.system)
+        most = "2/L" if weight >= 1 else f"{2 * weight:.6g}/L (2 w/L with the least push-sum weight w)"
+        return np.min(costs, axis=0), "convex", (CLIPPED, CONVEX.format(most=most))
 
     def as_published(self, lipschitz: float | None) -> list[Guarantee]:
         """Every formula of the papers that applies, with a word where it is below the exact loss."""

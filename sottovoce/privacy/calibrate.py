@@ -65,7 +65,8 @@ def calibrate(
         raise Unaccountable(f"no sigma protects everybody from {reference.view}: some signal is not covered by noise")
     sigma = reference.mu / target  # mu is proportional to 1/sigma; the next floats make up for rounding
     for _ in range(100):
-        if at(sigma).mu <= target:
+        found = at(sigma)
+        if found.mu <= target and found.epsilon(delta) <= epsilon:
             return sigma
         sigma *= 1 + 1e-12
     raise InputError(f"sigma {sigma} does not meet epsilon {epsilon}", "mu falls as 1/sigma", "report this")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import svds
 
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.trace import LinearSystem
 
 CURVATURE = {"linear": 1.0, "logistic": 0.25, "softmax": 0.5}
 """Largest second derivative of the loss along one linear output (softmax: of the vector of outputs)."""
@@ -48,6 +49,12 @@ def _second_moment(rows: NDArray[np.float64], full_batch: bool) -> float:
     return float(svds(rows, k=1, return_singular_vectors=False)[0] ** 2 / len(rows)) * (1 + 1e-6)
 
 
+def least_weight(system: LinearSystem) -> float:
+    """The smallest push-sum weight w of a run, whose gradients are taken at `x / w`; 1 without push-sum."""
+    points = [step.split(step.point)[0] for step in dict.fromkeys(system.steps) if step.point is not None]
+    return 1 / max((float(abs(point).max()) for point in points), default=1.0)
+
+
 def non_expansive(
     model: str,
     shards: Sequence[NDArray[np.float64]],
@@ -56,12 +63,12 @@ def non_expansive(
     clipping: str = "none",
     full_batch: bool = False,
     ridge: float = 0.0,
-    least_weight: float = 1.0,
+    weight: float = 1.0,
     momentum: float = 0.0,
 ) -> str:
     """The sentence that establishes the condition for a run, or a refusal that says what breaks it.
 
-    `least_weight` is the smallest push-sum weight of the run: gradients are taken at `x / w`, so eta <= 2 w / L.
+    `weight` is the run's `least_weight`: gradients are taken at `x / w`, so eta <= 2 w / L.
     """
     if clipping not in CLIPPING:
         raise InputError(f"clipping {clipping!r}", f"known: {', '.join(CLIPPING)}", "choose one of them")
@@ -74,9 +81,9 @@ def non_expansive(
             "per-example clipping of softmax regression can drive models apart; normalise features instead of clipping"
         )
     L = smoothness(model, shards, full_batch=full_batch, ridge=ridge)
-    if step_size > 2 * least_weight / L:
+    if step_size > 2 * weight / L:
         raise Unaccountable(
-            f"step size {step_size:g} exceeds 2/L = {2 * least_weight / L:.4g} for this data; lower it to that"
+            f"step size {step_size:g} exceeds 2/L = {2 * weight / L:.4g} for this data; lower it to that"
         )
     how = "the largest eigenvalue of a node's second moments" if full_batch else "the largest feature norm"
     return f"checked: {model} regression, L = {L:.4g} from {how}, step size {step_size:g} <= 2/L, clipping {clipping}"

@@ -23,6 +23,9 @@ from sottovoce.errors import InputError
 RELATIVE_ERROR = 1e-10
 """How far `log_delta` may be from the truth, relative to delta; roots are taken that much to the safe side."""
 
+SMALLEST, LARGEST = 1e-290, 1e15
+"""Beyond these, conversions stop: a larger epsilon is no promise, and its exact value means nothing."""
+
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 
@@ -67,10 +70,10 @@ def epsilon_of(mu: float, delta: float) -> float:
     """The least epsilon with delta(epsilon) <= delta, rounded up."""
     _check_mu(mu)
     target = math.log(_check_delta(delta)) - RELATIVE_ERROR
+    if mu > math.sqrt(LARGEST):
+        return math.inf
     if mu == 0 or log_delta(mu, 0.0) <= target:
         return 0.0
-    if math.isinf(mu):
-        return math.inf
     high = mu * mu / 2 + mu * math.sqrt(2 * max(1.0, -target)) + 1e-300  # the tail bound of a Gaussian
     while log_delta(mu, high) > target:
         high *= 2
@@ -87,12 +90,16 @@ def delta_of(mu: float, epsilon: float) -> float:
 
 def mu_of(epsilon: float, delta: float) -> float:
     """The largest mu that is (epsilon, delta)-DP, rounded down."""
-    if not 0 < epsilon < math.inf:
-        raise InputError(f"epsilon = {epsilon}", "a target is positive and finite", "give 1, say")
+    if not 0 < epsilon <= LARGEST:
+        raise InputError(f"epsilon = {epsilon}", f"a target is positive and at most {LARGEST:g}", "give 1, say")
     target = math.log(_check_delta(delta)) - RELATIVE_ERROR
-    low, high = 1e-12, 1.0
+    low, high = 1.0, 1.0
     while log_delta(high, epsilon) <= target:
         low, high = high, 2 * high
+    while log_delta(low, epsilon) > target:
+        low, high = low / 2, low
+        if low < SMALLEST:
+            raise InputError(f"epsilon = {epsilon} at delta = {delta}", "no mu above 1e-290 gives that", "give more")
     return _last(lambda mu: log_delta(mu, epsilon) <= target, bad=high, good=low)
 
 

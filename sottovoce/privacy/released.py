@@ -39,11 +39,12 @@ def loss_given_noisy_gradients(
     system: LinearSystem, view: View, victims: NDArray[np.intp], scheme: Participation
 ) -> Array:
     """mu^2 of each victim if the adversary had every honest node's `g + noise`, with what it knows removed."""
-    made: dict[int, Array] = {}
-    for step in system.steps:
-        if id(step) not in made:
-            made[id(step)] = _precision(system, step, view, victims)
-    per_round_TV = np.array([made[id(step)] for step in system.steps if step.gradients])
+    made: dict[tuple[int, bool], Array] = {}
+    rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
+    for step, last in rounds:
+        if (id(step), last) not in made:
+            made[id(step), last] = np.where(_leaves(step, last), _precision(system, step, view), 0.0)[victims]
+    per_round_TV = np.array([made[id(step), last] for step, last in rounds])
     if system.correlation is not None:
         C = system.correlation.matrix(system.rounds)
         return worst_case((C.T @ C)[None], scheme, system.rounds)[0] * per_round_TV.max(axis=0)
@@ -51,10 +52,8 @@ def loss_given_noisy_gradients(
     return np.max([per_round_TV[pattern].sum(axis=0) for pattern in patterns], axis=0)
 
 
-def _precision(system: LinearSystem, step: StepMatrices, view: View, victims: NDArray[np.intp]) -> Array:
-    """What one noisy gradient tells about each victim: the diagonal of the inverse covariance of unknown noise."""
-    if not step.gradients:
-        return np.zeros(len(victims))
+def _precision(system: LinearSystem, step: StepMatrices, view: View) -> Array:
+    """What one noisy gradient tells about each node: the diagonal of the inverse covariance of unknown noise."""
     spread = _local_spread(system, step)
     unknown = ~known_noise(step, view)[: spread.shape[1]]
     everyone = np.setdiff1d(np.arange(system.n), view.members)
@@ -64,7 +63,9 @@ def _precision(system: LinearSystem, step: StepMatrices, view: View, victims: ND
     off.eliminate_zeros()
     with np.errstate(divide="ignore"):
         known = 1.0 / covariance.diagonal() if not off.nnz else _inverse_diagonal(honest, covariance)
-    return np.where(_taking(step)[victims], known[np.searchsorted(everyone, victims)], 0.0)
+    out = np.zeros(system.n)
+    out[everyone] = known
+    return out
 
 
 WELL = 1e-6
@@ -98,10 +99,10 @@ def _covered(covariance: Array) -> Array:
     return np.where(inside < 1 - 1e-8, np.inf, out * (1 + 1e-5))
 
 
-def _taking(step: StepMatrices) -> NDArray[np.bool_]:
-    """Which nodes' gradients go anywhere in this round."""
+def _leaves(step: StepMatrices, last: bool) -> NDArray[np.bool_]:
+    """Which nodes' gradients go anywhere: into a message, or, before the last round, into a state."""
     used = np.zeros(step.gradients, dtype=bool)
-    for matrix in (step.state_out, *(heard.rows for heard in step.heard)):
+    for matrix in (*(() if last else (step.state_out,)), *(heard.rows for heard in step.heard)):
         used[np.unique(step.split(matrix)[1].indices)] = True
     return used
 
