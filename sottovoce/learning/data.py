@@ -58,17 +58,22 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Listed:
-    """What is known about a data set without reading it. `where` is empty when something is missing."""
+    """What is known about a data set without reading it: which files are there, which are missing."""
 
     name: str
     kind: str
-    where: tuple[str, ...]
+    files: tuple[str, ...]
     missing: tuple[str, ...]
     rows: tuple[int, int] | None
     bytes: int
     licence: str
     source: str
     trap: str
+
+    @property
+    def found(self) -> bool:
+        """Whether all its files are there."""
+        return not self.missing
 
 
 def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Dataset:
@@ -86,7 +91,7 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
     if seed < 0:
         raise InputError(f"seed {seed}", "a seed is 0 or more", "use seed 0")
     entry = CATALOGUE[name]
-    place = _folder(folder) if entry.files else None
+    place = folder_of(folder) if entry.files else None
     if entry.files and place is None:
         raise InputError(
             f"data set {name!r} and no folder",
@@ -104,26 +109,27 @@ def names() -> tuple[str, ...]:
 
 def catalogue(folder: str | Path | None = None) -> tuple[Listed, ...]:
     """Every data set, with where it was found or what is missing. Files are looked for, not read."""
-    place = _folder(folder)
+    place = folder_of(folder)
     return tuple(_listed(name, CATALOGUE[name], place) for name in names())
 
 
 def _listed(name: str, entry: Entry, place: Path | None) -> Listed:
     paths = [file.find(place) if place else None for file in entry.files]
     missing = tuple(file.names[0] for file, path in zip(entry.files, paths, strict=True) if path is None)
-    found = [] if missing else [path for path in paths if path is not None]
+    found = [path for path in paths if path is not None]
     rows = entry.rows
     if rows is None and found and place:
         train, test = (entry.files[0].npz_rows(place, key) for key in ("y_train", "y_test"))
         rows = None if train is None or test is None else (train, test)
     return Listed(
-        name=name, kind=entry.kind, where=tuple(map(str, found)) if entry.files else ("scikit-learn",),
-        missing=missing, rows=rows, bytes=sum(path.stat().st_size for path in found),
+        name=name, kind=entry.kind, files=tuple(map(str, found)), missing=missing, rows=rows,
+        bytes=sum(path.stat().st_size for path in found),
         licence=entry.licence, source=entry.source, trap=entry.trap,
     )  # fmt: skip
 
 
-def _folder(folder: str | Path | None) -> Path | None:
+def folder_of(folder: str | Path | None = None) -> Path | None:
+    """The folder to read from: the one given, else the one that SOTTOVOCE_DATA names, else None."""
     named = folder if folder is not None else os.environ.get(FOLDER) or None
     if named is None:
         return None

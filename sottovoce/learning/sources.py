@@ -262,7 +262,7 @@ OPENML_ATTRIBUTES = (
 )
 RATINGS_COLUMNS = ("userId", "movieId", "rating", "timestamp")
 
-STATLIB = "the StatLib archive (houses; Pace and Barry 1997)"
+STATLIB = "Luis Torgo's page California Housing (cal_housing.data; StatLib, Pace and Barry 1997)"
 OPENML = "OpenML, data set 823 (houses, version 2, as ARFF)"
 LECUN = "Yann LeCun's page The MNIST database of handwritten digits"
 ZALANDO = "Zalando Research's repository fashion-mnist"
