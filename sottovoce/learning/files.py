@@ -1,6 +1,7 @@
 """Files of data sets, read with distrust: what is missing, cut off or of another shape becomes one line.
 
-Every file may be plain or gzip. No reader takes more bytes than the file should hold, and nothing is ever unpickled.
+Idx files, tables and ARFF may be plain or gzip. They are read no further than they should be long, and nothing is ever
+unpickled.
 """
 
 from __future__ import annotations
@@ -38,15 +39,21 @@ class File:
     origin: str
 
     def find(self, folder: Path) -> Path | None:
-        """Where it lies, under any of its names, plain or with `.gz`."""
-        candidates = (folder / (name + end) for name in self.names for end in ("", ".gz"))
+        """Where it lies, under any of its names, plain or with `.gz` (an npz, packed already, only plain)."""
+        ends = ("",) if self.packed else ("", ".gz")
+        candidates = (folder / (name + end) for name in self.names for end in ends)
         return next((path for path in candidates if path.is_file()), None)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the form is a compressed one."""
+        return self.names[0].endswith(".npz")
 
     def path(self, folder: Path) -> Path:
         """Where it lies, or a refusal."""
         path = self.find(folder)
         if path is None:
-            raise self.wrong(folder / self.names[0], "no such file, nor with .gz")
+            raise self.wrong(folder / self.names[0], f"no such file{'' if self.packed else ', nor with .gz'}")
         return path
 
     def wrong(self, path: Path, found: str) -> InputError:
@@ -127,20 +134,18 @@ class File:
     def npz(self, folder: Path, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, NDArray[Any]]:
         """The wanted arrays, each of a kind (`pixels` or `integers`) and a shape, where -1 stands for any length."""
         path = self.path(folder)
+        if not zipfile.is_zipfile(path):
+            raise self.wrong(path, "cut off, damaged or no npz")
         try:
             with np.load(path, allow_pickle=False) as archive:
-                if not isinstance(archive, np.lib.npyio.NpzFile):
-                    raise self.wrong(path, "a single array")
-                lacking = [name for name in wanted if name not in archive.files]
-                if lacking:
-                    raise self.wrong(path, f"no array {lacking[0]!r}")
-                arrays = {name: archive[name] for name in wanted}
-        except InputError:
-            raise
+                arrays = {name: archive[name] for name in wanted if name in archive.files}
         except _BAD_NPZ as error:
             pickled = "Python objects inside, which are never unpickled"
-            damaged = f"cut off, damaged or no npz ({type(error).__name__})"
+            damaged = f"damaged npz ({type(error).__name__})"
             raise self.wrong(path, pickled if "Object arrays" in str(error) else damaged) from None
+        lacking = [name for name in wanted if name not in arrays]
+        if lacking:
+            raise self.wrong(path, f"no array {lacking[0]!r}")
         for name, (kind, shape) in wanted.items():
             self._check(path, name, arrays[name], kind, shape)
         return arrays
