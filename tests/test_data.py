@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import tracemalloc
 from functools import cache
 from pathlib import Path
 
@@ -122,18 +123,20 @@ def test_mnist_has_its_known_counts_and_statistics(real):
     assert dataset.inputs.max() == pytest.approx((1 - 0.1307) / 0.3081, rel=1e-3)
 
 
-def test_mnist_loads_quickly_and_in_modest_memory(data):
+def test_mnist_loads_quickly(data):
     folder = data("mnist/train-images-idx3-ubyte.gz").parents[1]
-    code = (
-        "import resource, sys; from sottovoce.learning.data import load\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        f"load('mnist', {str(folder)!r})\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
-    )
-    cpu = time.process_time()
+    before = time.process_time()
     load("mnist", folder)
-    assert time.process_time() - cpu < 1.5
-    assert int(in_new_process(code).stdout) < 400_000
+    assert time.process_time() - before < 1.5
+
+
+def test_mnist_needs_little_more_memory_than_it_keeps(data):
+    folder = data("mnist/train-images-idx3-ubyte.gz").parents[1]
+    tracemalloc.start()
+    dataset = load("mnist", folder)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.4 * (dataset.inputs.nbytes + dataset.test_inputs.nbytes)
 
 
 def test_fashion_mnist_is_balanced(real):
@@ -398,12 +401,18 @@ def test_damaged_npz_is_one_line_and_listed_without_rows(tmp_path, damage):
     assert next(listed.rows for listed in catalogue(tmp_path) if listed.name == "cifar10") is None
 
 
-def test_npz_with_a_changed_byte_is_refused(tmp_path):
+def test_npz_with_any_byte_of_a_header_changed_is_refused_or_the_same(tmp_path):
     path = write_npz(tmp_path, "cifar10/cifar10.npz", cifar())
-    content = bytearray(path.read_bytes())
-    content[5000] ^= 1
-    path.write_bytes(content)
-    refused("cifar10", tmp_path, "damaged npz (BadZipFile)")
+    good, expected = path.read_bytes(), load("cifar10", tmp_path)
+    lines = []
+    for place in range(300):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 0x20]) + good[place + 1 :])
+        try:
+            np.testing.assert_array_equal(load("cifar10", tmp_path).inputs, expected.inputs)
+        except InputError as error:
+            lines.append(str(error))
+    assert len(lines) > 150
+    assert all("damaged npz" in line for line in lines)
 
 
 def test_a_single_array_is_no_npz(tmp_path):
