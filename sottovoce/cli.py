@@ -92,6 +92,41 @@ def demo(
         typer.echo("Equal noise is not equal privacy: zero-sum noise costs less accuracy and hides less.", err=True)
 
 
+@app.command()
+def data(
+    folder: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which data sets are found where, and how to get the others. Example: sotto data --data ~/data"""
+    from sottovoce.learning.data import catalogue, folder_of
+
+    listed = catalogue(folder)
+    place = folder_of(folder)
+    document = {"folder": None if place is None else str(place), "data": [_data_facts(entry) for entry in listed]}
+    table = [["data set", "kind", "training", "test", "MB", "found", "licence"]]
+    for entry in listed:
+        rows = [f"{count:,}" for count in entry.rows] if entry.rows else ["?", "?"]
+        found = "no" if entry.missing else "yes" if entry.files else "built in"
+        table.append([entry.name, entry.kind, *rows, f"{entry.bytes / 1e6:.1f}", found, entry.licence])
+    _answer(document, as_json, table)
+    if not as_json:
+        for entry in listed:
+            typer.echo(f"{entry.name}: {entry.trap}.")
+        for entry in listed:
+            if not entry.found:
+                typer.echo(f"{entry.name}: put {', '.join(entry.missing)} into the folder; from {entry.source}.")
+        typer.echo(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.", err=True)
+
+
+def _data_facts(entry: Any) -> dict[str, Any]:
+    training, test = entry.rows or (None, None)
+    return {
+        "name": entry.name, "kind": entry.kind, "found": entry.found, "files": list(entry.files),
+        "missing": list(entry.missing), "training_rows": training, "test_rows": test, "bytes": entry.bytes,
+        "licence": entry.licence, "source": entry.source, "trap": entry.trap,
+    }  # fmt: skip
+
+
 GraphSpec = Annotated[
     str, typer.Option("--graph", help="e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz")
 ]

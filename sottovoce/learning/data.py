@@ -1,0 +1,139 @@
+"""Data sets: two that ship with scikit-learn, the others from a folder the user names.
+
+    >>> digits = load("digits")
+    >>> digits
+    Dataset('digits', classes, 1438 + 359 rows of 64)
+    >>> digits.inputs.dtype, digits.shape, len(digits.classes)
+    (dtype('float32'), (1, 8, 8), 10)
+
+No torch here. Arrays stay writable, so that torch can share their memory; treat them as values all the same.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+from sottovoce.learning.sources import CATALOGUE, Entry
+
+FOLDER = "SOTTOVOCE_DATA"
+"""The environment variable that names the folder when no argument does."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """Rows to learn from and rows to test on.
+
+    `inputs` is float32, one flat row per example, contiguous; `shape` is the shape of one example (channels first).
+    `targets` are int64 positions in `classes`, or float32 when `kind` is "value" or "ratings".
+    For ratings an input is a pair (user, movie) of positions, exact in float32, and `entities` counts both.
+    `groups` names who each row comes from (a writer, a user), or is None.
+    """
+
+    name: str
+    kind: str
+    inputs: NDArray[np.float32]
+    targets: NDArray[Any]
+    test_inputs: NDArray[np.float32]
+    test_targets: NDArray[Any]
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    groups: NDArray[np.int64] | None
+    test_groups: NDArray[np.int64] | None
+    entities: tuple[int, ...]
+    licence: str
+    source: str
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        rows = f"{len(self.inputs)} + {len(self.test_inputs)} rows of {self.inputs.shape[1]}"
+        return f"Dataset({self.name!r}, {self.kind}, {rows})"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What is known about a data set without reading it: which files are there, which are missing."""
+
+    name: str
+    kind: str
+    files: tuple[str, ...]
+    missing: tuple[str, ...]
+    rows: tuple[int, int] | None
+    bytes: int
+    licence: str
+    source: str
+    trap: str
+
+    @property
+    def found(self) -> bool:
+        """Whether all its files are there."""
+        return not self.missing
+
+
+def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Dataset:
+    """The data set of that name, from `folder` or else the folder that SOTTOVOCE_DATA names.
+
+    `seed` chooses the rows held out for testing where a data set has no split of its own.
+
+    >>> load("moons")
+    Traceback (most recent call last):
+    ...
+    sottovoce.errors.InputError: data set 'moons'; known: breast-cancer, ...; see docs/data.md
+    """
+    if name not in CATALOGUE:
+        raise InputError(f"data set {name!r}", f"known: {', '.join(names())}", "see docs/data.md")
+    if seed < 0:
+        raise InputError(f"seed {seed}", "a seed is 0 or more", "use seed 0")
+    entry = CATALOGUE[name]
+    place = folder_of(folder) if entry.files else None
+    if entry.files and place is None:
+        raise InputError(
+            f"data set {name!r} and no folder",
+            f"it is read from {entry.files[0].names[0]}{' and others' if entry.files[1:] else ''} in a folder of yours",
+            f"give --data DIR or set {FOLDER}; get it from {entry.source}",
+        )
+    rows = entry.read(place or Path(), seed)
+    return Dataset(name=name, kind=entry.kind, licence=entry.licence, source=entry.source, **vars(rows))
+
+
+def names() -> tuple[str, ...]:
+    """Every data set that `load` knows."""
+    return tuple(sorted(CATALOGUE))
+
+
+def catalogue(folder: str | Path | None = None) -> tuple[Listed, ...]:
+    """Every data set, with where it was found or what is missing. Files are looked for, not read."""
+    place = folder_of(folder)
+    return tuple(_listed(name, CATALOGUE[name], place) for name in names())
+
+
+def _listed(name: str, entry: Entry, place: Path | None) -> Listed:
+    paths = [file.find(place) if place else None for file in entry.files]
+    missing = tuple(file.names[0] for file, path in zip(entry.files, paths, strict=True) if path is None)
+    found = [path for path in paths if path is not None]
+    rows = entry.rows
+    if rows is None and found and place:
+        train, test = (entry.files[0].npz_rows(place, key) for key in ("y_train", "y_test"))
+        rows = None if train is None or test is None else (train, test)
+    return Listed(
+        name=name, kind=entry.kind, files=tuple(map(str, found)), missing=missing, rows=rows,
+        bytes=sum(path.stat().st_size for path in found),
+        licence=entry.licence, source=entry.source, trap=entry.trap,
+    )  # fmt: skip
+
+
+def folder_of(folder: str | Path | None = None) -> Path | None:
+    """The folder to read from: the one given, else the one that SOTTOVOCE_DATA names, else None."""
+    named = folder if folder is not None else os.environ.get(FOLDER) or None
+    if named is None:
+        return None
+    path = Path(named)
+    if not path.is_dir():
+        raise InputError(f"folder {path}: no such folder", "data sets are read from a folder", f"check it, or {FOLDER}")
+    return path

@@ -1,0 +1,494 @@
+"""Data sets: known facts of the real files, and one line for every file that is missing, cut off or another."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+import time
+import tracemalloc
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sottovoce import InputError
+from sottovoce.learning import sources
+from sottovoce.learning.data import Dataset, catalogue, load, names
+from sottovoce.learning.sources import CATALOGUE, held_out, household_averages
+
+from .test_package import in_new_process, sotto
+
+ROOT = Path(__file__).parents[1]
+MNIST = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+
+
+@pytest.fixture
+def real(data):
+    """`real("mnist")` loads it from the real files, or the test is skipped."""
+    stored = {
+        "mnist": [f"mnist/{part}-ubyte.gz" for part in MNIST],
+        "mnist-writers": ["mnist/train-images-idx3-ubyte.gz", "mnist/mnist_writers.npz"],
+        "fashion-mnist": [f"fashion_mnist/{part}-ubyte.gz" for part in MNIST],
+        "housing-price": ["housing/cal_housing.csv.gz"],
+        "housing-longitude": ["housing/openml_823_houses.arff.gz"],
+        "cifar10": ["cifar10/cifar10_subset_10k_2k.npz"],
+        "movielens": ["movielens/ml-latest-small/ratings.csv.gz"],
+    }
+
+    def read(name: str) -> Dataset:
+        for file in stored.get(name, []):
+            data(file)
+        return load(name, data(".") if name in stored else None)
+
+    return read
+
+
+# --- what every data set promises ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_data_set_keeps_the_promises_of_its_class(real, name):
+    dataset = real(name)
+    entry = CATALOGUE[name]
+    assert entry.rows in (None, (len(dataset.inputs), len(dataset.test_inputs)))
+    for inputs, targets, groups in (
+        (dataset.inputs, dataset.targets, dataset.groups),
+        (dataset.test_inputs, dataset.test_targets, dataset.test_groups),
+    ):
+        assert inputs.dtype == np.float32
+        assert inputs.flags.c_contiguous
+        assert inputs.flags.writeable
+        assert inputs.shape == (len(targets), np.prod(dataset.shape))
+        assert np.isfinite(inputs).all()
+        assert targets.dtype == (np.int64 if dataset.kind == "classes" else np.float32)
+        assert groups is None or (groups.shape == targets.shape and groups.dtype == np.int64)
+    if dataset.kind == "classes":
+        assert set(dataset.targets) == set(dataset.test_targets) == set(range(len(dataset.classes)))
+    assert all("\n" not in line for line in (entry.trap, entry.licence, entry.source, *dataset.notes))
+
+
+@pytest.mark.parametrize("name", ["breast-cancer", "housing-price", "housing-longitude"])
+def test_features_have_mean_0_and_deviation_1_on_training_rows(real, name):
+    dataset = real(name)
+    np.testing.assert_allclose(dataset.inputs.mean(axis=0, dtype=float), 0, atol=1e-5)
+    np.testing.assert_allclose(dataset.inputs.std(axis=0, dtype=float), 1, atol=1e-5)
+    assert not np.allclose(dataset.test_inputs.mean(axis=0), 0, atol=1e-3)
+    assert any("public" in note for note in dataset.notes)
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "fashion-mnist", "cifar10"])
+def test_pixels_have_mean_0_and_deviation_1_per_channel(real, name):
+    dataset = real(name)
+    for channel in np.split(dataset.inputs, dataset.shape[0], axis=1):
+        assert channel.mean(dtype=float) == pytest.approx(0, abs=1e-5)
+        assert channel.std(dtype=float) == pytest.approx(1, abs=1e-5)
+    assert any("public" in note for note in dataset.notes)
+
+
+def test_embedded_data_needs_no_folder_and_a_seed_moves_only_the_split(monkeypatch):
+    monkeypatch.setenv("SOTTOVOCE_DATA", "/no/such/folder")
+    first, again, other = load("digits"), load("digits", seed=0), load("digits", seed=1)
+    np.testing.assert_array_equal(first.inputs, again.inputs)
+    np.testing.assert_array_equal(np.bincount(first.test_targets), np.bincount(other.test_targets))
+    assert not np.array_equal(first.test_inputs, other.test_inputs)
+
+
+def test_held_out_rows_are_a_fifth_of_every_stratum():
+    strata = np.random.default_rng(0).integers(0, 7, size=5000)
+    mask = held_out(strata, seed=3)
+    for stratum in range(7):
+        assert mask[strata == stratum].sum() == np.rint(0.2 * (strata == stratum).sum())
+    np.testing.assert_array_equal(mask, held_out(strata, seed=3))
+    assert (mask != held_out(strata, seed=4)).any()
+
+
+def test_data_half_does_not_load_torch():
+    done = in_new_process("import sys; from sottovoce.learning.partition import *\nsys.exit('torch' in sys.modules)")
+    assert done.returncode == 0, done.stderr
+
+
+# --- facts about the real files ------------------------------------------------------------------------------------
+
+
+def test_mnist_has_its_known_counts_and_statistics(real):
+    dataset = real("mnist")
+    assert np.bincount(dataset.targets).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert np.bincount(dataset.test_targets).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert dataset.targets[:4].tolist() == [5, 0, 4, 1]
+    assert dataset.inputs.min() == pytest.approx(-0.1307 / 0.3081, rel=1e-3)
+    assert dataset.inputs.max() == pytest.approx((1 - 0.1307) / 0.3081, rel=1e-3)
+
+
+def test_mnist_loads_quickly(data):
+    folder = data("mnist/train-images-idx3-ubyte.gz").parents[1]
+    before = time.process_time()
+    load("mnist", folder)
+    assert time.process_time() - before < 1.5
+
+
+def test_mnist_needs_little_more_memory_than_it_keeps(data):
+    folder = data("mnist/train-images-idx3-ubyte.gz").parents[1]
+    tracemalloc.start()
+    dataset = load("mnist", folder)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1.4 * (dataset.inputs.nbytes + dataset.test_inputs.nbytes)
+
+
+def test_fashion_mnist_is_balanced(real):
+    dataset = real("fashion-mnist")
+    assert set(np.bincount(dataset.targets)) == {6000}
+    assert set(np.bincount(dataset.test_targets)) == {1000}
+
+
+def test_writers_of_mnist_train_or_test_never_both(real):
+    dataset = real("mnist-writers")
+    assert (len(set(dataset.groups)), len(set(dataset.test_groups))) == (539, 297)
+    assert not set(dataset.groups) & set(dataset.test_groups)
+    per_writer = np.unique(dataset.groups, return_counts=True)[1]
+    assert (per_writer.min(), np.median(per_writer), per_writer.max()) == (19, 116, 131)
+
+
+def test_cifar10_says_how_much_of_it_is_there(real):
+    dataset = real("cifar10")
+    assert set(np.bincount(dataset.targets)) == {1000}
+    assert dataset.classes[dataset.targets[0]] == "frog"
+    assert "10,000 of the 50,000 training and 2,000 of the 10,000 test images" in dataset.notes
+
+
+def test_housing_is_scikit_learns(data, real):
+    raw = np.loadtxt(data("housing/cal_housing.csv.gz"), delimiter=",", skiprows=1)
+    features = household_averages(raw)
+    known = [8.3252, 41, 6.98412698, 1.02380952, 322, 2.55555556, 37.88, -122.23]
+    np.testing.assert_allclose(features[0], known, rtol=1e-8)
+    dataset = real("housing-price")
+    test = held_out(np.zeros(len(raw)), seed=0)
+    train = features[~test]
+    np.testing.assert_allclose(dataset.inputs * train.std(axis=0) + train.mean(axis=0), train, rtol=1e-4, atol=1e-2)
+    np.testing.assert_allclose(dataset.test_targets, raw[test, 8] / 1e5, rtol=1e-6)
+    assert "965 prices are capped at 500,001 dollars" in dataset.notes
+
+
+def test_openml_823_asks_for_longitude(data, real):
+    longitude = np.loadtxt(data("housing/cal_housing.csv.gz"), delimiter=",", skiprows=1)[:, 0]
+    west = (longitude < longitude.mean()).astype(int)
+    dataset = real("housing-longitude")
+    test = held_out(west, seed=0)
+    np.testing.assert_array_equal(dataset.targets, west[~test])
+    np.testing.assert_array_equal(dataset.test_targets, west[test])
+    assert west.sum() == 8914
+    assert any("longitude < mean" in note for note in dataset.notes)
+
+
+def test_movielens_counts(real):
+    dataset = real("movielens")
+    assert dataset.entities == (610, 9724)
+    users = np.concatenate([dataset.groups, dataset.test_groups])
+    assert (np.bincount(users).min(), np.bincount(users).max(), len(users)) == (20, 2698, 100_836)
+    assert np.concatenate([dataset.targets, dataset.test_targets]).mean() == pytest.approx(3.5016, abs=1e-4)
+    np.testing.assert_array_equal(dataset.inputs[:, 0], dataset.groups)
+    assert set(dataset.test_groups) == set(range(610))
+    pairs = np.concatenate([dataset.inputs, dataset.test_inputs])
+    assert len(np.unique(pairs, axis=0)) == 100_836
+    assert pairs.max(axis=0).tolist() == [609, 9723]
+
+
+# --- small files, good and bad -------------------------------------------------------------------------------------
+
+
+def idx(shape, *, magic=None, values=None):
+    head = np.array([magic if magic is not None else 0x0800 + len(shape), *shape], dtype=">u4").tobytes()
+    return head + (bytes(int(np.prod(shape))) if values is None else np.asarray(values, dtype=np.uint8).tobytes())
+
+
+def write(folder, name, content):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+@cache
+def black(rows):
+    return gzip.compress(idx((rows, 28, 28)), 1)
+
+
+def write_mnist(folder, **other):
+    """Black images with labels 0, 1, ..., 9, 0, ...; `other` replaces whole files."""
+    for part, rows in (("train", 60_000), ("t10k", 10_000)):
+        files = {
+            f"{part}-images-idx3": black(rows),
+            f"{part}-labels-idx1": idx((rows,), values=np.arange(rows) % 10),
+        }
+        for stem, content in files.items():
+            end = ".gz" if content[:2] == b"\x1f\x8b" else ""
+            write(folder, f"mnist/{stem}-ubyte{end}", other.get(stem, content))
+
+
+def test_plain_and_gzip_files_are_both_read_and_constant_pixels_become_0(tmp_path):
+    write_mnist(tmp_path)
+    dataset = load("mnist", tmp_path)
+    assert dataset.targets[:12].tolist() == [*range(10), 0, 1]
+    assert not dataset.inputs.any()
+
+
+LABELS, IMAGES = "train-labels-idx1", "train-images-idx3"
+BAD_IDX = {
+    "empty": (LABELS, b"", "cut off after 0 bytes"),
+    "garbage": (LABELS, b"<html>not found</html>", "magic number 1013478509 instead of 2049"),
+    "wrong magic": (LABELS, idx((60_000,), magic=2051), "magic number 2051 instead of 2049"),
+    "another count": (LABELS, idx((10_000,)), "its header says 10000"),
+    "cut off": (LABELS, idx((60_000,))[:-1], "cut off after 60,007 of 60,008 bytes"),
+    "too long": (LABELS, idx((60_000,)) + b"\0", "more than 60,008 bytes"),
+    "no digit": (LABELS, idx((60_000,), values=np.full(60_000, 10)), "label 10"),
+    "gzip cut off": (IMAGES, black(60_000)[:-9], "cut off or damaged gzip"),
+    "gzip damaged": (IMAGES, gzip.compress(b"")[:10] + b"\xff" * 40, "cut off or damaged gzip"),
+    "gzip of much more": (LABELS, gzip.compress(bytes(50_000_000), 1), "more than 60,008 bytes"),
+    "another image size": (IMAGES, gzip.compress(idx((60_000, 28, 27)), 1), "its header says 60000 x 28 x 27"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_IDX)
+def test_bad_idx_files_are_one_line(tmp_path, case):
+    stem, content, found = BAD_IDX[case]
+    write_mnist(tmp_path, **{stem: content})
+    refused("mnist", tmp_path, f"{tmp_path}/mnist/{stem}-ubyte", found)
+
+
+def refused(name, folder, *parts):
+    """The one line: which file, what was found, what was expected, where to get it."""
+    with pytest.raises(InputError) as caught:
+        load(name, folder)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert "; expected " in line
+    assert "; get it from " in line
+    for part in parts:
+        assert part in line
+
+
+@pytest.mark.parametrize("name", [name for name in names() if CATALOGUE[name].files])
+def test_missing_files_are_one_line_that_says_where_to_get_them(tmp_path, monkeypatch, name):
+    refused(name, tmp_path, "no such file")
+    monkeypatch.delenv("SOTTOVOCE_DATA", raising=False)
+    with pytest.raises(InputError, match=f"^data set '{name}' and no folder; .* set SOTTOVOCE_DATA; get it from "):
+        load(name)
+    monkeypatch.setenv("SOTTOVOCE_DATA", str(tmp_path))
+    with pytest.raises(InputError, match="no such file"):
+        load(name)
+    with pytest.raises(InputError, match=r"^folder /no/such: no such folder"):
+        load(name, "/no/such")
+
+
+def test_a_folder_in_a_files_place_is_not_the_file(tmp_path):
+    (tmp_path / "housing" / "cal_housing.csv").mkdir(parents=True)
+    refused("housing-price", tmp_path, "no such file")
+
+
+HOUSE = "-122.23,37.88,41,880,129,322,126,8.3252,452600\n"
+HEADER = ",".join(sources.HOUSING_COLUMNS) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("", "no rows"),
+        (HEADER, "no rows"),
+        (HEADER + HOUSE * 2, "2 rows"),
+        (HEADER + HOUSE + HOUSE[:30], "line 3 is '-122.23,37.88,41,880,129,322,1"),
+        (HEADER + HOUSE + HOUSE.replace(",129,", ",,"), "line 3 is '-122.23,37.88,41,880,,322"),
+        (HEADER + HOUSE + HOUSE.replace(",129,", ",nan,"), "line 3 is '-122.23,37.88,41,880,nan,322"),
+        (HOUSE + "# the end\n", "line 2 is '# the end'"),
+        ("a,b,c\n1,2,3\n", "line 1 is 'a,b,c'"),
+        ("1,2,3\n" * 20_640, "line 1 is '1,2,3'"),
+        (HOUSE * 20_639 + HOUSE.replace(",126,", ",0,"), "a row with no household"),
+        (b"\xff\xfe\x00", "not text"),
+        (gzip.compress(HOUSE.encode() * 20_640)[:-20], "cut off or damaged gzip"),
+    ],
+)
+def test_bad_tables_are_one_line(tmp_path, text, found):
+    write(tmp_path, "housing/cal_housing.csv", text if isinstance(text, bytes) else text.encode())
+    refused("housing-price", tmp_path, "cal_housing.csv: ", found)
+
+
+@pytest.mark.parametrize("head", ["", HEADER, "\ufeff" + HEADER.replace("\n", "\r\n")])
+def test_tables_with_and_without_names_of_columns(tmp_path, head):
+    write(tmp_path, "housing/cal_housing.data", (head + HOUSE * 20_640).encode())
+    assert len(load("housing-price", tmp_path).inputs) == 16512
+
+
+ARFF = "@relation houses\n" + "".join(f"@attribute {name} numeric\n" for name in sources.OPENML_ATTRIBUTES) + "@data\n"
+ARFF_ROW = "452600,8.3252,41,880,129,322,126,37.88,P\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("nothing", "no ARFF header"),
+        (ARFF, "no rows"),
+        (ARFF.replace("latitude", "longitude"), "attributes median_house_value, "),
+        (ARFF + ARFF_ROW, "1 rows"),
+        (ARFF + ARFF_ROW + ARFF_ROW.replace("P", "Q"), "line 13 is '452600,8.3252,41,880,129,322,126,37.88,Q'"),
+        (ARFF + ARFF_ROW * 20_639 + ARFF_ROW.replace("P", "7"), "a label other than P and N"),
+    ],
+)
+def test_bad_arff_files_are_one_line(tmp_path, text, found):
+    write(tmp_path, "housing/openml_823_houses.arff", text.encode())
+    refused("housing-longitude", tmp_path, "openml_823_houses.arff: ", found)
+
+
+def test_movielens_of_another_edition_or_scale_is_refused(tmp_path):
+    head = "userId,movieId,rating,timestamp\r\n"
+    path = write(tmp_path, "movielens/ml-latest-small/ratings.csv", (head + "1,1,4.0,964982703\r\n" * 100_004).encode())
+    refused("movielens", tmp_path, "100,004 rows", "September 2018")
+    path.write_bytes((head + "1,1,40,964982703\r\n" * 100_836).encode())
+    refused("movielens", tmp_path, "ratings from 40 to 40")
+
+
+def cifar(**other):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x_train": rng.integers(0, 256, (20, 3, 32, 32), dtype=np.uint8), "y_train": np.arange(20) % 10,
+        "x_test": rng.integers(0, 256, (10, 3, 32, 32), dtype=np.uint8), "y_test": np.arange(10),
+    }  # fmt: skip
+    return {name: array for name, array in {**arrays, **other}.items() if array is not None}
+
+
+def write_npz(folder, name, arrays):
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    np.savez(folder / name, **arrays)
+    return folder / name
+
+
+def test_cifar10_of_any_size(tmp_path):
+    arrays = cifar()
+    write_npz(tmp_path, "cifar10/cifar10.npz", arrays)
+    dataset = load("cifar10", tmp_path)
+    pixels = arrays["x_train"].astype(float)
+    mean, deviation = pixels.mean(axis=(0, 2, 3), keepdims=True), pixels.std(axis=(0, 2, 3), keepdims=True)
+    expected = ((arrays["x_test"] - mean) / deviation).reshape(10, -1)
+    np.testing.assert_allclose(dataset.test_inputs, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        ({"y_test": None}, "no array 'y_test'"),
+        ({"x_test": np.zeros((10, 32, 32, 3), np.uint8)}, "array 'x_test' is uint8 of shape (10, 32, 32, 3)"),
+        ({"x_test": np.zeros((10, 3, 32, 32))}, "array 'x_test' is float64"),
+        ({"x_test": np.zeros((0, 3, 32, 32), np.uint8)}, "of shape (0, 3, 32, 32)"),
+        ({"y_train": np.arange(20)}, "20 images and 20 labels from 0 to 19 in train"),
+        ({"y_train": np.zeros(3, int)}, "20 images and 3 labels"),
+        ({"y_train": np.array([{}] * 20)}, "Python objects inside, which are never unpickled"),
+    ],
+)
+def test_bad_arrays_are_one_line(tmp_path, other, found):
+    write_npz(tmp_path, "cifar10/cifar10.npz", cifar(**other))
+    refused("cifar10", tmp_path, "cifar10.npz: ", found)
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"x" * 500])
+def test_damaged_npz_is_one_line_and_listed_without_rows(tmp_path, damage):
+    path = write_npz(tmp_path, "cifar10/cifar10.npz", cifar())
+    assert next(listed.rows for listed in catalogue(tmp_path) if listed.name == "cifar10") == (20, 10)
+    path.write_bytes(damage(path.read_bytes()))
+    refused("cifar10", tmp_path, "cut off, damaged or no npz")
+    assert next(listed.rows for listed in catalogue(tmp_path) if listed.name == "cifar10") is None
+
+
+def test_npz_with_any_byte_of_a_header_changed_is_refused_or_the_same(tmp_path):
+    path = write_npz(tmp_path, "cifar10/cifar10.npz", cifar())
+    good, expected = path.read_bytes(), load("cifar10", tmp_path)
+    lines = []
+    for place in range(300):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 0x20]) + good[place + 1 :])
+        try:
+            np.testing.assert_array_equal(load("cifar10", tmp_path).inputs, expected.inputs)
+        except InputError as error:
+            lines.append(str(error))
+    assert len(lines) > 150
+    assert all("damaged npz" in line for line in lines)
+
+
+def test_a_single_array_is_no_npz(tmp_path):
+    with write(tmp_path, "cifar10/cifar10.npz", b"").open("wb") as file:
+        np.save(file, np.zeros(3))
+    refused("cifar10", tmp_path, "cut off, damaged or no npz")
+
+
+def writers(**other):
+    return {
+        "train_label": np.arange(60_000) % 10, "train_writer": np.arange(60_000) // 100,
+        "test_label": np.arange(10_000) % 10, "test_writer": np.arange(10_000) // 100, **other,
+    }  # fmt: skip
+
+
+def test_writers_must_belong_to_these_images(tmp_path):
+    write_mnist(tmp_path)
+    write_npz(tmp_path, "mnist/mnist_writers.npz", writers())
+    assert load("mnist-writers", tmp_path).groups[[0, 99, 100]].tolist() == [0, 0, 1]
+    write_npz(tmp_path, "mnist/mnist_writers.npz", writers(test_label=np.zeros(10_000, int)))
+    refused("mnist-writers", tmp_path, "test_label 1 is not the label of that MNIST image")
+
+
+# --- the page and the command --------------------------------------------------------------------------------------
+
+
+def recipes():
+    text = (ROOT / "docs" / "data.md").read_text()
+    return [code for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if ">>>" not in code]
+
+
+def test_the_page_makes_the_two_files_that_are_not_published(tmp_path):
+    write_mnist(tmp_path)
+    for part, rows in (("train", 60_000), ("test", 60_000)):
+        table = np.zeros((rows, 8), dtype=">i4")
+        table[:, 0], table[:, 2] = np.arange(rows) % 10, np.arange(rows) // 100
+        head = np.array([0x0C02, rows, 8], dtype=">u4").tobytes()
+        write(tmp_path, f"mnist/qmnist-{part}-labels-idx2-int.gz", gzip.compress(head + table.tobytes(), 1))
+    for batch in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        rows = np.arange(4 * 3073, dtype=np.uint8).reshape(4, 3073)
+        rows[:, 0] = 3
+        write(tmp_path, f"cifar10/cifar-10-batches-bin/{batch}.bin", rows.tobytes())
+    for code, folder in zip(recipes(), ("mnist", "cifar10"), strict=True):
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path / folder, check=True)
+    assert load("mnist-writers", tmp_path).test_groups.max() == 99
+    assert load("cifar10", tmp_path).inputs.shape == (20, 3072)
+
+
+def test_the_page_names_every_data_set():
+    page = (ROOT / "docs" / "data.md").read_text()
+    assert all(f"| `{name}` |" in page for name in names())
+
+
+def test_command_lists_every_data_set(tmp_path):
+    write_npz(tmp_path, "cifar10/cifar10.npz", cifar())
+    done = sotto("data", "--data", str(tmp_path), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    listed = {entry["name"]: entry for entry in document["data"]}
+    assert document["folder"] == str(tmp_path)
+    assert tuple(listed) == names()
+    assert listed["digits"]["found"]
+    assert not listed["mnist"]["found"]
+    assert listed["mnist"]["missing"][0] == "mnist/train-images-idx3-ubyte"
+    assert (listed["cifar10"]["training_rows"], listed["cifar10"]["test_rows"]) == (20, 10)
+    assert listed["cifar10"]["bytes"] == (tmp_path / "cifar10/cifar10.npz").stat().st_size
+
+
+def test_command_says_in_words_what_is_missing_and_what_to_beware_of(tmp_path):
+    done = sotto("data", "--data", str(tmp_path))
+    assert done.returncode == 0
+    assert "housing-longitude: the label of OpenML 823 is longitude < mean" in done.stdout
+    assert "movielens: put movielens/ml-latest-small/ratings.csv into the folder; from GroupLens" in done.stdout
+
+
+def test_command_refuses_a_folder_that_is_not_there():
+    done = sotto("data", "--data", "/no/such")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("sotto: folder /no/such: no such folder; ")
+    assert done.stderr.count("\n") == 1
