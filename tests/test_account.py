@@ -174,7 +174,7 @@ def test_zip_dl_needs_user_level():
     assert account(system, "node:0").mu ** 2 == pytest.approx(6 * 14)
     by_record = account(system, adjacency="record")
     assert by_record.headline is None
-    with pytest.raises(Unaccountable, match="closed at user level only"):
+    with pytest.raises(Unaccountable, match="closed only where a user's data may change in every round"):
         _ = by_record.mu
 
 

@@ -140,10 +140,14 @@ def released(name, net, adversary, rounds=4, **settings):
 
 
 def test_noisy_gradients_bound_every_topology():
-    for net in (metropolis("ring:5"), random_edges("ring:5"), push("exponential:6")):
+    for net in (metropolis("ring:5"), push("exponential:6")):
         name = "dp-csgp" if "push" in net.name else "dp-d-sgd"
         np.testing.assert_allclose(released(name, net, node(0), sigma=2.0), 1.0)
-    np.testing.assert_allclose(released("dp2sgd", metropolis("ring:5"), everyone()), 4.0)
+    few = random_edges("ring:5")  # whom nobody hears in the last round keeps that gradient
+    weights = few.at(3).weights.toarray()
+    speaking = (weights - np.diag(np.diag(weights))).any(axis=0)[1:]
+    np.testing.assert_allclose(released("dp-d-sgd", few, node(0), sigma=2.0), np.where(speaking, 1.0, 0.75))
+    np.testing.assert_allclose(released("dp2sgd", metropolis("ring:5"), everyone()), 3.0)
     np.testing.assert_allclose(released("anti-pgd", metropolis("ring:5"), node(1)), 1 + 4 + 9 + 16)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
+from sottovoce.privacy.deflation import Entering, Left, Unknown
 from sottovoce.privacy.views import Inputs, Seen, View, see
 from sottovoce.trace import LinearSystem
 
@@ -29,7 +30,10 @@ Array = NDArray[np.float64]
 
 TOLERANCE = 1e-9
 SMALL = 4_000_000
-"""Largest number of entries of B for the unrolled check."""
+"""Largest number of entries of a round's rows for a dense check."""
+
+UNROLLED = 40_000_000
+"""Largest number of entries of a basis of the noise for the check over all rounds."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ def closedness(system: LinearSystem, view: View) -> Closedness:
         return Closedness(True)
     rows = sum(step.seen.state.shape[0] for step in seen.steps)
     sources = sum(step.seen.noise.shape[1] for step in seen.steps)
-    if rows * max(sources, 1) > SMALL:
+    if min(rows, sources) * sources > UNROLLED:
         return Closedness(False, reason=f"node {open_node} reacts to what the view has not seen")
     return _unrolled(seen)
 
@@ -93,77 +97,65 @@ def _outside(rows: sparse.csr_array, wanted: sparse.csr_array) -> NDArray[np.boo
 
 
 def _unrolled(seen: Seen) -> Closedness:
-    """The rules on A, B and the rows of the query points."""
-    A_RG, B_RZ, rounds_R, points = _with_points(seen)
-    V = len(seen.victims)
-    reaching = _reaching(A_RG, points, V)
-    only_user = False
-    for number, (round, point_G, point_Z) in enumerate(points):
-        before = _before(rounds_R, A_RG, number, V, round)
-        needed = np.flatnonzero(reaching[number])
-        if not needed.size:
-            continue
-        combination = linalg.lstsq(B_RZ[before].T, point_Z[needed].T, check_finite=False)[0].T if before.any() else None
-        rest_Z, rest_G = point_Z[needed], point_G[needed]
-        if combination is not None:
-            rest_Z = rest_Z - combination @ B_RZ[before]
-            rest_G = rest_G - combination @ A_RG[before]
-        scale = np.maximum(1e-300, np.abs(np.concatenate([point_Z[needed], point_G[needed]], axis=1)).max())
-        for k, noise, gradient in zip(needed, rest_Z, rest_G, strict=True):
-            node = int(seen.victims[k])
-            if np.abs(noise).max(initial=0.0) > TOLERANCE * scale:
-                return Closedness(False, reason=f"node {node} reacts in round {round} to noise the view has not seen")
-            others = np.abs(gradient.reshape(-1, V)).max(axis=0, initial=0.0)
-            own = others[k]
-            others[k] = 0.0
-            if others.max(initial=0.0) > TOLERANCE * scale:
-                heard = int(seen.victims[int(np.argmax(others))])
-                return Closedness(False, reason=f"node {node} reacts in round {round} to node {heard} unseen")
-            only_user = only_user or own > TOLERANCE * scale
+    """The rules on what is left of every query point when all that was seen before it is taken out."""
+    V, T = len(seen.victims), seen.gradient_rounds
+    reaching = _reaching(seen)
+    inputs = Entering(seen)
+    unknown = Unknown(*inputs.nothing(seen.steps[0].seen.state.shape[1]))
+    number, only_user = 0, False
+    for round, (step, (seen_new, out_new)) in enumerate(zip(seen.steps, inputs, strict=True)):
+        fresh = np.diff(step.seen.gradient.indptr) > 0
+        quiet, loud = np.flatnonzero(~fresh), np.flatnonzero(fresh)
+        new = unknown.see(step.seen.state[quiet], *(part[quiet] for part in seen_new))
+        if step.point is not None:
+            rows = step.point.state[seen.victims]
+            left = unknown.without(rows, new)
+            for k in np.flatnonzero(reaching[number]):
+                verdict = _reacts(seen, round, int(k), left, V)
+                if verdict is not None and not verdict.closed:
+                    return verdict
+                only_user = only_user or verdict is not None
+            number += 1
+        new = np.concatenate([new, unknown.see(step.seen.state[loud], *(part[loud] for part in seen_new))], axis=1)
+        unknown.move(step.out.state, *out_new, new)
+    assert number == T
     return Closedness(True, user_level_only=only_user)
 
 
-def _before(rounds_R: NDArray[np.intp], A_RG: Array, number: int, V: int, round: int) -> NDArray[np.bool_]:
-    """Observations sent before any message with a gradient of this round: of earlier rounds, and of its own."""
-    own = A_RG[:, number * V : (number + 1) * V].any(axis=1)
-    return (rounds_R < round) | ((rounds_R == round) & ~own)
+def _reacts(seen: Seen, round: int, k: int, left: Left, V: int) -> Closedness | None:
+    """Whether victim k's query point holds anything unseen: closed at user level only if it is its own past."""
+    node = int(seen.victims[k])
+    if left.noise[k] > left.error[k]:
+        return Closedness(False, reason=f"node {node} reacts in round {round} to noise the view has not seen")
+    others = np.abs(left.gradient[k].reshape(-1, V)).max(axis=0, initial=0.0)
+    own, others[k] = others[k], 0.0
+    if others.max(initial=0.0) > left.error[k]:
+        heard = int(seen.victims[int(np.argmax(others))])
+        return Closedness(False, reason=f"node {node} reacts in round {round} to node {heard} unseen")
+    return Closedness(True, user_level_only=True) if own > left.error[k] else None
 
 
-def _with_points(
-    seen: Seen,
-) -> tuple[Array, Array, NDArray[np.intp], list[tuple[int, Array, Array]]]:
-    """A and B unrolled, the round of each row, and for each gradient round its query points' rows over (G, Z)."""
-    A_RTV, B_RZ = seen.dense()
-    A_RG = A_RTV.reshape(len(A_RTV), -1)
-    rounds_R = np.repeat(np.arange(len(seen.steps)), [step.seen.state.shape[0] for step in seen.steps])
-    G_total, Z_total = A_RG.shape[1], B_RZ.shape[1]
-    state = np.zeros((seen.steps[0].seen.state.shape[1], G_total + Z_total))
-    points, g, z = [], 0, G_total
-    for round, step in enumerate(seen.steps):
-        inputs_g = np.zeros((step.seen.gradient.shape[1], G_total + Z_total))
-        inputs_g[:, g : g + len(inputs_g)] = np.eye(len(inputs_g))
-        inputs_z = np.zeros((step.seen.noise.shape[1], G_total + Z_total))
-        inputs_z[:, z : z + len(inputs_z)] = np.eye(len(inputs_z))
-        g, z = g + len(inputs_g), z + len(inputs_z)
-        if step.point is not None:
-            where = (step.point.state @ state)[seen.victims]
-            points.append((round, where[:, :G_total], _mixed(seen, where[:, G_total:])))
-        state = step.out.state @ state + step.out.gradient @ inputs_g + step.out.noise @ inputs_z
-    return A_RG, B_RZ, rounds_R, points
-
-
-def _mixed(seen: Seen, rows_Z: Array) -> Array:
-    correlation = seen.system.correlation
-    if correlation is None:
-        return rows_Z
-    return rows_Z @ np.kron(correlation.inverse(len(seen.steps)), np.eye(len(seen.steps[0].noise_columns)))
-
-
-def _reaching(A_RG: Array, points: list[tuple[int, Array, Array]], V: int) -> NDArray[np.bool_]:
+def _reaching(seen: Seen) -> NDArray[np.bool_]:
     """Which (gradient round, victim) reach the view, directly or through another's query point."""
-    reaches = A_RG.any(axis=0).reshape(len(points), V)
-    for number in range(len(points) - 1, -1, -1):
-        moved = points[number][1][reaches[number]]
-        if len(moved):
-            reaches |= moved.any(axis=0).reshape(len(points), V)
-    return reaches
+    n, V = seen.steps[0].out.state.shape[0], len(seen.victims)
+    wanted = np.zeros(n, dtype=bool)  # components of the state that reach it
+    out = []
+    for step in reversed(seen.steps):
+        carried = _touched(step.out.state, wanted) | _columns(step.seen.state)
+        if step.takes_gradients:
+            reaches = _touched(step.out.gradient, wanted) | _columns(step.seen.gradient)
+            out.append(reaches)
+            if step.point is not None:
+                carried |= _columns(step.point.state[seen.victims[reaches]])
+        wanted = carried
+    return np.array(out[::-1]).reshape(-1, V)
+
+
+def _touched(matrix: sparse.csr_array, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return _columns(matrix[np.flatnonzero(rows)])
+
+
+def _columns(matrix: sparse.csr_array) -> NDArray[np.bool_]:
+    found = np.zeros(matrix.shape[1], dtype=bool)
+    found[matrix.indices[matrix.data != 0]] = True
+    return found

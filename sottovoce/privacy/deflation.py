@@ -10,7 +10,9 @@ Shapes: X state, Z noise columns, G gradient columns, P observations at once, K 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +42,14 @@ class Unknown:
     def __init__(self, noise_XZ: Array, gradient_XG: Array) -> None:
         self.noise, self.gradient = noise_XZ, gradient_XG
         self.error, self.signal = np.zeros(len(noise_XZ)), np.abs(gradient_XG).max(axis=1, initial=0.0)
-        self.basis = np.zeros((noise_XZ.shape[1], 0))
+        self._room = np.zeros((noise_XZ.shape[1], 64))
         self.white = np.zeros((0, gradient_XG.shape[1]))
         self.uncovered = np.zeros(gradient_XG.shape[1], dtype=bool)
+
+    @property
+    def basis(self) -> Array:
+        """All directions seen so far, Z x K."""
+        return self._room[:, : len(self.white)]
 
     def see(self, shown: sparse.csr_array, noise_PZ: Array, gradient_PG: Array) -> Array:
         """Take note of `shown` of the state, with what joins it; the new directions, Z x K."""
@@ -67,7 +74,10 @@ class Unknown:
         white = linalg.solve_triangular(R_PP[:K, :K].T, signal_PG[first], lower=True, check_finite=False)
         self._bare(signal_PG[others] - R_PP[:K, K:].T @ white, size_P[others])
         new = Q_ZP[:, :K]
-        self.basis = np.concatenate([self.basis, new], axis=1)
+        known = len(self.white)
+        if known + K > self._room.shape[1]:
+            self._room = np.concatenate([self._room, np.zeros((len(new), known + K))], axis=1)
+        self._room[:, known : known + K] = new
         self.white = np.concatenate([self.white, white])
         return new
 
@@ -78,6 +88,15 @@ class Unknown:
     def _error(self, matrix: sparse.csr_array, noise: Array) -> Array:
         """About how large the rounding error of each row is: errors of many sums add up by their squares."""
         return np.sqrt(matrix.power(2) @ self.error**2 + (ROUNDING * np.linalg.norm(noise, axis=1)) ** 2)
+
+    def without(self, rows: sparse.csr_array, new_ZK: Array) -> Left:
+        """What is left of rows of the state, the directions just seen taken out too."""
+        noise, gradient = rows @ self.noise, rows @ self.gradient
+        size = np.maximum(np.linalg.norm(noise, axis=1), np.abs(gradient).max(axis=1, initial=0.0))
+        error = DOUBT * self._error(rows, noise) + NEW * size
+        known = noise @ new_ZK
+        gradient = gradient - known @ self.white[len(self.white) - new_ZK.shape[1] :]
+        return Left(np.linalg.norm(noise - known @ new_ZK.T, axis=1), gradient, error)
 
     def move(self, on: sparse.csr_array, noise_XZ: Array, gradient_XG: Array, new_ZK: Array) -> None:
         """Let the state go on, without the directions just seen."""
@@ -90,42 +109,56 @@ class Unknown:
         self.noise, self.gradient = noise, gradient
 
 
+class Left(NamedTuple):
+    """What rows still hold when all that was seen is taken out: sizes of noise, gradients, and what is rounding."""
+
+    noise: Array
+    gradient: Array
+    error: Array
+
+
+class Entering:
+    """What joins each round, over independent noise and all gradients: for what is seen, and for the state."""
+
+    def __init__(self, seen: Seen) -> None:
+        self._seen = seen
+        self._Z = sum(step.seen.noise.shape[1] for step in seen.steps)
+        self._G = len(seen.victims) * seen.gradient_rounds
+        correlation = seen.system.correlation
+        self._rounds_TT = None if correlation is None else correlation.inverse(len(seen.steps))
+
+    def nothing(self, rows: int) -> tuple[Array, Array]:
+        """No noise and no gradients."""
+        return np.zeros((rows, self._Z)), np.zeros((rows, self._G))
+
+    def __iter__(self) -> Iterator[tuple[tuple[Array, Array], tuple[Array, Array]]]:
+        g = z = 0
+        for t, step in enumerate(self._seen.steps):
+            yield self._wide(step.seen, t, g, z), self._wide(step.out, t, g, z)
+            g, z = g + step.seen.gradient.shape[1], z + step.seen.noise.shape[1]
+
+    def _wide(self, part: Inputs, t: int, g: int, z: int) -> tuple[Array, Array]:
+        noise, gradient = self.nothing(part.noise.shape[0])
+        S = part.noise.shape[1]
+        if self._rounds_TT is None:
+            noise[:, z : z + S] = part.noise.toarray()
+        else:
+            noise[:] = np.kron(self._rounds_TT[t], part.noise.toarray())
+        gradient[:, g : g + part.gradient.shape[1]] = part.gradient.toarray()
+        return noise, gradient
+
+
 def deflated(seen: Seen) -> Array:
     """M of every victim, V x T x T; infinite throughout where noise does not cover a signal. Dense: small systems."""
     V, T = len(seen.victims), seen.gradient_rounds
-    Z = sum(step.seen.noise.shape[1] for step in seen.steps)
-    X = seen.steps[0].seen.state.shape[1]
-    mixed = _correlated(seen, Z)
-    unknown = Unknown(np.zeros((X, Z)), np.zeros((X, T * V)))
-    g = z = 0
-    for step in seen.steps:
-        G, S = step.seen.gradient.shape[1], step.seen.noise.shape[1]
-        seen_new, out_new = (
-            (part.noise @ mixed[z : z + S] if S else np.zeros((part.noise.shape[0], Z)), _wide(part.gradient, g, T * V))
-            for part in (step.seen, step.out)
-        )
-        new = unknown.see(step.seen.state, *seen_new)
-        unknown.move(step.out.state, *out_new, new)
-        g, z = g + G, z + S
+    inputs = Entering(seen)
+    unknown = Unknown(*inputs.nothing(seen.steps[0].seen.state.shape[1]))
+    for step, (seen_new, out_new) in zip(seen.steps, inputs, strict=True):
+        unknown.move(step.out.state, *out_new, unknown.see(step.seen.state, *seen_new))
     white_KTV = unknown.white.reshape(-1, T, V)
     M_VTT = np.einsum("ksv,ktv->vst", white_KTV, white_KTV)
     M_VTT[unknown.uncovered.reshape(T, V).any(axis=0)] = np.inf
     return M_VTT
-
-
-def _correlated(seen: Seen, Z: int) -> Array:
-    """Noise of the rounds in terms of independent noise."""
-    correlation = seen.system.correlation
-    if correlation is None:
-        return np.eye(Z)
-    inverse: Array = correlation.inverse(len(seen.steps))
-    return np.asarray(np.kron(inverse, np.eye(Z // len(seen.steps))), dtype=np.float64)
-
-
-def _wide(matrix: sparse.csr_array, at: int, width: int) -> Array:
-    out = np.zeros((matrix.shape[0], width))
-    out[:, at : at + matrix.shape[1]] = matrix.toarray()
-    return out
 
 
 # --- several gossip steps per gradient -----------------------------------------------------------------------------
