@@ -221,16 +221,20 @@ def _covariance(C: Array) -> tuple[Array, Array]:
 
 
 def _rounded_sum(M: Array, rounding: float) -> tuple[float, Array]:
-    """`sum |M|` with its corner at zero rounded, and its gradient, a matrix with ones on the diagonal."""
+    """`sum |M|` with its corner at zero rounded, and its gradient R: the sum is `<M, R>`."""
     corner = rounding * float(np.trace(M)) / len(M)
     sizes = np.sqrt(M**2 + corner**2)
     R = np.divide(M, sizes, out=np.ones_like(M), where=sizes > 0)
     np.fill_diagonal(sizes, np.diag(M))
-    np.fill_diagonal(R, 1.0)
+    off = sizes - np.diag(np.diag(M))
+    by_corner = float(np.divide(corner, off, out=np.zeros_like(M), where=off > 0).sum())
+    np.fill_diagonal(R, 1.0 + rounding / len(M) * by_corner)
     return float(sizes.sum()), (R + R.T) / 2
 
 
 def _correlation(R: Array) -> Array:
     """The same made semidefinite, with ones on the diagonal."""
+    R = R.copy()
+    np.fill_diagonal(R, 1.0)
     least = min(0.0, float(linalg.eigvalsh(R, check_finite=False)[0]) - 1e-14)
     return (R - least * np.eye(len(R))) / (1.0 - least)

@@ -65,7 +65,7 @@ def _content(topology: Topology, rounds: int) -> Iterator[bytes]:
 def load(name: str) -> Factorization | None:
     """The stored result, or None."""
     try:
-        with np.load(folder() / f"{name}.npz") as stored:
+        with (folder() / f"{name}.npz").open("rb") as file, np.load(file) as stored:
             fields: dict[str, Any] = {part: float(stored[part]) for part in NUMBERS}
             fields |= {part: str(stored[part]) for part in WORDS}
             found = Factorization(C=stored["C"], errors=stored["errors"], rounds=len(stored["C"]), **fields)

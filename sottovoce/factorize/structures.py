@@ -104,6 +104,12 @@ def banded(H: Array, scheme: Participation, bands: int, gap: float, progress: Pr
 
 def toeplitz(H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None) -> Chosen:
     """A good C with one coefficient a lag; the bound is that of all C."""
+    C = toeplitz_only(H, scheme, bands)
+    return Chosen(C, dense(H, scheme, gap, progress).lower_bound, "all C")
+
+
+def toeplitz_only(H: Array, scheme: Participation, bands: int) -> Array:
+    """The same without a bound: descent on the coefficients, from those of the square root of prefix sums."""
     T = len(H)
     patterns = scheme.patterns(T)
     lags = np.subtract.outer(np.arange(T), np.arange(T))
@@ -127,9 +133,9 @@ def toeplitz(H: Array, scheme: Participation, bands: int, gap: float, progress: 
         return float(np.log(max(sums) * point.value)), np.array(by_lag)
 
     lag = np.arange(1, bands)
-    start = np.cumprod((2 * lag - 1) / (2 * lag))  # the square root of prefix sums
+    start = np.cumprod((2 * lag - 1) / (2 * lag))
     best = start if bands == 1 else optimize.minimize(value, start, jac=True, method="L-BFGS-B").x
-    return Chosen(matrix(np.asarray(best, dtype=np.float64)), dense(H, scheme, gap, progress).lower_bound, "all C")
+    return matrix(np.asarray(best, dtype=np.float64))
 
 
 def restarts(H: Array, scheme: Participation, length: int, gap: float, progress: Progress | None = None) -> Chosen:
