@@ -23,7 +23,7 @@ def matrix(C: Array, *, most: int = 40) -> str:
     shown = np.array([[np.abs(C[i : i + size, j : j + size]).max() for j in edges] for i in edges])
     with np.errstate(divide="ignore"):
         level = 1 + np.log10(shown / shown.max()) / 3
-    index = np.where(level > 0, np.ceil(level * (len(SHADES) - 1)), 0).astype(int)
+    index = np.where(level > 0, np.maximum(1, np.round(level * (len(SHADES) - 1))), 0).astype(int)
     return "\n".join("".join(2 * SHADES[k] for k in row).rstrip() for row in index)
 
 

@@ -36,9 +36,10 @@ CHECK = 5
 
 STEPS = 2000
 
-RIDGES = (1e-4, 1e-6, 1e-8, 1e-10, 1e-12)
-"""Shares of the mean of H's diagonal that are added to a singular H while searching, in turn. Such an H (error of the
-last models only) wants a C that is no longer invertible; what the ridge costs shows in the gap."""
+RIDGES = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+"""Shares of the mean of H's diagonal that are added to a singular H while searching, each from where the last one
+ended. Such an H (error of the last models only) wants a C that is no longer invertible; what the ridge costs shows in
+the gap."""
 
 SINGULAR = 1e-10
 """An eigenvalue below this share of the largest makes H singular."""
@@ -116,11 +117,12 @@ class Found:
     X: Array
     value: float
     certificate: Certificate
-    steps: int
 
 
 Bound = Callable[[Point, Array, "Feasible"], Certificate]
-"""A lower bound from where the search stands, for the true H."""
+"""A lower bound for H from where a search stands."""
+
+Progress = Callable[[float], None]
 
 
 def search(
@@ -130,43 +132,41 @@ def search(
     gap: float,
     start: Array | None = None,
     bound: Bound = certify,
-    progress: Callable[[float], None] | None = None,
+    progress: Progress | None = None,
 ) -> Found:
     """The best X, with a certificate that is within `gap` of it, relatively, unless numbers do not allow that."""
-    best: Found | None = None
-    X = start
     sizes = linalg.eigvalsh(H, check_finite=False)
-    for ridge in (0.0,) if sizes[0] > SINGULAR * sizes[-1] else RIDGES:
+    if sizes[0] > SINGULAR * sizes[-1]:
+        point, certificate = _descend(H, feasible, gap, start, bound, progress)
+        return Found(point.X, point.value, certificate)
+    best: Found | None = None
+    for ridge in RIDGES:
         lifted = H + ridge * np.trace(H) / len(H) * np.eye(len(H))
-        found = _descend(H, lifted, feasible, gap, X, bound, progress)
-        if best is None or found.value < best.value:
-            best = found
-        if best.value <= (1 + gap) * best.certificate.value:
-            return best
-        X = best.X
+        point, _ = _descend(lifted, feasible, gap / 4, start, bound, progress)
+        start, certificate, value = point.X, bound(point, H, feasible), float(np.vdot(point.inverse, H))
+        if best is not None and best.certificate.value > certificate.value:
+            certificate = best.certificate
+        best = Found(point.X, value, certificate) if best is None or value < best.value else best
+        best = Found(best.X, best.value, certificate)
+        if best.value <= (1 + gap) * certificate.value:
+            break
     assert best is not None
     return best
 
 
 def _descend(
-    H: Array,
-    lifted: Array,
-    feasible: Feasible,
-    gap: float,
-    start: Array | None,
-    bound: Bound,
-    progress: Callable[[float], None] | None,
-) -> Found:
-    point = Point.at(feasible.start(lifted) if start is None else start, lifted)
+    H: Array, feasible: Feasible, gap: float, start: Array | None, bound: Bound, progress: Progress | None
+) -> tuple[Point, Certificate]:
+    point = Point.at(feasible.start(H) if start is None else start, H)
     if point is None:
         raise SottovoceError("the start of the search is not positive definite; report this")
     memory: deque[tuple[Array, Array, float]] = deque(maxlen=MEMORY)
     gradient = -feasible.project(point.G)
     precondition = Preconditioner(point, feasible)
-    best, stalled, step = bound(point, H, feasible), 0, 0
+    best, stalled = bound(point, H, feasible), 0
     for step in range(1, STEPS + 1):
         direction = _direction(gradient, memory, precondition)
-        following, length = _line_search(point, direction, gradient, lifted)
+        following, length = _line_search(point, direction, gradient, H)
         if following is None:
             if not memory:
                 break
@@ -189,8 +189,7 @@ def _descend(
                 break
         if step % REFRESH == 0:
             precondition = Preconditioner(point, feasible)
-    value = float(np.einsum("ij,ji->", point.inverse, H))
-    return Found(point.X, value, best, step)
+    return point, best
 
 
 def _direction(gradient: Array, memory: deque[tuple[Array, Array, float]], precondition: Preconditioner) -> Array:

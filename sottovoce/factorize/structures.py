@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +18,10 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from sottovoce.factorize.certificate import certify, certify_banded, nuclear, root
-from sottovoce.factorize.search import Feasible, Found, Point, lower_factor, search
+from sottovoce.factorize.search import Feasible, Found, Point, Progress, lower_factor, search
 from sottovoce.privacy.sensitivity import Participation
 
 Array = NDArray[np.float64]
-Progress = Callable[[float], None]
 
 SWEEPS = 60
 """How often the blocks of a run with restarts may trade their budgets."""
