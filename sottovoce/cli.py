@@ -386,7 +386,11 @@ def _gap_shown(target: float) -> Iterator[Callable[[float], None]]:
         if console.is_terminal and time.monotonic() - begun > 2:
             console.print(f"gap {gap:.2e}, until {target:g}   ", end="\r", highlight=False)
 
-    yield tell
+    try:
+        yield tell
+    finally:
+        if console.is_terminal:
+            console.print(" " * 40, end="\r")
 
 
 def _short(value: Any) -> str:

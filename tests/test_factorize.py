@@ -261,7 +261,6 @@ def test_erdos_renyi_against_independent_and_antipgd():
     assert short.antipgd / short.independent == pytest.approx(70, rel=0.03)
 
 
-@pytest.mark.slow
 def test_erdos_renyi_for_380_rounds():
     long = factorize(metropolis("erdos-renyi:100,p=0.2,seed=1"), participation="20x19")
     assert 1 / long.over_independent == pytest.approx(0.131, abs=0.005)
@@ -379,6 +378,25 @@ def test_restarts_draw_fresh_noise():
     assert found.gap <= 1e-3
     whole = factorize(metropolis("ring:8"), participation="4x8")
     assert whole.objective < found.objective < 1.3 * whole.objective
+
+
+def test_restarts_need_not_fit_the_participation():
+    found = factorize(metropolis("ring:8"), participation="4x8", restart=12)
+    assert found.gap <= 1e-3
+    assert not found.C[12:24, :12].any()
+    assert not found.C[24:, :24].any()
+
+
+def test_long_runs_have_an_honest_gap():
+    """More rounds than K times B: patterns are windows, C is scaled by the worst, the bound is loose but holds."""
+    H, scheme = prefix(6), participation("2x2")
+    value, bound, C = best(H, "2x2")
+    assert sensitivity_squared(C, scheme) <= 1
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        other = C + 0.1 * rng.random() * np.tril(rng.standard_normal((6, 6)))
+        assert sensitivity_squared(other, scheme) * error_of(other, H) >= bound
+    assert 0.3 * value < bound < value
 
 
 def test_classes_of_nodes_add_up():
@@ -652,6 +670,17 @@ def test_noise_command_draws_and_writes(own_cache, tmp_path):
     assert json.loads(told.stdout)["headline"]["mu"] == pytest.approx(1.0, rel=1e-6)
 
 
+def test_noise_command_for_a_view():
+    done = sotto("noise", "--graph", "ring:6", "--participation", "2x3", "--view", "node:0", "--json")
+    told = json.loads(done.stdout)["for_view"]
+    assert done.returncode == 0
+    assert told["view"] == "node:0"
+    assert told["gain"] > 1
+    assert told["proven_for_training"] is False
+    refused = sotto("noise", "--graph", "ring:6", "--participation", "2x3", "--view", "nobody")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
 def test_account_and_calibrate_find_the_correlation_of_mafalda():
     common = ("--graph", "ring:6", "--algorithm", "mafalda", "--rounds", "16", "--participation", "2x8", "--json")
     headline = json.loads(sotto("account", *common, "--sigma", "2").stdout)["headline"]
@@ -684,7 +713,6 @@ def test_neither_factorize_nor_noise_loads_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.slow
 def test_ego_graph(data):
     net = metropolis(graph(f"file:{data('facebook_ego/414.edges.gz')},component=giant"))
     found = factorize(net, participation="20x19", cache=False)

@@ -28,6 +28,7 @@ from scipy import linalg, optimize
 
 from sottovoce.algorithms.mafalda import mf_d_sgd
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.factorize.search import one_thread
 from sottovoce.noise import Triangular
 from sottovoce.privacy import exact
 from sottovoce.privacy.closedness import closedness
@@ -76,6 +77,7 @@ def proven(C: Array, topology: Topology, views: Sequence[View]) -> bool:
     return all((status := closedness(system, each)).closed and not status.user_level_only for each in views)
 
 
+@one_thread
 def against(
     topology: Topology,
     views: Sequence[View],

@@ -18,10 +18,13 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from sottovoce.factorize.certificate import certify, certify_banded, nuclear, root
-from sottovoce.factorize.search import Feasible, Found, Point, Progress, lower_factor, search
+from sottovoce.factorize.search import Feasible, Found, Point, Progress, lower_factor, one_thread, search
 from sottovoce.privacy.sensitivity import Participation
 
 Array = NDArray[np.float64]
+
+DAMPED = 0.25
+"""Power of its multiplier by which a share changes: 1/2 would suit all shares at once, but single ones then swing."""
 
 SWEEPS = 60
 """How often the blocks of a run with restarts may trade their budgets."""
@@ -106,6 +109,7 @@ def toeplitz(H: Array, scheme: Participation, bands: int, gap: float, progress: 
     return Chosen(C, dense(H, scheme, gap, progress).lower_bound, "all C")
 
 
+@one_thread
 def toeplitz_only(H: Array, scheme: Participation, bands: int) -> Array:
     """The same without a bound: descent on the coefficients, from those of the square root of prefix sums."""
     T = len(H)
@@ -161,7 +165,7 @@ def restarts(H: Array, scheme: Participation, length: int, gap: float, progress:
             progress(value / bound - 1)
         if value <= (1 + gap) * bound:
             break
-        shares = shares * np.sqrt(multipliers)
+        shares = shares * multipliers**DAMPED
         shares /= shares.sum(axis=0)
     C = np.zeros((T, T))
     for span, block in zip(spans, best, strict=True):
