@@ -2,6 +2,7 @@
 
 - `workload`: what the graph contributes, a T x T matrix;
 - `search`: the optimiser; `certificate`: the lower bound it stops on; `structures`: families of C;
+  `windows`: runs that are longer than their participation;
 - `adversary`: noise against a node or a coalition instead of everyone;
 - `cache`: results that were found before; `picture`: how they look on a terminal;
 - `choose`: `factorize` itself; `result`: what it returns.

@@ -71,7 +71,7 @@ def root(Q: Array) -> Array:
     if len(Q) == 1:
         return np.sqrt(np.maximum(Q, 0.0))
     sizes, vectors = linalg.eigh(Q, check_finite=False)
-    return vectors * np.sqrt(np.maximum(sizes, 1e-15 * sizes[-1]))
+    return vectors * np.sqrt(np.maximum(sizes, 0.0))
 
 
 def nuclear(F: Array, H: Array) -> float:

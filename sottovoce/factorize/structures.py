@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from sottovoce.factorize.certificate import certify, certify_banded, nuclear, root
+from sottovoce.factorize import windows
+from sottovoce.factorize.certificate import certify, certify_banded, nuclear
 from sottovoce.factorize.search import Feasible, Found, Point, Progress, lower_factor, one_thread, search
 from sottovoce.privacy.sensitivity import Participation
 
@@ -55,32 +56,14 @@ def feasible(scheme: Participation, rounds: int, bands: int | None = None) -> Fe
 
 def dense(H: Array, scheme: Participation, gap: float, progress: Progress | None = None) -> Chosen:
     """The best C of all."""
-    space = feasible(scheme, len(H))
-    found = search(H, space, gap=gap, progress=progress)
-    return Chosen(lower_factor(found.X), _bound(found, H, scheme, space), "all C")
+    found = search(H, feasible(scheme, len(H)), gap=gap, progress=progress)
+    X, bound = found.X, found.certificate.value
+    if windows.overlap(scheme, len(H)):
+        X, bound = windows.refine(X, H, scheme, gap, progress)
+    return Chosen(lower_factor(X), bound, "all C")
 
 
-def _bound(found: Found, H: Array, scheme: Participation, space: Feasible) -> float:
-    """The certificate's value; where runs are longer than K times B, patterns are windows of a class.
-
-    A sum over windows w of `weight_w` times Q cut to w is a Q that the windows allow, for the sum of the weights in
-    place of one. Sound, but no longer tight.
-    """
-    T = len(H)
-    if scheme.times is None or scheme.times * scheme.apart >= T:
-        return found.certificate.value
-    Q, values = found.certificate.F @ found.certificate.F.T, []
-    for step in (1, scheme.times):
-        weights, total = np.zeros((T, T)), np.zeros(len(space.budgets))
-        for pattern in scheme.patterns(T):
-            if (pattern[0] // scheme.apart) % step == 0:
-                weights[np.ix_(pattern, pattern)] += 1.0
-                total[space.classes[pattern[0]]] += 1.0
-        values.append(nuclear(root(Q * weights), H) ** 2 / float(found.certificate.diagonals @ total))
-    return max(values)
-
-
-def windows(scheme: Participation, rounds: int) -> int:
+def cover(scheme: Participation, rounds: int) -> int:
     """How many patterns it takes to cover a class: 1 unless the run is longer than K times B.
 
     What all rounds of a class cost is at most so many times, squared, what the worst pattern does; a bound for
@@ -99,7 +82,7 @@ def banded(H: Array, scheme: Participation, bands: int, gap: float, progress: Pr
     C = lower_factor(found.X)
     far = np.subtract.outer(np.arange(len(H)), np.arange(len(H)))
     return Chosen(
-        np.where(far < bands, C, 0.0), found.certificate.value / windows(scheme, len(H)) ** 2, f"C with {bands} bands"
+        np.where(far < bands, C, 0.0), found.certificate.value / cover(scheme, len(H)) ** 2, f"C with {bands} bands"
     )
 
 
@@ -171,7 +154,7 @@ def restarts(H: Array, scheme: Participation, length: int, gap: float, progress:
     for span, block in zip(spans, best, strict=True):
         assert block is not None
         C[span, span] = lower_factor(block)
-    return Chosen(C, bound / windows(scheme, T) ** 2, f"C with restarts every {length} rounds")
+    return Chosen(C, bound / cover(scheme, T) ** 2, f"C with restarts every {length} rounds")
 
 
 def _block(
