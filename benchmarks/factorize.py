@@ -73,7 +73,20 @@ def facebook() -> None:
     tell(f"Facebook, {net.n} nodes, 20x19", lambda: on(net, "20x19"))
 
 
-CASES = {case.__name__: case for case in (florentine, prefix_380, prefix_1000, ego, facebook)}
+def facebook_uniform() -> None:
+    """The Facebook graph with weights that are not symmetric, 20x19."""
+    net = uniform(graph(f"file:{DATA / 'facebook_ego' / 'facebook_combined.txt.gz'}"))
+    tell(f"Facebook, {net.n} nodes, uniform weights, 20x19", lambda: on(net, "20x19"))
+
+
+def probes() -> None:
+    """A graph whose spectrum is not computed, 10x10."""
+    net = metropolis("regular:20000,d=10,seed=0")
+    tell(f"10-regular, {net.n} nodes, 10x10, 64 probes", lambda: on(net, "10x10"))
+
+
+RUNS = (florentine, prefix_380, prefix_1000, ego, facebook, facebook_uniform, probes)
+CASES = {case.__name__: case for case in RUNS}
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:

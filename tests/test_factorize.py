@@ -80,6 +80,7 @@ def definition(topology, T, objective="all", nodes=None):
 TOPOLOGIES = {
     "symmetric": lambda: metropolis("path:4"),
     "row-stochastic": lambda: uniform("star:5"),
+    "reversible": lambda: uniform("florentine"),
     "directed": lambda: uniform("exponential:6"),
     "changing": lambda: fresh_erdos_renyi(5, 0.5, seed=3),
     "dropout": lambda: dropout("ring:5", rate=0.4, seed=1),

@@ -4,9 +4,9 @@ Noise of round s is in the models after round t as `W_t ... W_s`, so for the err
 
     H[s,s'] = sum_{t >= max(s,s')} trace( (W^(t-s+1))^T W^(t-s'+1) )
 
-Routes to it: eigenvalues for a fixed symmetric W; columns of powers in general, a block of nodes at a time, exactly;
-the same for topologies that change; and random probes in place of columns where there are too many nodes (Hutchinson's
-estimator of a trace), with the standard error.
+Routes to it: the spectrum of a fixed W that is symmetric, or similar to one that is; columns of powers in general, a
+block of nodes at a time, exactly; the same for topologies that change; and random probes in place of columns where
+there are too many nodes (Hutchinson's estimator of a trace), with the standard error.
 
     >>> from sottovoce.topology import metropolis
     >>> workload(metropolis("complete:4"), 3).H
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
+from scipy import linalg, sparse
 
 from sottovoce.errors import InputError
 from sottovoce.topology import Topology
@@ -37,7 +37,7 @@ OBJECTIVES = ("all", "last", "average")
 EIGENVALUES = 8000
 """Up to this many nodes the spectrum of a symmetric W is computed."""
 
-PRODUCTS = 2e13
+PRODUCTS = 5e11
 """Up to this many multiplications columns of powers are all computed."""
 
 AT_ONCE = 1.2e7
@@ -75,6 +75,8 @@ def workload(
         return _of_powers(_average_powers(topology, rounds, nodes), "average", 0.0)
     if probes is None and nodes is None and topology.at(0).symmetric and topology.n <= EIGENVALUES:
         return _of_powers(_spectral_powers(topology, rounds), objective, 0.0)
+    if probes is None and nodes is None and topology.n <= EIGENVALUES and (root := _balance(topology)) is not None:
+        return _of_powers(_reversible_powers(topology, rounds, root), objective, 0.0)
     columns = topology.n if nodes is None else len(nodes)
     if probes is None and topology.n * columns * rounds**2 > PRODUCTS:
         probes = PROBES
@@ -106,6 +108,24 @@ def _spectral_powers(topology: Topology, rounds: int) -> Array:
         sums[lag] = power.sum()
         power = power * values
     return sums[np.add.outer(np.arange(rounds), np.arange(rounds))]
+
+
+def _balance(topology: Topology) -> Array | None:
+    """The r for which `diag(r) W diag(1/r)` is symmetric, as for averages over neighbourhoods; else None."""
+    W = topology.at(0).weights
+    root = np.sqrt(1.0 / W.max(axis=1).toarray().ravel())
+    similar = sparse.csr_array(sparse.diags_array(root) @ W @ sparse.diags_array(1 / root))
+    gap = abs(similar - similar.T)
+    return root if gap.nnz == 0 or float(gap.max()) <= 1e-12 else None
+
+
+def _reversible_powers(topology: Topology, rounds: int, root: Array) -> Array:
+    """With `W = R^-1 U diag(l) U^T R`, R = diag(r): P[p,q] = sum_jk l_j^p l_k^q (U^T R^-2 U)[j,k] (U^T R^2 U)[j,k]."""
+    W = topology.at(0).weights.toarray()
+    values, U = linalg.eigh(root[:, None] * W / root, overwrite_a=True, check_finite=False)
+    weights = (U.T @ (U / root[:, None] ** 2)) * (U.T @ (U * root[:, None] ** 2))
+    powers = np.cumprod(np.broadcast_to(values, (rounds, len(values))), axis=0)
+    return powers @ weights @ powers.T
 
 
 def _average_powers(topology: Topology, rounds: int, nodes: NDArray[np.intp] | None) -> Array:
