@@ -19,6 +19,7 @@ test: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks.loop
 	$(BIN)/python -m benchmarks.privacy
+	$(BIN)/python -m benchmarks.factorize
 
 # torch is installed first and by itself, so that pip settles on the pinned build before anything else asks for it
 $(READY): pyproject.toml

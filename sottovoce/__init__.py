@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm, algorithm, cite, names
     from sottovoce.compression import compression
     from sottovoce.errors import InputError, SottovoceError, Unaccountable
+    from sottovoce.factorize import Factorization, factorize, factorize_by_class
     from sottovoce.graphs import Graph, graph
     from sottovoce.loop import rounds_of, run
     from sottovoce.privacy.account import Account, Guarantee, account
@@ -39,6 +40,7 @@ _HOME = {
     "algorithms": ("Algorithm", "algorithm", "cite", "names"),
     "compression": ("compression",),
     "errors": ("InputError", "SottovoceError", "Unaccountable"),
+    "factorize": ("Factorization", "factorize", "factorize_by_class"),
     "graphs": ("Graph", "graph"),
     "loop": ("rounds_of", "run"),
     "privacy.account": ("Account", "Guarantee", "account"),
@@ -56,6 +58,7 @@ __all__ = [
     "Algorithm",
     "Changing",
     "Coordinate",
+    "Factorization",
     "Graph",
     "Guarantee",
     "InputError",
@@ -74,6 +77,8 @@ __all__ = [
     "dropout",
     "eavesdropper",
     "everyone",
+    "factorize",
+    "factorize_by_class",
     "fresh_erdos_renyi",
     "from_matrix",
     "graph",

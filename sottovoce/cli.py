@@ -145,7 +145,7 @@ GossipSteps = Annotated[int | None, typer.Option(help="muffliato-sgd: gossip ste
 CompressionSpec = Annotated[
     str | None, typer.Option("--compression", help="dp-csgp: identity, rand:0.5, gsgd:8, top:0.1.")
 ]
-CorrelationFile = Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd: npz file with C.")]
+CorrelationFile = Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: npz file with C.")]
 SigmaPair = Annotated[float | None, typer.Option(help="decor: noise that neighbours share.")]
 
 
@@ -165,6 +165,8 @@ def _chosen(
     from sottovoce.topology import random_edges, weigh
 
     accepted = inspect.signature(builder(name)).parameters
+    if "participation" not in accepted or settings.get("correlation") is not None:
+        settings = {key: value for key, value in settings.items() if key not in ("rounds", "participation")}
     given = {key: value for key, value in {"sigma": sigma, **settings}.items() if value not in (None, False)}
     if "sigma" in given and "sigma" not in accepted:
         del given["sigma"]
@@ -211,7 +213,7 @@ def account_(
     built, net = _chosen(
         graph, weights, algorithm, sigma, randomized, seed,
         chebyshev=chebyshev, gossip_steps=gossip_steps, compression=compression, correlation=correlation,
-        sigma_pair=sigma_pair,
+        sigma_pair=sigma_pair, rounds=rounds, participation=participation,
     )  # fmt: skip
     traced = trace if isinstance(built.compression, Identity) else trace_released
     system = traced(built, net, rounds=rounds)
@@ -335,7 +337,7 @@ def calibrate_(
     built, net = _chosen(
         graph, weights, algorithm, 1.0, randomized, seed,
         chebyshev=chebyshev, gossip_steps=gossip_steps, compression=compression, correlation=correlation,
-        sigma_pair=sigma_pair,
+        sigma_pair=sigma_pair, rounds=rounds, participation=participation,
     )  # fmt: skip
     adversary = named_view(view, secure_sum=secure_sum)
     sigma = calibrate(
@@ -347,6 +349,83 @@ def calibrate_(
         "delta": delta, "sigma": sigma,
     }  # fmt: skip
     _answer(facts, as_json, [["", ""], *([key, _short(value)] for key, value in facts.items())])
+
+
+@app.command("noise")
+def noise_(
+    graph: GraphSpec,
+    participation: Part = "every",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds; K times B of the participation if left out.")
+    ] = None,
+    weights: Weights = "metropolis",
+    objective: Annotated[str, typer.Option(help="Error of: all models, the last ones, the network average.")] = "all",
+    structure: Annotated[str, typer.Option(help="dense, banded or toeplitz.")] = "dense",
+    bands: Annotated[int | None, typer.Option(min=1, help="banded, toeplitz: how many; B if left out.")] = None,
+    restart: Annotated[int | None, typer.Option(min=1, help="Fresh noise every so many rounds.")] = None,
+    view: Annotated[
+        list[str] | None, typer.Option(help="Optimise for node:A or coalition:A,B; may be repeated.")
+    ] = None,
+    gap: Annotated[float, typer.Option(help="How close to the optimum, relatively.")] = 1e-3,
+    probes: Annotated[int | None, typer.Option(min=2, help="Estimate the graph's part from random vectors.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of --probes.")] = 0,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write C and its figures here, as npz.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Noise that costs least. Example: sotto noise --graph florentine --weights uniform --participation 4x16"""
+    from sottovoce.factorize import cache, factorize, picture
+    from sottovoce.topology import weigh
+
+    net = weigh(graph, weights)
+    with _gap_shown(gap) as told:
+        found = factorize(
+            net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
+            restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=told,
+        )  # fmt: skip
+    if out is not None:
+        _write(out, lambda file: cache.write(file, found))
+    facts = {"graph": net.name, **found.document()}
+    shown = {key: value for key, value in facts.items() if key != "for_view"} | facts.get("for_view", {})
+    _answer(facts, as_json, [["", ""], *([key.replace("_", " "), _short(value)] for key, value in shown.items())])
+    if not as_json:
+        times = f"{found.over_independent:.3g} times less error than independent noise"
+        typer.echo(f"{times}, {found.over_antipgd:.3g} times less than AntiPGD, at the same privacy.", err=True)
+        typer.echo(f"\nC, darker for larger:\n{picture.matrix(found.C)}")
+        typer.echo(f"\nerror over rounds, up to {found.errors.max():.4g}:\n{picture.curve(found.errors)}")
+
+
+def _write(path: Path, write: Callable[[Any], None]) -> None:
+    """A file that is there as a whole or not at all."""
+    from sottovoce.errors import InputError
+
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            write(file)
+        part.replace(path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", "the file must be writable", "name another") from None
+
+
+@contextmanager
+def _gap_shown(target: float) -> Iterator[Callable[[float], None]]:
+    """The gap on stderr while a search takes longer than two seconds; nothing where stderr is no terminal."""
+    import time
+
+    from rich.console import Console
+
+    console, begun = Console(stderr=True), time.monotonic()
+
+    def tell(gap: float) -> None:
+        if console.is_terminal and time.monotonic() - begun > 2:
+            console.print(f"gap {gap:.2e}, until {target:g}   ", end="\r", highlight=False)
+
+    try:
+        yield tell
+    finally:
+        if console.is_terminal:
+            console.print(" " * 40, end="\r")
 
 
 def _short(value: Any) -> str:

@@ -156,8 +156,8 @@ def begin(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> tu
             "values to average are private: they enter as the gradient of round 0",
             "start from zeros and give the values in the gradient",
         )
-    _check_noise(algorithm, topology.at(0), rounds)
     algorithm = algorithm.on(topology)
+    _check_noise(algorithm, topology.at(0), rounds)
     state = algorithm.init(arrays.read_only(x0))
     if isinstance(algorithm.compression, Identity):
         return algorithm, Carry(state, None)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.algorithms import Example
 from sottovoce.algorithms.dsgd import Gossip
 from sottovoce.errors import InputError
 from sottovoce.noise import Correlation, Differences, PerNode, Temporal, Triangular
+from sottovoce.topology import Topology
 
 
 def _correlated(name: str, sigma: PerNode, correlation: Correlation, step_size: float, sensitivity: float) -> Gossip:
@@ -28,13 +33,78 @@ def mf_d_sgd(*, sigma: PerNode, correlation: Any, step_size: float = 0.1, sensit
     return _correlated("mf-d-sgd", sigma, read_correlation(correlation), step_size, sensitivity)
 
 
-def mafalda(*, sigma: PerNode, correlation: Any, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
-    """MAFALDA: MF-D-SGD with the C that suits the graph best, as `factorize` finds it."""
-    return _correlated("mafalda", sigma, read_correlation(correlation), step_size, sensitivity)
+def mafalda(
+    *,
+    sigma: PerNode,
+    correlation: Any = None,
+    rounds: int | None = None,
+    participation: str = "every",
+    step_size: float = 0.1,
+    sensitivity: float = 1.0,
+) -> Gossip:
+    """MAFALDA: MF-D-SGD with the C that suits the graph best, as `factorize` finds it.
+
+    Either C is given (a `Factorization` will do), or the number of rounds and who takes part when: then C is found as
+    soon as the topology is known, once, and what runs and what is accounted for both use that.
+    """
+    if correlation is not None:
+        return _correlated("mafalda", sigma, read_correlation(correlation), step_size, sensitivity)
+    if rounds is None:
+        raise InputError("mafalda without correlation or rounds", "C is made for some number of rounds", "give rounds")
+    return Mafalda(
+        name="mafalda",
+        noise=Temporal(sigma, Awaited(rounds, str(participation))),
+        step_size=step_size,
+        sensitivity=sensitivity,
+    )
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """A C that will be found once the topology is known; asking for it before is refused."""
+
+    rounds: int
+    participation: str
+
+    @property
+    def memory(self) -> int:
+        return self._refuse()
+
+    def matrix(self, rounds: int) -> NDArray[np.float64]:
+        return self._refuse()
+
+    def inverse(self, rounds: int) -> NDArray[np.float64]:
+        return self._refuse()
+
+    def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
+        return self._refuse()
+
+    def _refuse(self) -> Any:
+        raise InputError("mafalda away from a topology", "its C follows from the weights", "ask algorithm.on(topology)")
+
+
+class Mafalda(Gossip):
+    """MF-D-SGD that takes its C from the topology."""
+
+    def on(self, topology: Topology) -> Gossip:
+        """The algorithm with the C that `factorize` finds for this topology."""
+        noise = self.noise
+        if isinstance(noise, Temporal) and isinstance(noise.over_rounds, Awaited):
+            wanted = noise.over_rounds
+            noise = replace(noise, over_rounds=_optimised(topology, wanted.rounds, wanted.participation))
+        return super(Mafalda, replace(self, noise=noise)).on(topology)
+
+
+@lru_cache(maxsize=16)
+def _optimised(topology: Topology, rounds: int, participation: str) -> Correlation:
+    from sottovoce.factorize import factorize
+
+    return factorize(topology, rounds=rounds, participation=participation).correlation
 
 
 def read_correlation(source: Any) -> Correlation:
-    """C from a matrix or an npz file that holds one under the name `C`."""
+    """C from a matrix, a `Factorization`, or an npz file that holds one under the name `C`."""
+    source = getattr(source, "correlation", source)
     if isinstance(source, Correlation):
         return source
     if not isinstance(source, str | Path):
@@ -60,6 +130,7 @@ EXAMPLES = (
     Example("mf-d-sgd", mf_d_sgd, {"sigma": 1.5, "correlation": Triangular(_band(12, 0.5, 0.3))}),
     Example("mf-d-sgd", mf_d_sgd, {"sigma": 1.5, "correlation": Triangular(np.tril(np.ones((12, 12))) + np.eye(12))}),
     Example("mafalda", mafalda, {"sigma": 1.5, "correlation": Triangular(_band(12, 0.4))}),
+    Example("mafalda", mafalda, {"sigma": 1.5, "rounds": 12, "participation": "2x6"}),
 )
 
 CITE = (

@@ -1,0 +1,103 @@
+"""Factorizations that were found before, in the user's cache folder.
+
+A file's name is a hash of all that the result follows from: the weights of every round, the number of rounds, the
+participation, the objective, the structure, the gap, and the version. Files appear by renaming a finished one, so that
+concurrent readers and writers never meet half a file. A file that cannot be read, or does not hold what its name
+promises, is computed again: nothing is taken on trust, sensitivity least of all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sottovoce import __version__
+from sottovoce.factorize.result import Factorization, sensitivity_squared
+from sottovoce.privacy.sensitivity import participation
+from sottovoce.topology import Topology
+
+FORMAT = 1
+NUMBERS = ("objective", "lower_bound", "independent", "antipgd", "seconds", "workload_error")
+WORDS = ("participation", "goal", "structure", "among")
+
+
+def folder() -> Path:
+    """Where factorizations are kept: $XDG_CACHE_HOME, or what the platform uses for caches."""
+    if os.environ.get("XDG_CACHE_HOME"):
+        base = Path(os.environ["XDG_CACHE_HOME"])
+    elif sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
+        base = Path(os.environ["LOCALAPPDATA"])
+    else:
+        base = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+    return base / "sottovoce" / "noise"
+
+
+def key(topology: Topology, rounds: int, settings: dict[str, Any]) -> str:
+    """A hash of the weights of every round and of all settings."""
+    digest = hashlib.blake2b(digest_size=20)
+    digest.update(json.dumps([FORMAT, __version__, rounds, settings], sort_keys=True).encode())
+    for part in _content(topology, rounds):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _content(topology: Topology, rounds: int) -> Iterator[bytes]:
+    for t in range(1 if topology.static else rounds):
+        mixing = topology.at(t)
+        weights = mixing.weights.sorted_indices()
+        yield str(weights.shape).encode()
+        for part in (weights.indptr.astype(np.int64), weights.indices.astype(np.int64), weights.data):
+            yield np.ascontiguousarray(part).tobytes()
+        yield b"all" if mixing.active is None else mixing.active.tobytes()
+
+
+def load(name: str) -> Factorization | None:
+    """The stored result, or None."""
+    try:
+        with (folder() / f"{name}.npz").open("rb") as file, np.load(file) as stored:
+            fields: dict[str, Any] = {part: float(stored[part]) for part in NUMBERS}
+            fields |= {part: str(stored[part]) for part in WORDS}
+            found = Factorization(C=stored["C"], errors=stored["errors"], rounds=len(stored["C"]), **fields)
+            return replace(found, cached=True) if _sound(found) else None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile):
+        return None
+
+
+def _sound(found: Factorization) -> bool:
+    """Whether C is what it should be."""
+    C = found.C
+    square = C.ndim == 2 and C.shape[0] == C.shape[1] and C.dtype == np.float64 and found.errors.shape == (len(C),)
+    if not square or not np.isfinite(C).all() or np.triu(C, 1).any() or not np.diag(C).all():
+        return False
+    return sensitivity_squared(C, participation(found.participation)) <= 1.0 and found.objective > 0
+
+
+def store(name: str, found: Factorization) -> None:
+    """Keep a result; a folder that cannot be written is no reason to fail."""
+    with contextlib.suppress(OSError):
+        folder().mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=folder(), suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                write(file, found)
+            os.replace(temporary, folder() / f"{name}.npz")
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+def write(file: Any, found: Factorization) -> None:
+    """As npz: C under that name, so that `--correlation FILE` reads it, and the figures beside it."""
+    figures: dict[str, Any] = {name: np.array(getattr(found, name)) for name in (*NUMBERS, *WORDS)}
+    np.savez_compressed(file, C=found.C, errors=found.errors, **figures)
