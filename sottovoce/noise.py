@@ -468,6 +468,8 @@ class Triangular:
 
     def __init__(self, matrix: Any) -> None:
         try:
+            if np.iscomplexobj(matrix):
+                raise TypeError
             C = np.array(matrix, dtype=np.float64)
         except (TypeError, ValueError, RuntimeError):
             raise InputError("correlation matrix is not an array of numbers", "C is one", "give a 2-D array") from None
@@ -479,6 +481,9 @@ class Triangular:
         if not np.diag(C).all():
             row = int(np.flatnonzero(np.diag(C) == 0)[0])
             raise InputError(f"C[{row},{row}] = 0", "C must be invertible", "give a diagonal without zeros")
+        sizes = np.abs(C[C != 0])
+        if sizes.max() > 1e100 or sizes.min() < 1e-100:
+            raise InputError("entries of C beyond 1e100 or below 1e-100", "its square must be a number", "rescale C")
         self._matrix = C
         self._matrix.flags.writeable = False
         below, above = np.nonzero(C)

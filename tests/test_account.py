@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from sottovoce import (
+    Graph,
     InputError,
     Unaccountable,
     account,
@@ -20,8 +21,10 @@ from sottovoce import (
     eavesdropper,
     everyone,
     fresh_erdos_renyi,
+    from_matrix,
     metropolis,
     node,
+    push,
     rounds_of,
     trace,
     uniform,
@@ -254,3 +257,84 @@ def test_sampling_only_for_everyone_and_fresh_noise():
     assert math.isinf(epsilon_of_batches(noise=0.0, share=0.1, rounds=3, delta=1e-5))
     with pytest.raises(InputError, match="batch share 0"):
         epsilon_of_batches(noise=1.0, share=0.0, rounds=3, delta=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dp-d-sgd", "dp2sgd", "zip-dl", "decor", "anti-pgd", "dp-csgp", "muffliato-sgd"])
+@pytest.mark.parametrize("view", ["everyone", "node:0"])
+def test_figures_depend_neither_on_the_sensitivity_nor_on_the_step_size(name, view):
+    net = push("ring:6") if name == "dp-csgp" else metropolis("ring:6")
+    more = {"sigma_pair": 2.0} if name == "decor" else {}
+    plain = account(trace(algorithm(name, sigma=1.5, **more), net, rounds=4), view)
+    for scale in ({"sensitivity": 10.0}, {"sensitivity": 1e-3}, {"step_size": 1e-13}, {"step_size": 1e7}):
+        other = account(trace(algorithm(name, sigma=1.5, **more, **scale), net, rounds=4), view)
+        assert [g.kind for g in other.guarantees] == [g.kind for g in plain.guarantees], scale
+        np.testing.assert_allclose([g.mu for g in other.guarantees], [g.mu for g in plain.guarantees], rtol=1e-5)
+
+
+def test_naming_victims_does_not_change_their_figures():
+    for name, more in (("decor", {"sigma_pair": 5.0}), ("dp-d-sgd", {}), ("zip-dl", {})):
+        system = trace(algorithm(name, sigma=0.5, **more), metropolis("ring:6"), rounds=3)
+        for view in ("everyone", "node:3"):
+            whole, some = account(system, view), account(system, view, victims=[0, 4])
+            for victim in (0, 4):
+                for kind in {g.kind for g in whole.guarantees}:
+                    assert some.of(victim, kind).mu == pytest.approx(whole.of(victim, kind).mu, rel=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.3, 0.02])
+def test_many_gossip_steps_hide_nobody_from_the_end_of_a_path(weight):
+    """In real arithmetic K steps on a path of K solve for everybody, though shares fall far below rounding."""
+    n = 10 if weight < 0.1 else 30
+    W = np.eye(n) + weight * (np.eye(n, k=1) + np.eye(n, k=-1))
+    W -= np.diag(W.sum(axis=1) - 1)
+    for rounds in (1, 2):
+        system = trace(algorithm("muffliato-sgd", sigma=1.0, gossip_steps=n), from_matrix(W), rounds=rounds)
+        result = account(system, "node:0", victims=[n - 1])
+        for kind in ("any-training", "fixed-streams"):
+            assert result.of(n - 1, kind).mu == pytest.approx(rounds**0.5)
+
+
+def test_a_reacting_victim_needs_its_bound_in_every_round():
+    """ZIP-DL, one participation: a change in round 0 and a reaction of at most Delta in round 1 give mu^2 = 30."""
+    system = trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:7"), rounds=2)
+    A, B, _ = system.dense()
+    signal = A[:, 0] + A[:, 7]  # the victim is node 0; its reaction is as large as the change itself
+    whole = float(signal @ np.linalg.pinv(B @ B.T) @ signal)
+    assert whole == pytest.approx(30)
+    with pytest.raises(InputError, match="no any-training"):
+        account(system, participation="1x2").of(0, "any-training")
+    assert account(system).of(0, "any-training").mu ** 2 >= whole * (1 - 1e-9)
+
+
+def test_push_sum_says_its_own_step_size():
+    system = trace(algorithm("dp-csgp", sigma=1.0), push("star:8"), rounds=8)
+    said = account(system, "node:5").of(1, "convex-training").assumptions[-1]
+    assert "1.25/L" in said
+
+
+def test_nobody_learns_what_cannot_arrive():
+    ring = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:30"), rounds=5)
+    result = account(ring, "node:0")
+    assert [result.of(v, "any-training").mu for v in (7, 15)] == [0.0, 0.0]
+    apart = metropolis(Graph.from_edges([(0, 1), (2, 3)]))
+    result = account(trace(algorithm("dp-d-sgd", sigma=1.0), apart, rounds=50), "node:0")
+    assert result.of(3).mu == 0
+
+
+def test_sums_never_tell_more_than_what_they_are_made_of():
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("grid:3x4"), rounds=10)
+    plain, summed = (account(system, node(0, secure_sum=secure)) for secure in (False, True))
+    for victim in range(1, 12):
+        for kind in ("any-training", "convex-training", "fixed-streams"):
+            assert summed.of(victim, kind).mu <= plain.of(victim, kind).mu * (1 + 1e-4)
+
+
+def test_one_node_learns_no_more_than_everyone():
+    system = trace(algorithm("dp2sgd", sigma=1.0), metropolis("ring:6"), rounds=5)
+    assert account(system, "node:0").mu == account(system).mu == pytest.approx(2.0)
+
+
+def test_little_own_noise_beside_much_shared_noise():
+    system = trace(algorithm("decor", sigma=1.0, sigma_pair=1e6), metropolis("ring:5"), rounds=3)
+    assert account(system).mu ** 2 == pytest.approx(0.6, rel=1e-5)
+    assert account(system).mu ** 2 >= 0.6

@@ -665,7 +665,7 @@ def test_noise_command_draws_and_writes(own_cache, tmp_path):
     assert "lower bound" in done.stdout
     assert "C, darker for larger:\n@@\n" in done.stdout
     assert "█" in done.stdout
-    assert "times less error than independent noise" in done.stderr
+    assert "times less error than independent noise" in done.stdout
     assert len(list(own_cache.iterdir())) == 1
     told = sotto("account", "--graph", "florentine", "--weights", "uniform", "--algorithm", "mf-d-sgd", "--json",
                  "--rounds", "64", "--participation", "4x16", "--correlation", str(tmp_path / "c.npz"))  # fmt: skip

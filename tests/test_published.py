@@ -428,7 +428,7 @@ def test_nobody_is_heard_by_a_node_alone():
 
 def test_refusals_say_what_is_missing():
     net, sizes = metropolis("ring:4"), (1.0, 2.0, 1.0, 1.0)
-    with pytest.raises(InputError, match="without lipschitz"):
+    with pytest.raises(Unaccountable, match="needs L of its Assumption"):
         figures("zip-dl", net, node(0), 3)
     with pytest.raises(InputError, match="lipschitz = 0"):
         zip_dl_theorem_5_9(net, 0, 3, 1.0, lipschitz=0.0, step_size=0.1)

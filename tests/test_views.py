@@ -8,6 +8,7 @@ import pytest
 from sottovoce import (
     InputError,
     Unaccountable,
+    account,
     algorithm,
     coalition,
     dropout,
@@ -71,8 +72,18 @@ def test_a_node_hears_its_neighbours_and_knows_itself():
 def test_taps_hear_their_edges_only():
     system = trace(algorithm("zip-dl", sigma=1.0), metropolis("path:3"), rounds=1)
     assert see(system, eavesdropper((1, 0))).steps[0].seen.state.shape[0] == 1
-    assert see(system, eavesdropper((1, 0), (1, 2), (0, 2))).steps[0].seen.state.shape[0] == 2
+    assert see(system, eavesdropper((1, 0), (1, 2))).steps[0].seen.state.shape[0] == 2
     assert see(system, everyone()).steps[0].seen.state.shape[0] == 4
+    for edge in ((0, 2), (1, 1)):
+        with pytest.raises(InputError, match="no such edge"):
+            see(system, eavesdropper(edge))
+
+
+def test_taps_hear_what_left_its_sender_even_if_nobody_took_it():
+    net = dropout("ring:3", rate=0.5, seed=12)
+    assert net.at(0).active.tolist() == [True, False, True]
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=1)
+    assert account(system, "eavesdropper:0>1").of(0, "fixed-streams").mu == pytest.approx(1.0)
 
 
 def test_secure_sums_are_weighted_sums():

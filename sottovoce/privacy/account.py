@@ -118,9 +118,9 @@ class Account:
         mine = [g for g in self.guarantees if g.victim == victim and kind in (None, g.kind)]
         proven = [g for g in mine if kind is not None or _counts(g, self.system.algorithm.once, self._convex)]
         if not proven:
-            raise InputError(
-                f"no {kind or 'proven'} guarantee for victim {victim}", "see .guarantees", "choose another"
-            )
+            there = sorted({g.kind for g in self.guarantees if g.victim == victim})
+            known = f"there are: {', '.join(there)}" if there else "it is not a victim of this view"
+            raise InputError(f"no {kind or 'proven'} guarantee for victim {victim}", known, "choose another")
         return min(proven, key=lambda g: g.mu)
 
     @property
@@ -296,7 +296,7 @@ class _Work:
         from sottovoce.privacy.compared import published
 
         self._need_messages()
-        found = published(self.system, self.view, lipschitz=lipschitz)
+        found = published(self.system, self.view, lipschitz=lipschitz, victims=self.seen.victims.tolist())
         if not found:
             raise Unaccountable(f"no paper has a formula for {self.system.algorithm.name} and the view {self.view}")
         return [guarantee for figure in found for guarantee in figure.guarantees]

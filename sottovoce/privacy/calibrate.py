@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sottovoce.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
@@ -30,10 +30,17 @@ def with_sigma(algorithm: Algorithm, sigma: float) -> Algorithm:
     return replace(algorithm, noise=noise)  # type: ignore[type-var]
 
 
+class Calibrated(NamedTuple):
+    """A sigma, and the account that shows it meets the target."""
+
+    sigma: float
+    account: Account
+
+
 def calibrate(
     algorithm: Algorithm,
     topology: Topology,
-    view: str | View = "everyone",
+    adversary: str | View = "everyone",
     *,
     rounds: int,
     epsilon: float,
@@ -47,42 +54,61 @@ def calibrate(
     >>> round(sigma, 4)
     37.3063
     """
-    target = mu_of(epsilon, delta)
+    return calibrated(algorithm, topology, adversary, rounds=rounds, epsilon=epsilon, delta=delta, **settings).sigma
 
+
+def calibrated(
+    algorithm: Algorithm,
+    topology: Topology,
+    adversary: str | View = "everyone",
+    *,
+    rounds: int,
+    epsilon: float,
+    delta: float,
+    **settings: Any,
+) -> Calibrated:
+    """`calibrate` with the account at that sigma; `settings` are those of `account`."""
+    target = mu_of(epsilon, delta)
     traced = trace if isinstance(algorithm.compression, Identity) else trace_released
 
     def at(sigma: float) -> Account:
-        return account(traced(with_sigma(algorithm, sigma), topology, rounds=rounds), view, **settings)
+        return account(traced(with_sigma(algorithm, sigma), topology, rounds=rounds), adversary, **settings)
 
     reference = at(1.0)
     if reference.headline is None:
         raise Unaccountable("; ".join(reference.refusals))
     if reference.mu == 0:
-        return 0.0
+        return Calibrated(0.0, reference)
     if isinstance(algorithm.noise, Together):
-        return _search(lambda sigma: at(sigma).mu, target, epsilon)
+        return _search(at, target, epsilon, delta)
     if math.isinf(reference.mu):
         raise Unaccountable(f"no sigma protects everybody from {reference.view}: some signal is not covered by noise")
     sigma = reference.mu / target  # mu is proportional to 1/sigma; the next floats make up for rounding
     for _ in range(100):
         found = at(sigma)
         if found.mu <= target and found.epsilon(delta) <= epsilon:
-            return sigma
+            return Calibrated(sigma, found)
         sigma *= 1 + 1e-12
     raise InputError(f"sigma {sigma} does not meet epsilon {epsilon}", "mu falls as 1/sigma", "report this")
 
 
-def _search(mu: Callable[[float], float], target: float, epsilon: float) -> float:
+def _search(at: Callable[[float], Account], target: float, epsilon: float, delta: float) -> Calibrated:
     """Bisect on sigma where other noise stays as it is."""
-    high = 1.0
-    while mu(high) > target:
+
+    def meets(found: Account) -> bool:
+        return found.mu <= target and found.epsilon(delta) <= epsilon
+
+    high, best = 1.0, at(1.0)
+    while not meets(best):
         high *= 2
         if high > LARGEST:
             raise Unaccountable(f"no sigma up to {LARGEST:g} meets epsilon {epsilon}")
+        best = at(high)
     low = high / 2
-    while low > 1e-9 and mu(low) <= target:
-        low, high = low / 2, low
-    while high - low > 1e-9 * high:
+    while low > 1e-9 and meets(found := at(low)):
+        low, high, best = low / 2, low, found
+    while high - low > 1e-6 * high:
         middle = (low + high) / 2
-        low, high = (low, middle) if mu(middle) <= target else (middle, high)
-    return high
+        found = at(middle)
+        low, high, best = (low, middle, found) if meets(found) else (middle, high, best)
+    return Calibrated(high, best)

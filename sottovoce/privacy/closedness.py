@@ -33,7 +33,7 @@ SMALL = 4_000_000
 """Largest number of entries of a round's rows for a dense check."""
 
 UNROLLED = 40_000_000
-"""Largest number of entries of a basis of the noise for the check over all rounds."""
+"""Largest number of entries of a basis of the noise, and of the state over it, for the check over all rounds."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def closedness(system: LinearSystem, view: View) -> Closedness:
         return Closedness(True)
     rows = sum(step.seen.state.shape[0] for step in seen.steps)
     sources = sum(step.seen.noise.shape[1] for step in seen.steps)
-    if min(rows, sources) * sources > UNROLLED:
+    state = seen.steps[0].seen.state.shape[1]
+    if (min(rows, sources) + 2 * state) * sources > UNROLLED:
         return Closedness(False, reason=f"node {open_node} reacts to what the view has not seen")
     return _unrolled(seen)
 

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.errors import Unaccountable
 from sottovoce.noise import Independent, Temporal, ZeroSum
 from sottovoce.privacy import exact
 from sottovoce.privacy.account import Guarantee
@@ -68,7 +68,11 @@ class Published:
 
 
 def published(
-    system: LinearSystem, adversary: str | View = "everyone", *, lipschitz: float | None = None
+    system: LinearSystem,
+    adversary: str | View = "everyone",
+    *,
+    lipschitz: float | None = None,
+    victims: Sequence[int] | None = None,
 ) -> list[Published]:
     """Every formula that its paper states for this algorithm and view: one node, or everyone.
 
@@ -81,7 +85,7 @@ def published(
     figures = list(_figures(system, adversary, lipschitz))
     if not figures:
         return []
-    seen = see(system, adversary)
+    seen = see(system, adversary, victims=victims)
     squares, distances = exact.squared(seen, Participation()), seen.distances()
     return [_beside(figure, seen.victims, squares, distances) for figure in figures]
 
@@ -145,7 +149,7 @@ def _of_zip_dl(system: LinearSystem, attacker: int, noise: ZeroSum, lipschitz: f
         yield from _variants("zip-dl Theorem 5.12", "ZIP-DL, Theorem 5.12", slip, formula)
     if name == "zip-dl":
         if lipschitz is None:
-            raise InputError("zip-dl Theorem 5.9 without lipschitz", "Assumption 5.6 needs its L", "give lipschitz=1.0")
+            raise Unaccountable("zip-dl Theorem 5.9 needs L of its Assumption 5.6; give lipschitz (--lipschitz 1, say)")
         source = f"ZIP-DL, Theorem 5.9, Assumption 5.6 with L = {lipschitz:g}"
         trained = partial(zip_dl_theorem_5_9, *where, lipschitz=lipschitz, step_size=system.algorithm.step_size)
         yield from _variants("zip-dl Theorem 5.9", source, "inverse variances", trained)

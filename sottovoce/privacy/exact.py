@@ -28,7 +28,7 @@ from sottovoce.privacy.released import loss_given_noisy_gradients
 from sottovoce.privacy.said import without_what_was_said
 from sottovoce.privacy.sensitivity import Participation, worst_case
 from sottovoce.privacy.views import Seen
-from sottovoce.privacy.whiten import Array, Groups, Singular, starts
+from sottovoce.privacy.whiten import Array, Groups, Singular, silence, starts
 
 DEFLATED = 1e8
 """Largest number of entries that the hidden state may have as a map from noise where averaging, whose noise is always
@@ -110,7 +110,7 @@ def _route(seen: Seen) -> Callable[[Seen], Groups]:
     T, rows = len(seen.steps), int(starts(seen.steps)[-1])
     X = max(max(step.out.state.shape) for step in seen.steps)
     if not rows or not seen.gradient_rounds:
-        return _silence
+        return silence
     if rows > GRAM_ROWS and X > FILTER_STATE:
         return conjugate
     each, links = rows / T, max(step.out.state.nnz for step in seen.steps)
@@ -118,10 +118,6 @@ def _route(seen: Seen) -> Callable[[Seen], Groups]:
     by_filter = T * (2 * each * X**2 + 40 * links * X) + rows * T * each * X
     cheaper = rows > GRAM_ROWS or (by_filter < by_gram and X <= FILTER_STATE)
     return kalman if cheaper and seen.system.correlation is None else gram
-
-
-def _silence(seen: Seen) -> Groups:
-    yield slice(None), np.zeros((len(seen.victims), seen.gradient_rounds, seen.gradient_rounds))
 
 
 # --- oracle --------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from scipy.linalg import lapack
 
 from sottovoce.privacy import whiten
 from sottovoce.privacy.views import Seen
-from sottovoce.privacy.whiten import Array, Groups, Singular, cholesky, products, rounding_error
+from sottovoce.privacy.whiten import Array, Groups, Singular, cholesky, products, rounding_error, silence
 
 
 class Effects:
@@ -97,6 +97,9 @@ def gram(seen: Seen) -> Groups:
         if np.any(effects.signals() & ~alive):
             raise Singular("a signal without noise")
         G_RR = G_RR[np.ix_(alive, alive)]
+    if not alive.any():
+        yield from silence(seen)
+        return
     factor = cholesky(G_RR)
     del G_RR
     rounding = rounding_error(factor)

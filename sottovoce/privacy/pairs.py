@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def all_pairs(
 ) -> NDArray[np.float64]:
     """mu of the exact loss (fixed streams): row a, column u is what node a learns about node u; 0 on the diagonal."""
     n = system.n
+    scheme.check(sum(bool(step.gradients) for step in system.steps))
     out = np.zeros((n, n))
     title = _title(system, scheme, secure_sum)
     done = dict(_stored(store, title, n)) if store is not None else {}
@@ -68,6 +70,7 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
         digest.update(system.correlation.matrix(system.rounds).tobytes())
     return {
         "algorithm": system.algorithm.name,
+        "noise": str(system.algorithm.noise),
         "topology": system.topology.name,
         "rounds": system.rounds,
         "participation": str(scheme),
@@ -78,20 +81,49 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
 
 def _stored(store: Path, title: dict[str, Any], n: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Rows that are there already; a last line that was cut short is dropped. A new store gets its title."""
-    lines = store.read_text().splitlines() if store.exists() else []
+    lines = _lines(store)
     if not lines:
         _append(store, title)
         return
-    if _read(lines[0]) != title:
-        raise InputError(
-            f"{store} holds figures of something else", "a store belongs to one system", "name another file"
-        )
+    _same(store, _read(lines[0]), title)
     rows = [_read(line) for line in lines[1:]]
-    kept = [row for row in rows if row is not None and len(row.get("mu", [])) == n]
+    kept = [row for row in rows if _is_row(row, n)]
     if len(kept) < len(rows):
-        store.write_text("".join(json.dumps(row) + "\n" for row in (title, *kept)))
+        with _writable(store):
+            store.write_text("".join(json.dumps(row) + "\n" for row in (title, *kept)))
     for row in kept:
-        yield int(row["attacker"]), np.array([float(x) for x in row["mu"]])
+        yield row["attacker"], np.array([float(x) for x in row["mu"]])
+
+
+def _lines(store: Path) -> list[str]:
+    if store.exists() and not store.is_file():
+        raise InputError(f"{store} is no file", "figures are kept in a file", "name another")
+    try:
+        return store.read_text().splitlines() if store.exists() else []
+    except OSError as error:
+        raise InputError(f"{store}: {error.strerror}", "figures are kept in a file", "name another") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{store} is not a store of figures", "it is a text file", "name another file") from None
+
+
+def _same(store: Path, found: Any, title: dict[str, Any]) -> None:
+    if found == title:
+        return
+    if not isinstance(found, dict):
+        raise InputError(f"{store} is not a store of figures", "its first line says of what", "name another file")
+    other = next((f"{key} {found.get(key)}, not {title[key]}" for key in title if found.get(key) != title[key]), "")
+    raise InputError(
+        f"{store} holds figures of something else ({other})", "a store belongs to one system", "name another file"
+    )
+
+
+def _is_row(row: Any, n: int) -> bool:
+    if not isinstance(row, dict) or not isinstance(row.get("attacker"), int) or not 0 <= row["attacker"] < n:
+        return False
+    values = row.get("mu")
+    return (
+        isinstance(values, list) and len(values) == n and all(x == "inf" or isinstance(x, int | float) for x in values)
+    )
 
 
 def _read(line: str) -> Any:
@@ -102,10 +134,18 @@ def _read(line: str) -> Any:
 
 
 def _append(store: Path, row: dict[str, Any]) -> None:
-    with store.open("a") as file:
+    with _writable(store), store.open("a") as file:
         file.write(json.dumps(row) + "\n")
         file.flush()
         os.fsync(file.fileno())
+
+
+@contextmanager
+def _writable(store: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{store}: {error.strerror}", "figures are kept as they come", "name another file") from None
 
 
 def heat_map(values: NDArray[np.float64], *, most: int = 60) -> str:

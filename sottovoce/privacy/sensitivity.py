@@ -26,6 +26,9 @@ GAP = 1e-5
 
 STEPS = 2000
 
+LONGEST = 10**9
+"""More rounds than any run has."""
+
 
 @dataclass(frozen=True)
 class Participation:
@@ -67,7 +70,12 @@ def participation(spec: str | Participation) -> Participation:
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", spec)
     if spec != "every" and not found:
         raise InputError(f"participation {spec!r}", "it is 'every' or KxB, such as 4x16", "correct it")
-    return Participation(*(int(part) for part in found.groups())) if found else Participation()
+    if found is None:
+        return Participation()
+    times, apart = (int(part) for part in found.groups())
+    if times * apart > LONGEST:
+        raise InputError(f"participation {spec}", f"no run has more than {LONGEST} rounds", "correct it")
+    return Participation(times, apart)
 
 
 def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int) -> NDArray[np.float64]:

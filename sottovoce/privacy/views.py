@@ -175,17 +175,31 @@ def see(system: LinearSystem, adversary: View, *, own: bool = False, victims: Se
     With `own`, also what its members say, which they know anyway.
     """
     adversary.check(system.n)
+    _check_edges(system, adversary)
     concerned = np.setdiff1d(np.arange(system.n), adversary.members)
     if victims is not None:
-        strange = np.setdiff1d(victims, concerned)
-        if strange.size:
-            raise InputError(f"victim {strange[0]}", f"nodes that {adversary} does not know can be", "choose another")
+        missing = [node for node in victims if not 0 <= node < system.n]
+        if missing:
+            raise InputError(f"victim {missing[0]}", f"nodes are 0..{system.n - 1}", "choose one of them")
+        own_side = np.setdiff1d(victims, concerned)
+        if own_side.size:
+            raise InputError(
+                f"victim {own_side[0]} is of {adversary}", "who attacks knows its own data", "name another"
+            )
         concerned = np.unique(np.asarray(victims, dtype=np.intp))
     made: dict[int, SeenStep] = {}
     for step in system.steps:
         if id(step) not in made:
             made[id(step)] = _see_step(step, adversary, concerned, own)
     return Seen(system, adversary, concerned, tuple(made[id(step)] for step in system.steps))
+
+
+def _check_edges(system: LinearSystem, adversary: View) -> None:
+    """Refuse to tap where no edge is."""
+    graph = system.topology.graph
+    for a, b in adversary.edges:
+        if a == b or (graph is not None and graph.adjacency[a, b] == 0):
+            raise InputError(f"{adversary} taps {a}>{b}", "the graph has no such edge", "name one of its edges")
 
 
 def _see_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> SeenStep:

@@ -54,6 +54,11 @@ class Singular(SottovoceError):
     """The covariance of the observations is too close to singular for this route."""
 
 
+def silence(seen: Seen) -> Groups:
+    """M where nothing is heard that could tell anything."""
+    yield slice(None), np.zeros((len(seen.victims), seen.gradient_rounds, seen.gradient_rounds))
+
+
 def cholesky(G_RR: Array) -> Array:
     try:
         factor = linalg.cholesky(G_RR, lower=True, check_finite=False)
@@ -67,7 +72,12 @@ def cholesky(G_RR: Array) -> Array:
 def rounding_error(factor: Array) -> float:
     """A bound on the relative error that rounding leaves in quantities whitened by this factor."""
     sizes = np.diag(factor) ** 2
-    return 4 * len(factor) * np.finfo(float).eps * float(np.max(np.einsum("ij,ij->i", factor, factor) / sizes))
+    return (
+        4
+        * len(factor)
+        * np.finfo(float).eps
+        * float(np.max(np.einsum("ij,ij->i", factor, factor) / sizes, initial=0.0))
+    )
 
 
 def starts(steps: tuple[SeenStep, ...]) -> NDArray[np.intp]:

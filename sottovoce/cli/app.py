@@ -1,0 +1,55 @@
+"""The command `sotto` itself: its options, and how every failure becomes one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+from sottovoce import __version__
+from sottovoce.errors import SottovoceError
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"sotto {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _sotto(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Private learning without a server."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """Run `sotto`."""
+    try:
+        code = app(standalone_mode=False)
+    except SottovoceError as error:
+        code = _fail(str(error), error.exit_code)
+    except TyperException as error:
+        hint = " Try 'sotto --help'." if error.exit_code == 2 else ""
+        code = _fail(error.format_message() + hint, error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        code = _fail("stopped", 130)
+    except MemoryError:
+        code = _fail("not enough memory for this size; take fewer rounds, a smaller graph, or one --victim", 1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(line: str, code: int) -> int:
+    typer.echo(f"sotto: {line}", err=True)
+    return code

@@ -1,0 +1,170 @@
+"""Options that commands share, and what they name: a graph, an algorithm, a view."""
+
+import dataclasses
+import functools
+import inspect
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce.errors import InputError
+
+if TYPE_CHECKING:
+    from sottovoce.algorithms import Algorithm
+    from sottovoce.privacy.views import View
+    from sottovoce.topology import Topology
+    from sottovoce.trace import LinearSystem
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+Weights = Annotated[str, typer.Option(help="metropolis, max-degree, uniform or push.")]
+GraphSpec = Annotated[
+    str, typer.Option("--graph", help="e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz")
+]
+Part = Annotated[str, typer.Option("--participation", help="every, or KxB: K times, exactly B rounds apart.")]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is accounted for."""
+
+    graph: GraphSpec
+    algorithm: Annotated[
+        str, typer.Option("--algorithm", help="e.g. dp-d-sgd, zip-dl, muffliato; see docs/algorithms.md")
+    ] = "dp-d-sgd"
+    rounds: Annotated[int, typer.Option(min=1, max=10**7, help="Rounds; gossip steps when averaging.")] = 1
+    view: Annotated[
+        str, typer.Option("--view", help="everyone, node:A, coalition:A,B or eavesdropper:A>B; names work too.")
+    ] = "everyone"
+    victim: Annotated[list[str] | None, typer.Option(help="Only this node; may be given more than once.")] = None
+    weights: Annotated[
+        str | None, typer.Option(help="metropolis, max-degree, uniform or push; what the algorithm needs if left out.")
+    ] = None
+    secure_sum: Annotated[
+        bool, typer.Option("--secure-sum", help="Receivers learn only sums of what they receive.")
+    ] = False
+    convex: Annotated[
+        bool, typer.Option("--convex", help="Local steps are non-expansive: use that for the headline.")
+    ] = False
+    adjacency: Annotated[str, typer.Option(help="user (all of a node's data changes) or record.")] = "user"
+    participation: Part = "every"
+    delta: Annotated[float, typer.Option(help="delta of (epsilon, delta)-DP.")] = 1e-5
+    seed: Annotated[int, typer.Option(min=0, help="Seed of random topologies.")] = 0
+    chebyshev: Annotated[bool, typer.Option("--chebyshev", help="muffliato: accelerated gossip.")] = False
+    randomized: Annotated[bool, typer.Option("--randomized", help="One random edge per gossip step.")] = False
+    gossip_steps: Annotated[int | None, typer.Option(min=1, help="muffliato-sgd: gossip steps per gradient.")] = None
+    compression: Annotated[
+        str | None, typer.Option("--compression", help="dp-csgp: identity, rand:0.5, gsgd:8, top:0.1.")
+    ] = None
+    correlation: Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: npz file with C.")] = None
+    sigma_pair: Annotated[float | None, typer.Option(help="decor: noise that neighbours share.")] = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.delta < 1:
+            raise InputError(f"delta = {self.delta}", "it lies between 0 and 1", "give 1e-5, say")
+
+    @functools.cached_property
+    def chosen(self) -> "tuple[Callable[[float], Algorithm], Topology]":
+        """The algorithm, given sigma, and the topology."""
+        from sottovoce.algorithms import algorithm, builder
+        from sottovoce.topology import random_edges, weigh
+
+        accepted = inspect.signature(builder(self.algorithm)).parameters
+        named = {
+            "chebyshev": self.chebyshev or None, "gossip_steps": self.gossip_steps, "compression": self.compression,
+            "correlation": self.correlation, "sigma_pair": self.sigma_pair,
+        }  # fmt: skip
+        given = {key: value for key, value in named.items() if value is not None}
+        for key in given:
+            if key not in accepted:
+                option = "--" + key.replace("_", "-")
+                raise InputError(f"{option} with {self.algorithm}", "it has no such setting", f"leave out {option}")
+        if "rounds" in accepted and "correlation" not in given:
+            given |= {"rounds": self.rounds, "participation": self.participation}
+
+        def build(sigma: float) -> "Algorithm":
+            return algorithm(self.algorithm, **given, **({"sigma": sigma} if "sigma" in accepted else {}))
+
+        needs = build(1.0).requires
+        kind = self.weights or {"column-stochastic": "push", "complete average": "uniform"}.get(needs, "metropolis")
+        net = weigh(self.graph, kind)
+        return build, random_edges(net, seed=self.seed) if self.randomized else net
+
+    def system(self, sigma: float) -> "LinearSystem":
+        """What runs, traced."""
+        from sottovoce.compression import Identity
+        from sottovoce.privacy.released import trace_released
+        from sottovoce.trace import trace
+
+        build, net = self.chosen
+        built = build(sigma)
+        return (trace if isinstance(built.compression, Identity) else trace_released)(built, net, rounds=self.rounds)
+
+    @property
+    def adversary(self) -> "View":
+        """The view, names turned into numbers."""
+        from sottovoce.privacy.views import view
+
+        head, colon, rest = self.view.partition(":")
+        numbered = re.sub(r"[^,>]+", lambda found: str(self._node(found[0])), rest) if colon else ""
+        return view(head + colon + numbered, secure_sum=self.secure_sum)
+
+    @property
+    def victims(self) -> list[int] | None:
+        """Only these nodes; None for all."""
+        return [self._node(name) for name in self.victim] if self.victim else None
+
+    @property
+    def labels(self) -> list[str] | None:
+        """The names that the graph's file gives its nodes; None where they are 0..n-1 anyway."""
+        graph = self.chosen[1].graph
+        if graph is None or graph.labels is None:
+            return None
+        names = [str(label) for label in graph.labels]
+        return None if names == [str(node) for node in range(graph.n)] else names
+
+    def name(self, node: int | None) -> str:
+        """A node as its user calls it."""
+        return str(node) if node is None or self.labels is None else f"{node} ({self.labels[node]})"
+
+    def _node(self, name: str) -> int:
+        if name.isdigit():
+            return int(name)
+        labels = self.labels or []
+        if name not in labels:
+            known = ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "")
+            raise InputError(
+                f"node {name!r}", f"nodes are numbers from 0{f', or {known}' if labels else ''}", "name one of them"
+            )
+        return labels.index(name)
+
+
+def with_setting(command: Callable[..., None]) -> Callable[..., None]:
+    """A command whose first parameter is a `Setting`: its fields become options, before the command's own."""
+    own = list(inspect.signature(command).parameters.values())[1:]
+    own_hints = typing.get_type_hints(command, include_extras=True)
+    hints = typing.get_type_hints(Setting, include_extras=True)
+    fields = dataclasses.fields(Setting)
+
+    @functools.wraps(command)
+    def wrapper(**given: Any) -> None:
+        setting = Setting(**{field.name: given.pop(field.name) for field in fields})
+        command(setting, **given)
+
+    shared = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields
+    ]
+    mine = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=own_hints[p.name]) for p in own]
+    parameters = sorted([*shared, *mine], key=lambda p: p.default is not inspect.Parameter.empty)
+    wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapper

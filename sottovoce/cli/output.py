@@ -1,0 +1,110 @@
+"""How commands answer: one document or table on stdout, progress on stderr, files whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import ROUND_CEILING, Decimal
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from sottovoce.errors import InputError
+
+Table = list[list[str]]
+
+
+def answer(document: dict[str, Any], as_json: bool, table: Table, *after: str) -> None:
+    """All that a command prints on stdout: a JSON document, or a table, its first row the heading, and lines below."""
+    if as_json:
+        typer.echo(json.dumps(document))
+        return
+    show(table)
+    for line in after:
+        typer.echo(line)
+
+
+def show(table: Table) -> None:
+    """A table as wide as it has to be: a figure is never cut off."""
+    from rich.console import Console
+    from rich.measure import Measurement
+    from rich.table import Table as Columns
+
+    shown = Columns(box=None, show_header=any(table[0]), pad_edge=False)
+    for number, heading in enumerate(table[0]):
+        shown.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
+    for row in table[1:]:
+        shown.add_row(*row)
+    console = Console(highlight=False)
+    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=9999), shown).maximum)
+    console.print(shown)
+
+
+def facts(values: dict[str, Any]) -> Table:
+    """A table of names and values, without a heading."""
+    return [["", ""], *([key.replace("_", " "), short(value)] for key, value in values.items())]
+
+
+def short(value: Any) -> str:
+    """A value for reading."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def up(value: float, digits: int = 4) -> str:
+    """A privacy figure for reading, rounded up.
+
+    >>> up(0.707106), up(2.00001), up(0.0)
+    ('0.7072', '2.001', '0')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    exact = Decimal(value)
+    last = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return f"{float(exact.quantize(last, rounding=ROUND_CEILING)):.{digits}g}"
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr with remaining time; nothing where stderr is no terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def gap_shown(target: float) -> Iterator[Callable[[float], None]]:
+    """The gap on stderr while a search takes longer than two seconds; nothing where stderr is no terminal."""
+    from rich.console import Console
+
+    console, begun = Console(stderr=True), time.monotonic()
+
+    def tell(gap: float) -> None:
+        if console.is_terminal and time.monotonic() - begun > 2:
+            console.print(f"gap {gap:.2e}, until {target:g}   ", end="\r", highlight=False)
+
+    try:
+        yield tell
+    finally:
+        if console.is_terminal:
+            console.print(" " * 40, end="\r")
+
+
+def write(path: Path, write_to: Callable[[Any], None]) -> None:
+    """A file that is there as a whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            write_to(file)
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise InputError(f"{path}: {error.strerror}", "the file must be writable", "name another") from None

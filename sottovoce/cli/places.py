@@ -1,0 +1,100 @@
+"""`sotto graph`, `sotto data` and `sotto demo`."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sottovoce.cli.app import app
+from sottovoce.cli.options import Json, Weights
+from sottovoce.cli.output import answer, facts
+
+
+@app.command()
+def graph(
+    spec: Annotated[str, typer.Argument(help="e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz")],
+    weights: Weights = "metropolis",
+    as_json: Json = False,
+) -> None:
+    """Nodes, edges, degrees and spectral gap of a graph. Example: sotto graph grid:8x8 --weights uniform"""
+    from sottovoce.graphs import graph as build
+    from sottovoce.topology import weigh
+
+    source = build(spec)
+    net = weigh(source, weights)
+    found = {
+        "graph": source.name,
+        "weights": weights,
+        "nodes": source.n,
+        "edges": source.edges,
+        "directed": source.directed,
+        "degree_min": int(source.out_degrees.min()),
+        "degree_mean": float(source.out_degrees.mean()),
+        "degree_max": int(source.out_degrees.max()),
+        "components": int(source.components.max()) + 1,
+        "spectral_gap": net.spectral_gap,
+    }
+    names = None if source.labels is None else [str(label) for label in source.labels]
+    answer({**found, "labels": names}, as_json, facts(found))
+    if names is not None and not as_json:
+        few = ", ".join(f"{node} is {name}" for node, name in enumerate(names[:4]))
+        typer.echo(f"Nodes are numbered by the order of names: {few}{', ...' if len(names) > 4 else ''}", err=True)
+
+
+@app.command()
+def demo(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Train digits on 16 nodes, without noise, with DP-D-SGD and with ZIP-DL. Example: sotto demo --rounds 50"""
+    from sottovoce import demo as small
+
+    every = max(1, rounds // 5)
+    outcomes = list(small.train(rounds=rounds, every=every, seed=seed))
+    shown = sorted({outcome.round for outcome in outcomes})
+    table = [["test accuracy after round", *map(str, shown)]]
+    for name in dict.fromkeys(outcome.algorithm for outcome in outcomes):
+        mine = [outcome for outcome in outcomes if outcome.algorithm == name]
+        table.append([f"{name}, mean model", *(f"{outcome.mean_model:.3f}" for outcome in mine)])
+        table.append([f"{name}, worst node", *(f"{outcome.worst_node:.3f}" for outcome in mine)])
+    document = {"graph": small.GRAPH, "sigma": small.SIGMA, "outcomes": [o._asdict() for o in outcomes]}
+    answer(document, as_json, table)
+    if not as_json:
+        typer.echo(f"16 nodes on {small.GRAPH}, scikit-learn's digits, noise multiplier {small.SIGMA}.", err=True)
+        typer.echo("Equal noise is not equal privacy: zero-sum noise costs less accuracy and hides less.", err=True)
+
+
+@app.command()
+def data(
+    folder: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which data sets are found where, and how to get the others. Example: sotto data --data ~/data"""
+    from sottovoce.learning.data import catalogue, folder_of
+
+    listed = catalogue(folder)
+    place = folder_of(folder)
+    document = {"folder": None if place is None else str(place), "data": [_data_facts(entry) for entry in listed]}
+    table = [["data set", "kind", "training", "test", "MB", "found", "licence"]]
+    for entry in listed:
+        rows = [f"{count:,}" for count in entry.rows] if entry.rows else ["?", "?"]
+        found = "no" if entry.missing else "yes" if entry.files else "built in"
+        table.append([entry.name, entry.kind, *rows, f"{entry.bytes / 1e6:.1f}", found, entry.licence])
+    answer(document, as_json, table)
+    if not as_json:
+        for entry in listed:
+            typer.echo(f"{entry.name}: {entry.trap}.")
+        for entry in listed:
+            if not entry.found:
+                typer.echo(f"{entry.name}: put {', '.join(entry.missing)} into the folder; from {entry.source}.")
+        typer.echo(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.", err=True)
+
+
+def _data_facts(entry: Any) -> dict[str, Any]:
+    training, test = entry.rows or (None, None)
+    return {
+        "name": entry.name, "kind": entry.kind, "found": entry.found, "files": list(entry.files),
+        "missing": list(entry.missing), "training_rows": training, "test_rows": test, "bytes": entry.bytes,
+        "licence": entry.licence, "source": entry.source, "trap": entry.trap,
+    }  # fmt: skip

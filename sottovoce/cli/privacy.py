@@ -1,0 +1,247 @@
+"""`sotto account`, `sotto calibrate` and `sotto noise`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce import __version__
+from sottovoce.cli.app import app
+from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
+from sottovoce.cli.output import Table, answer, facts, gap_shown, progress, short, up, write
+from sottovoce.errors import InputError, Unaccountable
+
+if TYPE_CHECKING:
+    from sottovoce.privacy.account import Account, Guarantee
+    from sottovoce.trace import LinearSystem
+
+
+@app.command("account")
+@with_setting
+def account_(
+    setting: Setting,
+    sigma: Annotated[float, typer.Option(help="Noise multiplier: standard deviation over sensitivity.")] = 1.0,
+    published: Annotated[bool, typer.Option("--published", help="Also the papers' formulas, for comparison.")] = False,
+    lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
+    all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every node as attacker; draws a heat map.")] = False,
+    out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
+    from sottovoce.privacy.account import KINDS, PUBLISHED, account
+
+    _fits_together(setting, all_pairs, published, out)
+    system = setting.system(sigma)
+    if all_pairs:
+        _all_pairs(setting, system, sigma, out, as_json)
+        return
+    result = account(
+        system,
+        setting.adversary,
+        adjacency=setting.adjacency,
+        participation=setting.participation,
+        convex=setting.convex,
+        kinds=(*KINDS, PUBLISHED) if published else KINDS,
+        lipschitz=lipschitz,
+        victims=setting.victims,
+    )
+    document = {**_what(setting, sigma), **result.document(setting.delta)}
+    answer(document, as_json, _by_distance(result, setting.delta))
+    if published and not as_json:
+        typer.echo()
+        answer({}, False, _as_published(result))
+    if result.headline is None:
+        raise Unaccountable("; ".join(result.refusals))
+    if not as_json:
+        for line in _in_words(setting, result, result.headline):
+            typer.echo(line)
+
+
+def _fits_together(setting: Setting, all_pairs: bool, published: bool, out: Path | None) -> None:
+    if all_pairs:
+        given = {"--published": published, "--convex": setting.convex, "--victim": bool(setting.victim)}
+        given["--view"] = setting.view != "everyone"
+        for option, there in given.items():
+            if there:
+                raise InputError(f"{option} with --all-pairs", "that is about every node, fixed streams", "drop one")
+    elif out is not None:
+        raise InputError("--out without --all-pairs", "only all pairs are kept", "add --all-pairs, or use --json")
+
+
+def _what(setting: Setting, sigma: float) -> dict[str, Any]:
+    """What the figures are about, besides what an account says itself: enough to repeat it."""
+    return {
+        "version": __version__,
+        "sigma": sigma,
+        "adjacency": setting.adjacency,
+        "participation": setting.participation,
+        "convex": setting.convex,
+        "seed": setting.seed,
+        "labels": setting.labels,
+    }
+
+
+def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[str]:
+    """The headline with all that it rests on."""
+    worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
+    whom = f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
+    figure = f"epsilon {up(best.epsilon(setting.delta))} at delta {setting.delta:g} (mu {up(best.mu)})"
+    lines = [f"Headline: {figure}, {best.kind}, {whom}; nobody is worse off."]
+    lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
+    if setting.labels is not None:
+        lines.append(f"Nodes are numbered in the order of their names: {setting.name(0)}, {setting.name(1)}, ...")
+    return lines + [f"Not offered: {refusal}." for refusal in result.refusals]
+
+
+def _by_distance(result: "Account", delta: float) -> Table:
+    """Epsilon by kind and by distance from the view: least, mean and largest over victims."""
+    from sottovoce.privacy.account import PUBLISHED
+
+    table = [["kind", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
+    groups: dict[tuple[str, int | None], list[Guarantee]] = {}
+    for guarantee in result.guarantees:
+        if guarantee.kind != PUBLISHED:
+            groups.setdefault((guarantee.kind, guarantee.distance), []).append(guarantee)
+    for (kind, distance), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
+        columns = []
+        for values in ([g.mu for g in found], [g.epsilon(delta) for g in found]):
+            columns += [up(x) for x in (min(values), sum(values) / len(values), max(values))]
+        far = ("out of reach" if result.view.members else "-") if distance is None else str(distance)
+        table.append([kind, far, str(len(found)), *columns])
+    return table
+
+
+def _as_published(result: "Account") -> Table:
+    """One line a formula: its range over victims, and for how many it is below the exact loss."""
+    from sottovoce.privacy.account import PUBLISHED
+
+    table = [["as published", "victims", "mu min", "max", "below the exact loss"]]
+    formulas: dict[str, list[Guarantee]] = {}
+    for guarantee in result.guarantees:
+        if guarantee.kind == PUBLISHED:
+            formulas.setdefault(guarantee.assumptions[0], []).append(guarantee)
+    for name, found in formulas.items():
+        below = sum(any(word.startswith("BELOW") for word in g.assumptions) for g in found)
+        mus = [g.mu for g in found]
+        said = f"for {below}: not a bound" if below else "no"
+        table.append([name, str(len(found)), up(min(mus)), up(max(mus)), said])
+    return table
+
+
+def _all_pairs(setting: Setting, system: "LinearSystem", sigma: float, out: Path | None, as_json: bool) -> None:
+    """Fixed-streams figures for every attacker and victim, and what is proven for training."""
+    import numpy as np
+
+    from sottovoce.compression import Identity
+    from sottovoce.privacy import pairs
+    from sottovoce.privacy.account import account
+    from sottovoce.privacy.gaussian import epsilon_of
+    from sottovoce.privacy.sensitivity import participation
+
+    if not isinstance(system.algorithm.compression, Identity):
+        raise Unaccountable(
+            f"{system.algorithm.compression.name}: single messages have no exact loss; drop --all-pairs"
+        )
+    if system.n < 2:
+        raise InputError("--all-pairs on one node", "a pair has two", "take a larger graph")
+    delta, once = setting.delta, system.algorithm.once
+    whole = account(system, adjacency=setting.adjacency, participation=setting.participation)
+    with progress("attackers") as advance:
+        mu = pairs.all_pairs(
+            system, participation(setting.participation), secure_sum=setting.secure_sum, store=out, progress=advance
+        )
+    others = mu[~np.eye(system.n, dtype=bool)]
+    least, mean, most = (float(x) for x in (others.min(), others.mean(), others.max()))
+    figures = {"mu_min": least, "mu_mean": mean, "mu_max": most, "epsilon_max": epsilon_of(most, delta)}
+    proven = None if whole.headline is None else whole.headline.document(delta)
+    document = {
+        **_what(setting, sigma), "algorithm": system.algorithm.name, "topology": system.topology.name,
+        "rounds": system.rounds, "secure_sum": setting.secure_sum, "delta": delta, "kind": "fixed-streams",
+        "proven_for_training": once, "pairs": len(others),
+        **{name: "inf" if np.isinf(value) else value for name, value in figures.items()},
+        "proven_for_everyone": proven,
+        "mu": [["inf" if np.isinf(x) else x for x in row] for row in mu.tolist()],
+    }  # fmt: skip
+    shown = {key: document[key] for key in ("algorithm", "topology", "rounds", "delta", "kind", "pairs")}
+    table = [*facts(shown), *([name.replace("_", " "), up(value)] for name, value in figures.items())]
+    lines = [] if once else ["These are exact for fixed streams, an idealisation of training; do not promise them."]
+    if whole.headline is not None and not once:
+        best = whole.headline
+        lines.append(f"Proven for any pair: epsilon {up(best.epsilon(delta))} (mu {up(best.mu)}), {best.kind}.")
+    legend = "Row: who learns; column: about whom; darker is more, logarithmic."
+    answer(document, as_json, table, *lines, legend, pairs.heat_map(mu))
+
+
+@app.command("calibrate")
+@with_setting
+def calibrate_(
+    setting: Setting,
+    epsilon: Annotated[float, typer.Option(help="Target epsilon of the headline.")],
+    as_json: Json = False,
+) -> None:
+    """The sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
+    from sottovoce.privacy.calibrate import calibrated
+
+    build, net = setting.chosen
+    found = calibrated(
+        build(1.0), net, setting.adversary, rounds=setting.rounds, epsilon=epsilon, delta=setting.delta,
+        adjacency=setting.adjacency, participation=setting.participation, convex=setting.convex,
+        victims=setting.victims,
+    )  # fmt: skip
+    document = {
+        **_what(setting, found.sigma), "algorithm": setting.algorithm, "graph": net.name,
+        "view": str(setting.adversary), "secure_sum": setting.secure_sum, "rounds": setting.rounds,
+        "epsilon": epsilon, "delta": setting.delta,
+        "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
+    }  # fmt: skip
+    kept = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
+    table = [*facts({key: document[key] for key in (*kept, "delta")}), ["sigma", up(found.sigma, 6)]]
+    best = found.account.headline
+    answer(document, as_json, table, *(() if best is None else _in_words(setting, found.account, best)))
+
+
+@app.command("noise")
+def noise_(
+    graph: GraphSpec,
+    participation: Part = "every",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds; K times B of the participation if left out.")
+    ] = None,
+    weights: Weights = "metropolis",
+    objective: Annotated[str, typer.Option(help="Error of: all models, the last ones, the network average.")] = "all",
+    structure: Annotated[str, typer.Option(help="dense, banded or toeplitz.")] = "dense",
+    bands: Annotated[int | None, typer.Option(min=1, help="banded, toeplitz: how many; B if left out.")] = None,
+    restart: Annotated[int | None, typer.Option(min=1, help="Fresh noise every so many rounds.")] = None,
+    view: Annotated[
+        list[str] | None, typer.Option(help="Optimise for node:A or coalition:A,B; may be repeated.")
+    ] = None,
+    gap: Annotated[float, typer.Option(help="How close to the optimum, relatively.")] = 1e-3,
+    probes: Annotated[int | None, typer.Option(min=2, help="Estimate the graph's part from random vectors.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of --probes.")] = 0,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write C and its figures here, as npz.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Noise that costs least. Example: sotto noise --graph florentine --weights uniform --participation 4x16"""
+    from sottovoce.factorize import cache, factorize, picture
+    from sottovoce.topology import weigh
+
+    net = weigh(graph, weights)
+    with gap_shown(gap) as told:
+        found = factorize(
+            net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
+            restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=told,
+        )  # fmt: skip
+    if out is not None:
+        write(out, lambda file: cache.write(file, found))
+    document = {"graph": net.name, **found.document()}
+    shown = {key: value for key, value in document.items() if key != "for_view"} | document.get("for_view", {})
+    times = f"{short(found.over_independent)} times less error than independent noise"
+    answer(
+        document,
+        as_json,
+        facts(shown),
+        f"{times}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
+        f"\nC, darker for larger:\n{picture.matrix(found.C)}",
+        f"\nerror over rounds, up to {found.errors.max():.4g}:\n{picture.curve(found.errors)}",
+    )
