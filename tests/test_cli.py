@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -60,6 +61,12 @@ WRONG = [
     "calibrate --graph ring:6 --epsilon 1 --view eavesdropper:0>3",
     "noise --graph ring:6 --participation 3",
     "noise --graph ring:6 --participation 2x3 --structure odd",
+    "noise --graph ring:6 --participation 2x3 --out .",
+    "noise --graph ring:6 --participation 2x3 --out /",
+    "noise --graph ring:6 --participation 2x3 --out nowhere/c.npz",
+    "noise --graph ring:6 --participation 1x60000",
+    "noise --graph ring:6 --participation 1x99999999999999999999",
+    "noise --graph ring:6 --participation every --rounds 1000000",
     "graph file:missing.txt",
     "data --data missing-folder",
     "nonsense",
@@ -171,3 +178,26 @@ def test_all_pairs_say_what_is_proven(sotto):
     out = sotto("account --graph ring:6 --rounds 4 --all-pairs")[1]
     assert "do not promise them" in out
     assert "Proven for any pair: epsilon 9.9" in out
+
+
+def test_only_files_are_replaced_and_links_are_followed(sotto, tmp_path):
+    pipe, link, target, part = (tmp_path / name for name in ("pipe", "link.npz", "target.npz", "link.npz.part"))
+    os.mkfifo(pipe)
+    line = "noise --graph ring:5 --participation 2x3 --out"
+    code, _, err = sotto(line, str(pipe))
+    assert (code, err.count("\n")) == (2, 1)
+    assert pipe.is_fifo()
+    target.write_text("old")
+    part.write_text("mine")
+    link.symlink_to(target)
+    assert sotto(line, str(link))[0] == 0
+    assert link.is_symlink()
+    assert np.load(target)["C"].shape == (6, 6)
+    assert part.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.npz", "link.npz.part", "pipe", "target.npz"]
+    assert json.loads(sotto(f"account --graph ring:5 --algorithm mf-d-sgd --rounds 6 --correlation {link} --json")[1])
+    damaged = bytearray(target.read_bytes())
+    damaged[133] ^= 0xFF
+    target.write_bytes(damaged)
+    code, _, err = sotto(f"account --graph ring:5 --algorithm mf-d-sgd --rounds 6 --correlation {link}")
+    assert (code, err.count("\n")) == (2, 1)

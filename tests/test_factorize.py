@@ -577,6 +577,47 @@ def test_damaged_files_are_computed_again(own_cache, damage):
     assert factorize(net, participation="2x4").cached
 
 
+@pytest.mark.parametrize("other", [{"participation": "1x8"}, {"participation": "2x3"}])
+def test_a_file_of_something_else_is_not_taken(own_cache, other):
+    net = metropolis("ring:5")
+    right = factorize(net, participation="2x4")
+    (mine,) = own_cache.iterdir()
+    factorize(net, **other)
+    (theirs,) = set(own_cache.iterdir()) - {mine}
+    mine.write_bytes(theirs.read_bytes())
+    again = factorize(net, participation="2x4")
+    assert not again.cached
+    np.testing.assert_allclose(again.C, right.C)
+
+
+def test_any_flipped_byte_is_computed_again_or_harmless(own_cache):
+    net = metropolis("ring:5")
+    right = factorize(net, participation="2x4")
+    (file,) = own_cache.iterdir()
+    whole = file.read_bytes()
+    for at in range(0, len(whole), 97):
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+        np.testing.assert_allclose(factorize(net, participation="2x4").C, right.C)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings"),
+    [
+        ("complete:4", {"participation": "1x1", "rounds": 6, "structure": "banded", "bands": 2}),
+        ("ring:8", {"participation": "every", "rounds": 9, "structure": "toeplitz", "bands": 3}),
+    ],
+)
+def test_no_structure_is_worse_than_independent_noise(spec, settings):
+    found = factorize(metropolis(spec), cache=False, **settings)
+    assert found.objective <= found.independent * (1 + 1e-9)
+
+
+def test_a_home_is_not_needed(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert not factorize(metropolis("ring:5"), participation="2x4").cached
+
+
 def _at_once(_):
     return factorize(metropolis("ring:5"), participation="2x6").objective
 
@@ -697,7 +738,7 @@ def test_account_and_calibrate_find_the_correlation_of_mafalda():
         (["--graph", "ring:5"], "sotto: participation every without rounds; "),
         (["--graph", "ring:5", "--rounds", "4", "--objective", "x"], "sotto: objective 'x'; "),
         (["--graph", "star:5", "--weights", "push", "--rounds", "4"], "sotto: row "),
-        (["--graph", "ring:5", "--rounds", "4", "--out", "none/here.npz"], "sotto: none/here.npz: No such file"),
+        (["--graph", "ring:5", "--rounds", "4", "--out", "none/here.npz"], "sotto: none/here.npz: no such folder"),
     ],
 )
 def test_wrong_words_are_one_line_and_exit_code_2(words, line):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from sottovoce.algorithms import Example
 from sottovoce.algorithms.dsgd import Gossip
 from sottovoce.errors import InputError
+from sottovoce.files import read_npz
 from sottovoce.noise import Correlation, Differences, PerNode, Temporal, Triangular
 from sottovoce.topology import Topology
 
@@ -109,16 +109,10 @@ def read_correlation(source: Any) -> Correlation:
         return source
     if not isinstance(source, str | Path):
         return Triangular(source)
-    try:
-        with np.load(source) as stored:
-            return Triangular(stored["C"])
-    except KeyError:
-        raise InputError(f"{source}: no array named C", "the file holds C under that name", "save it as C") from None
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = getattr(error, "strerror", None) or "not an npz file"
-        raise InputError(f"{source}: {reason}", "an npz file with an array C is needed", "check the path") from None
+    stored = read_npz(Path(source))
+    if "C" not in stored:
+        raise InputError(f"{source}: no array named C", "the file holds C under that name", "save it as C")
+    return Triangular(stored["C"])
 
 
 def _band(rounds: int, *below: float) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""How commands answer: one document or table on stdout, progress on stderr, files whole or not at all."""
+"""How commands answer: one document or table on stdout, progress on stderr."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from decimal import ROUND_CEILING, Decimal
-from pathlib import Path
 from typing import Any
 
 import typer
-
-from sottovoce.errors import InputError
 
 Table = list[list[str]]
 
@@ -96,15 +93,3 @@ def gap_shown(target: float) -> Iterator[Callable[[float], None]]:
     finally:
         if console.is_terminal:
             console.print(" " * 40, end="\r")
-
-
-def write(path: Path, write_to: Callable[[Any], None]) -> None:
-    """A file that is there as a whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    try:
-        with part.open("wb") as file:
-            write_to(file)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise InputError(f"{path}: {error.strerror}", "the file must be writable", "name another") from None

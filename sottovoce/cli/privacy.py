@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce import __version__
+from sottovoce import __version__, files
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
-from sottovoce.cli.output import Table, answer, facts, gap_shown, progress, short, up, write
+from sottovoce.cli.output import Table, answer, facts, gap_shown, progress, short, up
 from sottovoce.errors import InputError, Unaccountable
 
 if TYPE_CHECKING:
@@ -226,6 +226,8 @@ def noise_(
     from sottovoce.factorize import cache, factorize, picture
     from sottovoce.topology import weigh
 
+    if out is not None:
+        files.check_writable(out)
     net = weigh(graph, weights)
     with gap_shown(gap) as told:
         found = factorize(
@@ -233,7 +235,7 @@ def noise_(
             restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=told,
         )  # fmt: skip
     if out is not None:
-        write(out, lambda file: cache.write(file, found))
+        files.write(out, lambda file: cache.write(file, found))
     document = {"graph": net.name, **found.document()}
     shown = {key: value for key, value in document.items() if key != "for_view"} | document.get("for_view", {})
     times = f"{short(found.over_independent)} times less error than independent noise"

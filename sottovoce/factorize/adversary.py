@@ -28,12 +28,12 @@ from scipy import linalg, optimize
 
 from sottovoce.algorithms.mafalda import mf_d_sgd
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.factorize.search import one_thread
 from sottovoce.noise import Triangular
 from sottovoce.privacy import exact
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.sensitivity import Participation
 from sottovoce.privacy.views import View, see
+from sottovoce.threads import one_thread
 from sottovoce.topology import Topology
 from sottovoce.trace import trace
 
@@ -77,7 +77,7 @@ def proven(C: Array, topology: Topology, views: Sequence[View]) -> bool:
     return all((status := closedness(system, each)).closed and not status.user_level_only for each in views)
 
 
-@one_thread
+@one_thread()
 def against(
     topology: Topology,
     views: Sequence[View],

@@ -13,8 +13,7 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
-import zipfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,24 +21,28 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce import __version__
+from sottovoce import __version__, files
+from sottovoce.errors import InputError
 from sottovoce.factorize.result import Factorization, sensitivity_squared
-from sottovoce.privacy.sensitivity import participation
+from sottovoce.privacy.sensitivity import Participation
 from sottovoce.topology import Topology
 
-FORMAT = 1
+FORMAT = 2
 NUMBERS = ("objective", "lower_bound", "independent", "antipgd", "seconds", "workload_error")
 WORDS = ("participation", "goal", "structure", "among")
 
 
-def folder() -> Path:
-    """Where factorizations are kept: $XDG_CACHE_HOME, or what the platform uses for caches."""
+def folder() -> Path | None:
+    """Where factorizations are kept: $XDG_CACHE_HOME, or what the platform uses for caches; None without a home."""
     if os.environ.get("XDG_CACHE_HOME"):
         base = Path(os.environ["XDG_CACHE_HOME"])
     elif sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
         base = Path(os.environ["LOCALAPPDATA"])
     else:
-        base = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+        try:
+            base = Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache")
+        except RuntimeError:
+            return None
     return base / "sottovoce" / "noise"
 
 
@@ -62,42 +65,50 @@ def _content(topology: Topology, rounds: int) -> Iterator[bytes]:
         yield b"all" if mixing.active is None else mixing.active.tobytes()
 
 
-def load(name: str) -> Factorization | None:
-    """The stored result, or None."""
-    try:
-        with (folder() / f"{name}.npz").open("rb") as file, np.load(file) as stored:
-            fields: dict[str, Any] = {part: float(stored[part]) for part in NUMBERS}
-            fields |= {part: str(stored[part]) for part in WORDS}
-            found = Factorization(C=stored["C"], errors=stored["errors"], rounds=len(stored["C"]), **fields)
-            return replace(found, cached=True) if _sound(found) else None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zipfile.LargeZipFile):
+def load(name: str, scheme: Participation, rounds: int) -> Factorization | None:
+    """The stored result, or None; checked against what is asked for, not against what it says of itself."""
+    place = folder()
+    if place is None:
         return None
+    try:
+        stored = files.read_npz(place / f"{name}.npz")
+        fields: dict[str, Any] = {part: float(stored[part]) for part in NUMBERS}
+        fields |= {part: str(stored[part]) for part in WORDS}
+        found = Factorization(C=stored["C"], errors=stored["errors"], rounds=len(stored["C"]), **fields)
+    except (InputError, KeyError, ValueError, TypeError):
+        return None
+    ours = str(stored.get("key")) == name and found.rounds == rounds and found.participation == str(scheme)
+    return replace(found, cached=True) if ours and _sound(found, scheme) else None
 
 
-def _sound(found: Factorization) -> bool:
-    """Whether C is what it should be."""
+def _sound(found: Factorization, scheme: Participation) -> bool:
+    """Whether C and its figures are what they should be."""
     C = found.C
     square = C.ndim == 2 and C.shape[0] == C.shape[1] and C.dtype == np.float64 and found.errors.shape == (len(C),)
     if not square or not np.isfinite(C).all() or np.triu(C, 1).any() or not np.diag(C).all():
         return False
-    return sensitivity_squared(C, participation(found.participation)) <= 1.0 and found.objective > 0
+    figures = np.array([found.objective, found.lower_bound, found.independent, found.antipgd])
+    fine = np.isfinite(figures).all() and 0 <= found.lower_bound <= found.objective * (1 + 1e-9)
+    return bool(fine and found.objective > 0 and sensitivity_squared(C, scheme) <= 1.0)
 
 
 def store(name: str, found: Factorization) -> None:
     """Keep a result; a folder that cannot be written is no reason to fail."""
-    with contextlib.suppress(OSError):
-        folder().mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=folder(), suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                write(file, found)
-            os.replace(temporary, folder() / f"{name}.npz")
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+    place = folder()
+    if place is None:
+        return
+    with contextlib.suppress(OSError, InputError):
+        place.mkdir(parents=True, exist_ok=True)
+        for left in place.glob("*.part"):  # of writers that were killed
+            if time.time() - left.stat().st_mtime > 3600:
+                left.unlink(missing_ok=True)
+        files.write(place / f"{name}.npz", lambda file: write(file, found, key=name))
 
 
-def write(file: Any, found: Factorization) -> None:
+def write(file: Any, found: Factorization, **more: str) -> None:
     """As npz: C under that name, so that `--correlation FILE` reads it, and the figures beside it."""
     figures: dict[str, Any] = {name: np.array(getattr(found, name)) for name in (*NUMBERS, *WORDS)}
+    figures |= {name: np.array(value) for name, value in more.items()}
+    if found.for_view is not None:
+        figures["view"] = np.array(found.for_view.view)
     np.savez_compressed(file, C=found.C, errors=found.errors, **figures)

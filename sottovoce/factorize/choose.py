@@ -150,6 +150,9 @@ def factorize_by_class(topology: Topology, labels: Sequence[int], **settings: An
     return ByClass(classes, tuple(parts), shared)
 
 
+LONGEST = 6000
+"""Rounds of a C: its square in numbers, a dozen times over, must fit in memory."""
+
 _DEFAULTS: dict[str, Any] = {
     "rounds": None, "participation": "every", "objective": "all", "structure": "dense", "bands": None, "restart": None,
     "gap": GAP, "probes": None, "seed": 0,
@@ -174,6 +177,8 @@ def _settings(
             raise InputError("participation every without rounds", "their number is needed", "give rounds")
         rounds = scheme.times * scheme.apart
     _whole("rounds", rounds, 1)
+    if rounds > LONGEST:
+        raise InputError(f"{rounds} rounds", f"a dense C of {LONGEST} is the largest", "use restarts of a shorter one")
     scheme.check(rounds)
     for value, known, what in ((objective, OBJECTIVES, "objective"), (structure, STRUCTURES, "structure")):
         if value not in known:
@@ -209,11 +214,11 @@ def _factorize(
     topology: Topology, settings: _Settings, cache: bool, progress: Callable[[float], None] | None
 ) -> Factorization:
     name = stored.key(topology, settings.rounds, settings.document())
-    if cache and (known := stored.load(name)) is not None:
+    if cache and (known := stored.load(name, settings.scheme, settings.rounds)) is not None:
         return known
     begun = time.perf_counter()
     work = _workload(topology, settings)
-    chosen = _chosen(work.H, settings, progress)
+    chosen = _no_worse_than_independent(_chosen(work.H, settings, progress), work.H, settings.scheme)
     found = _finished(chosen, work, settings, begun)
     if cache:
         stored.store(name, found)
@@ -235,6 +240,13 @@ def _chosen(H: Array, settings: _Settings, progress: Callable[[float], None] | N
         return structures.dense(H, scheme, gap, progress)
     make = structures.banded if settings.structure == "banded" else structures.toeplitz
     return make(H, scheme, settings.bands, gap, progress)
+
+
+def _no_worse_than_independent(chosen: structures.Chosen, H: Array, scheme: Participation) -> structures.Chosen:
+    """Independent noise has every structure: where a search over few shapes ends above it, it is taken instead."""
+    plain = np.eye(len(H))
+    worse = error_of(normalised(chosen.C, scheme), H) > error_of(normalised(plain, scheme), H)
+    return replace(chosen, C=plain) if worse else chosen
 
 
 def _finished(chosen: structures.Chosen, work: Workload, settings: _Settings, begun: float) -> Factorization:

@@ -14,17 +14,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
-from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 from scipy.linalg import lapack
-from threadpoolctl import threadpool_limits
 
 from sottovoce.errors import SottovoceError
 from sottovoce.factorize.certificate import Certificate, certify
+from sottovoce.threads import one_thread
 
 Array = NDArray[np.float64]
 
@@ -128,22 +126,7 @@ Bound = Callable[[Point, Array, "Feasible"], Certificate]
 Progress = Callable[[float], None]
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def one_thread(action: Callable[P, R]) -> Callable[P, R]:
-    """Numpy and scipy each bring a BLAS whose threads wait by spinning: two in turn are slower than one thread."""
-
-    @wraps(action)
-    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
-        with threadpool_limits(limits=1, user_api="blas"):
-            return action(*args, **kwargs)
-
-    return alone
-
-
-@one_thread
+@one_thread()
 def search(
     H: Array,
     feasible: Feasible,

@@ -19,8 +19,9 @@ from scipy import optimize
 
 from sottovoce.factorize import windows
 from sottovoce.factorize.certificate import certify, certify_banded, nuclear
-from sottovoce.factorize.search import Feasible, Found, Point, Progress, lower_factor, one_thread, search
+from sottovoce.factorize.search import Feasible, Found, Point, Progress, lower_factor, search
 from sottovoce.privacy.sensitivity import Participation
+from sottovoce.threads import one_thread
 
 Array = NDArray[np.float64]
 
@@ -92,7 +93,7 @@ def toeplitz(H: Array, scheme: Participation, bands: int, gap: float, progress: 
     return Chosen(C, dense(H, scheme, gap, progress).lower_bound, "all C")
 
 
-@one_thread
+@one_thread()
 def toeplitz_only(H: Array, scheme: Participation, bands: int) -> Array:
     """The same without a bound: descent on the coefficients, from those of the square root of prefix sums."""
     T = len(H)

@@ -22,6 +22,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
+from sottovoce.files import read_npz
 
 LONGEST_TEXT = 1 << 26
 """Bytes after which a text file is taken for something else; the longest one here has 2.5 million."""
@@ -133,19 +134,10 @@ class File:
     def npz(self, folder: Path, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, NDArray[Any]]:
         """The wanted arrays, each of a kind (`pixels` or `integers`) and a shape, where -1 stands for any length."""
         path = self.path(folder)
-        if not zipfile.is_zipfile(path):
-            raise self.wrong(path, "cut off, damaged or no npz")
         try:
-            with zipfile.ZipFile(path) as archive:
-                bad = archive.testzip()  # numpy stops before the checksum when a header lies about its length
-            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as found:
-                arrays = {} if bad else {name: found[name] for name in wanted if name in found.files}
-        except Exception as error:  # zipfile and numpy raise whatever a damaged header provokes, TokenError among them
-            pickled = "Python objects inside, which are never unpickled"
-            damaged = f"damaged npz ({type(error).__name__})"
-            raise self.wrong(path, pickled if "Object arrays" in str(error) else damaged) from None
-        if bad:
-            raise self.wrong(path, f"damaged npz (checksum of {bad!r})")
+            arrays = read_npz(path, wanted)
+        except InputError as error:
+            raise self.wrong(path, error.found.removeprefix(f"{path}: ")) from None
         lacking = [name for name in wanted if name not in arrays]
         if lacking:
             raise self.wrong(path, f"no array {lacking[0]!r}")

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from sottovoce.errors import InputError
 from sottovoce.privacy import exact
 from sottovoce.privacy.sensitivity import Participation
 from sottovoce.privacy.views import node, see
+from sottovoce.threads import WORKERS, one_thread
 from sottovoce.trace import LinearSystem
 
 Progress = Callable[[int, int], None]
@@ -43,17 +45,22 @@ def all_pairs(
     out = np.zeros((n, n))
     title = _title(system, scheme, secure_sum)
     done = dict(_stored(store, title, n)) if store is not None else {}
-    for attacker in range(n):
-        if attacker not in done:
-            seen = see(system, node(attacker, secure_sum=secure_sum))
-            row = np.zeros(n)
-            row[seen.victims] = np.sqrt(exact.squared(seen, scheme))
-            done[attacker] = row
-            if store is not None:
-                _append(store, {"attacker": attacker, "mu": ["inf" if np.isinf(x) else x for x in row.tolist()]})
-        out[attacker] = done[attacker]
-        if progress is not None:
-            progress(attacker + 1, n)
+
+    def row(attacker: int) -> NDArray[np.float64]:
+        if attacker in done:
+            return done[attacker]
+        seen = see(system, node(attacker, secure_sum=secure_sum))
+        found = np.zeros(n)
+        found[seen.victims] = np.sqrt(exact.squared(seen, scheme))
+        return found
+
+    with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
+        for attacker, found in enumerate(pool.map(row, range(n))):
+            out[attacker] = found
+            if store is not None and attacker not in done:
+                _append(store, {"attacker": attacker, "mu": ["inf" if np.isinf(x) else x for x in found.tolist()]})
+            if progress is not None:
+                progress(attacker + 1, n)
     return out
 
 

@@ -14,17 +14,26 @@ All-ones would say 0.2 here: it is no bound (ACCOUNTING, section 2).
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.linalg import lapack
 
 from sottovoce.errors import InputError
+from sottovoce.threads import WORKERS, one_thread
 
 GAP = 1e-5
 """How far, relatively, a reported value may be above the optimum; `sum |M|` is reported where it is near enough."""
 
 STEPS = 2000
+
+DIMENSIONS = 16
+"""Of the vectors in the ascent; the certificate does not depend on it."""
+
+AT_ONCE = 2e7
+"""About how many entries of M a thread works on."""
 
 LONGEST = 10**9
 """More rounds than any run has."""
@@ -67,7 +76,7 @@ def participation(spec: str | Participation) -> Participation:
     """`every`, or `KxB`: K times, B rounds apart."""
     if isinstance(spec, Participation):
         return spec
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", spec)
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", spec) if isinstance(spec, str) else None
     if spec != "every" and not found:
         raise InputError(f"participation {spec!r}", "it is 'every' or KxB, such as 4x16", "correct it")
     if found is None:
@@ -80,8 +89,15 @@ def participation(spec: str | Participation) -> Participation:
 
 def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int) -> NDArray[np.float64]:
     """mu^2 of each victim: the largest over patterns of the semidefinite value, as a sound upper bound."""
-    values = [bound(M_VTT[:, pattern[:, None], pattern]) for pattern in scheme.patterns(rounds)]
-    return np.max(values, axis=0)
+    patterns = scheme.patterns(rounds)
+    size = max(1, int(AT_ONCE / rounds**2))
+    some = [slice(first, first + size) for first in range(0, len(M_VTT), size)]
+
+    def largest(group: slice) -> NDArray[np.float64]:
+        return np.max([bound(M_VTT[group][:, pattern[:, None], pattern]) for pattern in patterns], axis=0)
+
+    with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
+        return np.concatenate([np.zeros(0), *pool.map(largest, some)])
 
 
 def absolute_sum(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -101,44 +117,79 @@ def bound(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def dual_bound(M_VTT: NDArray[np.float64], gap: float = GAP) -> NDArray[np.float64]:
-    """`sum y` with `diag(y) - M` psd, y from the stationary point of a low-rank ascent.
+    """`sum y` with `diag(y) - M` psd, y from the stationary point of an ascent.
 
-    Unit vectors v_t in enough dimensions maximise `f = sum M[s,t] <v_s, v_t>`. M is psd, so f is convex and moving
-    every v_t along `sum_s M[s,t] v_s` at once can only raise it; taking M's smallest eigenvalue off its diagonal,
-    which changes f by a constant, and momentum make that quick. At the optimum `y_t = <v_t, sum_s M[s,t] v_s>` is
-    dual feasible. What is missing to feasibility is added to every y, with the rounding error of the eigenvalue: the
-    result is sound wherever the ascent stopped, and within `gap` of the optimum unless it ran out of steps.
+    Unit vectors v_t maximise `f = sum M[s,t] <v_s, v_t>`. M is psd, so f is convex and moving every v_t along
+    `sum_s M[s,t] v_s` at once can only raise it. Signs, vectors of one dimension, are tried first and are often best;
+    elsewhere vectors of more dimensions are, with momentum. At the optimum `y_t = <v_t, sum_s M[s,t] v_s>` is dual
+    feasible. What is missing to feasibility is added to every y and checked by a Cholesky factor, with its rounding
+    error: the result is sound wherever the ascent stopped, and within `gap` of the optimum unless it ran out of steps.
     """
-    best = np.full(len(M_VTT), np.inf)
-    open_ = np.arange(len(M_VTT))
-    least, directions = np.linalg.eigh(M_VTT)
-    T = M_VTT.shape[1]
-    lifted_VTT = M_VTT - 0.999 * np.maximum(least[:, :1, None], 0) * np.eye(T)
-    v_VTK = 0.3 * np.random.default_rng(0).standard_normal((len(M_VTT), T, min(T, int(np.sqrt(2 * T)) + 2)))
-    v_VTK = _unit(v_VTK + np.sign(directions[:, :, -1:]))
+    V, T, _ = M_VTT.shape
+    best = absolute_sum(M_VTT)
+    signs_VT = _signs(M_VTT)
+    open_ = _certify(M_VTT, np.arange(V), signs_VT[:, :, None], best, gap)
+    v_VTK = 0.3 * np.random.default_rng(0).standard_normal((len(open_), T, min(T, DIMENSIONS)))
+    v_VTK = _unit(v_VTK + signs_VT[open_][:, :, None])
     before_VTK = v_VTK
     for step in range(STEPS):
+        if not open_.size:
+            break
         ahead = _unit(v_VTK + step / (step + 3) * (v_VTK - before_VTK))
-        before_VTK, v_VTK = v_VTK, _unit(lifted_VTT[open_] @ ahead)
+        before_VTK, v_VTK = v_VTK, _unit(M_VTT[open_] @ ahead)
         if step % 25 == 24:
-            y_VT = np.einsum("vtk,vtk->vt", M_VTT[open_] @ v_VTK, v_VTK)
-            best[open_] = np.minimum(best[open_], _feasible(M_VTT[open_], y_VT))
-            going = best[open_] - y_VT.sum(axis=1) > gap * best[open_]
-            open_, v_VTK, before_VTK = open_[going], v_VTK[going], before_VTK[going]
-            if not open_.size:
-                break
+            left = _certify(M_VTT, open_, v_VTK, best, gap)
+            going = np.isin(open_, left)
+            open_, v_VTK, before_VTK = left, v_VTK[going], before_VTK[going]
+    for v, vectors in zip(open_, v_VTK, strict=True):
+        best[v] = min(best[v], _feasible(M_VTT[v], np.einsum("tk,tk->t", M_VTT[v] @ vectors, vectors)))
     return best
+
+
+def _signs(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Good signs for every matrix, from its leading eigenvector: each step can only raise `x^T M x`."""
+    x_VT = np.ones(M_VTT.shape[:2])
+    for _ in range(30):
+        x_VT = np.einsum("vst,vt->vs", M_VTT, x_VT)
+        x_VT /= np.maximum(np.linalg.norm(x_VT, axis=1, keepdims=True), 1e-300)
+    for _ in range(20):
+        x_VT = np.where(np.einsum("vst,vt->vs", M_VTT, np.where(x_VT < 0, -1.0, 1.0)) < 0, -1.0, 1.0)
+    return x_VT
+
+
+def _certify(
+    M_VTT: NDArray[np.float64],
+    some: NDArray[np.intp],
+    v_VTK: NDArray[np.float64],
+    best: NDArray[np.float64],
+    gap: float,
+) -> NDArray[np.intp]:
+    """Write the values that are proven within the gap into `best`; which are not."""
+    T = M_VTT.shape[1]
+    left = []
+    for v, vectors in zip(some, v_VTK, strict=True):
+        M = M_VTT[v]
+        y = np.einsum("tk,tk->t", M @ vectors, vectors)
+        value = y.sum()
+        lift, rounding = 0.9 * gap * value / T, _rounding(M, y)
+        slack = np.diag(y + lift) - M
+        if rounding < 0.1 * gap * value / T and lapack.dpotrf(slack, lower=1, overwrite_a=1)[1] == 0:
+            best[v] = min(best[v], value + T * (lift + rounding))
+        elif best[v] - value > gap * best[v]:
+            left.append(v)
+    return np.array(left, dtype=np.intp)
 
 
 def _unit(v_VTK: NDArray[np.float64]) -> NDArray[np.float64]:
     return v_VTK / np.maximum(np.linalg.norm(v_VTK, axis=2, keepdims=True), 1e-300)
 
 
-def _feasible(M_VTT: NDArray[np.float64], y_VT: NDArray[np.float64]) -> NDArray[np.float64]:
+def _feasible(M_TT: NDArray[np.float64], y_T: NDArray[np.float64]) -> float:
     """`sum y` after lifting y until `diag(y) - M` is psd, rounding included."""
-    T = y_VT.shape[1]
-    slack = -M_VTT
-    slack[:, np.arange(T), np.arange(T)] += y_VT
-    scale = np.abs(M_VTT).sum(axis=2).max(axis=1) + y_VT.max(axis=1)
-    missing = np.maximum(0.0, -np.linalg.eigvalsh(slack)[:, 0]) + 8 * T * np.finfo(float).eps * scale
-    return y_VT.sum(axis=1) + T * missing
+    missing = max(0.0, -float(np.linalg.eigvalsh(np.diag(y_T) - M_TT)[0])) + _rounding(M_TT, y_T)
+    return float(y_T.sum() + len(y_T) * missing)
+
+
+def _rounding(M_TT: NDArray[np.float64], y_T: NDArray[np.float64]) -> float:
+    """How far rounding can move an eigenvalue, or a pivot, of `diag(y) - M`."""
+    return 8 * len(y_T) * np.finfo(float).eps * float(np.abs(M_TT).sum(axis=1).max() + np.abs(y_T).max())

@@ -13,7 +13,7 @@ Shapes: V victims, T gradient rounds, P observations of one round, Q observation
 
 from __future__ import annotations
 
-import os
+import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -25,23 +25,21 @@ from scipy import linalg, sparse
 
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.views import Seen, SeenStep
+from sottovoce.threads import WORKERS, memory, one_thread
 
 Array = NDArray[np.float64]
 
 CONDITION = 1e-6
 """A covariance with a pivot below this share of its diagonal is left to the orthogonal route."""
 
-AT_ONCE = 5e7
+AT_ONCE = 1.2e8
 """About how many whitened responses may be alive at once."""
 
 IN_CACHE = 128
 """Observations carried back in time together: more of them fall out of the processor's cache."""
 
-WORKERS = min(4, os.cpu_count() or 1)
-"""Blocks of observations carried back at the same time: sparse products leave the other threads free to run."""
-
-LOSSES_AT_ONCE = 3.5e8
-"""About how many entries of M may be alive at once."""
+LOSSES_AT_ONCE = memory() / 32
+"""About how many entries of M may be alive at once: a quarter of the machine's memory."""
 
 Groups = Iterator[tuple[slice, Array]]
 """M of some victims after others: which, and V x T x T."""
@@ -97,7 +95,7 @@ def products(seen: Seen, weigh: Weigh) -> Groups:
     blocks = list(_consecutive(at, rows))
     workers = min(WORKERS, len(blocks))
     rooms = [np.empty(T * size * widest) for _ in range(workers)]
-    with ThreadPoolExecutor(workers) as pool:
+    with one_thread(), ThreadPoolExecutor(workers) as pool:
         for first in range(0, V, size):
             group = slice(first, min(V, first + size))
             back = {id(step): _Back.of(step, group) for step in dict.fromkeys(seen.steps)}
@@ -109,9 +107,19 @@ def products(seen: Seen, weigh: Weigh) -> Groups:
                     for room, block in zip(rooms, together, strict=False)
                 ]
                 for white_TVQ in pool.map(partial(_responses, seen, weigh, back), together, shaped):
-                    begun = len(white_TVQ)
-                    M_VTT[:, :begun, :begun] += white_TVQ.transpose(1, 0, 2) @ white_TVQ.transpose(1, 2, 0)
+                    list(pool.map(partial(_add_, M_VTT, white_TVQ), _shares(len(M_VTT), workers)))
             yield group, M_VTT
+
+
+def _add_(M_VTT: Array, white_TVQ: Array, some: slice) -> None:
+    """Add the products of the responses of some victims."""
+    begun = len(white_TVQ)
+    M_VTT[some, :begun, :begun] += white_TVQ[:, some].transpose(1, 0, 2) @ white_TVQ[:, some].transpose(1, 2, 0)
+
+
+def _shares(count: int, parts: int) -> list[slice]:
+    ends = np.linspace(0, count, parts + 1).astype(int)
+    return [slice(begin, end) for begin, end in itertools.pairwise(ends.tolist())]
 
 
 def _shaped(room: Array, steps: tuple[SeenStep, ...], V: int, at: NDArray[np.intp], rounds: range) -> Array:

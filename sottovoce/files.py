@@ -1,0 +1,73 @@
+"""Files that are written whole or not at all, and npz files that are not believed before they are checked."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+
+
+def check_writable(path: Path) -> Path:
+    """Where a file will be written, links followed; refused before any work where it cannot be."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise InputError(f"{path} is no file", "only a file is replaced", "name another")
+    if not path.name or not target.parent.is_dir():
+        raise InputError(f"{path}: no such folder", "a file is written into one that is there", "make it first")
+    return target
+
+
+def write(path: Path, write_to: Callable[[BinaryIO], None]) -> None:
+    """Write beside, then rename: whoever reads meets the old file or the new one, never half of it."""
+    target = check_writable(path)
+    part = None
+    try:
+        handle, part = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".", suffix=".part")
+        with os.fdopen(handle, "wb") as file:
+            write_to(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(part, 0o666 & ~_umask())
+        os.replace(part, target)
+        part = None
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", "the file must be writable", "name another") from None
+    finally:
+        if part is not None:
+            Path(part).unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
+    """Arrays of an npz file (of `names`, those that are there); checksums first: numpy skips them if a header lies."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+        if bad is None:
+            with np.load(path, allow_pickle=False) as stored:
+                return {name: stored[name] for name in stored.files if names is None or name in names}
+        reason = f"damaged npz (checksum of {bad!r})"
+    except Exception as error:  # zipfile and numpy raise whatever a damaged header provokes, TokenError among them
+        reason = _reason(error)
+    raise InputError(f"{path}: {reason}", "an undamaged npz file is needed", "check the path, or make it again")
+
+
+def _reason(error: Exception) -> str:
+    if "Object arrays" in str(error):
+        return "Python objects inside, which are never unpickled"
+    if isinstance(error, zipfile.BadZipFile):
+        return "cut off, damaged or no npz"
+    return getattr(error, "strerror", None) or f"damaged npz ({type(error).__name__})"
