@@ -13,13 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce import algorithm, graph, metropolis, node, trace
+from sottovoce import algorithm, everyone, graph, metropolis, node, trace
 from sottovoce.privacy import exact
 from sottovoce.privacy.absorption import couple, least_cost
 from sottovoce.privacy.pairs import all_pairs
-from sottovoce.privacy.sensitivity import participation
+from sottovoce.privacy.sensitivity import participation, worst_case
 from sottovoce.privacy.views import see
 
+EVERY = participation("every")
 DATA = Path(os.environ.get("SOTTOVOCE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
@@ -52,19 +53,75 @@ def against_dense() -> None:
     tell(f"ER(100, 0.2), T=100, {ratio}", ours)
 
 
-def facebook() -> None:
-    """4,039 nodes, a node of median degree, T = 50, all victims, worst-case direction included."""
+def _facebook(rounds: int, which: Callable[..., int]) -> None:
+    """All victims of a node of the 4,039, worst-case direction included."""
     net = metropolis(graph(f"file:{DATA / 'facebook_ego' / 'facebook_combined.txt.gz'}"))
-    system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=50)
-    attacker = median_node(net)
-    squares = None
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=rounds)
+    attacker = which(net)
+    seen = see(system, node(attacker))
+    took = timed(lambda: exact.squared(seen, participation("every")))
+    degree = net.graph.out_degrees[attacker]
+    tell(f"Facebook, node {attacker} of degree {degree}, T={rounds}, {len(seen.victims)} victims", took)
 
-    def work() -> None:
-        nonlocal squares
-        squares = exact.squared(see(system, node(attacker)), participation("every"))
 
-    took = timed(work)
-    tell(f"Facebook, node {attacker} of degree {net.graph.out_degrees[attacker]}, T=50, {len(squares)} victims", took)
+def facebook() -> None:
+    """A node of median degree, T = 50."""
+    _facebook(50, median_node)
+
+
+def hub() -> None:
+    """The largest hub, T = 50."""
+    _facebook(50, lambda net: int(np.argmax(net.graph.out_degrees)))
+
+
+def facebook_long() -> None:
+    """A node of median degree, T = 400."""
+    _facebook(400, median_node)
+
+
+def dense_correlation() -> None:
+    """A dense C of 400 rounds in a node's view, and of 1,000 in everyone's."""
+    net = metropolis("erdos-renyi:100,p=0.1,seed=1")
+    for rounds, view in ((1000, everyone()), (400, node(0))):
+        C = np.tril(np.random.default_rng(0).random((rounds, rounds)) / rounds) + np.eye(rounds)
+        system = trace(algorithm("mf-d-sgd", sigma=1.0, correlation=C), net, rounds=rounds)
+        took = timed(lambda system=system, view=view: exact.squared(see(system, view), participation("every")))
+        tell(f"ER(100, 0.1), dense C, T={rounds}, {view}", took)
+
+
+CURVES = {
+    "gram": ((1000, 10, 50), (4000, 10, 50), (16000, 10, 50), (4000, 10, 25), (4000, 10, 100), (4000, 5, 50),
+             (4000, 20, 50)),
+    "kalman": ((100, 10, 200), (200, 10, 200), (400, 10, 200), (200, 10, 100), (200, 10, 400), (200, 5, 200),
+               (200, 20, 200)),
+    "conjugate": ((10_000, 10, 30), (30_000, 10, 30), (100_000, 10, 30), (10_000, 10, 60), (10_000, 20, 30)),
+    "absorption": ((100, 10, 50), (200, 10, 50), (400, 10, 50), (200, 10, 100), (200, 20, 50)),
+    "pair": ((10_000, 10, 30), (100_000, 10, 30), (300_000, 10, 30)),
+}  # fmt: skip
+"""For each route nodes, degree and rounds of random regular graphs; conjugate gradients and `pair` take one victim."""
+
+
+def curves() -> None:
+    """Time and memory of each route over nodes, degree and rounds, every case in its own process."""
+    for route, sizes in CURVES.items():
+        for size in sizes:
+            subprocess.run([sys.executable, "-m", "benchmarks.privacy", "curve", route, *map(str, size)], check=True)
+
+
+def curve(route: str, nodes: str, degree: str, rounds: str) -> None:
+    """One point of a curve."""
+    net = metropolis(f"regular:{nodes},d={degree},seed=0")
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=int(rounds))
+    second = int(net.graph.adjacency[[int(net.graph.adjacency[[0]].indices[0])]].indices[-1])
+    seen = see(system, node(0), victims=[second] if route in ("conjugate", "pair") else None)
+    actions = {
+        "gram": lambda: [worst_case(M, EVERY, int(rounds)) for _, M in exact.gram(seen)],
+        "kalman": lambda: [worst_case(M, EVERY, int(rounds)) for _, M in exact.kalman(seen)],
+        "conjugate": lambda: list(exact.conjugate(seen)),
+        "absorption": lambda: least_cost(couple(system, node(0)), seen.victims, EVERY),
+        "pair": lambda: exact.squared(seen, EVERY),
+    }
+    tell(f"{route}, {nodes} nodes, degree {degree}, T={rounds}", timed(actions[route]))
 
 
 def ego() -> None:
@@ -100,10 +157,15 @@ def one_pair() -> None:
     print(f"  building the graph took {built - start:.1f} s before that")
 
 
-CASES = {case.__name__: case for case in (against_dense, facebook, ego, pairs, one_pair)}
+CASES = {
+    case.__name__: case
+    for case in (against_dense, facebook, hub, facebook_long, ego, pairs, one_pair, dense_correlation, curves)
+}
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 2:
+        curve(*sys.argv[2:])
+    elif len(sys.argv) > 1:
         CASES[sys.argv[1]]()
     else:
         for name in CASES:
