@@ -50,7 +50,7 @@ def squared(seen: Seen, scheme: Participation) -> Array:
         covered = np.isfinite(M_VTT).all(axis=(1, 2))
         found = np.full(len(M_VTT), np.inf)
         if covered.any():
-            found[covered] = worst_case(M_VTT[covered], scheme, M_VTT.shape[1])
+            found[covered] = worst_case(M_VTT if covered.all() else M_VTT[covered], scheme, M_VTT.shape[1])
         out[group] = found
     return out
 
@@ -99,7 +99,7 @@ def in_groups(seen: Seen) -> Groups:
     smaller, direct = without_what_was_said(well_conditioned(seen))
     try:  # what is singular shows before the first group
         for group, M_VTT in _route(smaller)(smaller):
-            M_VTT += direct[group, None, None] * np.eye(M_VTT.shape[1])
+            np.einsum("vtt->vt", M_VTT)[:] += direct[group, None]
             yield group, M_VTT
     except Singular:
         yield slice(None), deflated(well_conditioned(seen))

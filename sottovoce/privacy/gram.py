@@ -114,7 +114,8 @@ def gram(seen: Seen) -> Groups:
         return inverse_RR[at[rounds.start] : at[rounds.stop], at[s] : at[s + 1]].T
 
     for group, M_VTT in products(seen, weigh):
-        yield group, M_VTT * (1 + rounding)
+        M_VTT *= 1 + rounding
+        yield group, M_VTT
 
 
 def _with_gaps(matrix: Array, alive: NDArray[np.bool_]) -> Array:

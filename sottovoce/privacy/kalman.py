@@ -34,7 +34,8 @@ def kalman(seen: Seen) -> Groups:
         return weights_PQ
 
     for group, M_VTT in products(seen, weigh):
-        yield group, M_VTT * (1 + rounding)
+        M_VTT *= 1 + rounding
+        yield group, M_VTT
 
 
 def _filters(seen: Seen) -> tuple[list[Filter], float]:
