@@ -24,6 +24,7 @@ from sottovoce import (
 )
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy import exact
+from sottovoce.privacy.gram import _few
 from sottovoce.privacy.said import without_what_was_said
 from sottovoce.privacy.sensitivity import participation, worst_case
 from sottovoce.privacy.views import see
@@ -275,6 +276,14 @@ def test_routes_by_size_and_little_memory(monkeypatch, net):
         monkeypatch.setattr(exact, "FILTER_STATE", state)
         assert exact._route(view_of).__name__ == route
         np.testing.assert_allclose(exact.losses(view_of), plain, atol=1e-6 if route == "conjugate" else 1e-10)
+
+
+@pytest.mark.parametrize("net", [metropolis("ring:12"), dropout("ring:12", rate=0.3, seed=5)], ids=str)
+def test_one_victim_alone_has_the_figure_it_has_among_all(net):
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=4)
+    few = see(system, node(0), victims=[3])
+    assert _few(few, 8)
+    np.testing.assert_allclose(exact.whole(few, exact.gram(few))[0], exact.dense(see(system, node(0)))[2], atol=1e-10)
 
 
 CONJUGATE = [case for case in SMALL if case[0] in ("dp-d-sgd", "dp2sgd", "decor", "zip-dl")]

@@ -107,6 +107,10 @@ def gram(seen: Seen) -> Groups:
     assert not failed
     if not alive.all():
         inverse_RR = _with_gaps(inverse_RR, alive)
+    if _few(seen, len(inverse_RR)):
+        white_RTV = (inverse_RR @ _signals(seen, effects)).reshape(len(inverse_RR), seen.gradient_rounds, -1)
+        yield slice(None), np.einsum("rsv,rtv->vst", white_RTV, white_RTV) * (1 + rounding)
+        return
     at = effects.starts
     del effects
 
@@ -116,6 +120,23 @@ def gram(seen: Seen) -> Groups:
     for group, M_VTT in products(seen, weigh):
         M_VTT *= 1 + rounding
         yield group, M_VTT
+
+
+def _few(seen: Seen, rows: int) -> bool:
+    """Whether the signals of the victims, whitened one by one, cost less than going back in time for all of them."""
+    links, count = max(step.out.state.nnz for step in seen.steps), len(seen.victims)
+    return rows * count < links and rows * count * seen.gradient_rounds < whiten.AT_ONCE
+
+
+def _signals(seen: Seen, effects: Effects) -> Array:
+    """What each gradient of each victim does to all observations, R x (T V)."""
+    columns = []
+    for s, step in enumerate(seen.steps):
+        if step.takes_gradients:
+            column = np.zeros((effects.starts[-1], len(seen.victims)))
+            column[effects.starts[s] :] = effects.column(effects.gradient, s)
+            columns.append(column)
+    return np.concatenate(columns, axis=1)
 
 
 def _with_gaps(matrix: Array, alive: NDArray[np.bool_]) -> Array:
