@@ -381,7 +381,10 @@ def _from_file(spec: str, rest: str) -> Graph:
 
 
 def _read_edges(path: Path) -> NDArray[Any]:
-    """Two labels a line, separated by blanks or a comma; further columns and lines after # or % are left out."""
+    """Two labels a line, separated by blanks or, in names with blanks, a comma; what follows # or % is left out.
+
+    Further columns may hold numbers only, which are left out: words there, or a heading, are more likely a mistake.
+    """
     try:
         raw = path.read_bytes()
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
@@ -390,18 +393,42 @@ def _read_edges(path: Path) -> NDArray[Any]:
         raise InputError(f"edge list {path}: {reason}", "it must be a text file, or gzip", "check the path") from None
     ends: list[str] = []
     for number, line in enumerate(text.splitlines(), start=1):
-        fields = re.split(r"[#%]", line, maxsplit=1)[0].replace(",", " ").split()
-        if len(fields) == 1:
+        fields = _fields(re.split(r"[#%]", line, maxsplit=1)[0])
+        if len(fields) == 1 or any(not _is_number(field) for field in fields[2:]) or "" in fields[:2]:
             raise InputError(
                 f"edge list {path}, line {number}: {line.strip()[:40]!r}",
-                "an edge has two ends",
-                "write two labels a line",
+                "an edge has two ends, and numbers at most beside them",
+                "write two labels a line, with a comma between names of several words",
             )
         ends += fields[:2]
     if not ends:
         raise InputError(f"edge list {path}: no edges", "at least one is needed", "check the file")
+    if len(ends) > 2 and not any(map(_is_number, ends[:2])) and all(map(_is_number, ends[2:])):
+        raise InputError(
+            f"edge list {path}, line 1: {ends[0]!r} and {ends[1]!r} above numbers",
+            "a heading is no edge",
+            "remove it, or begin it with #",
+        )
     try:
         flat = np.array(ends, dtype=np.int64)
     except (ValueError, OverflowError):
         flat = np.array(ends)
     return flat.reshape(-1, 2)
+
+
+def _fields(line: str) -> list[str]:
+    if "," not in line:
+        return line.split()
+    out: list[str] = []
+    for field in line.split(","):
+        words = field.split()
+        out += words if words and all(map(_is_number, words)) else [field.strip()]
+    return out
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

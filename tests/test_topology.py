@@ -139,6 +139,28 @@ def test_gap_of_a_long_ring():
     assert metropolis("ring:3000").spectral_gap == pytest.approx(2 / 3 * (1 - np.cos(2 * np.pi / 3000)), rel=1e-4)
 
 
+def test_names_of_several_words_need_a_comma(tmp_path):
+    edges = tmp_path / "edges.csv"
+    edges.write_text("St Mary, Mercy\nMercy, North 5\n")
+    assert graph(f"file:{edges}").labels == ("Mercy", "North 5", "St Mary")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("source,target\n0,1\n1,2\n", "a heading is no edge"),
+        ("St Mary Mercy\n", "numbers at most beside them"),
+        ("a,\n", "an edge has two ends"),
+        ("a\n", "an edge has two ends"),
+    ],
+)
+def test_edge_lists_that_are_likely_mistakes(tmp_path, text, said):
+    edges = tmp_path / "edges.txt"
+    edges.write_text(text)
+    with pytest.raises(InputError, match=said):
+        graph(f"file:{edges}")
+
+
 def test_large_graph_stays_sparse():
     pairs = np.random.default_rng(0).integers(0, 100_000, size=(1_000_000, 2))
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
