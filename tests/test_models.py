@@ -14,7 +14,6 @@ from sottovoce.learning import models
 from sottovoce.learning.clipping import clipping
 from sottovoce.learning.data import Dataset, load
 from sottovoce.learning.engines import Stack, engine_for
-from sottovoce.learning.looped import layers_of
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import task
 from sottovoce.learning.threads import threads
@@ -144,20 +143,9 @@ def test_chunks_change_nothing(name, monkeypatch):
         whole = built.clipped(points, stack, clip).rows, built.total(points, stack)
         with monkeypatch.context() as small:
             small.setattr("sottovoce.learning.engines.VALUES", 2 * net.layout.size)
-            small.setattr("sottovoce.learning.looped.VALUES", 2 * net.layout.size)
-            small.setattr("sottovoce.learning.looped.EXAMPLES", 1)
+            small.setattr("sottovoce.learning.engines.EXAMPLES", 1)
             parts = built.clipped(points, stack, clip).rows, built.total(points, stack)
         torch.testing.assert_close(whole, parts, rtol=1e-10, atol=1e-12)
-
-
-def test_known_convolutions_go_by_layer_and_others_do_not():
-    assert layers_of(models.cnn((1, 8, 8), 10))
-    assert layers_of(models.gn_resnet18((3, 8, 8), 3, width=4, groups=2))
-    assert layers_of(images(1)()) is None
-    in_place = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(72, 2))
-    assert layers_of(models.bring(in_place, "cross-entropy")) is None
-    grouped = nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(72, 2))
-    assert layers_of(models.bring(grouped, "cross-entropy")) is None
 
 
 def test_layers_used_twice_are_not_taken_for_a_chain():
@@ -227,7 +215,7 @@ def test_evaluation_in_chunks_equals_one_by_one(name, monkeypatch):
     points = job.start(torch.Generator().manual_seed(0), same=False)
     found = job.evaluate(points)
     monkeypatch.setattr("sottovoce.learning.stacked.VALUES", 3 * 64 * 50)
-    monkeypatch.setattr("sottovoce.learning.looped.VALUES", 64 * 64 * 50)
+    monkeypatch.setattr("sottovoce.learning.engines.VALUES", 64 * 64 * 50)
     again = job.evaluate(points)
     np.testing.assert_allclose(again.loss, found.loss, rtol=1e-12)
     for row, loss, metric in zip(

@@ -3,7 +3,7 @@
 An engine is chosen by the kinds of layers (`engine_for`):
 
 - `stacked`: chains of linear layers and matrix factorisation, all nodes at once, by hand (stacked.py);
-- `loop`: node after node, for convolutions, where stacking gains nothing on a CPU (looped.py);
+- `loop`: node after node, for convolutions, where stacking gains nothing on a CPU;
 - `functional`: anything else, by `torch.func`, nodes and examples in chunks.
 
 Shapes: N nodes, B examples, F inputs, K outputs, D parameters.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -25,6 +26,9 @@ from sottovoce.learning.models import Model
 
 VALUES = 1 << 24
 """About so many numbers of single examples' gradients, or of layers' outputs, are alive at once."""
+
+EXAMPLES = 4
+"""At least so many examples of a node are taken at once, however large the model."""
 
 
 class Stack(NamedTuple):
@@ -67,7 +71,6 @@ class Engine(Protocol):
 
 def engine_for(model: Model, name: str | None = None) -> Engine:
     """The fastest engine for a model's layers, or the named one."""
-    from sottovoce.learning.looped import Loop
     from sottovoce.learning.stacked import stacked
 
     if name not in (None, *ENGINES):
@@ -97,7 +100,7 @@ class Functional:
     def total(self, points: Tensor, stack: Stack) -> Tensor:
         """One backward pass for each node, a few nodes at a time."""
         at_once = max(1, VALUES // (4 * self.model.layout.size))
-        gradient = vmap(grad(self._weighed))
+        gradient = vmap(grad(partial(weighed, self.model)))
         parts = [
             gradient(self.model.layout.views(points[some]), *(part[some] for part in stack))
             for some in pieces(len(points), at_once)
@@ -106,7 +109,7 @@ class Functional:
 
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
         """Every example's gradient by itself, a chunk at a time."""
-        each = vmap(vmap(grad(self.one), in_dims=(None, 0, 0)))
+        each = vmap(vmap(grad(partial(one, self.model)), in_dims=(None, 0, 0)))
         layout, (N, B) = self.model.layout, stack.weights.shape
         rows, broken = torch.zeros_like(points), 0
         some_nodes = max(1, VALUES // (B * layout.size))
@@ -129,14 +132,57 @@ class Functional:
         """Taking layers to be up to 64 times wider than the inputs."""
         return max(1, VALUES // (64 * nodes * features))
 
-    def _weighed(self, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-        losses = self.model.loss.each(self.model.outputs_of(parameters, inputs), targets)
-        return losses @ weights
 
-    def one(self, parameters: dict[str, Tensor], features: Tensor, target: Tensor) -> Tensor:
-        """The loss of one example."""
-        outputs = self.model.outputs_of(parameters, features.unsqueeze(0))
-        return self.model.loss.each(outputs, target.unsqueeze(0)).squeeze(0)
+@dataclass(frozen=True)
+class Loop:
+    """One node at a time, examples by `torch.func` where each counts by itself."""
+
+    model: Model
+    name: str = "loop"
+
+    def total(self, points: Tensor, stack: Stack) -> Tensor:
+        """Plain backward passes."""
+        rows, layout = torch.empty_like(points), self.model.layout
+        for node, row in enumerate(points):
+            parameters = {name: part.detach().requires_grad_() for name, part in layout.views(row).items()}
+            with torch.enable_grad():
+                loss = weighed(self.model, parameters, *(part[node] for part in stack))
+                found = torch.autograd.grad(loss, list(parameters.values()))
+            rows[node] = layout.flatten(dict(zip(parameters, found, strict=True)))
+        return rows
+
+    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
+        """Some examples at a time."""
+        each = vmap(grad(partial(one, self.model)), in_dims=(None, 0, 0))
+        rows, broken, layout = torch.zeros_like(points), 0, self.model.layout
+        for node, row in enumerate(points):
+            for some in pieces(stack.weights.shape[1], max(EXAMPLES, VALUES // layout.size)):
+                inputs, targets, weights = (part[node, some] for part in stack)
+                gradients = layout.flatten(each(layout.views(row), inputs, targets))
+                added = sum_clipped(gradients.unsqueeze(0), weights.unsqueeze(0), clip)
+                rows[node] += added.rows[0]
+                broken += added.broken
+        return Clipped(rows, broken)
+
+    @torch.no_grad()
+    def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
+        """Forward passes."""
+        return torch.stack([self.model.outputs(row, own) for row, own in zip(points, inputs, strict=True)])
+
+    def examples_at_once(self, nodes: int, features: int) -> int:
+        """Whatever the number of nodes, taking layers to be up to 64 times wider than the inputs."""
+        return max(1, VALUES // (64 * features))
+
+
+def weighed(model: Model, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of a batch's losses."""
+    return model.loss.each(model.outputs_of(parameters, inputs), targets) @ weights
+
+
+def one(model: Model, parameters: dict[str, Tensor], features: Tensor, target: Tensor) -> Tensor:
+    """The loss of one example."""
+    outputs = model.outputs_of(parameters, features.unsqueeze(0))
+    return model.loss.each(outputs, target.unsqueeze(0)).squeeze(0)
 
 
 def sum_clipped(gradients_NBD: Tensor, weights_NB: Tensor, clip: Clipping) -> Clipped:
