@@ -1,0 +1,188 @@
+"""Training speed against code written by hand, as ratios within one run: `python -m benchmarks.learning`."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from benchmarks.loop import peak_gigabytes, seconds, settings
+from sottovoce import algorithm, metropolis, rounds_of
+from sottovoce.learning import models
+from sottovoce.learning.clipping import clipping
+from sottovoce.learning.data import Dataset
+from sottovoce.learning.engines import Stack, engine_for
+from sottovoce.learning.partition import partition
+from sottovoce.learning.tasks import Task, task
+from sottovoce.learning.threads import threads
+
+STEP_SIZE = 0.05
+
+
+def made_up(rows: int, shape: tuple[int, ...], classes: int = 10) -> Dataset:
+    """Random rows: speed does not depend on what is learned."""
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((rows, int(np.prod(shape))), dtype=np.float32)
+    targets = rng.integers(0, classes, rows)
+    return Dataset(
+        name="made-up", kind="classes", inputs=inputs, targets=targets, test_inputs=inputs[:100],
+        test_targets=targets[:100], shape=shape, classes=tuple(map(str, range(classes))), groups=None,
+        test_groups=None, entities=(), licence="", source="", notes=(),
+    )  # fmt: skip
+
+
+def job_of(nodes: int, rows: int, shape: tuple[int, ...], name: str, **words: object) -> Task:
+    """A made-up task."""
+    data = made_up(nodes * rows, shape)
+    return task(data, partition(data, nodes), models.model(name, data, **words))
+
+
+def rounds(
+    job: Task, name: str, batch: str, clip: tuple[str, float | None] = ("none", None), **words: object
+) -> Callable:
+    """An action that plays one round of an algorithm on a 4-regular graph."""
+    gradient = job.gradients(batch, *clip, **words)
+    extra = {} if clip[0] == "none" else {"sigma": 1.0, "sensitivity": gradient.sensitivity()}
+    net = metropolis(f"regular:{len(job.shards.indices)},d=4,seed=0")
+    x0 = job.start(torch.Generator().manual_seed(0))
+    played = rounds_of(algorithm(name, step_size=STEP_SIZE, **extra), net, x0, gradient, rounds=10**6)
+    return lambda: next(played)
+
+
+def by_hand(job: Task, steps: int, batch: int = 32) -> Callable[[], None]:
+    """The same training of a two-layer net, written out for this one case: the yardstick."""
+    N, rows = len(job.shards.indices), len(job.shards.indices[0])
+    node = torch.arange(N).unsqueeze(1)
+    held = torch.from_numpy(np.stack(job.shards.indices))
+    x_NRF, y_NR = job.inputs[held], job.targets[held]
+    X = job.start(torch.Generator().manual_seed(0))
+    W = metropolis(f"regular:{N},d=4,seed=0").at(0).weights
+    mix = torch.sparse_csr_tensor(
+        *(torch.from_numpy(part) for part in (W.indptr, W.indices, W.data.astype(np.float32)))
+    )
+    F, H, K = job.inputs.shape[1], job.model.layout.shapes[1][0], 10
+
+    def one_round() -> None:
+        nonlocal X
+        W1, b1, W2, b2 = X.split([F * H, H, H * K, K], dim=1)
+        W1, W2 = W1.view(N, H, F), W2.view(N, K, H)
+        for _ in range(steps):
+            chosen = torch.randint(rows, (N, batch))
+            a, y = x_NRF[node, chosen], y_NR[node, chosen]
+            h = torch.baddbmm(b1.unsqueeze(1), a, W1.transpose(1, 2)).relu_()
+            d2 = torch.baddbmm(b2.unsqueeze(1), h, W2.transpose(1, 2)).softmax(-1)
+            d2.scatter_add_(2, y.unsqueeze(2), torch.full((N, batch, 1), -1.0))
+            d2 *= STEP_SIZE / batch
+            d1 = torch.bmm(d2, W2).mul_(h > 0)
+            W2.baddbmm_(d2.transpose(1, 2), h, alpha=-1)
+            W1.baddbmm_(d1.transpose(1, 2), a, alpha=-1)
+            b2 -= d2.sum(1)
+            b1 -= d1.sum(1)
+        X = mix @ X
+
+    return one_round
+
+
+def compare(title: str, actions: dict[str, Callable[[], object]], repeat: int = 10, turns: int = 5) -> dict[str, float]:
+    """Medians in milliseconds, all in turn so that a slow moment of the machine hits all alike; the first is 1."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(turns):
+        for name, action in actions.items():
+            times[name] += seconds(action, repeat)
+    middle = {name: 1e3 * statistics.median(took) for name, took in times.items()}
+    first = next(iter(middle.values()))
+    print(title)
+    for name, took in middle.items():
+        spread = f"{1e3 * min(times[name]):.2f} to {1e3 * max(times[name]):.2f}"
+        print(f"  {name:46} {took:8.2f} ms   {took / first:6.2f}   ({spread})")
+    return middle
+
+
+def simulators(count: int = 1) -> None:
+    """What published simulators do: 32 nodes, 784-32-10, 200 rows a node, 7 minibatches of 32 a round, no noise."""
+    job = job_of(32, 200, (784,), "mlp", hidden=(32,))
+    with threads(count):
+        middle = compare(
+            f"32 nodes, 4-regular, 784-32-10, 7 minibatches a round, {count} thread(s)",
+            {
+                "by hand": by_hand(job, 7),
+                "d-psgd, fixed:32": rounds(job, "d-psgd", "fixed:32", local_steps=7, step_size=STEP_SIZE),
+                "d-psgd, cycle of 7": rounds(job, "d-psgd", "cycle:1000000x7", local_steps=7, step_size=STEP_SIZE),
+            },
+        )
+    print(f"  rounds a second: {', '.join(f'{1e3 / took:.0f}' for took in middle.values())}", end="")
+    print(f"; peak memory {peak_gigabytes():.2f} GB")
+
+
+def private(count: int = 1) -> None:
+    """One minibatch a round, with clipping and noise against without."""
+    job = job_of(32, 200, (784,), "mlp", hidden=(32,))
+    x, clip = job.start(torch.Generator().manual_seed(0)), ("per-example", 1.0)
+    plain, clipped = job.gradients("fixed:32"), job.gradients("fixed:32", *clip)
+    with threads(count):
+        compare(
+            f"32 nodes, 4-regular, 784-32-10, one minibatch of 32 a round, {count} thread(s)",
+            {
+                "round of d-psgd, not clipped": rounds(job, "d-psgd", "fixed:32"),
+                "round of dp-d-sgd, clipped, with noise": rounds(job, "dp-d-sgd", "fixed:32", clip),
+            },
+        )
+        compare("  of which", {"gradient": lambda: plain(0, x), "clipped gradient": lambda: clipped(0, x)})
+    print(f"  peak memory {peak_gigabytes():.2f} GB")
+
+
+def scale(count: int = 1) -> None:
+    """Cost per node and round of 4,810 parameters, from 32 to 1,000 nodes."""
+    sizes, clip = (32, 100, 320, 1000), ("per-example", 1.0)
+    jobs = {nodes: job_of(nodes, 64, (64,), "mlp", hidden=(64,)) for nodes in sizes}
+    with threads(count):
+        for name, kind in (("d-psgd", ("none", None)), ("dp-d-sgd", clip)):
+            actions = {f"{nodes} nodes": rounds(job, name, "fixed:32", kind) for nodes, job in jobs.items()}
+            middle = compare(f"{name}, 64-64-10, one minibatch of 32, clipping {kind[0]}", actions, repeat=6)
+            each = [1e3 * took / nodes for nodes, took in zip(sizes, middle.values(), strict=True)]
+            print(f"  microseconds per node and round: {', '.join(f'{part:.0f}' for part in each)}")
+    print(f"  peak memory {peak_gigabytes():.2f} GB")
+
+
+def engines(count: int = 1) -> None:
+    """Clipped gradients by each engine: 100 MLPs 64-64-10, batch 64; and 8 of the small convolutional net, batch 32."""
+    with threads(count):
+        for net, nodes, batch in ((models.mlp((64, 64, 10)), 100, 64), (models.cnn((1, 28, 28), 10), 8, 32)):
+            title = f"{nodes} x {net}, batch {batch}, {count} thread(s)"
+            compare(title, engine_actions(net, nodes, batch), repeat=2, turns=3)
+
+
+def engine_actions(net: models.Model, nodes: int, batch: int) -> dict[str, Callable[[], object]]:
+    """Gradients of one batch, clipped and not, by every engine that takes the model; the chosen one first."""
+    draw = torch.Generator().manual_seed(0)
+    x, clip = net.start(nodes, draw), clipping("per-example", 1.0)
+    inputs = torch.randn(nodes, batch, int(np.prod(net.shape or (net.layout.shapes[0][1],))), generator=draw)
+    targets = torch.randint(10, (nodes, batch), generator=draw)
+    stack = Stack(inputs, targets, torch.full((nodes, batch), 1 / batch))
+    found: dict[str, Callable[[], object]] = {}
+    for name in dict.fromkeys((engine_for(net).name, "functional", "loop")):
+        engine = engine_for(net, name)
+        found[f"{name}, clipped"] = partial(engine.clipped, x, stack, clip)
+        found[f"{name}, not clipped"] = partial(engine.total, x, stack)
+    return found
+
+
+if __name__ == "__main__":
+    parts = {"simulators": simulators, "private": private, "scale": scale, "engines": engines}
+    if len(sys.argv) > 1:
+        parts[sys.argv[1]](**settings(sys.argv[2:]))
+    else:  # each in its own process, so that its peak memory is its own
+        for words in (
+            ["simulators"],
+            ["simulators", "count=2"],
+            ["private"],
+            ["scale"],
+            ["engines"],
+            ["engines", "count=2"],
+        ):
+            subprocess.run([sys.executable, "-m", "benchmarks.learning", *words], check=True)

@@ -1,0 +1,260 @@
+"""Batches: which rows each node uses in each round. The loop draws from this object and the accountant reads it.
+
+    >>> plan = batches("cycle:4x5", [50, 40])
+    >>> plan.draw(7).rows.shape, plan.participation("record")
+    ((2, 10), Participation(times=4, apart=5))
+    >>> batches("poisson:0.1", [50, 40], seed=3).sampling(1)
+    Sampling(share=0.1, size=None)
+
+Draws are keyed by (seed, node, round): any round can be drawn alone, by a restart or by the node itself.
+
+A node's gradients are summed and divided by a number that depends on no data and no draw: the size of the shard
+(`full`), of the average batch (`cycle`), the expected size (`poisson`), or the size (`fixed`). Poisson batches vary in
+size and are never divided by it, for then one record would change the weight of all others.
+
+Shapes: N nodes, B examples (of the largest batch; shorter ones are padded and masked).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+from sottovoce.learning.partition import Shards
+from sottovoce.noise import generator
+from sottovoce.privacy.account import ADJACENCIES
+from sottovoce.privacy.sensitivity import Participation
+
+Rows = NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """Rows of the training set, N x B, and which of them are there: the others are padding, to be weighed zero."""
+
+    rows: Rows
+    present: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a record comes into a batch: with probability `share`, or as one of `share * size` out of `size`.
+
+    The words of `sottovoce.privacy.sampling`: Poisson shares go with zero-out sensitivity, sizes with replace.
+    """
+
+    share: float
+    size: int | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Batches:
+    """All rows in every round (`full`). `shards` holds each node's row numbers."""
+
+    shards: tuple[Rows, ...]
+    seed: int = 0
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes draw."""
+        return len(self.shards)
+
+    @cached_property
+    def sizes(self) -> NDArray[np.float64]:
+        """Rows of each node."""
+        return np.array([len(shard) for shard in self.shards], dtype=float)
+
+    @property
+    def divisors(self) -> NDArray[np.float64]:
+        """What each node divides its sum of gradients by."""
+        return self.sizes
+
+    @property
+    def largest(self) -> NDArray[np.float64]:
+        """The most rows that a batch of each node can have."""
+        return self.sizes
+
+    def rows_of(self, node: int, round: int) -> Rows:
+        """The rows of one node in one round."""
+        return self.shards[node]
+
+    def draw(self, round: int, nodes: Sequence[int] | None = None) -> Batch:
+        """The rows of all nodes, or of some, stacked. Padding repeats a row of the node's own."""
+        which = range(self.nodes) if nodes is None else nodes
+        return _stacked([self.rows_of(node, round) for node in which], [self.shards[node][0] for node in which])
+
+    def participation(self, adjacency: str = "record") -> Participation:
+        """In which rounds a changed record, or a node whose data changes, can show."""
+        if adjacency not in ADJACENCIES:
+            raise InputError(f"adjacency {adjacency!r}", f"known: {', '.join(ADJACENCIES)}", "choose one of them")
+        return self._of_record() if adjacency == "record" else Participation()
+
+    def _of_record(self) -> Participation:
+        return Participation()
+
+    def sampling(self, node: int) -> Sampling | None:
+        """How this node's records are sampled, or None where chance plays no part."""
+        return None
+
+    def check(self, rounds: int) -> None:
+        """Refuse a run that is longer than what is drawn for."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Cycle(Batches):
+    """Each shard in `apart` parts, visited in order `times` times: a record takes part `times` times, `apart` apart."""
+
+    times: int
+    apart: int
+
+    def __post_init__(self) -> None:
+        few = int(np.argmin(self.sizes))
+        if self.sizes[few] < self.apart:
+            raise InputError(
+                f"cycle of {self.apart} batches on node {few} with {len(self.shards[few])} rows",
+                "every batch needs a row",
+                f"use at most {len(self.shards[few])} batches",
+            )
+
+    @property
+    def divisors(self) -> NDArray[np.float64]:
+        """The size of the average batch, so that all records weigh the same."""
+        return self.sizes / self.apart
+
+    @property
+    def largest(self) -> NDArray[np.float64]:
+        """Parts differ by one row at most."""
+        return np.ceil(self.sizes / self.apart)
+
+    def rows_of(self, node: int, round: int) -> Rows:
+        """Part `round` modulo `apart` of the shard."""
+        self.check(round + 1)
+        shard, part = self.shards[node], round % self.apart
+        each, more = divmod(len(shard), self.apart)
+        start = part * each + min(part, more)
+        return shard[start : start + each + (part < more)]
+
+    def _of_record(self) -> Participation:
+        return Participation(self.times, self.apart)
+
+    def check(self, rounds: int) -> None:
+        """In a longer run records would take part more often than the accountant is told."""
+        if rounds > self.times * self.apart:
+            raise InputError(
+                f"{rounds} rounds of cycle:{self.times}x{self.apart}",
+                f"it ends after {self.times * self.apart}",
+                f"use cycle:{-(-rounds // self.apart)}x{self.apart}",
+            )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Poisson(Batches):
+    """Each record joins each round with probability `share`, by itself."""
+
+    share: float
+
+    @property
+    def divisors(self) -> NDArray[np.float64]:
+        """The expected size."""
+        return self.share * self.sizes
+
+    def rows_of(self, node: int, round: int) -> Rows:
+        """One coin for each record."""
+        shard = self.shards[node]
+        return shard[generator(self.seed, "batch", [node], round).random(len(shard)) < self.share]
+
+    def sampling(self, node: int) -> Sampling:
+        """The share."""
+        return Sampling(self.share)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FixedSize(Batches):
+    """`size` records of each shard, drawn afresh in each round without replacement."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        few = int(np.argmin(self.sizes))
+        if self.sizes[few] < self.size:
+            raise InputError(
+                f"batches of {self.size} on node {few} with {len(self.shards[few])} rows",
+                "rows are drawn without replacement",
+                f"use at most {len(self.shards[few])}",
+            )
+
+    @property
+    def divisors(self) -> NDArray[np.float64]:
+        """The size."""
+        return np.full(self.nodes, float(self.size))
+
+    @property
+    def largest(self) -> NDArray[np.float64]:
+        """The size."""
+        return self.divisors
+
+    def rows_of(self, node: int, round: int) -> Rows:
+        """The first rows of a fresh order."""
+        shard = self.shards[node]
+        return shard[generator(self.seed, "batch", [node], round).permutation(len(shard))[: self.size]]
+
+    def sampling(self, node: int) -> Sampling:
+        """Share and number of this node's records."""
+        held = len(self.shards[node])
+        return Sampling(self.size / held, held)
+
+
+def batches(spec: str, shards: Shards | Sequence[int] | Sequence[Rows], seed: int = 0) -> Batches:
+    """`full`, `cycle:KxB`, `poisson:SHARE` or `fixed:SIZE`, on shards, on rows of each node, or on bare sizes."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
+    held = _rows(shards)
+    kind, _, setting = spec.partition(":")
+    if spec == "full":
+        return Batches(shards=held, seed=int(seed))
+    if kind == "cycle" and (found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", setting)):
+        return Cycle(shards=held, seed=int(seed), times=int(found[1]), apart=int(found[2]))
+    if kind == "poisson" and re.fullmatch(r"[\d.eE+-]+", setting) and 0 < (share := _number(setting)) <= 1:
+        return Poisson(shards=held, seed=int(seed), share=share)
+    if kind == "fixed" and re.fullmatch(r"[1-9]\d*", setting):
+        return FixedSize(shards=held, seed=int(seed), size=int(setting))
+    raise InputError(
+        f"batches {spec!r}", "known: full, cycle:KxB, poisson:SHARE (at most 1), fixed:SIZE", "see docs/models.md"
+    )
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _rows(shards: Shards | Sequence[int] | Sequence[Rows]) -> tuple[Rows, ...]:
+    """Bare sizes stand for consecutive rows."""
+    given = shards.indices if isinstance(shards, Shards) else shards
+    stops = np.cumsum([held if isinstance(held, int | np.integer) else 0 for held in given])
+    rows = tuple(
+        np.arange(stop - held, stop) if isinstance(held, int | np.integer) else np.asarray(held, dtype=np.int64)
+        for held, stop in zip(given, stops, strict=True)
+    )
+    if not rows or not all(len(part) for part in rows):
+        raise InputError("a node without rows", "every node needs at least one", "use fewer nodes")
+    return rows
+
+
+def _stacked(parts: list[Rows], padding: list[np.int64]) -> Batch:
+    lengths = np.array([len(part) for part in parts])
+    width = max(1, int(lengths.max()))
+    if (lengths == width).all():
+        return Batch(np.stack(parts), np.ones((len(parts), width), dtype=bool))
+    present = np.arange(width) < lengths[:, None]
+    rows = np.repeat(np.array(padding)[:, None], width, axis=1)
+    rows[present] = np.concatenate(parts)
+    return Batch(rows, present)

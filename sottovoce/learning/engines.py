@@ -1,0 +1,206 @@
+"""Gradient engines: one sum of weighted gradients per node, each example's clipped or not. All give the same numbers.
+
+An engine is chosen by the kinds of layers (`engine_for`):
+
+- `stacked`: chains of linear layers and matrix factorisation, all nodes at once, by hand (stacked.py);
+- `loop`: node after node, for convolutions, where stacking gains nothing on a CPU;
+- `functional`: anything else, by `torch.func`, nodes and examples in chunks.
+
+Shapes: N nodes, B examples, F inputs, K outputs, D parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from sottovoce.errors import InputError
+from sottovoce.learning.clipping import Clipping, norms
+from sottovoce.learning.models import Model
+
+VALUES = 1 << 24
+"""About so many numbers of single examples' gradients, or of layers' outputs, are alive at once."""
+
+EXAMPLES = 4
+"""At least so many examples of a node are taken at once, however large the model."""
+
+
+class Stack(NamedTuple):
+    """A batch of every node: inputs N x B x F, targets N x B, and what each example's gradient is multiplied with.
+
+    Weights are one over the divisor of the batch; zero marks padding.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+class Clipped(NamedTuple):
+    """Sums of weighted clipped gradients, N x D, and how many gradients were not finite and left out."""
+
+    rows: Tensor
+    broken: int
+
+
+class Engine(Protocol):
+    """Gradients and outputs of all nodes."""
+
+    @property
+    def name(self) -> str:
+        """By which it is chosen."""
+
+    def total(self, points: Tensor, stack: Stack) -> Tensor:
+        """`sum_i weight_i g_i` of each node, N x D."""
+
+    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
+        """`sum_i weight_i clip(g_i)` of each node."""
+
+    def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
+        """Outputs N x B x K for inputs N x B x F."""
+
+    def examples_at_once(self, nodes: int, features: int) -> int:
+        """How many examples per node `outputs` takes without outgrowing the memory."""
+
+
+def engine_for(model: Model, name: str | None = None) -> Engine:
+    """The fastest engine for a model's layers, or the named one."""
+    from sottovoce.learning.stacked import stacked
+
+    if name not in (None, *ENGINES):
+        raise InputError(f"engine {name!r}", f"known: {', '.join(ENGINES)}", "leave it out for the fastest")
+    if name in (None, "stacked") and (found := stacked(model)) is not None:
+        return found
+    if name == "stacked":
+        raise InputError(
+            f"engine stacked for {model.name}",
+            "it is for linear layers with relu, tanh or sigmoid, and for matrix factorisation",
+            "leave it out for the fastest",
+        )
+    convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in model.module.modules())
+    return Loop(model) if name == "loop" or (name is None and convolves) else Functional(model)
+
+
+ENGINES = ("stacked", "loop", "functional")
+
+
+@dataclass(frozen=True)
+class Functional:
+    """`torch.func` over nodes and over examples, in chunks."""
+
+    model: Model
+    name: str = "functional"
+
+    def total(self, points: Tensor, stack: Stack) -> Tensor:
+        """One backward pass for each node, a few nodes at a time."""
+        at_once = max(1, VALUES // (4 * self.model.layout.size))
+        gradient = vmap(grad(partial(weighed, self.model)))
+        parts = [
+            gradient(self.model.layout.views(points[some]), *(part[some] for part in stack))
+            for some in pieces(len(points), at_once)
+        ]
+        return torch.cat([self.model.layout.flatten(part) for part in parts])
+
+    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
+        """Every example's gradient by itself, a chunk at a time."""
+        each = vmap(vmap(grad(partial(one, self.model)), in_dims=(None, 0, 0)))
+        layout, (N, B) = self.model.layout, stack.weights.shape
+        rows, broken = torch.zeros_like(points), 0
+        some_nodes = max(1, VALUES // (B * layout.size))
+        for nodes in pieces(N, some_nodes):
+            some_examples = max(1, VALUES // ((nodes.stop - nodes.start) * layout.size))
+            for examples in pieces(B, some_examples):
+                inputs, targets, weights = (part[nodes, examples] for part in stack)
+                gradients = layout.flatten(each(layout.views(points[nodes]), inputs, targets))
+                added = sum_clipped(gradients, weights, clip)
+                rows[nodes] += added.rows
+                broken += added.broken
+        return Clipped(rows, broken)
+
+    def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
+        """All nodes at once."""
+        found: Tensor = vmap(self.model.outputs)(points, inputs)
+        return found
+
+    def examples_at_once(self, nodes: int, features: int) -> int:
+        """Taking layers to be up to 64 times wider than the inputs."""
+        return max(1, VALUES // (64 * nodes * features))
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One node at a time, examples by `torch.func` where each counts by itself."""
+
+    model: Model
+    name: str = "loop"
+
+    def total(self, points: Tensor, stack: Stack) -> Tensor:
+        """Plain backward passes."""
+        rows, layout = torch.empty_like(points), self.model.layout
+        for node, row in enumerate(points):
+            parameters = {name: part.detach().requires_grad_() for name, part in layout.views(row).items()}
+            with torch.enable_grad():
+                loss = weighed(self.model, parameters, *(part[node] for part in stack))
+                found = torch.autograd.grad(loss, list(parameters.values()))
+            rows[node] = layout.flatten(dict(zip(parameters, found, strict=True)))
+        return rows
+
+    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
+        """Some examples at a time."""
+        each = vmap(grad(partial(one, self.model)), in_dims=(None, 0, 0))
+        rows, broken, layout = torch.zeros_like(points), 0, self.model.layout
+        for node, row in enumerate(points):
+            for some in pieces(stack.weights.shape[1], max(EXAMPLES, VALUES // layout.size)):
+                inputs, targets, weights = (part[node, some] for part in stack)
+                gradients = layout.flatten(each(layout.views(row), inputs, targets))
+                added = sum_clipped(gradients.unsqueeze(0), weights.unsqueeze(0), clip)
+                rows[node] += added.rows[0]
+                broken += added.broken
+        return Clipped(rows, broken)
+
+    @torch.no_grad()
+    def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
+        """Forward passes."""
+        return torch.stack([self.model.outputs(row, own) for row, own in zip(points, inputs, strict=True)])
+
+    def examples_at_once(self, nodes: int, features: int) -> int:
+        """Whatever the number of nodes, taking layers to be up to 64 times wider than the inputs."""
+        return max(1, VALUES // (64 * features))
+
+
+def weighed(model: Model, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of a batch's losses."""
+    return model.loss.each(model.outputs_of(parameters, inputs), targets) @ weights
+
+
+def one(model: Model, parameters: dict[str, Tensor], features: Tensor, target: Tensor) -> Tensor:
+    """The loss of one example."""
+    outputs = model.outputs_of(parameters, features.unsqueeze(0))
+    return model.loss.each(outputs, target.unsqueeze(0)).squeeze(0)
+
+
+def sum_clipped(gradients_NBD: Tensor, weights_NB: Tensor, clip: Clipping) -> Clipped:
+    """`sum_i weight_i clip(g_i)` from gradients that are all there."""
+    scale, broken = clip.scales(norms(gradients_NBD), gradients_NBD.dtype)
+    if broken.any():
+        gradients_NBD = gradients_NBD.masked_fill(broken.unsqueeze(-1), 0.0)
+    rows = torch.bmm((scale * weights_NB).unsqueeze(1), gradients_NBD).squeeze(1)
+    return Clipped(rows, int((broken & (weights_NB > 0)).sum()))
+
+
+def clip_rows(rows_ND: Tensor, clip: Clipping) -> Clipped:
+    """Each node's whole gradient clipped."""
+    scale, broken = clip.scales(norms(rows_ND), rows_ND.dtype)
+    rows = rows_ND.masked_fill(broken.unsqueeze(-1), 0.0) if broken.any() else rows_ND
+    return Clipped(rows * scale.unsqueeze(-1), int(broken.sum()))
+
+
+def pieces(total: int, at_once: int) -> Iterator[slice]:
+    """`range(total)` in slices."""
+    return (slice(start, min(start + at_once, total)) for start in range(0, total, at_once))

@@ -1,0 +1,79 @@
+"""Losses: what an example costs, how its cost moves with the outputs, and what is reported beside it.
+
+    >>> import torch
+    >>> logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    >>> LOSSES["cross-entropy"].each(logits, torch.tensor([0, 0])).round(decimals=3).tolist()
+    [0.127, 1.313]
+
+Shapes: ... any leading dimensions, K outputs. Squared error is halved, so that its curvature is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Loss:
+    """`each(outputs, targets)` is the loss of every example, `errors` its derivative by the outputs.
+
+    `score` is summed over examples and turned into the metric by `finish(total, examples)`.
+    """
+
+    name: str
+    metric: str
+    each: Callable[[Tensor, Tensor], Tensor]
+    errors: Callable[[Tensor, Tensor], Tensor]
+    score: Callable[[Tensor, Tensor], Tensor]
+    finish: Callable[[Tensor, int], Tensor]
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.logsumexp(-1) - outputs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+def _cross_entropy_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    place = targets.unsqueeze(-1)
+    return outputs.softmax(-1).scatter_add_(-1, place, outputs.new_full((), -1.0).expand(place.shape))
+
+
+def _logistic(outputs: Tensor, targets: Tensor) -> Tensor:
+    logit = outputs.squeeze(-1)
+    return functional.softplus(logit) - targets * logit
+
+
+def _logistic_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.sigmoid() - targets.unsqueeze(-1)
+
+
+def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.squeeze(-1) - targets).square() / 2
+
+
+def _squared_errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs - targets.unsqueeze(-1)
+
+
+def _share(total: Tensor, examples: int) -> Tensor:
+    return total / examples
+
+
+LOSSES = {
+    "cross-entropy": Loss(
+        "cross-entropy", "accuracy", _cross_entropy, _cross_entropy_errors,
+        lambda outputs, targets: outputs.argmax(-1) == targets, _share,
+    ),
+    "logistic": Loss(
+        "logistic", "accuracy", _logistic, _logistic_errors,
+        lambda outputs, targets: (outputs.squeeze(-1) > 0) == (targets > 0), _share,
+    ),
+    "squared": Loss(
+        "squared", "rmse", _squared, _squared_errors,
+        lambda outputs, targets: (outputs.squeeze(-1) - targets).square(),
+        lambda total, examples: (total / examples).sqrt(),
+    ),
+}  # fmt: skip

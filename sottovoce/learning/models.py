@@ -1,0 +1,275 @@
+"""Models as functions of one flat row of parameters, so that all nodes are one N x D tensor.
+
+    >>> net = mlp((8, 64, 1), loss="logistic")
+    >>> net
+    Model('mlp', 641 parameters, logistic)
+    >>> x0 = net.start(nodes=5, generator=torch.Generator().manual_seed(0))
+    >>> x0.shape, bool((x0[0] == x0[4]).all())
+    (torch.Size([5, 641]), True)
+    >>> net.layout.views(x0)["2.weight"].shape
+    torch.Size([5, 1, 64])
+
+Any torch module whose examples do not touch each other can be used: see `bring`.
+
+Shapes: N nodes, B examples, F inputs, D parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from sottovoce.errors import InputError
+from sottovoce.learning import networks
+from sottovoce.learning.data import Dataset
+from sottovoce.learning.losses import LOSSES, Loss
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter lies in a flat row: names, shapes and offsets."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers in each parameter."""
+        return tuple(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each parameter begins; the last entry is the length of a row."""
+        return tuple(accumulate(self.sizes, initial=0))
+
+    @property
+    def size(self) -> int:
+        """Length of a row."""
+        return self.offsets[-1]
+
+    def views(self, rows: Tensor) -> dict[str, Tensor]:
+        """Each parameter of one row, or of all rows with nodes first, without a copy."""
+        if rows.shape[-1] != self.size:
+            raise InputError(
+                f"rows of {rows.shape[-1]} numbers", f"the model has {self.size} parameters", "use the model's start"
+            )
+        lead, parts = rows.shape[:-1], zip(self.names, self.shapes, self.offsets, self.offsets[1:], strict=False)
+        return {name: rows[..., start:stop].view(*lead, *shape) for name, shape, start, stop in parts}
+
+    def flatten(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Parameters as one row, or as rows where they have a leading dimension more."""
+        return torch.cat(
+            [parts[name].flatten(parts[name].dim() - len(shape)) if shape else parts[name].unsqueeze(-1)
+             for name, shape in zip(self.names, self.shapes, strict=True)], dim=-1,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Model:
+    """A module used functionally, with its loss. `shape` is what one flat input becomes before it enters."""
+
+    name: str
+    module: nn.Module
+    layout: Layout
+    loss: Loss
+    shape: tuple[int, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {self.layout.size} parameters, {self.loss.name})"
+
+    def outputs(self, row_D: Tensor, inputs_BF: Tensor) -> Tensor:
+        """Outputs of one node's model, B x K."""
+        return self.outputs_of(self.layout.views(row_D), inputs_BF)
+
+    def outputs_of(self, parameters: dict[str, Tensor], inputs_BF: Tensor) -> Tensor:
+        """The same from parameters by name."""
+        shaped = inputs_BF if self.shape is None else inputs_BF.view(-1, *self.shape)
+        found: Tensor = functional_call(self.module, parameters, (shaped,))
+        return found.unsqueeze(-1) if found.dim() == 1 else found
+
+    def start(
+        self, nodes: int, generator: torch.Generator, *, same: bool = True, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """A starting point, N x D: one for all nodes, or each node its own. Layers begin as torch begins them.
+
+        A parameter that its module does not know how to reset keeps the value it came with.
+        """
+        rows = torch.stack([self._fresh(generator) for _ in range(1 if same else nodes)]).to(dtype)
+        return rows.expand(nodes, -1).clone()
+
+    def _fresh(self, generator: torch.Generator) -> Tensor:
+        seed = int(torch.randint(2**63 - 1, (), generator=generator))
+        fresh = copy.deepcopy(self.module)
+
+        def reset() -> None:
+            for part in fresh.modules():
+                if callable(again := getattr(part, "reset_parameters", None)):
+                    again()
+
+        aside(reset, seed)
+        return self.layout.flatten({name: value.detach() for name, value in fresh.named_parameters()})
+
+
+def aside(make: Callable[[], Made], seed: int = 0) -> Made:
+    """What `make` gives when torch's own generator starts from `seed`; the generator is left as it was.
+
+    torch's layers draw from that generator and take no other.
+    """
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        return make()
+    finally:
+        torch.default_generator.set_state(before)
+
+
+# --- any module ----------------------------------------------------------------------------------------------------
+
+MIXING = (nn.modules.batchnorm._BatchNorm,)
+"""Layers whose outputs for one example depend on the others: clipping per example would mean nothing."""
+
+
+def bring(module: nn.Module, loss: str, *, shape: tuple[int, ...] | None = None, name: str | None = None) -> Model:
+    """A torch module of yours as a model. It is copied, and its parameters that need gradients are trained.
+
+    `loss` is cross-entropy, logistic (one output) or squared (one output). `shape` is the shape of one example where
+    the module does not take flat rows.
+    """
+    if loss not in LOSSES:
+        raise InputError(f"loss {loss!r}", f"known: {', '.join(LOSSES)}", "choose one of them")
+    module = copy.deepcopy(module)
+    for path, part in module.named_modules():
+        _check_layer(path, part)
+        if isinstance(part, nn.modules.instancenorm._InstanceNorm):  # each example by its own figures, none kept
+            part.track_running_stats, part.running_mean, part.running_var = False, None, None
+    trained = {key: tuple(value.shape) for key, value in module.named_parameters() if value.requires_grad}
+    if not trained:
+        raise InputError(
+            f"{type(module).__name__} without trainable parameters", "there is nothing to learn", "add some"
+        )
+    return Model(
+        name or type(module).__name__, module, Layout(tuple(trained), tuple(trained.values())), LOSSES[loss], shape
+    )
+
+
+def _check_layer(path: str, part: nn.Module) -> None:
+    where = f"{type(part).__name__} at {path or 'the top'}"
+    if isinstance(part, MIXING):
+        raise InputError(
+            where, "batch norm mixes examples, so one record moves the gradients of others", "use nn.GroupNorm instead"
+        )
+    if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+        raise InputError(where, "it draws from torch's global generator, so no run could be repeated", "remove it")
+
+
+# --- the named ones ------------------------------------------------------------------------------------------------
+
+
+def linear(features: int, *, bias: bool = True) -> Model:
+    """Least squares."""
+    return _named("linear", lambda: networks.chain((features, 1), bias=bias), "squared")
+
+
+def logistic(features: int, *, bias: bool = True) -> Model:
+    """Logistic regression for two classes, one output."""
+    return _named("logistic", lambda: networks.chain((features, 1), bias=bias), "logistic")
+
+
+def softmax(features: int, classes: int, *, bias: bool = True) -> Model:
+    """Softmax regression."""
+    return _named("softmax", lambda: networks.chain((features, classes), bias=bias), "cross-entropy")
+
+
+def mlp(widths: Sequence[int], *, loss: str = "cross-entropy", activation: str = "relu") -> Model:
+    """Linear layers of any widths: `mlp((784, 32, 10))`, `mlp((8, 64, 1), loss="logistic")`."""
+    if len(widths) < 2 or min(widths) < 1:
+        raise InputError(
+            f"widths {tuple(widths)}", "inputs, hidden layers and outputs, each 1 or more", "write 784, 32, 10"
+        )
+    if activation not in networks.ACTIVATIONS:
+        raise InputError(
+            f"activation {activation!r}", f"known: {', '.join(networks.ACTIVATIONS)}", "choose one of them"
+        )
+    return _named("mlp", lambda: networks.chain(widths, activation), loss)
+
+
+def cnn(shape: tuple[int, ...], classes: int, *, filters: Sequence[int] = (16, 32), groups: int = 8) -> Model:
+    """The small convolutional net of MAFALDA's FEMNIST experiment."""
+    _check_images("cnn", shape, filters[-1:], groups)
+    return _named("cnn", lambda: networks.small_cnn(shape, classes, filters, groups), "cross-entropy", shape)
+
+
+def gn_resnet18(shape: tuple[int, ...], classes: int, *, width: int = 64, groups: int = 32) -> Model:
+    """ResNet-18 with group norm, for images of CIFAR-10's size; `width` is the number of channels after the stem."""
+    _check_images("gn-resnet18", shape, (width,), groups)
+    return _named("gn-resnet18", lambda: networks.gn_resnet18(shape, classes, width, groups), "cross-entropy", shape)
+
+
+def matrix_factorisation(users: int, items: int, *, rank: int = 16, offset: float = 3.0) -> Model:
+    """Ratings from factors and biases of users and items. `offset` is a public guess of the mean, not learned."""
+    if min(users, items, rank) < 1:
+        raise InputError(f"{users} users, {items} items, rank {rank}", "each is 1 or more", "check the data")
+    return _named("matrix-factorisation", lambda: networks.Factors(users, items, rank, offset), "squared")
+
+
+def _named(name: str, make: Callable[[], nn.Module], loss: str, shape: tuple[int, ...] | None = None) -> Model:
+    return bring(aside(make), loss, shape=shape, name=name)
+
+
+def _check_images(name: str, shape: tuple[int, ...], channels: Sequence[int], groups: int) -> None:
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        raise InputError(f"{name} for inputs of shape {shape}", "it takes images, channels x height x width", "use mlp")
+    if groups < 1 or any(count % groups for count in channels):
+        raise InputError(f"{groups} groups of {channels[0]} channels", "groups are equally large", "use a divisor")
+
+
+def model(name: str, dataset: Dataset, **settings: Any) -> Model:
+    """The model of that name for a data set, which says how many inputs and outputs there are.
+
+    Two classes need one output with `logistic` and `mlp`; values and ratings are learned by squared error. `mlp`
+    takes `hidden`, the widths between inputs and outputs.
+    """
+    if name not in BUILDERS:
+        raise InputError(f"model {name!r}", f"known: {', '.join(BUILDERS)}", "see docs/models.md")
+    kinds, build = BUILDERS[name]
+    kind = "two classes" if len(dataset.classes) == 2 else dataset.kind
+    if kind not in kinds:
+        raise InputError(
+            f"{name} on {dataset.name}, which has {kind}", f"it is for {' or '.join(kinds)}", "use another model"
+        )
+    try:
+        return build(dataset, **settings)
+    except TypeError as error:
+        if "keyword argument" not in str(error):
+            raise
+        raise InputError(f"{name} with {settings}", str(error).partition(") ")[2], "see docs/models.md") from None
+
+
+def _mlp_for(dataset: Dataset, hidden: Sequence[int] = (64,), **settings: Any) -> Model:
+    one = len(dataset.classes) <= 2
+    loss = "squared" if dataset.kind == "value" else "logistic" if one else "cross-entropy"
+    outputs = 1 if one else len(dataset.classes)
+    return mlp((dataset.inputs.shape[1], *hidden, outputs), loss=loss, **settings)
+
+
+ANY_CLASSES = ("classes", "two classes")
+BUILDERS: dict[str, tuple[tuple[str, ...], Callable[..., Model]]] = {
+    "linear": (("value",), lambda data, **settings: linear(data.inputs.shape[1], **settings)),
+    "logistic": (("two classes",), lambda data, **settings: logistic(data.inputs.shape[1], **settings)),
+    "softmax": (ANY_CLASSES, lambda data, **settings: softmax(data.inputs.shape[1], len(data.classes), **settings)),
+    "mlp": ((*ANY_CLASSES, "value"), _mlp_for),
+    "cnn": (ANY_CLASSES, lambda data, **settings: cnn(data.shape, len(data.classes), **settings)),
+    "gn-resnet18": (ANY_CLASSES, lambda data, **settings: gn_resnet18(data.shape, len(data.classes), **settings)),
+    "matrix-factorisation": (("ratings",), lambda data, **settings: matrix_factorisation(*data.entities, **settings)),
+}
+"""For each name: what it can learn, and how it is built for a data set."""

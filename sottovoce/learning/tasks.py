@@ -1,0 +1,244 @@
+"""Tasks: a data set, who holds which rows of it, and the model to learn from them.
+
+    >>> from sottovoce.learning.data import load
+    >>> from sottovoce.learning.models import model
+    >>> from sottovoce.learning.partition import partition
+    >>> digits = load("digits")
+    >>> job = task(digits, partition(digits, nodes=16), model("softmax", digits))
+    >>> job
+    Task(digits on 16 nodes, Model('softmax', 650 parameters, cross-entropy))
+    >>> gradient = job.gradients("cycle:10x5", "per-example", 1.0)
+    >>> round(gradient.sensitivity(), 6), gradient.participation()
+    (0.11236, Participation(times=10, apart=5))
+
+`gradient` is what the loop calls; it also says to the accountant how much and how often a record counts.
+
+Shapes: N nodes, B examples, F inputs, D parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from sottovoce.errors import InputError
+from sottovoce.learning.batches import Batches, Sampling, batches
+from sottovoce.learning.clipping import Clipping, clipping
+from sottovoce.learning.data import Dataset
+from sottovoce.learning.engines import VALUES, Clipped, Engine, Stack, clip_rows, engine_for, pieces
+from sottovoce.learning.models import Model
+from sottovoce.learning.partition import Shards
+from sottovoce.privacy.sensitivity import Participation
+
+PROBES = 3
+"""So many examples are put through a model together and one by one, to see that they do not touch each other."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Loss and metric (accuracy, or rmse) on the test rows: of every node's model, and of the average of all models."""
+
+    metric_name: str
+    loss: NDArray[np.float64]
+    metric: NDArray[np.float64]
+    average_loss: float
+    average_metric: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Task:
+    """Training and test rows as tensors, with the model and its engine."""
+
+    dataset: Dataset
+    shards: Shards
+    model: Model
+    engine: Engine
+    inputs: Tensor
+    targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+
+    def __repr__(self) -> str:
+        return f"Task({self.dataset.name} on {len(self.shards.indices)} nodes, {self.model})"
+
+    def start(self, generator: torch.Generator, *, same: bool = True) -> Tensor:
+        """A starting point for every node, N x D."""
+        return self.model.start(len(self.shards.indices), generator, same=same, dtype=self.inputs.dtype)
+
+    def gradients(
+        self,
+        batch: str | Batches,
+        clip: str | Clipping = "none",
+        bound: float | None = None,
+        *,
+        seed: int = 0,
+        local_steps: int = 1,
+        step_size: float | None = None,
+    ) -> Gradients:
+        """The gradient that the loop calls, from batches and clipping by name or as objects."""
+        drawn = batches(batch, self.shards, seed) if isinstance(batch, str) else batch
+        clipped = clipping(clip, bound) if isinstance(clip, str) else clip
+        return Gradients(self, drawn, clipped, local_steps, step_size)
+
+    def evaluate(self, points: Tensor, rows: int | None = None) -> Evaluation:
+        """On all test rows, or on the first of them; in chunks that fit into memory."""
+        loss, metric = self._evaluated(points, rows)
+        average_loss, average_metric = self._evaluated(points.mean(0, keepdim=True), rows)
+        return Evaluation(
+            self.model.loss.metric, loss.numpy(), metric.numpy(), float(average_loss), float(average_metric)
+        )
+
+    def _evaluated(self, points: Tensor, rows: int | None) -> tuple[Tensor, Tensor]:
+        inputs, targets, kind = self.test_inputs[:rows], self.test_targets[:rows], self.model.loss
+        loss, score = torch.zeros(2, len(points), dtype=torch.float64)
+        for some in pieces(len(inputs), self.engine.examples_at_once(len(points), inputs.shape[1])):
+            shown, wanted = (part[some].expand(len(points), *part[some].shape) for part in (inputs, targets))
+            outputs = self.engine.outputs(points, shown)
+            loss += kind.each(outputs, wanted).sum(-1, dtype=torch.float64)
+            score += kind.score(outputs, wanted).sum(-1, dtype=torch.float64)
+        return loss / len(inputs), kind.finish(score, len(inputs))
+
+    def features(self) -> list[NDArray[np.float64]]:
+        """Each node's features as a generalised linear model sees them, a one for the bias: for `non_expansive`."""
+        layer = next(part for part in self.model.module.modules() if not isinstance(part, nn.Sequential))
+        if not isinstance(layer, nn.Linear):
+            raise InputError(
+                f"features of {self.model.name}", "only linear models see the inputs as they are", "use softmax"
+            )
+        held = [self.dataset.inputs[rows].astype(float) for rows in self.shards.indices]
+        return held if layer.bias is None else [np.column_stack([rows, np.ones(len(rows))]) for rows in held]
+
+
+def task(
+    dataset: Dataset, shards: Shards, model: Model, *, engine: str | None = None, dtype: torch.dtype = torch.float32
+) -> Task:
+    """Join the three, and refuse a model that does not fit the data or lets examples touch each other."""
+    inputs, test_inputs = (torch.from_numpy(part).to(dtype) for part in (dataset.inputs, dataset.test_inputs))
+    targets, test_targets = (torch.from_numpy(part) for part in (dataset.targets, dataset.test_targets))
+    if model.loss.name != "cross-entropy":
+        targets, test_targets = targets.to(dtype), test_targets.to(dtype)
+    _check_fit(dataset, model, inputs[:PROBES])
+    return Task(dataset, shards, model, engine_for(model, engine), inputs, targets, test_inputs, test_targets)
+
+
+def _check_fit(dataset: Dataset, model: Model, probes: Tensor) -> None:
+    row = model.start(1, torch.Generator().manual_seed(0), dtype=probes.dtype)[0]
+    try:
+        with torch.no_grad():
+            together = model.outputs(row, probes)
+            alone = torch.cat([model.outputs(row, probe.unsqueeze(0)) for probe in probes])
+    except (RuntimeError, IndexError) as error:
+        what = str(error).splitlines()[0]
+        raise InputError(
+            f"{model.name} on rows of {dataset.name}, shape {dataset.shape}: {what}", "a model takes its data's rows",
+            "build it with model(name, dataset), or give bring(..., shape=dataset.shape)",
+        ) from None  # fmt: skip
+    wanted = len(dataset.classes) if model.loss.name == "cross-entropy" else 1
+    if tuple(together.shape) != (len(probes), wanted):
+        raise InputError(
+            f"{model.name} gives outputs of shape {tuple(together.shape)} for {len(probes)} examples of {dataset.name}",
+            f"{model.loss.name} needs {wanted} each",
+            "change the last layer or the loss",
+        )
+    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4 * float(1 + together.abs().max())):
+        raise InputError(
+            f"{model.name}: outputs for an example change with the others of its batch",
+            "clipping per example needs examples that do not touch each other",
+            "replace the layer that mixes them, such as batch norm by group norm",
+        )
+
+
+class Gradients:
+    """What the loop calls in each round, and what the accountant is told about it.
+
+    With `local_steps` a node takes so many steps of `step_size` by itself, one batch each, and releases the sum of
+    their gradients, which is clipped as a whole or not at all. `broken` counts gradients left out so far because they
+    were not finite.
+    """
+
+    def __init__(
+        self, job: Task, drawn: Batches, clip: Clipping, local_steps: int = 1, step_size: float | None = None
+    ) -> None:
+        if drawn.nodes != len(job.shards.indices):
+            raise InputError(
+                f"batches for {drawn.nodes} nodes", f"the task has {len(job.shards.indices)}", "use its shards"
+            )
+        if local_steps < 1 or (local_steps > 1) != (step_size is not None):
+            raise InputError(
+                f"{local_steps} local steps with step size {step_size}",
+                "more than one step needs its size",
+                "give both",
+            )
+        if local_steps > 1 and clip.kind == "per-example":
+            raise InputError(
+                f"{local_steps} local steps with per-example clipping",
+                "a record moves the points of later steps, and with them the gradients of all records",
+                "use one local step, or whole-gradient clipping",
+            )
+        self.task, self.batches, self.clipping = job, drawn, clip
+        self.local_steps, self.step_size = local_steps, step_size
+        self.broken = 0
+
+    def __call__(self, round: int, points: Tensor) -> Tensor:
+        """Every node's released gradient at its own point."""
+        clip, engine = self.clipping, self.task.engine
+        if clip.kind == "per-example":
+            return self._counted(self._gathered(round, points, lambda at, stack: engine.clipped(at, stack, clip)))
+        total = self._local(round, points)
+        return total if clip.kind == "none" else self._counted(clip_rows(total, clip))
+
+    def _local(self, round: int, points: Tensor) -> Tensor:
+        """The sum of gradients along a node's own steps, which start from the round's point."""
+
+        def total(step: int, at: Tensor) -> Tensor:
+            return self._gathered(step, at, lambda some, stack: Clipped(self.task.engine.total(some, stack), 0)).rows
+
+        first = round * self.local_steps
+        found = total(first, points)
+        for step in range(first + 1, first + self.local_steps):
+            assert self.step_size is not None
+            found += total(step, torch.add(points, found, alpha=-self.step_size))
+        return found
+
+    def _gathered(self, step: int, points: Tensor, act: Callable[[Tensor, Stack], Clipped]) -> Clipped:
+        """`act` on the batches of one step, so many nodes at a time that their inputs fit into memory."""
+        drawn = self.batches.draw(step)
+        at_once = max(1, VALUES // (drawn.rows.shape[1] * self.task.inputs.shape[1]))
+        parts = []
+        for nodes in pieces(len(points), at_once):
+            rows, present = torch.from_numpy(drawn.rows[nodes]), torch.from_numpy(drawn.present[nodes])
+            weights = present / torch.from_numpy(self.batches.divisors[nodes]).unsqueeze(1)
+            inputs = self.task.inputs.index_select(0, rows.flatten()).view(*rows.shape, -1)
+            parts.append(act(points[nodes], Stack(inputs, self.task.targets[rows], weights.to(points.dtype))))
+        if len(parts) == 1:
+            return parts[0]
+        return Clipped(torch.cat([part.rows for part in parts]), sum(part.broken for part in parts))
+
+    def _counted(self, clipped: Clipped) -> Tensor:
+        self.broken += clipped.broken
+        return clipped.rows
+
+    def check(self, rounds: int) -> None:
+        """Refuse a run for which not enough batches are planned."""
+        self.batches.check(rounds * self.local_steps)
+
+    def sensitivity(self, adjacency: str = "record", change: str = "replace") -> float:
+        """How far what a node releases in one round can move: see `Clipping.sensitivities`."""
+        return self.clipping.sensitivity(self.batches, adjacency, change)
+
+    def participation(self, adjacency: str = "record") -> Participation:
+        """In which rounds a change can show. Local steps bring the batches of a cycle closer together."""
+        scheme = self.batches.participation(adjacency)
+        if scheme.times is None or self.local_steps == 1:
+            return scheme
+        apart, rest = divmod(scheme.apart, self.local_steps)
+        return Participation(scheme.times, apart) if not rest else Participation()
+
+    def sampling(self, node: int) -> Sampling | None:
+        """How this node's records are sampled; with local steps, and for whole gradients, chance counts for nothing."""
+        return self.batches.sampling(node) if self.clipping.kind == "per-example" else None

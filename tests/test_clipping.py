@@ -1,0 +1,210 @@
+"""Clipping: bounds that hold in float32, and sensitivities that are reached and never passed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce import InputError
+from sottovoce.learning import models
+from sottovoce.learning.batches import batches
+from sottovoce.learning.clipping import clipping, norms
+from sottovoce.learning.engines import Stack, clip_rows, engine_for, sum_clipped
+from sottovoce.learning.threads import threads
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with threads():
+        yield
+
+
+def exact_norms(rows):
+    return np.linalg.norm(rows.numpy().astype(np.longdouble), axis=-1)
+
+
+SCALES = [10.0**power for power in range(-30, 31, 4)]
+
+
+# --- the bound -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bound", [1e-6, 1.0, 3e4])
+def test_no_clipped_gradient_is_longer_than_the_bound(bound, dtype):
+    draw = torch.Generator().manual_seed(0)
+    for shape in ((64, 3), (40, 1000), (2, 300_000)):
+        near = bound * (1 + 1e-6 * torch.randn(shape[0], 1, generator=draw, dtype=torch.float64))
+        unit = torch.randn(shape, generator=draw, dtype=torch.float64)
+        unit /= unit.norm(dim=-1, keepdim=True)
+        flat = torch.full(shape, shape[1] ** -0.5, dtype=torch.float64)
+        for rows in (*(unit * scale for scale in SCALES), unit * near, flat * near, flat * 1e30):
+            clipped = clip_rows(rows.to(dtype), clipping("whole-gradient", bound))
+            assert exact_norms(clipped.rows).max() <= bound
+            assert clipped.broken == 0
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_clipping_keeps_directions_and_short_gradients(scale):
+    rows = scale * torch.randn(20, 50, generator=torch.Generator().manual_seed(1))
+    clipped = clip_rows(rows, clipping("whole-gradient", 1.0)).rows
+    lengths = exact_norms(rows)
+    kept = exact_norms(clipped) / np.minimum(lengths, 1.0)
+    assert (kept > 1 - 1e-5).all()
+    if lengths.max() < 0.99:
+        assert torch.equal(clipped, rows)
+
+
+def test_mixed_magnitudes_and_subnormal_factors_stay_below_the_bound():
+    rows = torch.tensor([[1e30, 1e-30, 1.0], [3e38, 3e38, 3e38], [1e-42, 1e-44, 0.0], [0.0, 0.0, 0.0]])
+    for bound in (1e-30, 1e-8, 1.0, 1e30):
+        assert exact_norms(clip_rows(rows, clipping("whole-gradient", bound)).rows).max() <= bound
+
+
+def test_norms_are_right_where_torch_falls_short():
+    rows = torch.full((1, 3_000_000), 0.1)
+    assert float(norms(rows)[0]) == pytest.approx(exact_norms(rows)[0], rel=1e-6)
+    huge = torch.full((1, 4), 1e200, dtype=torch.float64)
+    assert float(norms(huge)[0]) == pytest.approx(2e200)
+    assert norms(torch.zeros(2, 3)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e6, 1e14])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "factors"])
+def test_the_bound_holds_for_what_engines_release(name, scale):
+    """One example a node, so that what is released is one clipped gradient."""
+    draw = torch.Generator().manual_seed(0)
+    if name == "factors":
+        net = models.matrix_factorisation(5, 5, rank=4)
+        inputs = torch.randint(5, (6, 1, 2), generator=draw).float()
+        targets = scale * torch.randn(6, 1, generator=draw)
+    else:
+        net = models.mlp((64, 8, 3)) if name == "mlp" else models.cnn((1, 8, 8), 3)
+        inputs = scale * torch.randn(6, 1, 64, generator=draw)
+        targets = torch.randint(3, (6, 1), generator=draw)
+    stack, points = Stack(inputs, targets, torch.ones(6, 1)), net.start(6, draw, same=False)
+    for engine in {engine_for(net).name, "functional"}:
+        for bound in (1e-3, 1.0):
+            clipped = engine_for(net, engine).clipped(points, stack, clipping("per-example", bound))
+            assert exact_norms(clipped.rows).max() <= bound
+            assert clipped.rows.isfinite().all()
+
+
+# --- gradients that are not finite ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "functional", "factors"])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e38])
+def test_gradients_that_are_not_finite_count_as_zero(name, poison):
+    draw = torch.Generator().manual_seed(0)
+    net = {"mlp": models.mlp((64, 8, 3)), "functional": models.mlp((64, 8, 3)), "cnn": models.cnn((1, 8, 8), 3),
+           "factors": models.matrix_factorisation(5, 5, rank=4)}[name]  # fmt: skip
+    engine = engine_for(net, "functional" if name == "functional" else None)
+    targets = torch.randint(3, (2, 4), generator=draw)
+    inputs = torch.randn(2, 4, 64, generator=draw)
+    if name == "factors":
+        inputs, targets = torch.randint(5, (2, 4, 2), generator=draw).float(), targets.float()
+    points, weights = net.start(2, draw), torch.full((2, 4), 0.25)
+    weights[1, 3] = 0
+    clip = clipping("per-example", 1.0)
+    without = weights.clone()
+    without[0, 2] = 0
+    wanted = engine.clipped(points, Stack(inputs, targets, without), clip)
+    if name == "factors":
+        targets = targets.clone()
+        targets[0, 2] = targets[1, 3] = poison if poison > 1e38 else float("nan")
+    else:
+        inputs[0, 2] = inputs[1, 3] = poison
+    found = engine.clipped(points, Stack(inputs, targets, weights), clip)
+    assert found.rows.isfinite().all()
+    if poison == 1e38 and name != "factors":  # finite or not, depending on the net: at most one clipped gradient
+        assert float((found.rows - wanted.rows).norm(dim=1).max()) <= 0.25
+    else:
+        assert (found.broken, wanted.broken) == (1, 0)  # padding is not counted
+        torch.testing.assert_close(found.rows, wanted.rows, rtol=1e-6, atol=1e-7)
+
+
+def test_a_whole_gradient_that_is_not_finite_becomes_zero():
+    rows = torch.tensor([[1.0, float("nan")], [3.0, 4.0], [float("-inf"), 0.0]])
+    found = clip_rows(rows, clipping("whole-gradient", 1.0))
+    assert found.broken == 2
+    np.testing.assert_allclose(found.rows, [[0, 0], [0.6, 0.8], [0, 0]], rtol=1e-5)
+
+
+# --- sensitivity ---------------------------------------------------------------------------------------------------
+
+
+def released(gradients, plan, round, clip):
+    """What each node releases from these gradients of its records, by the batches of a round."""
+    drawn = plan.draw(round)
+    weights = torch.from_numpy(drawn.present / plan.divisors[:, None])
+    chosen = gradients[torch.from_numpy(drawn.rows)]
+    if clip.kind == "per-example":
+        return sum_clipped(chosen, weights, clip).rows
+    return clip_rows((chosen * weights.unsqueeze(-1)).sum(1), clip).rows
+
+
+SPECS = ("full", "cycle:3x4", "poisson:0.3", "fixed:5")
+
+
+@pytest.mark.parametrize("kind", ["per-example", "whole-gradient"])
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("adjacency", ["record", "user"])
+@pytest.mark.parametrize("change", ["replace", "zero-out"])
+def test_sensitivity_is_reached_and_never_passed(kind, spec, adjacency, change):
+    """Brute force: random and worst changes of one record, or of all of node 1's, in every round."""
+    plan, clip = batches(spec, [9, 14], seed=2), clipping(kind, 0.7)
+    claimed = clip.sensitivities(plan, adjacency, change)
+    changed = torch.arange(9, 23) if adjacency == "user" else torch.tensor([12])
+    turned = 0.0 if change == "zero-out" else -1.0
+    worst_before = torch.tensor([[-10.0, 0.0, 0.0]], dtype=torch.float64).repeat(23, 1)
+    worst_before[changed] = torch.tensor([1e6, 0.0, 0.0], dtype=torch.float64)
+    worst = 0.0
+    for round in range(12):
+        drawn = 2 * torch.randn(23, 3, generator=torch.Generator().manual_seed(round), dtype=torch.float64)
+        for before in (drawn, worst_before):
+            after = before.clone()
+            after[changed] *= turned
+            moved = (released(before, plan, round, clip) - released(after, plan, round, clip)).norm(dim=1)
+            assert moved[0] == 0
+            worst = max(worst, float(moved[1]))
+    share = 1.0
+    if spec == "poisson:0.3" and adjacency == "user" and kind == "per-example":  # a batch of all records is rare
+        share = max(plan.draw(round).present[1].sum() for round in range(12)) / plan.largest[1]
+    assert share * claimed[1] * (1 - 1e-9) <= worst <= claimed[1]
+    assert clip.sensitivity(plan, adjacency, change) == claimed.max()
+
+
+def test_sensitivities_as_stated():
+    clip, whole = clipping("per-example", 2.0), clipping("whole-gradient", 2.0)
+    plan = batches("full", [10, 20])
+    assert clip.sensitivities(plan).tolist() == [0.4, 0.2]
+    assert clip.sensitivities(plan, "record", "zero-out").tolist() == [0.2, 0.1]
+    assert clip.sensitivity(batches("poisson:0.1", [50])) == pytest.approx(0.8)
+    assert clip.sensitivity(batches("poisson:0.1", [50]), "user", "zero-out") == pytest.approx(20.0)
+    assert [whole.sensitivity(plan, "user", change) for change in ("replace", "zero-out")] == [4.0, 2.0]
+    assert whole.sensitivity(plan, "record", "zero-out") == 4.0
+    assert clipping("none").sensitivity(plan) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("hard", 1.0), "clipping 'hard'; known: none, per-example, whole-gradient"),
+        (("per-example", None), "clipping bound None"),
+        (("per-example", 0.0), "clipping bound 0.0"),
+        (("per-example", float("nan")), "clipping bound nan"),
+        (("whole-gradient", float("inf")), "clipping bound inf"),
+        (("none", 1.0), "clipping none with bound 1.0"),
+    ],
+)
+def test_wrong_clipping_is_refused(words, message):
+    with pytest.raises(InputError, match=message):
+        clipping(*words)
+
+
+def test_wrong_adjacency_is_refused():
+    for words, message in ((("people",), "adjacency 'people'"), (("record", "remove"), "change 'remove'")):
+        with pytest.raises(InputError, match=message):
+            clipping("per-example", 1.0).sensitivity(batches("full", [3]), *words)
