@@ -131,16 +131,17 @@ def dual_bound(M_VTT: NDArray[np.float64], gap: float = GAP) -> NDArray[np.float
     open_ = _certify(M_VTT, np.arange(V), signs_VT[:, :, None], best, gap)
     v_VTK = 0.3 * np.random.default_rng(0).standard_normal((len(open_), T, min(T, DIMENSIONS)))
     v_VTK = _unit(v_VTK + signs_VT[open_][:, :, None])
-    before_VTK = v_VTK
+    before_VTK, still_VTT = v_VTK, M_VTT[open_]
     for step in range(STEPS):
         if not open_.size:
             break
         ahead = _unit(v_VTK + step / (step + 3) * (v_VTK - before_VTK))
-        before_VTK, v_VTK = v_VTK, _unit(M_VTT[open_] @ ahead)
+        before_VTK, v_VTK = v_VTK, _unit(still_VTT @ ahead)
         if step % 25 == 24:
             left = _certify(M_VTT, open_, v_VTK, best, gap)
             going = np.isin(open_, left)
             open_, v_VTK, before_VTK = left, v_VTK[going], before_VTK[going]
+            still_VTT = still_VTT if going.all() else still_VTT[going]
     for v, vectors in zip(open_, v_VTK, strict=True):
         best[v] = min(best[v], _feasible(M_VTT[v], np.einsum("tk,tk->t", M_VTT[v] @ vectors, vectors)))
     return best
