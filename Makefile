@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test bench clean
+.PHONY: demo test slow bench clean
 
 demo: $(READY)
 	$(BIN)/sotto demo
@@ -15,6 +15,9 @@ test: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -m "not slow"
+
+slow: $(READY)
+	$(BIN)/pytest -m slow
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.loop
