@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     from sottovoce.errors import InputError, SottovoceError, Unaccountable
     from sottovoce.factorize import Factorization, factorize, factorize_by_class
     from sottovoce.graphs import Graph, graph
-    from sottovoce.loop import rounds_of, run
+    from sottovoce.loop import final, rounds_of
     from sottovoce.privacy.account import Account, Guarantee, account
     from sottovoce.privacy.calibrate import calibrate
     from sottovoce.privacy.views import View, coalition, eavesdropper, everyone, node
+    from sottovoce.run.simulate import Run as Run
+    from sottovoce.run.simulate import simulate as simulate
     from sottovoce.topology import (
         Changing,
         Mixing,
@@ -42,7 +44,7 @@ _HOME = {
     "errors": ("InputError", "SottovoceError", "Unaccountable"),
     "factorize": ("Factorization", "factorize", "factorize_by_class"),
     "graphs": ("Graph", "graph"),
-    "loop": ("rounds_of", "run"),
+    "loop": ("final", "rounds_of"),
     "privacy.account": ("Account", "Guarantee", "account"),
     "privacy.calibrate": ("calibrate",),
     "privacy.views": ("View", "coalition", "eavesdropper", "everyone", "node"),
@@ -52,6 +54,9 @@ _HOME = {
     ),
     "trace": ("Coordinate", "LinearSystem", "trace"),
 }
+
+_WITH_TORCH = {"run.simulate": ("Run", "simulate")}
+"""Not among what a star imports, for that would load torch."""
 
 __all__ = [
     "Account",
@@ -79,6 +84,7 @@ __all__ = [
     "everyone",
     "factorize",
     "factorize_by_class",
+    "final",
     "fresh_erdos_renyi",
     "from_matrix",
     "graph",
@@ -89,7 +95,6 @@ __all__ = [
     "push",
     "random_edges",
     "rounds_of",
-    "run",
     "trace",
     "uniform",
     "weigh",
@@ -110,11 +115,11 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
-    for module, exported in _HOME.items():
+    for module, exported in (_HOME | _WITH_TORCH).items():
         if name in exported:
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *(name for names in _WITH_TORCH.values() for name in names), "__version__"]

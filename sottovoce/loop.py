@@ -8,7 +8,7 @@ answers with basis rows, and the messages are the matrices A and B.
     >>> from sottovoce.algorithms import algorithm
     >>> from sottovoce.topology import metropolis
     >>> pull = lambda round, x: x - np.arange(4.0)[:, None]          # node u wants to be at u
-    >>> end = run(algorithm("d-psgd", step_size=0.5), metropolis("ring:4"), np.zeros((4, 1)), pull, rounds=50)
+    >>> end = final(algorithm("d-psgd", step_size=0.5), metropolis("ring:4"), np.zeros((4, 1)), pull, rounds=50)
     >>> float(end.mean().round(6))
     1.5
 
@@ -51,6 +51,13 @@ class Weighted(NamedTuple):
 
     value: Rows
     weight: Rows
+
+
+class Traffic(NamedTuple):
+    """What left the nodes."""
+
+    messages: int
+    bits: int
 
 
 class Carry(NamedTuple):
@@ -102,15 +109,23 @@ class Step:
     secure_sum: bool
     feed: Feed
 
-    def heard(self) -> Heard:
-        """Every message that leaves a node in this step; messages to oneself do not."""
-        if self.secure_sum:
-            return Heard(np.array([-1]), np.array([-1]), arrays.take(self.mixed, np.array([0])))
+    @property
+    def messages(self) -> int:
+        """How many messages are sent; a secure sum takes one to the sum and one back for every node."""
+        return 2 * self.mixing.n if self.secure_sum else len(self._spoken()[0])
+
+    def _spoken(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         sender, receiver, _ = self.mixing.planned_edges
         speaks = sender != receiver
         if self.mixing.active is not None:
             speaks &= self.mixing.active[sender]
-        sender, receiver = sender[speaks], receiver[speaks]
+        return sender[speaks], receiver[speaks]
+
+    def heard(self) -> Heard:
+        """Every message that leaves a node in this step; messages to oneself do not."""
+        if self.secure_sum:
+            return Heard(np.array([-1]), np.array([-1]), arrays.take(self.mixed, np.array([0])))
+        sender, receiver = self._spoken()
         if not self.edge:
             sender = np.unique(sender)
             return Heard(sender, np.full(len(sender), -1), arrays.take(self.said, sender))
@@ -136,19 +151,18 @@ class Round:
         """Where every node stands after the round."""
         return self.algorithm.point(self.carry.state)
 
+    @property
+    def traffic(self) -> Traffic:
+        """Messages and bits that left nodes; a public weight beside a message counts as one more number."""
+        messages = sum(step.messages for step in self.steps)
+        message = self.algorithm.message(self.carry.state)
+        beside = Identity().bits(1) if isinstance(message, Weighted) else 0
+        return Traffic(messages, messages * (self.algorithm.compression.bits(_value(message).shape[1]) + beside))
+
 
 def begin(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> tuple[Algorithm, Carry]:
     """The algorithm fitted to the topology, and the state before the first round; refuses what does not fit."""
-    if isinstance(algorithm, str):
-        raise InputError(
-            f"{algorithm!r} instead of an algorithm", "it is built first", f"algorithm({algorithm!r}, ...)"
-        )
-    if not isinstance(topology, Topology):
-        raise InputError(
-            f"a {type(topology).__name__} instead of a topology", "a graph needs weights", "give metropolis(graph)"
-        )
-    if not isinstance(rounds, int | np.integer) or rounds < 1:
-        raise InputError(f"{rounds} rounds", "a whole number from 1 is needed", "give 100, say")
+    check_kinds(algorithm, topology, rounds)
     arrays.check_start(x0, topology.n)
     if algorithm.once and arrays.is_real(x0) and bool((x0 != 0).any()):
         raise InputError(
@@ -174,6 +188,20 @@ def begin(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> tu
             "use identity compression",
         )
     return algorithm, Carry(state, _value(algorithm.message(state)))
+
+
+def check_kinds(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
+    """Refuse a name instead of an algorithm, a graph without weights, or no rounds."""
+    if isinstance(algorithm, str):
+        raise InputError(
+            f"{algorithm!r} instead of an algorithm", "it is built first", f"algorithm({algorithm!r}, ...)"
+        )
+    if not isinstance(topology, Topology):
+        raise InputError(
+            f"a {type(topology).__name__} instead of a topology", "a graph needs weights", "give metropolis(graph)"
+        )
+    if not isinstance(rounds, int | np.integer) or rounds < 1:
+        raise InputError(f"{rounds} rounds", "a whole number from 1 is needed", "give 100, say")
 
 
 def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
@@ -225,19 +253,32 @@ def play(algorithm: Algorithm, topology: Topology, carry: Carry, feed: Feed, rou
 
 
 def rounds_of(
-    algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, *, rounds: int, seed: int = 0
+    algorithm: Algorithm,
+    topology: Topology,
+    x0: Rows,
+    gradient: Gradient,
+    *,
+    rounds: int,
+    seed: int = 0,
+    after: tuple[int, Carry] | None = None,
 ) -> Iterator[Round]:
-    """Run round by round; each `Round` tells what was said and carries the state."""
+    """Run round by round; each `Round` tells what was said and carries the state.
+
+    `after` goes on where an earlier run stopped: the number of rounds that were played, and what the last one carried.
+    """
     algorithm, carry = begin(algorithm, topology, x0, rounds)
     topology.require_connected()
+    first, carry = after or (0, carry)
     feed = Draws(seed, gradient, x0)
-    for round in range(rounds):
+    for round in range(first, rounds):
         played = play(algorithm, topology, carry, feed, round)
         carry = played.carry
         yield played
 
 
-def run(algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, *, rounds: int, seed: int = 0) -> Rows:
+def final(
+    algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, *, rounds: int, seed: int = 0
+) -> Rows:
     """Run and return where every node ends: one row per node."""
     for played in rounds_of(algorithm, topology, x0, gradient, rounds=rounds, seed=seed):
         last = played

@@ -384,6 +384,11 @@ def weigh(source: str | Graph, kind: str) -> Topology:
     return kinds[kind](source)
 
 
+def suited(needs: Requirement, kind: str | None = None) -> str:
+    """The kind of weights: the one that is asked for, or the one that suits an algorithm's requirement."""
+    return kind or {"column-stochastic": "push", "complete average": "uniform"}.get(needs, "metropolis")
+
+
 def _fixed(source: Graph, kind: str, weights: Callable[[Graph], sparse.csr_array]) -> Topology:
     return Topology(Mixing(weights(source)), f"{source.name} {kind}", source)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce import Coordinate, InputError, Unaccountable, algorithm, metropolis, rounds_of, run, trace, weigh
+from sottovoce import Coordinate, InputError, Unaccountable, algorithm, final, metropolis, rounds_of, trace, weigh
 from sottovoce.algorithms import examples, names
 from sottovoce.loop import Draws, begin, play
 from sottovoce.trace import trace_dense
@@ -103,10 +103,10 @@ def test_without_noise_every_algorithm_is_d_psgd(case):
     plain = algorithm("d-psgd", step_size=silent.step_size, order=case.order)
     gradient = (lambda t, x: base(0, 0 * x) if t == 0 else 0 * x) if silent.once else base
     x0 = start(case, np.full((net.n, DIMENSION), 0.3))
-    ours, theirs = (run(it, net, x0, gradient, rounds=ROUNDS) for it in (silent, plain))
+    ours, theirs = (final(it, net, x0, gradient, rounds=ROUNDS) for it in (silent, plain))
     if case.example.settings.get("chebyshev") and silent.once:
         assert net.static
-        ours, theirs = (run(it, net, x0, gradient, rounds=1) for it in (silent, plain))
+        ours, theirs = (final(it, net, x0, gradient, rounds=1) for it in (silent, plain))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-10)
 
 
@@ -257,7 +257,7 @@ def test_chebyshev_needs_about_the_square_root_of_the_steps():
 def test_same_seed_same_run_other_seed_other_run(case):
     n = case.topology.n
     x0 = np.zeros((n, DIMENSION))
-    first, again, other = (run(case.algorithm, case.topology, x0, task(n), rounds=ROUNDS, seed=s) for s in (1, 1, 2))
+    first, again, other = (final(case.algorithm, case.topology, x0, task(n), rounds=ROUNDS, seed=s) for s in (1, 1, 2))
     assert (first == again).all()
     noisy = case.algorithm.noise.local(case.topology.at(0)) or case.algorithm.noise.edge(case.topology.at(0))
     assert (first != other).any() or not noisy
@@ -276,8 +276,8 @@ def test_torch_and_numpy_are_the_same_run(case):
     numpy_task = task(n)
     x0 = start(case, np.full((n, DIMENSION), 0.2))
     for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 1e-5)):
-        ours = run(case.algorithm, case.topology, x0.astype(dtype), numpy_task, rounds=ROUNDS, seed=9)
-        tensors = run(
+        ours = final(case.algorithm, case.topology, x0.astype(dtype), numpy_task, rounds=ROUNDS, seed=9)
+        tensors = final(
             case.algorithm,
             case.topology,
             torch.from_numpy(x0.astype(dtype)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sottovoce import algorithm, graph, metropolis, push, rounds_of, run, trace
+from sottovoce import algorithm, final, graph, metropolis, push, rounds_of, trace
 
 D = 3
 
@@ -72,11 +72,11 @@ def test_muffliato_algorithms_1_and_3(accelerated):
         stepped = theta - nu * np.stack([single(v, theta[v]) for v in range(n)])
         theta = chebyshev(W, K, gamma) @ (stepped - nu * sigma * N[t])
     built = algorithm("muffliato-sgd", sigma=sigma, gossip_steps=K, chebyshev=accelerated, step_size=nu)
-    ours = run(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=1)
+    ours = final(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=1)
     np.testing.assert_allclose(ours, theta, atol=1e-12)
     values = np.random.default_rng(0).standard_normal((n, D))
     averaging = algorithm("muffliato", sigma=sigma, chebyshev=accelerated)
-    ours = run(averaging, net, np.zeros((n, D)), lambda t, x: values if t == 0 else 0 * x, rounds=K, seed=1)
+    ours = final(averaging, net, np.zeros((n, D)), lambda t, x: values if t == 0 else 0 * x, rounds=K, seed=1)
     np.testing.assert_allclose(ours, chebyshev(W, K, gamma) @ (values + sigma * N[0]), atol=1e-12)
 
 
@@ -98,7 +98,7 @@ def test_zip_dl_algorithms_1_and_2():
             for v in near:
                 received[v] += W[v, a] * (half[a] + Y[v] - total / (len(near) * W[a, v]))
         x = received
-    ours = run(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=2)
+    ours = final(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=2)
     np.testing.assert_allclose(ours, x, atol=1e-12)
 
 
@@ -138,7 +138,7 @@ def test_decor_by_its_definition():
             noise[u] += pair * secret
             noise[v] -= pair * secret
         x = W @ (x - eta * (np.stack([single(u, x[u]) for u in range(n)]) + noise))
-    np.testing.assert_allclose(run(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=9), x, atol=1e-12)
+    np.testing.assert_allclose(final(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=9), x, atol=1e-12)
 
 
 def test_dp2sgd_steps_while_models_travel():
@@ -149,4 +149,4 @@ def test_dp2sgd_steps_while_models_travel():
     for t in range(T):
         x = W @ x - eta * (np.stack([single(u, x[u]) for u in range(n)]) + sigma * N[t])
     built = algorithm("dp2sgd", sigma=sigma, step_size=eta)
-    np.testing.assert_allclose(run(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=3), x, atol=1e-12)
+    np.testing.assert_allclose(final(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=3), x, atol=1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sottovoce import InputError, algorithm, compression, dropout, push, run
+from sottovoce import InputError, algorithm, compression, dropout, final, push
 
 SPECS = ["identity", "rand:0.5", "rand:0.1", "gsgd:2", "gsgd:8", "gsgd:16", "top:0.1", "top:1"]
 
@@ -75,7 +75,7 @@ def test_too_few_coordinates():
 def test_compression_needs_receivers_that_miss_nothing():
     away = dropout("ring:5", rate=0.2, weights="push", announced=True)
     with pytest.raises(InputError, match=r"rand:0.5 on .*; compressed differences need receivers that miss none"):
-        run(algorithm("dp-csgp", sigma=1.0, compression="rand:0.5"), away, np.zeros((5, 4)), None, rounds=1)
+        final(algorithm("dp-csgp", sigma=1.0, compression="rand:0.5"), away, np.zeros((5, 4)), None, rounds=1)
 
 
 @pytest.mark.parametrize("spec", ["rand:0.5", "gsgd:4", "gsgd:2", "top:0.3"])
@@ -84,8 +84,8 @@ def test_error_feedback_reaches_the_common_minimum(spec):
     net = push("exponential:6")
     target = np.random.default_rng(0).standard_normal((6, 20))
     built = algorithm("dp-csgp", sigma=0.0, compression=spec, step_size=0.02)
-    end = run(built, net, np.zeros((6, 20)), lambda t, x: x - target, rounds=2000)
-    plain = run(
+    end = final(built, net, np.zeros((6, 20)), lambda t, x: x - target, rounds=2000)
+    plain = final(
         algorithm("dp-csgp", sigma=0.0, step_size=0.02), net, np.zeros((6, 20)), lambda t, x: x - target, rounds=2000
     )
     assert abs(plain - target.mean(axis=0)).max() < 0.1

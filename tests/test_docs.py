@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import sottovoce.algorithms
-from sottovoce import algorithm, metropolis, names, run, trace
+from sottovoce import algorithm, final, metropolis, names, trace
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,7 +35,7 @@ def test_one_file_adds_an_algorithm():
     A, B, _ = trace(built, metropolis("path:2"), rounds=2).dense()
     np.testing.assert_allclose(A[2:, :2], [[-0.75, -0.25], [-0.25, -0.75]])
     np.testing.assert_allclose(A, B)
-    assert run(built, metropolis("path:2"), np.zeros((2, 1)), lambda t, x: x, rounds=3).shape == (2, 1)
+    assert final(built, metropolis("path:2"), np.zeros((2, 1)), lambda t, x: x, rounds=3).shape == (2, 1)
 
 
 def test_links_between_pages_lead_somewhere():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sottovoce import InputError, algorithm, metropolis, run
+from sottovoce import InputError, algorithm, final, metropolis
 from sottovoce.learning import models
 from sottovoce.learning.clipping import clipping
 from sottovoce.learning.data import Dataset, load
@@ -168,7 +168,7 @@ def test_one_node_without_gossip_and_noise_is_plain_sgd(name, dtype, rounds, tol
     job = task(digits, partition(digits, 1, rows=60), models.model(name, digits), dtype=dtype)
     x0 = job.start(torch.Generator().manual_seed(3))
     gradient = job.gradients("cycle:5x4")
-    end = run(algorithm("d-psgd", step_size=0.1), metropolis("path:1"), x0, gradient, rounds=rounds)
+    end = final(algorithm("d-psgd", step_size=0.1), metropolis("path:1"), x0, gradient, rounds=rounds)
 
     module = job.model.module.to(dtype)
     nn.utils.vector_to_parameters(x0[0].clone(), module.parameters())

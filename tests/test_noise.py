@@ -15,11 +15,11 @@ from sottovoce import (
     Mixing,
     algorithm,
     cite,
+    final,
     metropolis,
     names,
     random_edges,
     rounds_of,
-    run,
     trace,
 )
 from sottovoce.algorithms.dsgd import Gossip
@@ -116,9 +116,9 @@ def test_anti_pgd_is_all_ones_below():
 def test_memory_is_bounded_for_noise_on_many_edges(monkeypatch):
     monkeypatch.setattr("sottovoce.loop.CHUNK", 50)
     net, x0 = metropolis("erdos-renyi:20,p=0.4,seed=0"), np.zeros((20, 7))
-    small = run(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2)
+    small = final(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2)
     monkeypatch.setattr("sottovoce.loop.CHUNK", 10**9)
-    np.testing.assert_allclose(run(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2), small)
+    np.testing.assert_allclose(final(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2), small)
 
 
 class Listed(Gossip):
@@ -133,7 +133,7 @@ class Listed(Gossip):
 
 
 def start_at(x0, gradient=None):
-    return run(algorithm("d-psgd"), metropolis("path:2"), x0, gradient, rounds=1)
+    return final(algorithm("d-psgd"), metropolis("path:2"), x0, gradient, rounds=1)
 
 
 def test_gradients_cannot_change_the_models_they_are_shown():
@@ -179,7 +179,7 @@ BAD = {
         "muffliato with correlated noise; it adds noise only once",
     ),
     "seed": (
-        lambda: run(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), None, rounds=1, seed=None),
+        lambda: final(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), None, rounds=1, seed=None),
         "seed None; it is a whole number",
     ),
     "step size in words": (lambda: algorithm("d-psgd", step_size="0.1"), "step_size = '0.1'; it is a number"),
@@ -193,11 +193,11 @@ BAD = {
     "ragged C": (lambda: Triangular([[1], [1, 2]]), "correlation matrix is not an array of numbers"),
     "coordinate": (lambda: Coordinate(5, 3), "coordinate 5 of 3"),
     "list in state": (
-        lambda: run(Listed(name="listed"), metropolis("path:2"), np.zeros((2, 1)), lambda t, x: x, rounds=1),
+        lambda: final(Listed(name="listed"), metropolis("path:2"), np.zeros((2, 1)), lambda t, x: x, rounds=1),
         "a list in an algorithm's state; states are tuples",
     ),
     "no weight left": (
-        lambda: run(
+        lambda: final(
             algorithm("dp-csgp", sigma=1.0),
             Changing(lambda t, k: Mixing([[0, 0], [1, 1.0]] if t else np.eye(2)), n=2),
             np.zeros((2, 1)),
@@ -224,7 +224,7 @@ BAD = {
     "order": (lambda: algorithm("d-psgd", order="never"), "order 'never'; known"),
     "rounds": (lambda: trace(algorithm("d-psgd"), metropolis("path:2"), rounds=0), "0 rounds; a whole number"),
     "x0": (
-        lambda: run(algorithm("d-psgd"), metropolis("path:2"), np.zeros((3, 1)), None, rounds=1),
+        lambda: final(algorithm("d-psgd"), metropolis("path:2"), np.zeros((3, 1)), None, rounds=1),
         "x0 has 3 rows; the topology has 2 nodes",
     ),
     "flat x0": (lambda: start_at(np.zeros(2)), r"x0 of shape \(2,\); it is a numpy or torch array"),
@@ -234,12 +234,12 @@ BAD = {
     "half x0": (lambda: start_at(np.zeros((2, 1), dtype=np.float16)), "x0 of type float16"),
     "empty x0": (lambda: start_at(np.zeros((2, 0))), "x0 has 0 columns"),
     "graph for topology": (
-        lambda: run(algorithm("d-psgd"), "ring:3", np.zeros((3, 1)), None, rounds=1),
+        lambda: final(algorithm("d-psgd"), "ring:3", np.zeros((3, 1)), None, rounds=1),
         "a str instead of a topology; a graph needs weights",
     ),
     "half a round": (lambda: trace(algorithm("d-psgd"), metropolis("path:2"), rounds=1.5), "1.5 rounds"),
     "private start": (
-        lambda: run(algorithm("muffliato", sigma=1), metropolis("path:2"), np.ones((2, 1)), None, rounds=1),
+        lambda: final(algorithm("muffliato", sigma=1), metropolis("path:2"), np.ones((2, 1)), None, rounds=1),
         "muffliato from a starting point that is not zero; values to average are private",
     ),
     "no gradient": (lambda: start_at(np.zeros((2, 1)), lambda t, x: None), "gradient of type NoneType; points are"),
@@ -258,7 +258,7 @@ BAD = {
         "rand:0.5 traced without a coordinate",
     ),
     "gradient": (
-        lambda: run(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), lambda t, x: np.zeros(2), rounds=1),
+        lambda: final(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), lambda t, x: np.zeros(2), rounds=1),
         r"gradient of shape \(2,\); points have \(2, 1\)",
     ),
 }

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce import Unaccountable, algorithm, fresh_erdos_renyi, metropolis, push, random_edges, run, trace
+from sottovoce import Unaccountable, algorithm, final, fresh_erdos_renyi, metropolis, push, random_edges, trace
 from sottovoce.algorithms.dsgd import Gossip, Model
 from sottovoce.loop import Weighted
 
@@ -135,7 +135,7 @@ def test_what_hides_a_flow_refuses(kind, reason):
 
 def test_a_run_does_not_let_maps_change_what_they_are_given():
     with pytest.raises(ValueError, match="read-only"):
-        run(InPlace(name="bad"), metropolis("ring:3"), np.zeros((3, 1)), lambda t, x: x + 1, rounds=2)
+        final(InPlace(name="bad"), metropolis("ring:3"), np.zeros((3, 1)), lambda t, x: x + 1, rounds=2)
 
 
 @pytest.mark.parametrize("kind", [Sliced, Shuffled, InPlace, Complex, Undefined])

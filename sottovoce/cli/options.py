@@ -70,7 +70,7 @@ class Setting:
     def chosen(self) -> "tuple[Callable[[float], Algorithm], Topology]":
         """The algorithm, given sigma, and the topology."""
         from sottovoce.algorithms import algorithm, builder
-        from sottovoce.topology import random_edges, weigh
+        from sottovoce.topology import random_edges, suited, weigh
 
         accepted = inspect.signature(builder(self.algorithm)).parameters
         named = {
@@ -88,9 +88,7 @@ class Setting:
         def build(sigma: float) -> "Algorithm":
             return algorithm(self.algorithm, **given, **({"sigma": sigma} if "sigma" in accepted else {}))
 
-        needs = build(1.0).requires
-        kind = self.weights or {"column-stochastic": "push", "complete average": "uniform"}.get(needs, "metropolis")
-        net = weigh(self.graph, kind)
+        net = weigh(self.graph, suited(build(1.0).requires, self.weights))
         return build, random_edges(net, seed=self.seed) if self.randomized else net
 
     def system(self, sigma: float) -> "LinearSystem":

@@ -33,7 +33,8 @@ def show(table: Table) -> None:
 
     shown = Columns(box=None, show_header=any(table[0]), pad_edge=False)
     for number, heading in enumerate(table[0]):
-        shown.add_column(heading, justify="left" if number == 0 else "right", no_wrap=True)
+        figures = number > 0 and all(row[number][:1].isdigit() or len(row[number]) < 12 for row in table[1:])
+        shown.add_column(heading, justify="right" if figures else "left", no_wrap=True)
     for row in table[1:]:
         shown.add_row(*row)
     console = Console(highlight=False)
@@ -65,16 +66,25 @@ def up(value: float, digits: int = 4) -> str:
 
 
 @contextmanager
-def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr with remaining time; nothing where stderr is no terminal."""
+def progress(what: str, *, rate: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr with remaining time, and rounds a second on request; nothing where stderr is no terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console, begun = Console(stderr=True), time.monotonic()
+    speed = (TextColumn("{task.fields[speed]}"),) if rate else ()
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), *speed, TimeRemainingColumn())
+    first: list[int] = []
+
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task(what)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        task = bar.add_task(what, total=None, speed="")
+
+        def tell(done: int, total: int) -> None:
+            first.append(done) if not first else None
+            per_second = (done - first[0]) / max(time.monotonic() - begun, 1e-9)
+            bar.update(task, completed=done, total=total, speed=f"{per_second:.1f} rounds/s")
+
+        yield tell
 
 
 @contextmanager

@@ -61,6 +61,11 @@ class Batches:
     seed: int = 0
 
     @property
+    def full(self) -> bool:
+        """Whether every row is used in every round."""
+        return type(self) is Batches
+
+    @property
     def nodes(self) -> int:
         """How many nodes draw."""
         return len(self.shards)

@@ -9,11 +9,16 @@ noise correlated over rounds, or for a partial view, nothing is proven.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.gaussian import mu_of
 from sottovoce.privacy.views import View
 from sottovoce.trace import LinearSystem
+
+LARGEST = 1e6
+"""A target that no noise multiplier below this meets is refused."""
 
 
 def epsilon_of_batches(
@@ -52,8 +57,34 @@ def _accountant(noise: float, share: float, rounds: int, size: int | None, kind:
     return built.compose(event, rounds)
 
 
-def sampled_epsilon(system: LinearSystem, view: View, *, share: float, delta: float, size: int | None = None) -> float:
-    """Epsilon of a traced system under sampling; refused where sampling has no proof."""
+@lru_cache(maxsize=256)
+def noise_for(epsilon: float, *, share: float, rounds: int, delta: float, size: int | None = None) -> float:
+    """The least noise multiplier that meets a target, up to one part in a thousand, on the safe side.
+
+    >>> noise = noise_for(0.622, share=0.01, rounds=1000, delta=1e-5)
+    >>> 2.0 <= noise < 2.01
+    True
+    """
+    high = rounds**0.5 / mu_of(epsilon, delta)
+
+    def meets(noise: float) -> bool:
+        return epsilon_of_batches(noise=noise, share=share, rounds=rounds, delta=delta, size=size) <= epsilon
+
+    while not meets(high):
+        high *= 2
+        if high > LARGEST:
+            raise Unaccountable(f"no noise multiplier up to {LARGEST:g} meets epsilon {epsilon} with sampled batches")
+    low = high / 2
+    while low > 1e-3 and meets(low):
+        low, high = low / 2, low
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    return high
+
+
+def noise_multiplier(system: LinearSystem, view: View, sensitivity: float | None = None) -> float:
+    """Noise over `sensitivity` (the algorithm's own unless given) in one round; refused where sampling has no proof."""
     from sottovoce.privacy.released import loss_given_noisy_gradients
     from sottovoce.privacy.sensitivity import Participation
     from sottovoce.privacy.views import see
@@ -63,6 +94,24 @@ def sampled_epsilon(system: LinearSystem, view: View, *, share: float, delta: fl
     if system.correlation is not None:
         raise Unaccountable(f"sampling together with noise correlated over rounds ({system.algorithm.name}): no proof")
     once = Participation(1, system.rounds)
-    worst = loss_given_noisy_gradients(system, view, see(system, view).victims, once).max()
-    noise = float(worst) ** -0.5 if worst else float("inf")
+    worst = float(loss_given_noisy_gradients(system, view, see(system, view).victims, once).max())
+    own = system.algorithm.sensitivity
+    return (worst**-0.5 if worst else float("inf")) * own / (own if sensitivity is None else sensitivity)
+
+
+def sampled_epsilon(
+    system: LinearSystem,
+    view: View,
+    *,
+    share: float,
+    delta: float,
+    size: int | None = None,
+    sensitivity: float | None = None,
+) -> float:
+    """Epsilon of a traced system under sampling; refused where sampling has no proof.
+
+    `sensitivity` is how far the change that sampling is about moves a gradient: adding or removing a record (Poisson)
+    or replacing one (fixed size); the algorithm's own unless given.
+    """
+    noise = noise_multiplier(system, view, sensitivity)
     return epsilon_of_batches(noise=noise, share=share, rounds=system.rounds, delta=delta, size=size)

@@ -62,6 +62,10 @@ class Participation:
         every = [np.arange(start, rounds, self.apart)[: self.times] for start in range(rounds)]
         return [pattern for pattern in every if pattern[0] < self.apart or len(pattern) == self.times]
 
+    def within(self, rounds: int) -> Participation:
+        """What is left of the scheme in a run of so many rounds."""
+        return self if self.times is None else Participation(min(self.times, -(-rounds // self.apart)), self.apart)
+
     def check(self, rounds: int) -> None:
         """Refuse a scheme that is longer than the run."""
         if self.times is not None and (self.times - 1) * self.apart >= rounds:

@@ -1,0 +1,230 @@
+"""Experiments as TOML: what may stand in a file, and one clear line for what may not.
+
+    >>> experiment = from_document({"name": "try", "topology": {"graph": "ring:8"}, "training": {"rounds": 20}})
+    >>> experiment.algorithm.name, experiment.data.name, experiment.privacy.delta
+    ('dp-d-sgd', 'digits', 1e-05)
+    >>> from_document({"name": "try", "topology": {"graph": "ring:8"}, "training": {"round": 20}})
+    Traceback (most recent call last):
+    ...
+    sottovoce.errors.InputError: training.round; there is no such key; did you mean training.rounds?
+
+What decides a run's numbers and its privacy stands apart from what only decides its speed (`machine`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sottovoce.errors import InputError
+
+Document: TypeAlias = dict[str, Any]
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._=,+-]*"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, str_strip_whitespace=True)
+
+
+class _Open(BaseModel):
+    """A name, and settings that whatever bears the name understands."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    @property
+    def settings(self) -> Document:
+        """All but the name."""
+        return dict(self.model_extra or {})
+
+
+class Data(_Section):
+    """Which data set, and who holds which rows."""
+
+    name: str = "digits"
+    partition: str = "iid"
+    rows: int | None = Field(default=None, ge=1)
+    seed: int | None = Field(default=None, ge=0)
+
+
+class ModelChoice(_Open):
+    """A model by name; its own settings stand beside it."""
+
+    name: str = "softmax"
+
+
+class Net(_Section):
+    """A graph and its weights; a fresh graph each round, one random edge a step, or nodes that drop out."""
+
+    graph: str
+    weights: str | None = None
+    fresh: bool = False
+    random_edges: bool = False
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    dropout_correlation: float = Field(default=0.0, ge=0, lt=1)
+    announced: bool = False
+    seed: int | None = Field(default=None, ge=0)
+
+
+class AlgorithmChoice(_Open):
+    """An algorithm by name; its own settings, such as sigma and step_size, stand beside it."""
+
+    name: str = "dp-d-sgd"
+
+
+class Training(_Section):
+    """How long, on which batches, clipped how."""
+
+    rounds: int = Field(ge=1, le=10**7)
+    batch: str = "full"
+    clip: Literal["none", "per-example", "whole-gradient"] = "none"
+    bound: float | None = Field(default=None, gt=0)
+    local_steps: int = Field(default=1, ge=1)
+    same_start: bool = True
+
+
+class Privacy(_Section):
+    """Against whom, at which delta; with `epsilon`, the noise is chosen to meet it."""
+
+    adjacency: Literal["record", "user"] = "record"
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    epsilon: float | None = Field(default=None, gt=0)
+    view: str = "everyone"
+    attackers: Literal["auto", "all", "none"] | int | list[int] = "auto"
+
+
+class Metrics(_Section):
+    """How often nodes are tested, and on how many of the test rows."""
+
+    every: int = Field(default=10, ge=1)
+    test_rows: int | None = Field(default=None, ge=1)
+
+
+class Machine(_Section):
+    """What decides speed only."""
+
+    threads: int = Field(default=1, ge=1)
+    engine: str | None = None
+    precision: Literal["float32", "float64"] = "float32"
+    checkpoint_seconds: float = Field(default=30.0, ge=0)
+
+
+class About(_Section):
+    """For readers: what the paper did, what is smaller here, how long it takes, what was claimed."""
+
+    paper: str = ""
+    scaled: str = ""
+    takes: str = ""
+    claim: str = ""
+
+
+class Experiment(_Section):
+    """One run."""
+
+    name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
+    seed: int = Field(default=0, ge=0)
+    topology: Net
+    training: Training
+    data: Data = Data()
+    model: ModelChoice = ModelChoice()
+    algorithm: AlgorithmChoice = AlgorithmChoice()
+    privacy: Privacy = Privacy()
+    metrics: Metrics = Metrics()
+    machine: Machine = Machine()
+    about: About = About()
+
+    def document(self) -> Document:
+        """All settings, defaults included, as JSON takes them."""
+        return self.model_dump(mode="json")
+
+
+def read(path: Path) -> Document:
+    """A TOML file, or the `config.json` that a run leaves behind."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except IsADirectoryError:
+        raise InputError(f"{path} is a folder", "settings stand in a TOML file", "name the file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise InputError(f"{path}: {reason}", "settings stand in a TOML file", "check the path") from None
+    try:
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}", "it is no valid TOML", "correct that line") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{path}: a {type(found).__name__}", "settings are tables of keys", "see docs/run.md")
+    return found
+
+
+def changed(document: Document, settings: list[str]) -> Document:
+    """A copy with `a.b=value` applied; values are TOML, and anything else is taken as a word.
+
+    >>> changed({"training": {"rounds": 5}}, ["training.rounds=7", "algorithm.name=zip-dl"])
+    {'training': {'rounds': 7}, 'algorithm': {'name': 'zip-dl'}}
+    """
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key.strip()):
+            raise InputError(f"--set {setting}", "it is written key=value", "write --set training.rounds=50, say")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        document = put(document, key.strip(), value)
+    return document
+
+
+def put(document: Document, key: str, value: Any) -> Document:
+    """A copy with the value at a dotted key."""
+    first, _, rest = key.partition(".")
+    if not rest:
+        return {**document, first: value}
+    inner = document.get(first, {})
+    if not isinstance(inner, dict):
+        raise InputError(f"{key}", f"{first} is a value and has no keys", "correct the key")
+    return {**document, first: put(inner, rest, value)}
+
+
+def from_document(document: Document, where: str = "") -> Experiment:
+    """Check all keys and values; `where` names the file in messages."""
+    try:
+        return Experiment.model_validate(document)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
+        raise _explained((unknown or problems)[0], where) from None
+
+
+def _explained(problem: Any, where: str) -> InputError:
+    """The first problem, in our words."""
+    path = [str(part) for part in problem["loc"]]
+    key = ".".join(_plain(path))
+    at = f"{where}: {key}" if where else key
+    if problem["type"] == "extra_forbidden":
+        known = _keys(path[:-1])
+        near = difflib.get_close_matches(path[-1], known, n=1)
+        prefix = ".".join([*path[:-1], ""])
+        remedy = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(known)}"
+        return InputError(at, "there is no such key", remedy)
+    if problem["type"] == "missing":
+        return InputError(f"{at} is missing", "it has no default", f"give {path[-1]}")
+    message = re.sub(r"^(Input|String|Value) ", "it ", problem["msg"])
+    return InputError(f"{at} = {problem['input']!r}", message[:1].lower() + message[1:], "correct it")
+
+
+def _plain(path: list[str]) -> list[str]:
+    """Without the branches of unions that pydantic adds to a path."""
+    return [part for part in path if not part.startswith(("literal[", "list[")) and part not in ("int", "str")]
+
+
+def _keys(path: list[str]) -> list[str]:
+    section: Any = Experiment
+    for part in path:
+        section = section.model_fields[part].annotation
+    return list(section.model_fields)

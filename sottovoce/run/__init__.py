@@ -1,0 +1,1 @@
+"""Running: simulation in one process, with metrics, checkpoints and the guarantees of what ran."""

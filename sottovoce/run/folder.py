@@ -1,0 +1,249 @@
+"""A run on disk: `runs/<name>/` with its settings, metrics, guarantees, checkpoint and result.
+
+    config.json      all settings, defaults included; `sotto run config.json` repeats the run
+    privacy.json     what the run promises, written before the first round
+    metrics.jsonl    one line for each evaluation
+    checkpoint.npz   the last stage that was saved; at the end, the end
+    result.json      written last: a run that has it is finished
+
+A run that is killed at any moment goes on from its checkpoint and ends with the same bits.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from sottovoce import __version__
+from sottovoce.config import Document, Experiment
+from sottovoce.errors import InputError
+from sottovoce.files import write
+from sottovoce.learning.data import Dataset
+from sottovoce.learning.threads import threads
+from sottovoce.run.build import build
+from sottovoce.run.checkpoint import Saved, load, save
+from sottovoce.run.guarantees import promise
+from sottovoce.run.simulate import Watch, measured_rounds
+from sottovoce.run.trial import Trial
+
+Tell = Callable[[int, int], None]
+
+PATIENCE = 20
+"""Checkpoints are at least so many times further apart than one takes to write."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the parts of a run lie."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.json"
+
+    @property
+    def privacy(self) -> Path:
+        return self.folder / "privacy.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.npz"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "result.json"
+
+    def document(self, path: Path) -> Document | None:
+        """A JSON file of the run, or None where it is not there."""
+        try:
+            found: Document = json.loads(path.read_text())
+            return found
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            raise InputError(f"{path}: damaged", "it is written by sotto run", "remove the run's folder") from None
+
+    def lines(self) -> list[Document]:
+        """What was measured."""
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+
+
+def carry_out(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    data: Path | None = None,
+    resume: bool = False,
+    tell: Tell | None = None,
+    watch: Watch | None = None,
+) -> Document:
+    """Run an experiment in its folder and return its result; a finished run of the same settings is only read.
+
+    An unfinished one goes on with `resume`, and is refused without.
+    """
+    files = Files(folder)
+    finished = _same_run(files, experiment, resume)
+    if finished is not None:
+        return finished
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        for part in folder.glob("*.part"):
+            part.unlink()
+        if not files.config.exists():
+            _write_json(files.config, experiment.document())
+        trial = build(experiment, data)
+        if not files.privacy.exists():
+            wanted = experiment.privacy
+            _write_json(files.privacy, promise(trial, delta=wanted.delta, attackers=wanted.attackers).document())
+        seconds = _train(experiment, trial, files, tell, watch)
+        result = _result(experiment, files, seconds)
+        _write_json(files.result, result)
+    return result
+
+
+def _same_run(files: Files, experiment: Experiment, resume: bool) -> Document | None:
+    """The result of a finished run; refuses a folder that holds something else."""
+    if files.folder.exists() and not files.folder.is_dir():
+        raise InputError(f"{files.folder} is no folder", "a run needs one", "move that file away")
+    before = files.document(files.config)
+    if before is None:
+        if files.folder.exists() and any(files.folder.glob("checkpoint.npz")):
+            raise InputError(f"{files.folder}: a checkpoint without settings", "a run has both", "remove the folder")
+        return None
+    if _comparable(before) != _comparable(experiment.document()):
+        key = _first_difference(_comparable(before), _comparable(experiment.document()))
+        raise InputError(
+            f"{files.folder} holds a run with another {key}",
+            "a folder holds one run",
+            "use another --out, or remove it",
+        )
+    result = files.document(files.result)
+    if result is None and not resume:
+        raise InputError(f"{files.folder} holds an unfinished run", "nothing is overwritten", "go on with --resume")
+    return result
+
+
+def _comparable(document: Document) -> Document:
+    """What decides the numbers of a run."""
+    machine = {key: value for key, value in document["machine"].items() if key != "checkpoint_seconds"}
+    return {**{key: value for key, value in document.items() if key != "about"}, "machine": machine}
+
+
+def _first_difference(one: Any, other: Any) -> str:
+    for key in dict.fromkeys((*one, *other)):
+        mine, theirs = one.get(key), other.get(key)
+        if mine != theirs:
+            deeper = isinstance(mine, dict) and isinstance(theirs, dict)
+            return f"{key}.{_first_difference(mine, theirs)}" if deeper else str(key)
+    return "value"
+
+
+def _train(experiment: Experiment, trial: Trial, files: Files, tell: Tell | None, watch: Watch | None) -> float:
+    """Play the rounds that are left, with metrics and checkpoints; returns the seconds of training in all."""
+    mark = fingerprint(experiment, trial)
+    before = trial.before()
+    there = files.checkpoint.exists()
+    now = load(files.checkpoint, before, mark) if there else Saved(before, 0, 0.0)
+    _keep_lines(files.metrics, now.lines)
+    begun, saved, took = time.monotonic() - now.seconds, time.monotonic(), 0.0
+    metrics = experiment.metrics
+    played = measured_rounds(
+        trial, now.stage, every=metrics.every, test_rows=metrics.test_rows, seconds=now.seconds, watch=watch
+    )
+    with threads(experiment.machine.threads), files.metrics.open("a") as lines:
+        try:
+            for stage, measured in played:
+                count = now.lines + (measured is not None)
+                if measured is not None:
+                    lines.write(json.dumps(measured.document()) + "\n")
+                    lines.flush()
+                now = Saved(stage, count, time.monotonic() - begun)
+                if tell is not None:
+                    tell(stage.rounds, trial.rounds)
+                wait = max(experiment.machine.checkpoint_seconds, PATIENCE * took)
+                if stage.rounds == trial.rounds or time.monotonic() - saved >= wait:
+                    started = time.monotonic()
+                    os.fsync(lines.fileno())
+                    save(files.checkpoint, now, mark)
+                    saved = time.monotonic()
+                    took = saved - started
+        except KeyboardInterrupt:
+            os.fsync(lines.fileno())
+            save(files.checkpoint, now, mark)
+            raise
+    return now.seconds
+
+
+def _keep_lines(path: Path, count: int) -> None:
+    """Metrics up to a checkpoint; what came after it will be measured again."""
+    there = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if len(there) < count:
+        raise InputError(f"{path}: {len(there)} lines", f"the checkpoint knows {count}", "remove the run's folder")
+    if len(there) != count or not path.exists():
+        write(path, lambda file: file.writelines(there[:count]))
+
+
+def _result(experiment: Experiment, files: Files, seconds: float) -> Document:
+    privacy = files.document(files.privacy) or {}
+    return {
+        "name": experiment.name,
+        "seed": experiment.seed,
+        "algorithm": privacy.get("algorithm"),
+        "topology": privacy.get("topology"),
+        "rounds": experiment.training.rounds,
+        "sigma": privacy.get("sigma"),
+        "delta": experiment.privacy.delta,
+        "headline": privacy.get("headline"),
+        "metrics": files.lines()[-1],
+        "seconds": round(seconds, 3),
+        "folder": str(files.folder),
+    }
+
+
+def fingerprint(experiment: Experiment, trial: Trial) -> str:
+    """A digest of all that decides the numbers: settings, data, noise and this version."""
+    digest = hashlib.sha256(json.dumps([__version__, _comparable(experiment.document())], sort_keys=True).encode())
+    digest.update(_of_data(trial.task.dataset))
+    noise = trial.algorithm.noise
+    digest.update(repr(getattr(noise, "sigma", None)).encode())
+    if noise.correlation is not None:
+        digest.update(noise.correlation.matrix(trial.rounds).tobytes())
+    return digest.hexdigest()
+
+
+def _of_data(dataset: Dataset) -> bytes:
+    digest = hashlib.blake2b()
+    for part in (dataset.inputs, dataset.targets, dataset.test_inputs, dataset.test_targets):
+        digest.update(part.tobytes())
+    return digest.digest()
+
+
+def _write_json(path: Path, document: Document) -> None:
+    def write_to(file: BinaryIO) -> None:
+        file.write((json.dumps(document, indent=1) + "\n").encode())
+
+    write(path, write_to)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time; the lock dies with its process."""
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"{folder}: another process is at it", "one run at a time", "wait for it") from None
+        yield

@@ -1,0 +1,226 @@
+"""What a run promises: the figures of its own algorithm, clipping, batches and data, known before it starts.
+
+The headline is what whoever hears every message can learn at most, by the best kind of proof that holds for this run
+(ACCOUNTING, section 5). Beside it stand the other kinds, and the views of single nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sottovoce.compression import Identity
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.learning.batches import Sampling
+from sottovoce.noise import Silent
+from sottovoce.privacy.account import KINDS, Account, account
+from sottovoce.privacy.calibrate import calibrate, with_sigma
+from sottovoce.privacy.convexity import least_weight, non_expansive
+from sottovoce.privacy.released import trace_released
+from sottovoce.privacy.sampling import noise_for, noise_multiplier, sampled_epsilon
+from sottovoce.privacy.views import View, everyone, node
+from sottovoce.run.trial import Trial
+from sottovoce.threads import one_thread
+from sottovoce.trace import LinearSystem, trace
+
+NODE_ROUNDS = 40_000
+"""Attackers times nodes times rounds that are accounted for unasked: some seconds to a minute."""
+
+LARGEST = 10 * NODE_ROUNDS
+"""Runs with more nodes times rounds than this get no attacker unasked."""
+
+UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data does, so nothing is promised"
+SAMPLED = "one record is {change}; batches are drawn anew in each round, and nobody learns who was drawn"
+
+
+@dataclass(frozen=True, eq=False)
+class Promise:
+    """The guarantees of a trial at one delta: for everyone as the adversary, and for single nodes.
+
+    `attackers` says which nodes were taken as adversaries; `convexity` which check established that local steps are
+    non-expansive, or why none did.
+    """
+
+    trial: Trial
+    delta: float
+    accounts: tuple[Account, ...]
+    sampled: float | None
+    attackers: str
+    convexity: str
+    refusals: tuple[str, ...]
+
+    @cached_property
+    def headline(self) -> dict[str, Any] | None:
+        """The least epsilon that is proven for the everyone view, with its kind."""
+        options = [self._sampled_document()] if self.sampled is not None else []
+        if self.accounts and self.accounts[0].headline is not None:
+            options.append({"view": "everyone", **self.accounts[0].headline.document(self.delta)})
+        return min(options, key=lambda found: float(found["epsilon"]), default=None)
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of the headline; infinite where nothing is proven."""
+        return math.inf if self.headline is None else float(self.headline["epsilon"])
+
+    def _sampled_document(self) -> dict[str, Any]:
+        change = "replaced by another" if self.trial.gradients.sampling(0).size else "added or taken away"  # type: ignore[union-attr]
+        return {
+            "view": "everyone", "victim": None, "distance": None, "kind": "any-training", "mu": None,
+            "epsilon": "inf" if self.sampled == math.inf else self.sampled, "proven_for_training": True,
+            "assumptions": [SAMPLED.format(change=change)],
+        }  # fmt: skip
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: `privacy.json` of a run."""
+        algorithm = self.trial.algorithm
+        return {
+            "algorithm": algorithm.name,
+            "topology": self.trial.topology.name,
+            "rounds": self.trial.rounds,
+            "sigma": getattr(algorithm.noise, "sigma", None),
+            "sensitivity": algorithm.sensitivity if self.trial.clipped else "inf",
+            "clipping": self.trial.gradients.clipping.kind,
+            "adjacency": self.trial.adjacency,
+            "participation": str(self.trial.participation),
+            "delta": self.delta,
+            "headline": self.headline,
+            "sampled": None if self.sampled is None else self._sampled_document(),
+            "attackers": self.attackers,
+            "convexity": self.convexity,
+            "refusals": list(self.refusals),
+            "views": [_view_document(found, self.delta) for found in self.accounts],
+        }
+
+
+def _view_document(found: Account, delta: float) -> dict[str, Any]:
+    document = found.document(delta)
+    return {key: document[key] for key in ("view", "headline", "guarantees", "refusals")}
+
+
+@one_thread()
+def promise(trial: Trial, *, delta: float = 1e-5, attackers: str | int | Sequence[int] = "auto") -> Promise:
+    """Account for a trial. `attackers` are node numbers, how many to sample, `all`, `none`, or `auto`: all if cheap."""
+    if not trial.clipped and not isinstance(trial.algorithm.noise, Silent):
+        return Promise(trial, delta, (), None, "none", UNCLIPPED, (UNCLIPPED,))
+    system = traced(trial)
+    chosen, said = _attackers(trial, attackers)
+    checked, convexity = _convexity(trial, system)
+    kinds = KINDS if checked else tuple(kind for kind in KINDS if kind != "convex-training")
+    views: Iterable[View] = (everyone(), *(node(attacker) for attacker in chosen))
+    found = tuple(
+        account(system, view, adjacency=trial.adjacency, participation=trial.participation, convex=checked, kinds=kinds)
+        for view in views
+    )
+    sampled, refusals = _sampled(trial, system, delta)
+    return Promise(trial, delta, found, sampled, said, convexity, refusals)
+
+
+def traced(trial: Trial) -> LinearSystem:
+    """The linear system of what runs."""
+    how = trace if isinstance(trial.algorithm.compression, Identity) else trace_released
+    return how(trial.algorithm, trial.topology, rounds=trial.rounds)
+
+
+def _attackers(trial: Trial, wanted: str | int | Sequence[int]) -> tuple[list[int], str]:
+    n, silent = trial.topology.n, isinstance(trial.algorithm.noise, Silent)
+    if wanted == "auto":
+        size = n * trial.rounds
+        wanted = 0 if silent or size > LARGEST else min(n, max(1, NODE_ROUNDS // size))
+    elif isinstance(wanted, str):
+        if wanted not in ("all", "none"):
+            raise InputError(f"attackers {wanted!r}", "known: auto, all, none, a number, node numbers", "choose one")
+        wanted = n if wanted == "all" else 0
+    if not isinstance(wanted, int):
+        return sorted(set(wanted)), f"nodes {', '.join(map(str, sorted(set(wanted))))}"
+    if not 0 <= wanted <= n:
+        raise InputError(f"{wanted} attackers", f"there are {n} nodes", "sample at most so many")
+    if wanted == n:
+        return list(range(n)), f"all {n} nodes"
+    sample = sorted(np.random.default_rng(trial.seed).choice(n, wanted, replace=False).tolist())
+    return sample, f"a sample of {wanted} of {n} nodes, drawn with the run's seed" if wanted else "none"
+
+
+def _convexity(trial: Trial, system: LinearSystem) -> tuple[bool, str]:
+    """Whether local steps are non-expansive on this run's data, with the sentence that says so or why not."""
+    gradients, model = trial.gradients, trial.task.model
+    try:
+        if gradients.local_steps > 1:
+            raise Unaccountable("several local steps per round; convex-training covers single ones")
+        if isinstance(trial.algorithm.noise, Silent):
+            raise Unaccountable("no noise")
+        return True, non_expansive(
+            model.name,
+            trial.task.features() if model.name in ("linear", "logistic", "softmax") else [],
+            step_size=trial.algorithm.step_size,
+            clipping=gradients.clipping.kind,
+            full_batch=gradients.batches.full,
+            weight=least_weight(system),
+        )
+    except Unaccountable as refusal:
+        return False, f"convex-training is not offered: {refusal}"
+
+
+# --- batches drawn by chance ---------------------------------------------------------------------------------------
+
+
+def _samplings(trial: Trial) -> dict[Sampling, float]:
+    """How records are sampled, with how far a change of that kind moves what a node releases."""
+    drawn = trial.gradients
+    kinds = {drawn.sampling(node) for node in range(trial.topology.n)} if trial.adjacency == "record" else {None}
+    if None in kinds:
+        return {}
+    return {
+        found: drawn.sensitivity("record", "zero-out" if found.size is None else "replace")
+        for found in kinds
+        if found is not None
+    }
+
+
+def _sampled(trial: Trial, system: LinearSystem, delta: float) -> tuple[float | None, tuple[str, ...]]:
+    try:
+        found = [
+            sampled_epsilon(system, everyone(), share=how.share, size=how.size, delta=delta, sensitivity=most)
+            for how, most in _samplings(trial).items()
+        ]
+    except Unaccountable as refusal:
+        return None, (str(refusal),)
+    return max(found, default=None), ()
+
+
+def calibrated_trial(trial: Trial, *, epsilon: float, delta: float, view: str | View = "everyone") -> Trial:
+    """The trial at the least sigma that meets a target, by the best kind that is proven for it.
+
+    A view of nodes is met by the account of that view; for everyone, sampling counts too.
+    """
+    if not trial.clipped:
+        raise Unaccountable(UNCLIPPED)
+    checked, _ = _convexity(trial, traced(trial))
+    sigmas = _sampled_sigma(trial, epsilon, delta) if str(view) == "everyone" else []
+    try:
+        found = calibrate(
+            trial.algorithm, trial.topology, view, rounds=trial.rounds, epsilon=epsilon, delta=delta,
+            adjacency=trial.adjacency, participation=trial.participation, convex=checked,
+        )  # fmt: skip
+        sigmas.append(found)
+    except Unaccountable:
+        if not sigmas:
+            raise
+    return replace(trial, algorithm=with_sigma(trial.algorithm, min(sigmas)))
+
+
+def _sampled_sigma(trial: Trial, epsilon: float, delta: float) -> list[float]:
+    """The sigma at which every node's sampling meets the target, where sampling counts."""
+    unit = traced(replace(trial, algorithm=with_sigma(trial.algorithm, 1.0)))
+    wanted = []
+    try:
+        for how, most in _samplings(trial).items():
+            noise = noise_for(epsilon, share=how.share, size=how.size, rounds=trial.rounds, delta=delta)
+            wanted.append(noise / noise_multiplier(unit, everyone(), most))
+    except Unaccountable:
+        return []
+    return [max(wanted)] if wanted else []

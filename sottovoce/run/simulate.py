@@ -1,0 +1,111 @@
+"""Simulation: all nodes in one process, metrics as it goes, and what the run promises.
+
+    >>> from sottovoce import algorithm, metropolis
+    >>> from sottovoce.learning.data import load
+    >>> from sottovoce.learning.models import model
+    >>> from sottovoce.learning.partition import partition
+    >>> from sottovoce.learning.tasks import task
+    >>> digits = load("digits")
+    >>> job = task(digits, partition(digits, nodes=8), model("softmax", digits))
+    >>> clipped = job.gradients("cycle:10x5", "per-example", 1.0)
+    >>> run = simulate(algorithm("dp-d-sgd", sigma=2.0, step_size=0.5), metropolis("ring:8"), clipped, rounds=50)
+    >>> run.metrics[-1].metric.average > 0.8, run.metrics[-1].messages
+    (True, 800)
+    >>> round(run.guarantees.headline["mu"], 3), run.guarantees.headline["kind"]
+    (1.581, 'any-training')
+
+Models after every round are the same for the same seed, however often a run is interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from sottovoce.algorithms import Algorithm
+from sottovoce.errors import InputError
+from sottovoce.learning.tasks import Gradients, Task
+from sottovoce.learning.threads import threads as torch_threads
+from sottovoce.loop import Round
+from sottovoce.run.guarantees import Promise, promise
+from sottovoce.run.metrics import Measured, due, measure
+from sottovoce.run.trial import Stage, Trial, trial
+from sottovoce.topology import Topology
+
+Watch = Callable[[Round, Stage], None]
+"""Told after each round what was said in it and where the run stands."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run: where every node ended (N x D), what was measured, and, when asked, what it promises."""
+
+    trial: Trial
+    models: Tensor
+    metrics: tuple[Measured, ...]
+    delta: float
+
+    @cached_property
+    def guarantees(self) -> Promise:
+        """The account of this run, for everyone as the adversary and for nodes where that is cheap."""
+        return promise(self.trial, delta=self.delta)
+
+
+def simulate(
+    algorithm: Algorithm,
+    topology: Topology,
+    task: Task | Gradients,
+    *,
+    rounds: int,
+    seed: int = 0,
+    adjacency: str = "record",
+    delta: float = 1e-5,
+    same_start: bool = True,
+    every: int = 10,
+    test_rows: int | None = None,
+    threads: int | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Train, and measure every few rounds. `task.gradients(...)` says which batches are drawn and how they are clipped.
+
+    The algorithm's sensitivity is set to that of the clipped gradients under `adjacency`, and its noise, which is in
+    units of it, with it. `threads` is torch's; one unless given. `watch` is called after each round.
+    """
+    if every < 1:
+        raise InputError(f"metrics every {every} rounds", "a whole number from 1 is needed", "give 10, say")
+    begun = trial(algorithm, topology, task, rounds=rounds, seed=seed, adjacency=adjacency, same_start=same_start)
+    found = []
+    with torch_threads(threads):
+        played = measured_rounds(begun, begun.before(), every=every, test_rows=test_rows, watch=watch)
+        for stage, measured in played:
+            last = stage
+            if measured is not None:
+                found.append(measured)
+    return Run(begun, begun.models(last), tuple(found), delta)
+
+
+def measured_rounds(
+    trial: Trial,
+    stage: Stage,
+    *,
+    every: int,
+    test_rows: int | None = None,
+    seconds: float = 0.0,
+    watch: Watch | None = None,
+) -> Iterator[tuple[Stage, Measured | None]]:
+    """Each stage from `stage` on, with figures where they are due; the starting point counts as one where none is yet.
+
+    `seconds` is what the run has taken before.
+    """
+    begun = time.perf_counter() - seconds
+    if stage.rounds == 0:
+        yield stage, measure(trial, stage, 0.0, test_rows)
+    for played, now in trial.play(stage):
+        if watch is not None:
+            watch(played, now)
+        wanted = due(now.rounds, every, trial.rounds)
+        yield now, measure(trial, now, time.perf_counter() - begun, test_rows) if wanted else None
