@@ -49,6 +49,7 @@ class Data(_Section):
 
     name: str = "digits"
     partition: str = "iid"
+    unit_norm: bool = False
     rows: int | None = Field(default=None, ge=1)
     seed: int | None = Field(default=None, ge=0)
 
@@ -167,17 +168,29 @@ def changed(document: Document, settings: list[str]) -> Document:
 
     >>> changed({"training": {"rounds": 5}}, ["training.rounds=7", "algorithm.name=zip-dl"])
     {'training': {'rounds': 7}, 'algorithm': {'name': 'zip-dl'}}
+    >>> changed({}, ['grid."privacy.epsilon"=[1.0, 2.0]'])
+    {'grid': {'privacy.epsilon': [1.0, 2.0]}}
     """
     for setting in settings:
-        key, equals, text = setting.partition("=")
-        if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key.strip()):
+        key, _, text = setting.partition("=")
+        for value in (text, json.dumps(text.strip())):
+            try:
+                document = merged(document, tomllib.loads(f"{key} = {value}"))
+                break
+            except tomllib.TOMLDecodeError:
+                continue
+        else:
             raise InputError(f"--set {setting}", "it is written key=value", "write --set training.rounds=50, say")
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text.strip()
-        document = put(document, key.strip(), value)
     return document
+
+
+def merged(one: Document, other: Document) -> Document:
+    """`other` over `one`, table by table."""
+    out = dict(one)
+    for key, value in other.items():
+        old = out.get(key)
+        out[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return out
 
 
 def put(document: Document, key: str, value: Any) -> Document:

@@ -45,6 +45,15 @@ def write(path: Path, write_to: Callable[[BinaryIO], None]) -> None:
             Path(part).unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """The same for text."""
+
+    def write_to(file: BinaryIO) -> None:
+        file.write(text.encode())
+
+    write(path, write_to)
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

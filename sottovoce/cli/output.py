@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 import typer
@@ -50,19 +48,6 @@ def facts(values: dict[str, Any]) -> Table:
 def short(value: Any) -> str:
     """A value for reading."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def up(value: float, digits: int = 4) -> str:
-    """A privacy figure for reading, rounded up.
-
-    >>> up(0.707106), up(2.00001), up(0.0)
-    ('0.7072', '2.001', '0')
-    """
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    exact = Decimal(value)
-    last = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-    return f"{float(exact.quantize(last, rounding=ROUND_CEILING)):.{digits}g}"
 
 
 @contextmanager

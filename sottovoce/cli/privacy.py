@@ -8,8 +8,9 @@ import typer
 from sottovoce import __version__, files
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
-from sottovoce.cli.output import Table, answer, facts, gap_shown, progress, short, up
+from sottovoce.cli.output import Table, answer, facts, gap_shown, progress, short
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.report.numbers import up
 
 if TYPE_CHECKING:
     from sottovoce.privacy.account import Account, Guarantee

@@ -7,11 +7,13 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, facts, progress, up
+from sottovoce.cli.output import Table, answer, facts, progress
 from sottovoce.errors import InputError
+from sottovoce.report.numbers import up
 
 if TYPE_CHECKING:
     from sottovoce.config import Document
+    from sottovoce.run.sweep import Planned
 
 
 @app.command()
@@ -31,31 +33,57 @@ def run(
 ) -> None:
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
     from sottovoce.config import changed, read
-    from sottovoce.run.sweep import expand
+    from sottovoce.run.sweep import planned
 
     document = changed(read(file), settings or [])
-    runs = expand(document, str(file))
-    if len(runs) == 1 and only is None:
-        with progress(runs[0].name, rate=True) as tell:
+    runs = planned(document, str(file))
+    if len(runs) == 1 and not runs[0].variant:
+        with progress(runs[0].experiment.name, rate=True) as tell:
             from sottovoce.run.folder import carry_out
 
-            result = carry_out(runs[0], out / runs[0].name, data=data, resume=resume, tell=tell)
+            one = runs[0].experiment
+            result = carry_out(one, out / one.name, data=data, resume=resume, tell=tell)
         answer(result, as_json, _facts(result))
         return
-    chosen = [one for one in runs if only is None or only in one.name]
+    chosen = [run for run in runs if only is None or only in run.experiment.name]
     if not chosen:
-        raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].name}")
+        raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].experiment.name}")
+    _sweep(document, file, settings or [], chosen, data=data, out=out, resume=resume, jobs=jobs, as_json=as_json)
+
+
+def _sweep(
+    document: "Document",
+    file: Path,
+    settings: list[str],
+    runs: "list[Planned]",
+    *,
+    data: Path | None,
+    out: Path,
+    resume: bool,
+    jobs: int | None,
+    as_json: bool,
+) -> None:
+    """Carry out all runs, write the page of results, and print its table."""
+    from sottovoce.report.results import write_results
+    from sottovoce.run.results import rows
     from sottovoce.run.together import carry_out_all
 
-    with progress(str(document["name"])) as tell:
-        found = carry_out_all(chosen, out, data=data, resume=resume, jobs=jobs, tell=tell)
-    answer({"name": document["name"], "runs": found}, as_json, _table(found))
+    name = str(document["name"])
+    with progress(name) as tell:
+        finished = carry_out_all(runs, out, data=data, resume=resume, jobs=jobs, tell=tell)
+    found = rows(finished)
+    command = " ".join(["sotto run", str(file), *(f"--set {setting}" for setting in settings)])
+    page = write_results(out / name, name, runs[0].experiment.about, found, command)
+    documents = [row.document() for row in found]
+    answer({"name": name, "page": str(page), "runs": documents}, as_json, _table(documents))
+    if not as_json:
+        typer.echo(f"Page: {page}", err=True)
 
 
 def _facts(result: "Document") -> Table:
     """What one run came to."""
     last, headline = result["metrics"], result["headline"]
-    metric = _metric(last)
+    metric = next(key for key in ("accuracy", "rmse") if key in last)
     shown: dict[str, Any] = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']} on {result['topology']}, {result['rounds']} rounds",
@@ -75,23 +103,17 @@ def _epsilon(headline: "Document | None", delta: float) -> str:
     return f"{up(float(headline['epsilon']))} at delta {delta:g}, everyone as adversary, {headline['kind']}"
 
 
-def _metric(line: "Document") -> str:
-    return next(key for key in ("accuracy", "rmse") if key in line)
-
-
 def _table(found: list["Document"]) -> Table:
     """A sweep: means over seeds, with deviations."""
     metric = found[0]["metric"] if found else ""
     table = [["run", "seeds", f"{metric}, average model", f"{metric}, nodes", "test loss", "epsilon", "MB sent"]]
     for row in found:
         epsilon = "none" if row["epsilon"] is None else up(row["epsilon"])
-        table.append(
-            [row["run"], str(row["seeds"]), *(_spread(row, key) for key in ("average_model", "mean_node", "loss")),
-             epsilon, f"{row['megabytes']:,.1f}"]
-        )  # fmt: skip
+        figures = [_spread(row[key]) for key in ("average_model", "mean_node", "loss")]
+        table.append([row["run"], str(row["seeds"]), *figures, epsilon, f"{row['megabytes']:,.1f}"])
     return table
 
 
-def _spread(row: "Document", key: str) -> str:
-    deviation = row[f"{key}_deviation"]
-    return f"{row[key]:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")
+def _spread(figure: "Document") -> str:
+    deviation = figure["deviation"]
+    return f"{figure['mean']:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")

@@ -12,7 +12,7 @@ No torch here. Arrays stay writable, so that torch can share their memory; treat
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,19 @@ class Dataset:
     def __repr__(self) -> str:
         rows = f"{len(self.inputs)} + {len(self.test_inputs)} rows of {self.inputs.shape[1]}"
         return f"Dataset({self.name!r}, {self.kind}, {rows})"
+
+    def unit_norm(self) -> Dataset:
+        """Every example scaled to norm one by itself, so that its gradient is bounded without clipping."""
+        if self.entities:
+            raise InputError(f"unit norm of {self.name}", "its rows are positions, not features", "leave it out")
+
+        def scaled(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+            return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-30))
+
+        note = "each example is scaled to norm one"
+        return replace(
+            self, inputs=scaled(self.inputs), test_inputs=scaled(self.test_inputs), notes=(*self.notes, note)
+        )
 
 
 @dataclass(frozen=True)

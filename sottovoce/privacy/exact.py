@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.closedness import open_by_steps
@@ -27,7 +28,7 @@ from sottovoce.privacy.kalman import kalman
 from sottovoce.privacy.released import loss_given_noisy_gradients
 from sottovoce.privacy.said import without_what_was_said
 from sottovoce.privacy.sensitivity import Participation, worst_case
-from sottovoce.privacy.views import Seen
+from sottovoce.privacy.views import Inputs, Seen
 from sottovoce.privacy.whiten import Array, Groups, Singular, silence, starts
 
 DEFLATED = 1e8
@@ -43,6 +44,8 @@ FILTER_STATE = 6_000
 
 def squared(seen: Seen, scheme: Participation) -> Array:
     """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise."""
+    if not any(part.noise.nnz for step in seen.steps for part in (step.seen, step.out)):
+        return np.where(_reached(seen), np.inf, 0.0)
     if tells_all_noisy_gradients(seen):
         return loss_given_noisy_gradients(seen.system, seen.view, seen.victims, scheme)
     out = np.zeros(len(seen.victims))
@@ -53,6 +56,26 @@ def squared(seen: Seen, scheme: Participation) -> Array:
             found[covered] = worst_case(M_VTT if covered.all() else M_VTT[covered], scheme, M_VTT.shape[1])
         out[group] = found
     return out
+
+
+def _reached(seen: Seen) -> NDArray[np.bool_]:
+    """Whose gradients come into any observation at all, unless terms cancel."""
+    found = np.zeros(len(seen.victims), dtype=bool)
+    touched = np.zeros((seen.steps[0].out.state.shape[1], len(seen.victims)))
+    for step in seen.steps:
+        heard, after = (_touched(part, touched) for part in (step.seen, step.out))
+        found |= heard.any(axis=0)
+        if found.all():
+            break
+        touched = after.astype(float)
+    return found
+
+
+def _touched(part: Inputs, touched: Array) -> NDArray[np.bool_]:
+    there = abs(part.state) @ touched
+    if part.gradient.shape[1]:
+        there = there + abs(part.gradient).toarray()
+    return np.asarray(there > 0)
 
 
 def tells_all_noisy_gradients(seen: Seen) -> bool:

@@ -51,7 +51,7 @@ def build(experiment: Experiment, folder: Path | None = None) -> Trial:
 def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> Gradients:
     """The task with its batches and clipping."""
     data, training = experiment.data, experiment.training
-    dataset = _loaded(data.name, folder_of(folder))
+    dataset = _loaded(data.name, folder_of(folder), data.unit_norm)
     seed = experiment.seed if data.seed is None else data.seed
     shards = partition(dataset, net.n, data.partition, seed, rows=data.rows)
     precision = getattr(torch, experiment.machine.precision)
@@ -66,8 +66,9 @@ def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> 
 
 
 @lru_cache(maxsize=2)
-def _loaded(name: str, folder: Path | None) -> Dataset:
-    return load(name, folder)
+def _loaded(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
+    found = load(name, folder)
+    return found.unit_norm() if unit_norm else found
 
 
 def _step_size(choice: AlgorithmChoice) -> Any:
@@ -81,10 +82,11 @@ def _algorithm(choice: AlgorithmChoice, gradients: Gradients, experiment: Experi
         if key in given:
             raise InputError(f"algorithm.{key}", why, "leave it out")
     if "sigma" in accepted:
-        if (experiment.privacy.epsilon is None) == ("sigma" not in given):
-            found = "neither algorithm.sigma nor" if "sigma" not in given else "both algorithm.sigma and"
+        sized = any(given.get(key) is not None for key in ("sigma", "message_sigma"))
+        if sized == (experiment.privacy.epsilon is not None):
+            found = "both algorithm.sigma and" if sized else "neither algorithm.sigma nor"
             raise InputError(f"{found} privacy.epsilon", "one decides the noise", "give exactly one")
-        given = {"sigma": 1.0, **given}
+        given = given if sized else {"sigma": 1.0, **given}
     elif experiment.privacy.epsilon is not None:
         raise InputError(
             f"privacy.epsilon with {choice.name}", "it has no noise to choose", "leave it out, or use dp-d-sgd, say"
@@ -110,7 +112,8 @@ def topology_of(experiment: Experiment, folder: Path | None) -> Topology:
 def _requirement(choice: AlgorithmChoice) -> Any:
     accepted = inspect.signature(builder(choice.name)).parameters
     given = {key: value for key, value in choice.settings.items() if key not in DERIVED}
-    stand_in = {key: value for key, value in (("sigma", 1.0), ("rounds", 1)) if key in accepted}
+    stand_in = {} if "message_sigma" in given else {"sigma": 1.0}
+    stand_in = {key: value for key, value in (*stand_in.items(), ("rounds", 1)) if key in accepted}
     return algorithm(choice.name, **{**stand_in, **given}).requires
 
 

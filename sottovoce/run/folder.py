@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from sottovoce import __version__
 from sottovoce.config import Document, Experiment
 from sottovoce.errors import InputError
-from sottovoce.files import write
+from sottovoce.files import write, write_text
 from sottovoce.learning.data import Dataset
 from sottovoce.learning.threads import threads
 from sottovoce.run.build import build
@@ -98,13 +98,13 @@ def carry_out(
     finished = _same_run(files, experiment, resume)
     if finished is not None:
         return finished
+    trial = build(experiment, data)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         for part in folder.glob("*.part"):
             part.unlink()
         if not files.config.exists():
             _write_json(files.config, experiment.document())
-        trial = build(experiment, data)
         if not files.privacy.exists():
             wanted = experiment.privacy
             _write_json(files.privacy, promise(trial, delta=wanted.delta, attackers=wanted.attackers).document())
@@ -232,10 +232,7 @@ def _of_data(dataset: Dataset) -> bytes:
 
 
 def _write_json(path: Path, document: Document) -> None:
-    def write_to(file: BinaryIO) -> None:
-        file.write((json.dumps(document, indent=1) + "\n").encode())
-
-    write(path, write_to)
+    write_text(path, json.dumps(document, indent=1) + "\n")
 
 
 @contextmanager

@@ -1,66 +1,84 @@
-"""Sweeps: one file, several runs: variants, a grid of values, seeds; and the table that compares them.
+"""Sweeps: one file, several runs: variants, a grid of values, values to tune, seeds.
 
     >>> document = {
     ...     "name": "study", "topology": {"graph": "ring:8"}, "training": {"rounds": 5}, "seeds": [0, 1],
     ...     "variants": [{"name": "plain", "algorithm": {"name": "d-psgd"}, "grid": False}, {"name": "noisy"}],
-    ...     "grid": {"algorithm.sigma": [1.0]},
+    ...     "grid": {"algorithm.sigma": [1.0]}, "tune": {"algorithm.step_size": [0.1, 0.2]},
     ... }
-    >>> [run.name for run in expand(document)][1:3]
-    ['study/plain,seed=1', 'study/noisy,sigma=1.0,seed=0']
+    >>> [run.experiment.name for run in planned(document)][1::3]
+    ['study/plain,step_size=0.1,seed=1', 'study/noisy,sigma=1.0,step_size=0.1,seed=0', ...]
 
-A variant with `grid = false` runs once per seed, whatever the grid.
+A variant with `grid = false` runs once per seed, whatever the grid. Of the values to tune, the one that does best over
+all seeds is reported, for every variant and grid value by itself.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import re
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from sottovoce.config import Document, Experiment, from_document, put
+from sottovoce.config import Document, Experiment, from_document, merged, put
 from sottovoce.errors import InputError
 
-LAST = 50
-"""Figures at the end are means over this many last rounds, as far as they were measured."""
+VARYING = ("variants", "grid", "tune", "seeds")
 
 
-def expand(document: Document, where: str = "") -> list[Experiment]:
+@dataclass(frozen=True)
+class Planned:
+    """One run of a sweep: which variant, at which values of the grid and of what is tuned."""
+
+    experiment: Experiment
+    variant: str
+    values: tuple[tuple[str, Any], ...] = ()
+    tuned: tuple[tuple[str, Any], ...] = ()
+
+
+def planned(document: Document, where: str = "") -> list[Planned]:
     """All runs of a document; one, under its plain name, where nothing varies."""
-    base = {key: value for key, value in document.items() if key not in ("variants", "grid", "seeds")}
-    variants, grid, seeds = _variants(document), _grid(document), _seeds(document)
-    if not any(key in document for key in ("variants", "grid", "seeds")):
-        return [from_document(base, where)]
-    runs = []
-    for variant in variants:
-        axes = grid if variant.get("grid", True) else {}
-        for values in itertools.product(*axes.values()):
-            for seed in seeds:
-                runs.append(from_document(_one(base, variant, dict(zip(axes, values, strict=True)), seed), where))
-    names = [run.name for run in runs]
+    base = {key: value for key, value in document.items() if key not in VARYING}
+    if len(base) == len(document):
+        return [Planned(from_document(base, where), "")]
+    variants, grid, tune, seeds = (
+        _variants(document),
+        _axes(document, "grid"),
+        _axes(document, "tune"),
+        _seeds(document),
+    )
+    runs = [
+        _one(base, variant, values, tuned, seed, where)
+        for variant in variants
+        for values in _points(grid if variant.get("grid", True) else {})
+        for tuned in _points(tune if variant.get("tune", True) else {})
+        for seed in seeds
+    ]
+    names = [run.experiment.name for run in runs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"two runs named {twice}", "names of variants and values differ", "rename one")
     return runs
 
 
-def _one(base: Document, variant: Document, values: Document, seed: int) -> Document:
-    merged = _merged(base, {key: value for key, value in variant.items() if key not in ("name", "grid")})
-    for key, value in values.items():
-        merged = put(merged, key, value)
-    words = [variant["name"], *(f"{key.rpartition('.')[2]}={value}" for key, value in values.items()), f"seed={seed}"]
-    label = ",".join(str(word).replace(":", "-").replace("/", "-") for word in words if word != "")
-    return {**merged, "seed": seed, "name": f"{base.get('name', '')}/{label}"}
+Point = tuple[tuple[str, Any], ...]
 
 
-def _merged(one: Document, other: Document) -> Document:
-    """`other` over `one`, table by table."""
-    out = dict(one)
-    for key, value in other.items():
-        old = out.get(key)
-        out[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return out
+def _points(axes: dict[str, list[Any]]) -> list[Point]:
+    return [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _one(base: Document, variant: Document, values: Point, tuned: Point, seed: int, where: str) -> Planned:
+    whole = merged(base, {key: value for key, value in variant.items() if key not in ("name", "grid", "tune")})
+    for key, value in (*values, *tuned):
+        whole = put(whole, key, value)
+    words = [str(variant["name"]), *(f"{_last(key)}={value}" for key, value in (*values, *tuned)), f"seed={seed}"]
+    label = ",".join(re.sub(r"[^\w.=+-]", "-", word) for word in words if word)
+    whole = {**whole, "seed": seed, "name": f"{base.get('name', '')}/{label}"}
+    return Planned(from_document(whole, where), str(variant["name"]), values, tuned)
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
 
 
 def _variants(document: Document) -> list[Document]:
@@ -70,10 +88,10 @@ def _variants(document: Document) -> list[Document]:
     return found
 
 
-def _grid(document: Document) -> dict[str, list[Any]]:
-    found = document.get("grid", {})
+def _axes(document: Document, key: str) -> dict[str, list[Any]]:
+    found = document.get(key, {})
     if not isinstance(found, dict) or not all(isinstance(values, list) and values for values in found.values()):
-        raise InputError("grid", "each key has a list of values", 'write "privacy.epsilon" = [0.5, 1.0]')
+        raise InputError(key, "each of its keys has a list of values", 'write "privacy.epsilon" = [0.5, 1.0]')
     return found
 
 
@@ -82,54 +100,3 @@ def _seeds(document: Document) -> list[int]:
     if not isinstance(found, list) or not found or not all(isinstance(seed, int) for seed in found):
         raise InputError(f"seeds = {found}", "it is a list of whole numbers", "write seeds = [0, 1, 2]")
     return found
-
-
-def group_of(name: str) -> str:
-    """A run's name without its seed: runs that are averaged."""
-    return name.rpartition("/")[2].rpartition(",seed=")[0] or name
-
-
-def summary(results: Iterable[tuple[Document, list[Document]]]) -> list[Document]:
-    """For each variant and value: figures at the end over seeds. Takes results with their lines of metrics."""
-    groups: dict[str, list[Document]] = {}
-    for result, lines in results:
-        groups.setdefault(group_of(result["name"]), []).append(_ending(result, lines))
-    return [{"run": name, "seeds": len(found), **_over_seeds(found)} for name, found in groups.items()]
-
-
-def _ending(result: Document, lines: list[Document]) -> Document:
-    last = [line for line in lines if line["round"] > lines[-1]["round"] - LAST and line["round"] > 0] or lines[-1:]
-    metric = next(key for key in ("accuracy", "rmse") if key in lines[-1])
-    headline = result["headline"]
-    return {
-        "metric": metric,
-        "average_model": _mean(line[metric]["average"] for line in last),
-        "mean_node": _mean(line[metric]["mean"] for line in last),
-        "loss": _mean(line["loss"]["average"] for line in last),
-        "node_loss": _mean(line["loss"]["mean"] for line in last),
-        "consensus": last[-1]["consensus"],
-        "megabytes": lines[-1]["bytes"] / 1e6,
-        "epsilon": None if headline is None else float(headline["epsilon"]),
-        "sigma": result["sigma"],
-        "seconds": result["seconds"],
-    }
-
-
-def _mean(values: Iterable[float]) -> float:
-    return float(np.mean(list(values)))
-
-
-def _over_seeds(found: list[Document]) -> Document:
-    """Means and sample deviations of figures, and the largest epsilon."""
-    out: Document = {"metric": found[0]["metric"]}
-    for key in ("average_model", "mean_node", "loss", "node_loss"):
-        values = [one[key] for one in found]
-        out[key] = float(np.mean(values))
-        out[f"{key}_deviation"] = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    for key in ("consensus", "megabytes", "seconds"):
-        out[key] = _mean(one[key] for one in found)
-    epsilons = [one["epsilon"] for one in found]
-    out["epsilon"] = None if None in epsilons else max(epsilons)
-    sigmas = [one["sigma"] for one in found if one["sigma"] is not None]
-    out["sigma"] = sigmas[0] if sigmas else None
-    return out

@@ -1,0 +1,128 @@
+"""Line charts as plain SVG: readable on light and dark ground, told apart by dashes and marks as well as by colour.
+
+>>> chart = lines([Line("a", [1.0, 2.0], [0.5, 0.7])], x="round", y="accuracy", title="Training")
+>>> chart.startswith("<svg") and chart.count("<polyline") == 1
+True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#a0522d", "#5b4ea0", "#7a8b00")
+"""Told apart by colour-blind readers (after Okabe and Ito), and visible on white and on black."""
+
+DASHES = ("", "6 3", "2 2", "8 2 2 2", "1 3")
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 380, 64, 48, 34
+LEGEND = 200
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points of one series; `spread` is drawn as a band around them."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    spread: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From data to the page."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high, value = (math.log10(part) if self.log else part for part in (self.low, self.high, value))
+        share = (value - low) / ((high - low) or 1.0)
+        return self.start + min(max(share, -0.02), 1.02) * (self.stop - self.start)
+
+    def ticks(self) -> list[float]:
+        """Round numbers, about five."""
+        if self.log:
+            first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+            every = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
+            within = [value for value in every if self.low <= value * 1.0001 and value <= self.high * 1.0001]
+            return within if len(within) <= 7 else [value for value in within if f"{value:e}"[0] == "1"]
+        span = (self.high - self.low) or 1.0
+        power = 10.0 ** math.floor(math.log10(span / 4))
+        step = next(part * power for part in (1, 2, 5, 10) if span / (part * power) <= 6)
+        first = math.ceil(self.low / step - 1e-9)
+        return [count * step for count in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def lines(
+    series: Sequence[Line],
+    *,
+    x: str,
+    y: str,
+    title: str,
+    log_x: bool = False,
+    y_range: tuple[float, float] | None = None,
+) -> str:
+    """A chart of all series with axes, grid and legend."""
+    across = [value for one in series for value in one.x]
+    up = [value for one in series for value in one.y if math.isfinite(value)]
+    low, high = y_range or (min(up), max(up))
+    room = 0.05 * (high - low or 1.0)
+    horizontal = Axis(min(across), max(across), LEFT, WIDTH - LEGEND, log_x)
+    vertical = Axis(low - room, high + room, HEIGHT - BOTTOM, TOP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
+        f'font-size="12" fill="#808080" role="img"><title>{escape(title)}</title>',
+        f'<text x="{LEFT}" y="18" font-size="14" font-weight="bold">{escape(title)}</text>',
+        *_frame(horizontal, vertical, x, y),
+    ]
+    for number, one in enumerate(series):
+        parts += _series(one, number, horizontal, vertical)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _frame(horizontal: Axis, vertical: Axis, x: str, y: str) -> list[str]:
+    right, floor = horizontal.stop, vertical.start
+    parts = []
+    for value in horizontal.ticks():
+        at = horizontal(value)
+        parts.append(f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{floor}" stroke="#80808040"/>')
+        parts.append(f'<text x="{at:.1f}" y="{floor + 16}" text-anchor="middle">{value:g}</text>')
+    for value in vertical.ticks():
+        at = vertical(value)
+        parts.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" stroke="#80808040"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{round(value, 10):g}</text>')
+    middle = (LEFT + right) / 2
+    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x)}</text>')
+    parts.append(
+        f'<text transform="translate(16 {(TOP + floor) / 2}) rotate(-90)" text-anchor="middle">{escape(y)}</text>'
+    )
+    return parts
+
+
+def _series(one: Line, number: int, horizontal: Axis, vertical: Axis) -> list[str]:
+    colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
+    kept = [index for index, value in enumerate(one.y) if math.isfinite(value)]
+    points = [(horizontal(one.x[index]), vertical(one.y[index])) for index in kept]
+    parts = []
+    if one.spread is not None and kept:
+        above = [(horizontal(one.x[i]), vertical(one.y[i] + one.spread[i])) for i in kept]
+        below = [(horizontal(one.x[i]), vertical(one.y[i] - one.spread[i])) for i in reversed(kept)]
+        parts.append(f'<polygon points="{_points([*above, *below])}" fill="{colour}" opacity="0.18"/>')
+    style = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
+    parts.append(f'<polyline points="{_points(points)}" fill="none" {style}/>')
+    if len(points) <= 12:
+        parts += [f'<circle cx="{left:.1f}" cy="{top:.1f}" r="3.5" fill="{colour}"/>' for left, top in points]
+    left, top = WIDTH - LEGEND + 14, TOP + 8 + 18 * number
+    parts.append(f'<line x1="{left}" y1="{top}" x2="{left + 26}" y2="{top}" {style}/>')
+    parts.append(f'<text x="{left + 32}" y="{top + 4}">{escape(one.name)}</text>')
+    return parts
+
+
+def _points(points: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{left:.1f},{top:.1f}" for left, top in points)

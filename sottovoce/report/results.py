@@ -1,0 +1,132 @@
+"""The page of a sweep: what was asked, the table, the figures; as Markdown and SVG beside the runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sottovoce.config import About, Document
+from sottovoce.files import write_text
+from sottovoce.report.figures import Line, lines
+from sottovoce.report.numbers import up
+from sottovoce.run.results import LAST, LESS_IS_BETTER, Row
+
+HEADINGS = ("run", "seeds", "average model", "nodes, mean", "nodes, worst", "test loss", "epsilon", "MB sent")
+OVER = {"rounds": lambda line: line["round"], "megabytes sent": lambda line: line["bytes"] / 1e6}
+
+
+def write_results(folder: Path, name: str, about: About, rows: Sequence[Row], command: str) -> Path:
+    """`results.md`, `results.json` and the figures in a folder; returns the page."""
+    figures = charts(rows)
+    for stem, (_, drawn) in figures.items():
+        write_text(folder / f"{stem}.svg", drawn)
+    write_text(
+        folder / "results.json", json.dumps({"name": name, "runs": [row.document() for row in rows]}, indent=1) + "\n"
+    )
+    page = folder / "results.md"
+    write_text(page, markdown(name, about, rows, {stem: caption for stem, (caption, _) in figures.items()}, command))
+    return page
+
+
+def markdown(name: str, about: About, rows: Sequence[Row], figures: dict[str, str], command: str) -> str:
+    """The page."""
+    metric, seeds = rows[0].metric, max(len(row.runs) for row in rows)
+    parts = [f"# {name}", ""]
+    for heading, text in (
+        ("The paper", about.paper),
+        ("Here", about.scaled),
+        ("Claim", about.claim),
+        ("Takes", about.takes),
+    ):
+        if text:
+            parts += [f"**{heading}.** {' '.join(text.split())}", ""]
+    parts += ["Made by:", "", "```", command, "```", ""]
+    parts += [
+        f"Test {metric} and loss are means over the last {LAST} rounds, then over {seeds} seeds, ± the deviation "
+        "between seeds. Epsilon is proven for whoever hears every message, "
+        f"at delta {rows[0].runs[0].result['delta']:g}. "
+        + ("Of the values to tune, the best is shown." if any(row.tuned for row in rows) else ""),
+        "",
+        *table(rows),
+        "",
+    ]
+    for stem, caption in figures.items():
+        parts += [f"![{caption}]({stem}.svg)", "", f"*{caption}*", ""]
+    return "\n".join(parts)
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """The rows as a Markdown table, with what was tuned."""
+    tuned = [key for key, _ in next((row.tuned for row in rows if row.tuned), ())]
+    heads = [*HEADINGS, *(key.rpartition(".")[2] for key in tuned)]
+    out = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for row in rows:
+        found = row.document()
+        figures = [_shown(found[key]) for key in ("average_model", "mean_node", "worst_node", "loss")]
+        epsilon = "none" if row.epsilon is None else up(row.epsilon)
+        chosen = dict(row.tuned)
+        cells = [row.label, str(len(row.runs)), *figures, epsilon, f"{found['megabytes']:,.1f}"]
+        out.append("| " + " | ".join([*cells, *(str(chosen.get(key, "")) for key in tuned)]) + " |")
+    return out
+
+
+def _shown(spread: Document) -> str:
+    deviation = spread["deviation"]
+    return f"{spread['mean']:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")
+
+
+def charts(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
+    """By name: a caption and a drawing. Over rounds, over bytes, and over the first axis of the grid."""
+    metric = rows[0].metric
+    axis = next((row.values[0][0] for row in rows if row.values), None)
+    found: dict[str, tuple[str, str]] = {}
+    if axis is not None:
+        grid = sorted({dict(row.values)[axis] for row in rows if row.values})
+        word = axis.rpartition(".")[2]
+        if len(grid) > 1 and all(isinstance(value, int | float) for value in grid):
+            caption = f"Test {metric} of the average model at the end, over {word}"
+            found[f"over-{word}"] = caption, _over_axis(rows, axis, grid, caption)
+        middle = grid[len(grid) // 2]
+        rows = [row for row in rows if not row.values or dict(row.values)[axis] == middle]
+        at = f", {word} {middle}"
+    else:
+        at = ""
+    for name, place in OVER.items():
+        caption = f"Test {metric} of the average model over {name}{at}"
+        series = [_curve(row, place) for row in rows]
+        found[f"over-{name.partition(' ')[0]}"] = caption, _drawn(series, name, metric, caption)
+    return found
+
+
+def _curve(row: Row, place: Callable[[Document], float]) -> Line:
+    """Mean and deviation over seeds, round by round."""
+    values = np.array([[line[row.metric]["average"] for line in run.lines] for run in row.runs], dtype=float)
+    x = [place(line) for line in row.runs[0].lines]
+    return Line(row.variant or row.label, x, values.mean(axis=0).tolist(), values.std(axis=0).tolist())
+
+
+def _over_axis(rows: Sequence[Row], axis: str, grid: list[Any], caption: str) -> str:
+    metric, series = rows[0].metric, []
+    for variant in dict.fromkeys(row.variant for row in rows):
+        mine = [row for row in rows if row.variant == variant]
+        found = {dict(row.values).get(axis): row.document()["average_model"] for row in mine}
+        flat = found.get(None)
+        at = grid if flat is not None else [value for value in grid if value in found]
+        figures = [flat or found[value] for value in at]
+        series.append(Line(variant, at, [one["mean"] for one in figures], [one["deviation"] or 0.0 for one in figures]))
+    wide = grid[0] > 0 and grid[-1] / grid[0] >= 8
+    return _drawn(series, axis.rpartition(".")[2], metric, caption, log_x=wide)
+
+
+def _drawn(series: list[Line], x: str, metric: str, title: str, *, log_x: bool = False) -> str:
+    """Runs that went astray must not squeeze the others: the scale of errors ends at four times the best start."""
+    limits = None
+    if metric in LESS_IS_BETTER:
+        finite = [value for one in series for value in one.y if np.isfinite(value)]
+        low = min(finite)
+        limits = low, min(max(finite), 4 * low)
+    return lines(series, x=x, y=f"test {metric}", title=title, log_x=log_x, y_range=limits)
