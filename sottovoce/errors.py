@@ -2,6 +2,7 @@
 
     SottovoceError        exit code 1
     ├── InputError        exit code 2: what the user gave is wrong
+    │   └── Diverged      a run whose numbers grew beyond all bounds
     └── Unaccountable     exit code 3: refused, because no guarantee exists
 
 Every message is one line and says what was found, which rule it breaks and what to do.
@@ -33,6 +34,10 @@ class InputError(SottovoceError, ValueError):
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:
         return type(self), (self.found, self.rule, self.remedy)
+
+
+class Diverged(InputError):
+    """Training went astray: a gradient is not finite. Sweeps note it and go on."""
 
 
 class Unaccountable(SottovoceError):

@@ -29,7 +29,7 @@ from scipy import sparse
 from sottovoce import arrays
 from sottovoce.arrays import Rows
 from sottovoce.compression import Compression, Identity
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.errors import Diverged, InputError, Unaccountable
 from sottovoce.noise import Correlation, Injection, Sources, Spread, generator
 from sottovoce.topology import Mixing, Topology
 
@@ -399,7 +399,7 @@ class Draws:
                 f"gradient of shape {tuple(grad.shape)}", f"points have {tuple(point.shape)}", "one row per node"
             )
         if not (math.isfinite(float(grad.sum())) or arrays.all_finite(grad)):
-            raise InputError(
+            raise Diverged(
                 f"gradient with nan or infinity in round {round}",
                 "it would spread to every node",
                 "clip it, lower the step size",

@@ -71,10 +71,9 @@ def _sweep(
     name = str(document["name"])
     with progress(name) as tell:
         finished = carry_out_all(runs, out, data=data, resume=resume, jobs=jobs, tell=tell)
-    found = rows(finished)
     command = " ".join(["sotto run", str(file), *(f"--set {setting}" for setting in settings)])
-    page = write_results(out / name, name, runs[0].experiment.about, found, command)
-    documents = [row.document() for row in found]
+    page = write_results(out / name, name, runs[0].experiment.about, finished, command)
+    documents = [row.document() for row in rows(finished)]
     answer({"name": name, "page": str(page), "runs": documents}, as_json, _table(documents))
     if not as_json:
         typer.echo(f"Page: {page}", err=True)

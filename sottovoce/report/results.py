@@ -13,14 +13,16 @@ from sottovoce.config import About, Document
 from sottovoce.files import write_text
 from sottovoce.report.figures import Line, lines
 from sottovoce.report.numbers import up
-from sottovoce.run.results import LAST, LESS_IS_BETTER, Row
+from sottovoce.run.results import LAST, LESS_IS_BETTER, Finished, Row
+from sottovoce.run.results import rows as best_rows
 
 HEADINGS = ("run", "seeds", "average model", "nodes, mean", "nodes, worst", "test loss", "epsilon", "MB sent")
 OVER = {"rounds": lambda line: line["round"], "megabytes sent": lambda line: line["bytes"] / 1e6}
 
 
-def write_results(folder: Path, name: str, about: About, rows: Sequence[Row], command: str) -> Path:
+def write_results(folder: Path, name: str, about: About, finished: Sequence[Finished], command: str) -> Path:
     """`results.md`, `results.json` and the figures in a folder; returns the page."""
+    rows = best_rows(finished)
     figures = charts(rows)
     for stem, (_, drawn) in figures.items():
         write_text(folder / f"{stem}.svg", drawn)
@@ -28,12 +30,16 @@ def write_results(folder: Path, name: str, about: About, rows: Sequence[Row], co
         folder / "results.json", json.dumps({"name": name, "runs": [row.document() for row in rows]}, indent=1) + "\n"
     )
     page = folder / "results.md"
-    write_text(page, markdown(name, about, rows, {stem: caption for stem, (caption, _) in figures.items()}, command))
+    for_nodes = best_rows(finished, "mean") if any(row.tuned for row in rows) else []
+    captions = {stem: caption for stem, (caption, _) in figures.items()}
+    write_text(page, markdown(name, about, rows, for_nodes, captions, command))
     return page
 
 
-def markdown(name: str, about: About, rows: Sequence[Row], figures: dict[str, str], command: str) -> str:
-    """The page."""
+def markdown(
+    name: str, about: About, rows: Sequence[Row], for_nodes: Sequence[Row], figures: dict[str, str], command: str
+) -> str:
+    """The page. `for_nodes` are rows tuned for the mean over nodes, where anything is tuned."""
     metric, seeds = rows[0].metric, max(len(row.runs) for row in rows)
     parts = [f"# {name}", ""]
     for heading, text in (
@@ -49,11 +55,13 @@ def markdown(name: str, about: About, rows: Sequence[Row], figures: dict[str, st
         f"Test {metric} and loss are means over the last {LAST} rounds, then over {seeds} seeds, ± the deviation "
         "between seeds. Epsilon is proven for whoever hears every message, "
         f"at delta {rows[0].runs[0].result['delta']:g}. "
-        + ("Of the values to tune, the best is shown." if any(row.tuned for row in rows) else ""),
+        + ("Of the values to tune, that which is best for the average model is shown." if for_nodes else ""),
         "",
         *table(rows),
         "",
     ]
+    if for_nodes:
+        parts += ["Tuned for the mean over nodes instead:", "", *table(for_nodes), ""]
     for stem, caption in figures.items():
         parts += [f"![{caption}]({stem}.svg)", "", f"*{caption}*", ""]
     return "\n".join(parts)
@@ -82,19 +90,17 @@ def _shown(spread: Document) -> str:
 def charts(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
     """By name: a caption and a drawing. Over rounds, over bytes, and over the first axis of the grid."""
     metric = rows[0].metric
-    axis = next((row.values[0][0] for row in rows if row.values), None)
+    word = next((row.values[0][0].rpartition(".")[2] for row in rows if row.values), None)
     found: dict[str, tuple[str, str]] = {}
-    if axis is not None:
-        grid = sorted({dict(row.values)[axis] for row in rows if row.values})
-        word = axis.rpartition(".")[2]
+    at = ""
+    if word is not None:
+        grid = sorted({row.values[0][1] for row in rows if row.values})
         if len(grid) > 1 and all(isinstance(value, int | float) for value in grid):
             caption = f"Test {metric} of the average model at the end, over {word}"
-            found[f"over-{word}"] = caption, _over_axis(rows, axis, grid, caption)
+            found[f"over-{word}"] = caption, _over_axis(rows, word, grid, caption)
         middle = grid[len(grid) // 2]
-        rows = [row for row in rows if not row.values or dict(row.values)[axis] == middle]
+        rows = [row for row in rows if not row.values or row.values[0][1] == middle]
         at = f", {word} {middle}"
-    else:
-        at = ""
     for name, place in OVER.items():
         caption = f"Test {metric} of the average model over {name}{at}"
         series = [_curve(row, place) for row in rows]
@@ -109,17 +115,17 @@ def _curve(row: Row, place: Callable[[Document], float]) -> Line:
     return Line(row.variant or row.label, x, values.mean(axis=0).tolist(), values.std(axis=0).tolist())
 
 
-def _over_axis(rows: Sequence[Row], axis: str, grid: list[Any], caption: str) -> str:
+def _over_axis(rows: Sequence[Row], word: str, grid: list[Any], caption: str) -> str:
     metric, series = rows[0].metric, []
     for variant in dict.fromkeys(row.variant for row in rows):
         mine = [row for row in rows if row.variant == variant]
-        found = {dict(row.values).get(axis): row.document()["average_model"] for row in mine}
+        found = {row.values[0][1] if row.values else None: row.document()["average_model"] for row in mine}
         flat = found.get(None)
         at = grid if flat is not None else [value for value in grid if value in found]
         figures = [flat or found[value] for value in at]
         series.append(Line(variant, at, [one["mean"] for one in figures], [one["deviation"] or 0.0 for one in figures]))
     wide = grid[0] > 0 and grid[-1] / grid[0] >= 8
-    return _drawn(series, axis.rpartition(".")[2], metric, caption, log_x=wide)
+    return _drawn(series, word, metric, caption, log_x=wide)
 
 
 def _drawn(series: list[Line], x: str, metric: str, title: str, *, log_x: bool = False) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +48,15 @@ class Row:
         return metric_of(self.runs[0].lines[-1])
 
     def ending(self, pick: Callable[[Document], float]) -> list[float]:
-        """For each seed, the mean over the last rounds of a figure."""
-        return [float(np.mean([pick(line) for line in _last(run.lines)])) for run in self.runs]
+        """For each seed, the mean over the last rounds of a figure; not a number for runs that went astray."""
+        return [
+            math.nan if "diverged" in run.result else float(np.mean([pick(line) for line in _last(run.lines)]))
+            for run in self.runs
+        ]
 
-    def quality(self) -> float:
-        """The average model's metric, larger is better; what is not finite is worst."""
-        value = float(np.mean(self.ending(lambda line: float(line[self.metric]["average"]))))
+    def quality(self, of: str = "average") -> float:
+        """The metric of the average model, or the `mean` over nodes; larger is better, what is not finite worst."""
+        value = float(np.mean(self.ending(lambda line: float(line[self.metric][of]))))
         value = -value if self.metric in LESS_IS_BETTER else value
         return value if np.isfinite(value) else -np.inf
 
@@ -87,8 +91,11 @@ def metric_of(line: Document) -> str:
     return next(key for key in ("accuracy", "rmse") if key in line)
 
 
-def rows(finished: Iterable[Finished]) -> list[Row]:
-    """One row for each variant and point of the grid, in their order: the tuned values that did best."""
+def rows(finished: Iterable[Finished], best: str = "average") -> list[Row]:
+    """One row for each variant and point of the grid, in their order: the tuned values that did best.
+
+    `best` says for whom: for the `average` of all models, or for the `mean` over nodes.
+    """
     groups: dict[tuple[Any, Any], dict[Any, list[Finished]]] = {}
     for one in finished:
         at = groups.setdefault((one.run.variant, one.run.values), {})
@@ -96,7 +103,7 @@ def rows(finished: Iterable[Finished]) -> list[Row]:
     found = []
     for (variant, values), options in groups.items():
         tried = [Row(variant, values, tuned, tuple(runs)) for tuned, runs in options.items()]
-        found.append(max(tried, key=Row.quality))
+        found.append(max(tried, key=lambda row: row.quality(best)))
     return found
 
 

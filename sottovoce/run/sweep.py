@@ -8,8 +8,8 @@
     >>> [run.experiment.name for run in planned(document)][1::3]
     ['study/plain,step_size=0.1,seed=1', 'study/noisy,sigma=1.0,step_size=0.1,seed=0', ...]
 
-A variant with `grid = false` runs once per seed, whatever the grid. Of the values to tune, the one that does best over
-all seeds is reported, for every variant and grid value by itself.
+A variant with `grid = false` runs once per seed, whatever the grid; a table there is a grid of its own. Of the values
+to tune, the one that does best over all seeds is reported, for every variant and grid value by itself.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from typing import Any
 from sottovoce.config import Document, Experiment, from_document, merged, put
 from sottovoce.errors import InputError
 
+Point = tuple[tuple[str, Any], ...]
+"""Keys with their values."""
+
 VARYING = ("variants", "grid", "tune", "seeds")
 
 
@@ -31,8 +34,8 @@ class Planned:
 
     experiment: Experiment
     variant: str
-    values: tuple[tuple[str, Any], ...] = ()
-    tuned: tuple[tuple[str, Any], ...] = ()
+    values: Point = ()
+    tuned: Point = ()
 
 
 def planned(document: Document, where: str = "") -> list[Planned]:
@@ -40,17 +43,12 @@ def planned(document: Document, where: str = "") -> list[Planned]:
     base = {key: value for key, value in document.items() if key not in VARYING}
     if len(base) == len(document):
         return [Planned(from_document(base, where), "")]
-    variants, grid, tune, seeds = (
-        _variants(document),
-        _axes(document, "grid"),
-        _axes(document, "tune"),
-        _seeds(document),
-    )
+    seeds = _seeds(document)
     runs = [
         _one(base, variant, values, tuned, seed, where)
-        for variant in variants
-        for values in _points(grid if variant.get("grid", True) else {})
-        for tuned in _points(tune if variant.get("tune", True) else {})
+        for variant in _variants(document)
+        for values in _points(document, variant, "grid")
+        for tuned in _points(document, variant, "tune")
         for seed in seeds
     ]
     names = [run.experiment.name for run in runs]
@@ -60,10 +58,10 @@ def planned(document: Document, where: str = "") -> list[Planned]:
     return runs
 
 
-Point = tuple[tuple[str, Any], ...]
-
-
-def _points(axes: dict[str, list[Any]]) -> list[Point]:
+def _points(document: Document, variant: Document, key: str) -> list[Point]:
+    """All combinations of the values of a variant's axes: its own, the document's, or none."""
+    own = variant.get(key, True)
+    axes = _axes(document if own is True else {key: own or {}}, key)
     return [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from sottovoce.config import Document
+from sottovoce.config import Document, Experiment
+from sottovoce.errors import Diverged
 from sottovoce.run.folder import Files, Tell, carry_out
 from sottovoce.run.results import Finished
 from sottovoce.run.sweep import Planned
@@ -23,7 +24,8 @@ def carry_out_all(
     jobs: int | None = None,
     tell: Tell | None = None,
 ) -> list[Finished]:
-    """Carry out all runs of a sweep. Finished ones are only read; the first failure stops the rest."""
+    """Carry out all runs of a sweep. Finished ones are only read; one that goes astray is noted, any other
+    failure stops the rest."""
     results: dict[str, Document] = {}
     for name, result in _results(runs, out, data, resume, min(jobs or WORKERS, len(runs))):
         results[name] = result
@@ -38,17 +40,26 @@ def _results(
 ) -> Iterator[tuple[str, Document]]:
     if jobs == 1:
         for run in runs:
-            name = run.experiment.name
-            yield name, carry_out(run.experiment, out / name, data=data, resume=resume)
+            yield run.experiment.name, _attempt(run.experiment, out, data, resume)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {
-            pool.submit(carry_out, run.experiment, out / run.experiment.name, data=data, resume=resume): run
-            for run in runs
-        }
+        waiting = {pool.submit(_attempt, run.experiment, out, data, resume): run for run in runs}
         try:
             for done in as_completed(waiting):
                 yield waiting[done].experiment.name, done.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _attempt(experiment: Experiment, out: Path, data: Path | None, resume: bool) -> Document:
+    """The result of a run; one that went astray says so instead."""
+    folder = out / experiment.name
+    try:
+        return carry_out(experiment, folder, data=data, resume=resume)
+    except Diverged as error:
+        privacy = Files(folder).document(Files(folder).privacy) or {}
+        return {
+            "name": experiment.name, "diverged": error.found, "headline": privacy.get("headline"),
+            "sigma": privacy.get("sigma"), "delta": experiment.privacy.delta, "seconds": 0.0,
+        }  # fmt: skip
