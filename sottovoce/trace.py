@@ -224,13 +224,18 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearSystem:
-    """What a run says, as step matrices. Equal rounds share one object."""
+    """What a run says, as step matrices. Equal rounds share one object.
+
+    Where `only_gradients` gives a reason, messages were not traced as they are sent: only how noise is added to
+    gradients can be taken from it.
+    """
 
     n: int
     steps: tuple[StepMatrices, ...]
     correlation: Correlation | None
     algorithm: Algorithm
     topology: Topology
+    only_gradients: str = ""
 
     @property
     def rounds(self) -> int:

@@ -133,16 +133,13 @@ def _all_pairs(setting: Setting, system: "LinearSystem", sigma: float, out: Path
     """Fixed-streams figures for every attacker and victim, and what is proven for training."""
     import numpy as np
 
-    from sottovoce.compression import Identity
     from sottovoce.privacy import pairs
     from sottovoce.privacy.account import account
     from sottovoce.privacy.gaussian import epsilon_of
     from sottovoce.privacy.sensitivity import participation
 
-    if not isinstance(system.algorithm.compression, Identity):
-        raise Unaccountable(
-            f"{system.algorithm.compression.name}: single messages have no exact loss; drop --all-pairs"
-        )
+    if system.only_gradients:
+        raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; drop --all-pairs")
     if system.n < 2:
         raise InputError("--all-pairs on one node", "a pair has two", "take a larger graph")
     delta, once = setting.delta, system.algorithm.once

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import exact, gaussian
 from sottovoce.privacy.absorption import couple, late_cost, least_cost
@@ -232,9 +231,8 @@ class _Work:
         return self._exact
 
     def _need_messages(self) -> None:
-        operator = self.system.algorithm.compression
-        if not isinstance(operator, Identity):
-            raise Unaccountable(f"{operator.name}: what is sent differs by coordinate or is not linear")
+        if self.system.only_gradients:
+            raise Unaccountable(self.system.only_gradients)
 
     def _reacts_freely(self) -> bool:
         """Whether Delta bounds the difference of a victim's gradients in every round, whatever it reacts to."""
@@ -265,7 +263,7 @@ class _Work:
         if self.view.kind != "everyone" and not options:
             tried.append(View("everyone", self.view.members, secrets_of=self.view.secrets_of))
         for option in tried:
-            if not isinstance(self.system.algorithm.compression, Identity):
+            if self.system.only_gradients:
                 break
             status = closedness(self.system, option)
             if status.closed and not (status.user_level_only and not self._reacts_freely()):

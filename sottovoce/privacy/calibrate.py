@@ -15,7 +15,7 @@ from sottovoce.privacy.gaussian import mu_of
 from sottovoce.privacy.released import trace_released
 from sottovoce.privacy.views import View
 from sottovoce.topology import Topology
-from sottovoce.trace import trace
+from sottovoce.trace import LinearSystem, trace
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm
@@ -65,14 +65,17 @@ def calibrated(
     rounds: int,
     epsilon: float,
     delta: float,
+    tracer: Callable[[Algorithm], LinearSystem] | None = None,
     **settings: Any,
 ) -> Calibrated:
-    """`calibrate` with the account at that sigma; `settings` are those of `account`."""
+    """`calibrate` with the account at that sigma; `settings` are those of `account`, `tracer` traces another way."""
     target = mu_of(epsilon, delta)
-    traced = trace if isinstance(algorithm.compression, Identity) else trace_released
+    whole = trace if isinstance(algorithm.compression, Identity) else trace_released
 
     def at(sigma: float) -> Account:
-        return account(traced(with_sigma(algorithm, sigma), topology, rounds=rounds), adversary, **settings)
+        built = with_sigma(algorithm, sigma)
+        system = whole(built, topology, rounds=rounds) if tracer is None else tracer(built)
+        return account(system, adversary, **settings)
 
     reference = at(1.0)
     if reference.headline is None:

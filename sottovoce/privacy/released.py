@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 
-def trace_released(algorithm: Algorithm, topology: Topology, *, rounds: int) -> LinearSystem:
-    """A system of which only noisy gradients are known, for algorithms whose compressed messages cannot be traced.
+def trace_released(algorithm: Algorithm, topology: Topology, *, rounds: int, why: str = "") -> LinearSystem:
+    """A system of which only noisy gradients are known, for messages that cannot be traced, or are too many.
 
-    It is traced without compression, and says so by its algorithm: `account` then uses no message of it.
+    It is traced without compression and with one gossip step, which change nothing about how noise is added.
     """
-    plain = replace(algorithm, compression=Identity())  # type: ignore[type-var]
-    return replace(trace(plain, topology, rounds=rounds), algorithm=algorithm)
+    operator = algorithm.compression
+    if not isinstance(operator, Identity):
+        why = f"{operator.name}: what is sent differs by coordinate or is not linear"
+    plain = replace(algorithm, compression=Identity(), gossip_steps=1)  # type: ignore[type-var]
+    return replace(trace(plain, topology, rounds=rounds), algorithm=algorithm, only_gradients=why)
 
 
 def loss_given_noisy_gradients(

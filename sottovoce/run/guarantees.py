@@ -34,6 +34,9 @@ NODE_ROUNDS = 40_000
 LARGEST = 10 * NODE_ROUNDS
 """Runs with more nodes times rounds than this get no attacker unasked."""
 
+CUBES, SQUARES = 5e9, 1e8
+"""Beyond so many cubed, or squared, numbers of nodes over all different rounds, messages are not traced unasked."""
+
 UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data does, so nothing is promised"
 SAMPLED = "one record is {change}; batches are drawn anew in each round, and nobody learns who was drawn"
 
@@ -121,9 +124,18 @@ def promise(trial: Trial, *, delta: float = 1e-5, attackers: str | int | Sequenc
 
 
 def traced(trial: Trial) -> LinearSystem:
-    """The linear system of what runs."""
-    how = trace if isinstance(trial.algorithm.compression, Identity) else trace_released
-    return how(trial.algorithm, trial.topology, rounds=trial.rounds)
+    """The linear system of what runs; of large topologies that change, only how noise is added to gradients."""
+    algorithm, net, rounds = trial.algorithm, trial.topology, trial.rounds
+    if not isinstance(algorithm.compression, Identity):
+        return trace_released(algorithm, net, rounds=rounds)
+    different = 1 if net.static else rounds
+    most = different * algorithm.gossip_steps * net.n**2 / SQUARES
+    if different > 1:
+        most = max(most, different * net.n**3 / CUBES)
+    if most > 1 and algorithm.noise.local(net.at(0)):
+        why = f"{net.name}, {rounds} rounds of {algorithm.gossip_steps} gossip steps: too many messages to trace"
+        return trace_released(algorithm, net, rounds=rounds, why=why)
+    return trace(algorithm, net, rounds=rounds)
 
 
 def _attackers(trial: Trial, wanted: str | int | Sequence[int]) -> tuple[list[int], str]:
@@ -205,6 +217,7 @@ def calibrated_trial(trial: Trial, *, epsilon: float, delta: float, view: str | 
         found = calibrate(
             trial.algorithm, trial.topology, view, rounds=trial.rounds, epsilon=epsilon, delta=delta,
             adjacency=trial.adjacency, participation=trial.participation, convex=checked,
+            tracer=lambda built: traced(replace(trial, algorithm=built)),
         )  # fmt: skip
         sigmas.append(found)
     except Unaccountable:
