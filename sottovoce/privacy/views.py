@@ -233,7 +233,9 @@ def picks(seen: Seen) -> list[sparse.csr_array]:
         if id(step) not in made:
             pairs = zip(step.heard, step.mixings, strict=True)
             each = [
-                select(heard._replace(rows=sparse.eye_array(heard.rows.shape[0], format="csr")), mixing, seen.view, False)
+                select(
+                    heard._replace(rows=sparse.eye_array(heard.rows.shape[0], format="csr")), mixing, seen.view, False
+                )
                 for heard, mixing in pairs
             ]
             _, there = _informative(step, seen.view, seen.victims, False)
