@@ -40,7 +40,7 @@ GRID, PASSES = 64, 6
 """A bound is closed in by this many points at a time."""
 
 SHARE = 0.2
-"""Share of canaries that is guessed unless told otherwise: near the best for mu from 0.5 to 3, 1,000 to 10,000 canaries."""
+"""Share of canaries guessed unless told otherwise: near the best for mu from 0.5 to 3, 1,000 to 10,000 canaries."""
 
 
 def audit_one_run(
