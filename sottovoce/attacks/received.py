@@ -25,7 +25,7 @@ from sottovoce.compression import Compression, Identity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.loop import Draws, Feed, Gradient, begin, play
 from sottovoce.noise import Correlation, Sources, Spread
-from sottovoce.privacy.views import Seen, View, known_of, picks
+from sottovoce.privacy.views import Seen, View, known_of
 
 Array = NDArray[np.float64]
 
@@ -81,7 +81,7 @@ def _heard(seen: Seen, feed: Feed, x0: Array) -> Array:
     system = seen.system
     algorithm, carry = begin(system.algorithm, system.topology, x0, system.rounds)
     rows = []
-    for round, pick in enumerate(picks(seen)):
+    for round, pick in enumerate(seen.picks):
         played = play(algorithm, system.topology, carry, feed, round)
         carry = played.carry
         rows.append(pick @ np.concatenate([step.heard().rows for step in played.steps]))

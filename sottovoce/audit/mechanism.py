@@ -33,6 +33,7 @@ from sottovoce.loop import Draws, Gradient
 from sottovoce.privacy import exact
 from sottovoce.privacy.sensitivity import Participation, participation, worst_change
 from sottovoce.privacy.views import Seen, View, see, view
+from sottovoce.threads import one_thread
 from sottovoce.trace import LinearSystem
 
 Array = NDArray[np.float64]
@@ -52,6 +53,7 @@ LEARNT = 5e7
 RIDGE = 1e-9
 
 
+@one_thread()
 def audit(
     system: LinearSystem,
     adversary: str | View = "everyone",

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -164,6 +165,15 @@ class Seen:
         hops = csgraph.shortest_path(graph.adjacency.T, unweighted=True, indices=members).min(axis=0)
         return [int(h) if np.isfinite(h) else None for h in hops[self.victims]]
 
+    @cached_property
+    def picks(self) -> list[sparse.csr_array]:
+        """For each round the matrix that takes its messages, gossip steps one below the other, to its `seen` rows.
+
+        For views as `see` makes them, without `own`.
+        """
+        made = {id(step): _pick(step, self.view, self.victims) for step in dict.fromkeys(self.system.steps)}
+        return [made[id(step)] for step in self.system.steps]
+
     @property
     def gradient_rounds(self) -> int:
         """In how many rounds gradients enter."""
@@ -223,24 +233,13 @@ def _informative(
     return Inputs(*(part[there] for part in seen)), there
 
 
-def picks(seen: Seen) -> list[sparse.csr_array]:
-    """For each round the matrix that takes its messages, gossip steps one below the other, to the rows of `seen`.
-
-    For views as `see` makes them, without `own`.
-    """
-    made: dict[int, sparse.csr_array] = {}
-    for step in seen.system.steps:
-        if id(step) not in made:
-            pairs = zip(step.heard, step.mixings, strict=True)
-            each = [
-                select(
-                    heard._replace(rows=sparse.eye_array(heard.rows.shape[0], format="csr")), mixing, seen.view, False
-                )
-                for heard, mixing in pairs
-            ]
-            _, there = _informative(step, seen.view, seen.victims, False)
-            made[id(step)] = sparse.csr_array(sparse.block_diag(each, format="csr"))[there]
-    return [made[id(step)] for step in seen.system.steps]
+def _pick(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> sparse.csr_array:
+    each = [
+        select(heard._replace(rows=sparse.eye_array(heard.rows.shape[0], format="csr")), mixing, adversary, False)
+        for heard, mixing in zip(step.heard, step.mixings, strict=True)
+    ]
+    _, there = _informative(step, adversary, victims, False)
+    return sparse.csr_array(sparse.block_diag(each, format="csr"))[there]
 
 
 def reduce(step: StepMatrices, rows: sparse.csr_array, adversary: View, victims: NDArray[np.intp]) -> Inputs:
