@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm, algorithm, cite, names
+    from sottovoce.attacks.received import receive
+    from sottovoce.attacks.reconstruction import Reconstruction, reconstruct
+    from sottovoce.audit import Audit, audit, audit_guesses, audit_one_run, audit_scores
     from sottovoce.compression import compression
     from sottovoce.errors import InputError, SottovoceError, Unaccountable
     from sottovoce.factorize import Factorization, factorize, factorize_by_class
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "algorithms": ("Algorithm", "algorithm", "cite", "names"),
+    "attacks.received": ("receive",),
+    "attacks.reconstruction": ("Reconstruction", "reconstruct"),
+    "audit": ("Audit", "audit", "audit_guesses", "audit_one_run", "audit_scores"),
     "compression": ("compression",),
     "errors": ("InputError", "SottovoceError", "Unaccountable"),
     "factorize": ("Factorization", "factorize", "factorize_by_class"),
@@ -61,6 +67,7 @@ _WITH_TORCH = {"run.simulate": ("Run", "simulate")}
 __all__ = [
     "Account",
     "Algorithm",
+    "Audit",
     "Changing",
     "Coordinate",
     "Factorization",
@@ -69,12 +76,17 @@ __all__ = [
     "InputError",
     "LinearSystem",
     "Mixing",
+    "Reconstruction",
     "SottovoceError",
     "Topology",
     "Unaccountable",
     "View",
     "account",
     "algorithm",
+    "audit",
+    "audit_guesses",
+    "audit_one_run",
+    "audit_scores",
     "calibrate",
     "cite",
     "coalition",
@@ -94,6 +106,8 @@ __all__ = [
     "node",
     "push",
     "random_edges",
+    "receive",
+    "reconstruct",
     "rounds_of",
     "trace",
     "uniform",

@@ -15,6 +15,7 @@ Shapes: V victims, T gradient rounds, R observations, S noise sources, X state.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,15 +147,30 @@ def _route(seen: Seen) -> Callable[[Seen], Groups]:
 # --- oracle --------------------------------------------------------------------------------------------------------
 
 
-def dense(seen: Seen, *, rank: float = 1e-11) -> Array:
-    """M by the pseudo-inverse of B B^T: the definition itself."""
+class Whitened(NamedTuple):
+    """Observations made white: `matrix @ O` is unit noise plus `signal`; `bare` is what of a signal no noise covers."""
+
+    matrix_KR: Array
+    signal_KTV: Array
+    bare_RTV: Array
+    uncovered_V: NDArray[np.bool_]
+
+
+def whitened(seen: Seen, *, rank: float = 1e-11) -> Whitened:
+    """A view's observations whitened by a singular value decomposition of B; for small systems."""
     A_RTV, B_RZ = seen.dense()
     R, T, V = A_RTV.shape
     left, sizes, _ = np.linalg.svd(B_RZ, full_matrices=False)
     keep = sizes > rank * (sizes[0] if sizes.size else 0.0)
     coordinates = (left[:, keep].T @ A_RTV.reshape(R, T * V)).reshape(-1, T, V)
-    rest = A_RTV - np.einsum("rk,ktv->rtv", left[:, keep], coordinates)
-    white = coordinates / sizes[keep][:, None, None]
-    M_VTT = np.einsum("ksv,ktv->vst", white, white)
-    M_VTT[(np.abs(rest).max(axis=(0, 1)) > UNCOVERED * np.abs(A_RTV).max(axis=(0, 1), initial=1e-300))] = np.inf
+    bare = A_RTV - np.einsum("rk,ktv->rtv", left[:, keep], coordinates)
+    uncovered = np.abs(bare).max(axis=(0, 1), initial=0.0) > UNCOVERED * np.abs(A_RTV).max(axis=(0, 1), initial=1e-300)
+    return Whitened(left[:, keep].T / sizes[keep, None], coordinates / sizes[keep][:, None, None], bare, uncovered)
+
+
+def dense(seen: Seen, *, rank: float = 1e-11) -> Array:
+    """M by the pseudo-inverse of B B^T: the definition itself."""
+    white = whitened(seen, rank=rank)
+    M_VTT = np.einsum("ksv,ktv->vst", white.signal_KTV, white.signal_KTV)
+    M_VTT[white.uncovered_V] = np.inf
     return M_VTT

@@ -13,6 +13,7 @@ All-ones would say 0.2 here: it is no bound (ACCOUNTING, section 2).
 
 from __future__ import annotations
 
+import math
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -160,6 +161,43 @@ def _signs(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
     for _ in range(20):
         x_VT = np.where(np.einsum("vst,vt->vs", M_VTT, np.where(x_VT < 0, -1.0, 1.0)) < 0, -1.0, 1.0)
     return x_VT
+
+
+def worst_change(M_TT: NDArray[np.float64], scheme: Participation) -> NDArray[np.float64]:
+    """A change that costs the most: row t is delta_t, of norm one where the victim takes part and zero elsewhere.
+
+    Signs where they reach the bound, else vectors of as many dimensions as the semidefinite value may need.
+
+    >>> worst_change(np.array([[1.0, -0.9], [-0.9, 1.0]]), participation("every")).ravel().tolist()
+    [1.0, -1.0]
+    """
+    T = len(M_TT)
+    found = []
+    for pattern in scheme.patterns(T):
+        M = (M_TT + M_TT.T)[np.ix_(pattern, pattern)] / 2
+        v_TK = _ascended(M)
+        whole = np.zeros((T, v_TK.shape[1]))
+        whole[pattern] = v_TK
+        found.append((_value(M, v_TK), whole))
+    return max(found, key=lambda pair: pair[0])[1]
+
+
+def _ascended(M_TT: NDArray[np.float64]) -> NDArray[np.float64]:
+    signs_T1 = _signs(M_TT[None])[0][:, None]
+    most = bound(M_TT[None])[0] * (1 - 10 * GAP)
+    if _value(M_TT, signs_T1) >= most:
+        return signs_T1
+    K = math.ceil((math.sqrt(8 * len(M_TT) + 1) - 1) / 2)
+    v_TK = _unit(0.3 * np.random.default_rng(0).standard_normal((1, len(M_TT), K)) + signs_T1)
+    for _ in range(STEPS):
+        v_TK = _unit(M_TT @ v_TK)
+    leading = np.linalg.svd(v_TK[0])[0][:, :1]
+    signs_T1 = np.where(leading * leading[0] < 0, -1.0, 1.0)
+    return signs_T1 if _value(M_TT, signs_T1) >= most else v_TK[0]
+
+
+def _value(M_TT: NDArray[np.float64], v_TK: NDArray[np.float64]) -> float:
+    return float(np.sum((M_TT @ v_TK) * v_TK))
 
 
 def _certify(

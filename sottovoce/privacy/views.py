@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from scipy.sparse import csgraph
 
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.loop import Heard
+from sottovoce.noise import Sources
 from sottovoce.topology import Mixing
 from sottovoce.trace import LinearSystem, StepMatrices
 
@@ -163,6 +165,15 @@ class Seen:
         hops = csgraph.shortest_path(graph.adjacency.T, unweighted=True, indices=members).min(axis=0)
         return [int(h) if np.isfinite(h) else None for h in hops[self.victims]]
 
+    @cached_property
+    def picks(self) -> list[sparse.csr_array]:
+        """For each round the matrix that takes its messages, gossip steps one below the other, to its `seen` rows.
+
+        For views as `see` makes them, without `own`.
+        """
+        made = {id(step): _pick(step, self.view, self.victims) for step in dict.fromkeys(self.system.steps)}
+        return [made[id(step)] for step in self.system.steps]
+
     @property
     def gradient_rounds(self) -> int:
         """In how many rounds gradients enter."""
@@ -203,16 +214,32 @@ def _check_edges(system: LinearSystem, adversary: View) -> None:
 
 
 def _see_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> SeenStep:
+    seen, _ = _informative(step, adversary, victims, own)
+    point = reduce(step, step.point, adversary, victims) if step.point is not None else None
+    out = reduce(step, step.state_out, adversary, victims)
+    return SeenStep(seen, out, point, np.flatnonzero(~known_noise(step, adversary)), bool(step.gradients))
+
+
+def _informative(
+    step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool
+) -> tuple[Inputs, NDArray[np.intp]]:
+    """What the adversary gets in a round, and which rows of it hold anything that it does not know."""
     rows = sparse.vstack(
         [select(heard, mixing, adversary, own) for heard, mixing in zip(step.heard, step.mixings, strict=True)],
         format="csr",
     )
     seen = reduce(step, rows, adversary, victims)
     there = np.flatnonzero(sum(np.diff(part.indptr) for part in seen))
-    seen = Inputs(*(part[there] for part in seen))
-    point = reduce(step, step.point, adversary, victims) if step.point is not None else None
-    out = reduce(step, step.state_out, adversary, victims)
-    return SeenStep(seen, out, point, np.flatnonzero(~known_noise(step, adversary)), bool(step.gradients))
+    return Inputs(*(part[there] for part in seen)), there
+
+
+def _pick(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> sparse.csr_array:
+    each = [
+        select(heard._replace(rows=sparse.eye_array(heard.rows.shape[0], format="csr")), mixing, adversary, False)
+        for heard, mixing in zip(step.heard, step.mixings, strict=True)
+    ]
+    _, there = _informative(step, adversary, victims, False)
+    return sparse.csr_array(sparse.block_diag(each, format="csr"))[there]
 
 
 def reduce(step: StepMatrices, rows: sparse.csr_array, adversary: View, victims: NDArray[np.intp]) -> Inputs:
@@ -224,15 +251,18 @@ def reduce(step: StepMatrices, rows: sparse.csr_array, adversary: View, victims:
 
 
 def known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
-    known = [np.zeros(0, dtype=bool)]
-    for _, sources in step.sources:
-        holders = sources.holders.tocsc()
-        found = np.zeros(sources.size, dtype=bool)
-        by = adversary.members if sources.kind != "pair" else (*adversary.members, *adversary.secrets_of)
-        for member in by:
-            found[holders.indices[holders.indptr[member] : holders.indptr[member + 1]]] = True
-        known.append(found)
-    return np.concatenate(known)
+    """Which noise columns of a round the adversary knows."""
+    return np.concatenate([np.zeros(0, dtype=bool), *(known_of(sources, adversary) for _, sources in step.sources)])
+
+
+def known_of(sources: Sources, adversary: View) -> NDArray[np.bool_]:
+    """Which of some sources the adversary knows."""
+    holders = sources.holders.tocsc()
+    found = np.zeros(sources.size, dtype=bool)
+    by = adversary.members if sources.kind != "pair" else (*adversary.members, *adversary.secrets_of)
+    for member in by:
+        found[holders.indices[holders.indptr[member] : holders.indptr[member + 1]]] = True
+    return found
 
 
 def select(heard: Heard, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:

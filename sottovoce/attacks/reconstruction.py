@@ -1,0 +1,160 @@
+"""Reconstruction: what a view can solve for, from the linear system that its messages are.
+
+Messages are `O = A G + B Z`. A combination `l^T O` is an unbiased estimate of one unknown, a node's value or a node's
+gradient of one round, whatever all the other unknowns are, if `A^T l` picks just that one. Among these the best is that
+whose noise `|B^T l|` is least. Where there is none, the unknown cannot be solved for by itself.
+
+    >>> import numpy as np
+    >>> from sottovoce import algorithm, metropolis, trace
+    >>> system = trace(algorithm("muffliato", sigma=2.0), metropolis("path:4"), rounds=2)
+    >>> attack = reconstruct(system, "node:0")
+    >>> round(attack.deviation_of(1), 6), attack.deviation_of(3)    # node 1 up to its noise; node 3 not at all
+    (2.0, inf)
+
+Shapes: R observations, T gradient rounds, V nodes, P = T V unknowns, D parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from sottovoce.attacks.received import need_messages, receive
+from sottovoce.errors import InputError
+from sottovoce.loop import Gradient
+from sottovoce.privacy.views import Seen, View, see, view
+from sottovoce.threads import one_thread
+from sottovoce.trace import LinearSystem
+
+Array = NDArray[np.float64]
+
+RANK = 1e-10
+"""Singular values of A below this share of the largest are taken for nothing: double precision cannot use them."""
+
+SOLVED = 1e-8
+"""How much of other unknowns an estimate may hold, as rounding."""
+
+ENTRIES, NOISE_ENTRIES = 6e6, 5e7
+"""Largest number of messages times unknowns, and times noise sources: half a minute, half a gigabyte."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Reconstruction:
+    """What a view can solve for: for each gradient round and node the deviation of the best unbiased linear estimate.
+
+    `deviation_TV[t, i]` is in the units of gradients (or values): 0 is exact recovery, infinity no estimate at all.
+    `rounds` and `nodes` name its rows and columns. Values to average enter in round 0.
+    """
+
+    seen: Seen
+    rounds: tuple[int, ...]
+    nodes: tuple[int, ...]
+    deviation_TV: Array
+    weights_RTV: Array
+
+    def deviation_of(self, node: int, round: int = 0) -> float:
+        """The resolution that noise leaves for one node's gradient of a round, or its value."""
+        for name, found, there in (("node", node, self.nodes), ("round", round, self.rounds)):
+            if found not in there:
+                raise InputError(f"{name} {found}", f"attacked were {_shown(there)}", "choose one of them")
+        return float(self.deviation_TV[self.rounds.index(round), self.nodes.index(node)])
+
+    def solved(self) -> list[tuple[int, int, float]]:
+        """(round, node, deviation) of all that can be solved for, the sharpest first."""
+        where = np.argwhere(np.isfinite(self.deviation_TV))
+        found = [(self.rounds[t], self.nodes[i], float(self.deviation_TV[t, i])) for t, i in where]
+        return sorted(found, key=lambda one: (one[2], one[:2]))
+
+    def estimates(self, received_RD: Array) -> Array:
+        """Estimates from what `receive` gave, T x V x D; NaN where nothing can be solved for."""
+        R = self.weights_RTV.shape[0]
+        rows = np.asarray(received_RD, dtype=float)
+        if rows.ndim != 2 or len(rows) != R:
+            raise InputError(f"messages of shape {rows.shape}", f"the view hears {R} rows", "give what receive returns")
+        found = np.einsum("rtv,rd->tvd", self.weights_RTV, rows, optimize=True) / self.seen.system.algorithm.step_size
+        found[~np.isfinite(self.deviation_TV)] = np.nan
+        return found
+
+    def attack(self, gradient: Gradient, x0: Array, *, seed: int = 0) -> Array:
+        """Estimates from one run of the loop, T x V x D."""
+        return self.estimates(receive(self.seen, gradient, x0, seed=seed))
+
+
+@one_thread()
+def reconstruct(
+    system: LinearSystem, adversary: str | View = "everyone", *, victims: Sequence[int] | None = None
+) -> Reconstruction:
+    """The linear attack of a view on some nodes (None: all that it does not know)."""
+    seen = see(system, view(adversary))
+    need_messages(seen)
+    nodes = _chosen(seen, victims)
+    rounds = tuple(t for t, step in enumerate(seen.steps) if step.takes_gradients)
+    _check_size(seen)
+    A_RTV, B_RZ = seen.dense()
+    R, T, V = A_RTV.shape
+    columns = np.flatnonzero(np.tile(np.isin(seen.victims, nodes), T))
+    weights_RP, deviation_P = _best(A_RTV.reshape(R, T * V), B_RZ, columns)
+    return Reconstruction(
+        seen=seen,
+        rounds=rounds,
+        nodes=nodes,
+        deviation_TV=system.algorithm.sensitivity * deviation_P.reshape(T, len(nodes)),
+        weights_RTV=weights_RP.reshape(R, T, len(nodes)),
+    )
+
+
+def _best(A_RP: Array, B_RZ: Array, columns: NDArray[np.intp]) -> tuple[Array, Array]:
+    """Weights and deviation of the best estimate of each of some unknowns; zero and infinity where there is none."""
+    weights, deviation = np.zeros((len(A_RP), len(columns))), np.full(len(columns), np.inf)
+    if not A_RP.size:
+        return weights, deviation
+    left, sizes, right = linalg.svd(A_RP, full_matrices=False, check_finite=False)
+    rank = int(np.sum(sizes > RANK * sizes[0])) if sizes[0] > 0 else 0
+    picked = right[:rank, columns]
+    solvable = np.flatnonzero(1 - np.einsum("kp,kp->p", picked, picked) <= SOLVED)
+    if not solvable.size:
+        return weights, deviation
+    found = left[:, :rank] @ (picked[:, solvable] / sizes[:rank, None])
+    if rank < len(A_RP) and B_RZ.any():
+        found -= _cancelling(left, rank, B_RZ, found)
+    weights[:, solvable] = found
+    deviation[solvable] = np.linalg.norm(B_RZ.T @ found, axis=0)
+    return weights, deviation
+
+
+def _cancelling(left: Array, rank: int, B_RZ: Array, plain: Array) -> Array:
+    """What to take off so that least noise is left: combinations of messages that hold no unknown at all."""
+    noise_KR = linalg.qr(B_RZ.T, mode="r", check_finite=False)[0][: len(B_RZ)] if B_RZ.shape[1] > len(B_RZ) else B_RZ.T
+    square = left.shape[1] == len(left)
+    free = left[:, rank:] if square else linalg.qr(left[:, :rank], check_finite=False)[0][:, rank:]
+    U, sizes, V = linalg.svd(noise_KR @ free, full_matrices=False, check_finite=False)
+    used = sizes > RANK * np.linalg.norm(B_RZ)  # below, it is the rounding of combinations that hold no noise either
+    return free @ (V[used].T @ ((U[:, used].T @ (noise_KR @ plain)) / sizes[used, None]))
+
+
+def _chosen(seen: Seen, victims: Sequence[int] | None) -> tuple[int, ...]:
+    """The victims, checked; all other unknown gradients stay unknown."""
+    if victims is None:
+        return tuple(seen.victims.tolist())
+    return tuple(see(seen.system, seen.view, victims=victims).victims.tolist())
+
+
+def _check_size(seen: Seen) -> None:
+    rows = sum(step.seen.state.shape[0] for step in seen.steps)
+    unknowns = len(seen.victims) * seen.gradient_rounds
+    sources = sum(len(step.noise_columns) for step in seen.steps)
+    for count, most, what in ((unknowns, ENTRIES, "unknowns"), (sources, NOISE_ENTRIES, "noise sources")):
+        if rows * count > most:
+            raise InputError(
+                f"{rows} messages with {count} {what}",
+                f"solving takes at most {most:g} of their products",
+                "attack fewer rounds, or by a view that hears less",
+            )
+
+
+def _shown(names: tuple[int, ...]) -> str:
+    return ", ".join(map(str, names[:8])) + (", ..." if len(names) > 8 else "")
