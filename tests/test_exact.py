@@ -371,3 +371,9 @@ def _own_part(dp, net, known, t, T, D):
     mine = np.zeros(B.shape[1], dtype=bool)
     mine[known :: net.n] = True
     return (B[labels.round == t][:, mine]) @ Z[mine]
+
+
+def test_one_round_of_a_state_that_grows():
+    built = algorithm("muffliato-sgd", sigma=1.5, gossip_steps=3, chebyshev=True)
+    seen = see(trace(built, metropolis("ring:5"), rounds=1), node(1))
+    np.testing.assert_allclose(exact.losses(seen), exact.dense(seen), rtol=1e-9)

@@ -29,6 +29,8 @@ def without_what_was_said(seen: Seen) -> tuple[Seen, NDArray[np.float64]]:
     step = seen.steps[0]
     if seen.system.correlation is not None or any(other is not step for other in seen.steps):
         return untouched
+    if step.out.state.shape[0] != step.out.state.shape[1]:  # a first round that begins to remember
+        return untouched
     step = _moving(replace(step, out=_subtract(step), point=None))
     alone = _alone(step.seen, step.out)
     if not alone.any():
