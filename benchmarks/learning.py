@@ -19,7 +19,7 @@ from sottovoce.learning.data import Dataset
 from sottovoce.learning.engines import Stack, engine_for
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import Task, task
-from sottovoce.learning.threads import threads
+from sottovoce.threads import threads
 
 STEP_SIZE = 0.05
 
