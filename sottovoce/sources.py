@@ -7,13 +7,24 @@ and no draw is ever used for two rounds.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 from scipy import sparse
+
+MANY = 2048
+"""From so many float32 on, whole arrays of pairs are faster than one value after the other."""
+
+BLOCK = 1 << 15
+"""So many values are made at once: their arrays stay in the processor's cache."""
+
+ENDS = np.uint32(1 << 24)
+"""How many of 2^32 equal parts of (0, 1) are divided further at either end."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +71,7 @@ class Sources:
             filled = 0
             for g in groups:
                 rng = generator(seed, self.kind, self.groups[g].tolist(), round, step)
-                rng.standard_normal(out=rows[filled : filled + self.counts[g]], dtype=dtype)
+                gaussians_(rng, rows[filled : filled + self.counts[g]])
                 filled += self.counts[g]
             yield sources, rows
 
@@ -72,8 +83,54 @@ def _batches(groups: NDArray[np.intp], counts: NDArray[np.int64], limit: int) ->
         yield from np.split(groups, np.flatnonzero(np.diff(number)) + 1)
 
 
+class _Key(ISeedSequence):
+    """A key as it is. numpy's own way takes three times as long: it asks the system for entropy and drops it."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        return np.frombuffer(self._key, dtype, n_words)
+
+
 def generator(seed: int, kind: str, ids: Sequence[int], round: int, step: int = 0) -> np.random.Generator:
     """The random stream of one source in one step: a hash of its name is the key of a counter-based generator."""
     name = f"{seed}|{kind}|{','.join(map(str, ids))}|{round}|{step}"
     key = hashlib.blake2b(name.encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]  # the stub leaves ISeedSequence out
+
+
+def gaussians_(rng: np.random.Generator, out: NDArray[Any]) -> None:
+    """Fill an array with N(0, 1): by numpy's ziggurat, or, for many float32 at once, by Box and Muller's pairs.
+
+    Many are filled in blocks of one size, so that the numbers depend on the stream and on how many there are alone.
+    """
+    flat = out.reshape(-1)
+    if out.dtype != np.float32 or out.size < MANY:
+        rng.standard_normal(out=flat, dtype=out.dtype)
+        return
+    for start in range(0, out.size, BLOCK):
+        _pairs_(rng, flat[start : start + BLOCK])
+
+
+def _pairs_(rng: np.random.Generator, out: NDArray[np.float32]) -> None:
+    """`sqrt(-2 ln u) (cos a, sin a)`: exact for uniform u and a, up to rounding (Box and Muller 1958).
+
+    Rounded to float32, u would end the tails at 6.7 and leave holes around zero. So where its 32 bits are within 2^-8
+    of either end it gets 53 more, and a logarithm in float64: radii reach 10.8 and are right to 1e-5 of themselves.
+    """
+    half = -(-out.size // 2)
+    words = rng.bit_generator.random_raw(half + half % 2).view(np.uint32).reshape(2, -1)
+    bits, turns = words[0, :half], words[1, :half].view(np.int32)
+    radius = bits.astype(np.float32)
+    radius += np.float32(0.5)
+    radius *= np.float32(2.0**-32)
+    np.log(radius, out=radius)
+    ends = np.flatnonzero(bits + ENDS < 2 * ENDS)
+    radius[ends] = np.log((bits[ends] + (1.0 - rng.random(len(ends)))) * 2.0**-32)
+    radius *= np.float32(-2.0)
+    np.sqrt(radius, out=radius)
+    angle = turns.astype(np.float32)
+    angle *= np.float32(math.pi * 2.0**-31)
+    np.multiply(radius, np.cos(angle), out=out[:half])
+    np.multiply(radius[: out.size - half], np.sin(angle[: out.size - half]), out=out[half:])
