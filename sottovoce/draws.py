@@ -6,7 +6,7 @@ Shapes: N nodes, D parameters, S noise sources.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce import arrays
+from sottovoce.ahead import Ahead, Block
 from sottovoce.arrays import Rows
 from sottovoce.compression import Compression
 from sottovoce.correlation import Correlation
 from sottovoce.errors import InputError
-from sottovoce.noise import Spread
+from sottovoce.noise import Injection, Spread
 from sottovoce.sources import Sources, generator
+from sottovoce.threads import WORKERS
 
 Gradient = Callable[[int, Rows], Rows]
 """`gradient(round, points)`: every node's gradient at its own point, one row per node, clipped to the sensitivity.
@@ -31,15 +33,34 @@ CHUNK = 1 << 22
 """At most about this many noise values are alive at once, whatever the number of edges."""
 
 
+APART = 1 << 16
+"""From so many values a round on, noise is drawn ahead by a thread of its own: for fewer a thread does not pay."""
+
+
 class Draws:
-    """Real gradients, and noise drawn by (seed, source, round)."""
+    """Real gradients, and noise drawn by (seed, source, round). A context, which ends with its thread if it has one."""
 
     def __init__(self, seed: int, gradient: Gradient, like: Rows) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
         self.seed, self._gradient, self._like = seed, gradient, like
+        self._expected: tuple[Sources, NDArray[np.bool_]] | None = None
+        self._ahead: Ahead | None = None
         self._past: list[Any] = []
         self._next_round = 0
+
+    def __enter__(self) -> Draws:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def expect(self, injection: Injection, rounds: int) -> None:
+        """Every round will ask for this noise: it is drawn ahead, within this context."""
+        if WORKERS > 1 and injection.sources.size * self._like.shape[1] >= APART:
+            sources, used = self._expected = injection.sources, injection.matrix.used()
+            self._ahead = Ahead(lambda round: self._draw(sources, used, round, 0), rounds)
 
     def gradient(self, round: int, point: Rows) -> Rows:
         """Asks the task; refuses what would poison every neighbour."""
@@ -61,29 +82,31 @@ class Draws:
         return grad
 
     def noise(self, sources: Sources, matrix: Spread, round: int, step: int) -> Rows:
-        """`matrix @ Z`, a chunk of sources at a time."""
-        D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
-        targets = [(sparse.csc_array(matrix.plain, dtype=dtype), np.zeros((matrix.shape[0], D), dtype=dtype))]
-        if matrix.left is not None and matrix.right is not None:
-            reached = np.flatnonzero(np.diff(matrix.left.tocsc().indptr))
-            inner = np.zeros((len(reached), D), dtype=dtype)
-            targets.append((sparse.csc_array(matrix.right[reached], dtype=dtype), inner))
-        needed = np.any([np.diff(part.indptr) > 0 for part, _ in targets], axis=0)
-        for which, rows in sources.draw(self.seed, round, step, D, dtype, needed, CHUNK):
-            for part, out in targets:
-                _add_product_(out, part[:, which], rows)
-        total = targets[0][1]
-        if matrix.left is not None and len(targets) > 1:
-            total += matrix.left.tocsc()[:, reached].astype(dtype) @ targets[1][1]
+        """`matrix @ Z`, a block of sources at a time."""
+        blocks, sizes = self._blocks(sources, matrix.used(), round, step), matrix.diagonal()
+        total = np.zeros((matrix.shape[0], self._like.shape[1]), arrays.numpy_dtype(self._like))
+        total = _product(matrix, blocks, total) if sizes is None else _scaled(sizes, blocks, total)
         return arrays.convert(total, self._like)
+
+    def _blocks(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
+        """Drawn ahead or now. What was drawn ahead is handed out once; who asks again has it drawn again."""
+        if self._ahead is not None and self._expected is not None and (self._ahead.round, 0) == (round, step):
+            known, known_used = self._expected
+            if known is sources and np.array_equal(known_used, used):
+                return self._ahead.take()
+        return self._draw(sources, used, round, step)
+
+    def _draw(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
+        D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
+        return sources.draw(self.seed, round, step, D, dtype, used, CHUNK)
 
     def correlated(self, correlation: Correlation, sources: Sources, matrix: Spread, round: int) -> Rows:
         """`matrix @ (C^-1 Z)_t`: earlier rounds are remembered as far as C looks back, or drawn again."""
         if round < self._next_round:
             self._past, self._next_round = [], 0
-        eye = Spread(sparse.eye_array(sources.size, format="csr"))
+        own = Spread(sparse.diags_array(matrix.used().astype(float), format="csr"))
         for t in range(self._next_round, round + 1):
-            fresh = self.noise(sources, eye, t, 0)
+            fresh = self.noise(sources, own, t, 0)
             result, keep = correlation.next(t, fresh, self._past)
             self._past = [*self._past, keep][-correlation.memory :] if correlation.memory else []
         self._next_round = round + 1
@@ -94,6 +117,32 @@ class Draws:
         values = rows.detach().cpu().numpy() if arrays.is_torch(rows) else rows
         streams = [generator(self.seed, "compression", [node], round, step) for node in range(len(values))]
         return arrays.convert(operator.apply(values, streams), rows)
+
+
+def _scaled(sizes: NDArray[Any], blocks: Iterator[Block], total: NDArray[Any]) -> NDArray[Any]:
+    """Every target has a source of its own: rows are scaled where they were drawn."""
+    sizes = sizes.astype(total.dtype)
+    for which, rows in blocks:
+        rows *= sizes[which, None]
+        if len(which) == len(total):
+            total = rows
+        else:
+            total[which] = rows
+    return total
+
+
+def _product(matrix: Spread, blocks: Iterator[Block], total: NDArray[Any]) -> NDArray[Any]:
+    targets = [(sparse.csc_array(matrix.plain, dtype=total.dtype), total)]
+    if matrix.left is not None and matrix.right is not None:
+        reached = np.unique(matrix.left.indices)
+        inner = np.zeros((len(reached), total.shape[1]), dtype=total.dtype)
+        targets.append((sparse.csc_array(matrix.right[reached], dtype=total.dtype), inner))
+    for which, rows in blocks:
+        for part, out in targets:
+            _add_product_(out, part[:, which], rows)
+    if matrix.left is not None and len(targets) > 1:
+        total += matrix.left.tocsc()[:, reached].astype(total.dtype) @ targets[1][1]
+    return total
 
 
 def _add_product_(out: NDArray[Any], block: sparse.csc_array, rows: NDArray[Any]) -> None:

@@ -223,11 +223,14 @@ def rounds_of(
     """Run round by round; each `Round` tells what was said and carries the state."""
     algorithm, carry = begin(algorithm, topology, x0, rounds)
     topology.require_connected()
-    feed = Draws(seed, gradient, x0)
-    for round in range(rounds):
-        played = play(algorithm, topology, carry, feed, round)
-        carry = played.carry
-        yield played
+    with Draws(seed, gradient, x0) as feed:
+        if topology.static and not algorithm.once:
+            for injection in algorithm.noise.local(topology.at(0))[:1]:
+                feed.expect(injection, rounds)
+        for round in range(rounds):
+            played = play(algorithm, topology, carry, feed, round)
+            carry = played.carry
+            yield played
 
 
 def run(algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, *, rounds: int, seed: int = 0) -> Rows:
@@ -242,13 +245,13 @@ def run(algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, 
 
 def _local_noise(algorithm: Algorithm, mixing: Mixing, feed: Feed, round: int) -> Rows | float:
     total: Any = 0.0
-    for injection in algorithm.noise.local(mixing):
-        matrix = injection.matrix.after(sparse.eye_array(mixing.n, format="csr") * algorithm.sensitivity)
-        correlation = algorithm.noise.correlation
+    for number, injection in enumerate(algorithm.noise.local(mixing)):
+        matrix, correlation = injection.matrix.scaled(algorithm.sensitivity), algorithm.noise.correlation
         if correlation is None:
-            total = total + feed.noise(injection.sources, matrix, round, 0)
+            noise = feed.noise(injection.sources, matrix, round, 0)
         else:
-            total = total + feed.correlated(correlation, injection.sources, matrix, round)
+            noise = feed.correlated(correlation, injection.sources, matrix, round)
+        total = total + noise if number else noise
     return total
 
 

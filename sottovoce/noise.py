@@ -47,6 +47,25 @@ class Spread:
         left = None if self.left is None else sparse.csr_array(matrix @ self.left)
         return Spread(sparse.csr_array(matrix @ self.plain), left, self.right)
 
+    def scaled(self, factor: float) -> Spread:
+        """`factor * self`."""
+        return Spread(self.plain * factor, None if self.left is None else self.left * factor, self.right)
+
+    def diagonal(self) -> NDArray[np.float64] | None:
+        """The diagonal, where that is all there is: every target has a source of its own."""
+        row = np.repeat(np.arange(self.shape[0]), np.diff(self.plain.indptr))
+        if self.left is not None or self.shape[0] != self.shape[1] or (row != self.plain.indices).any():
+            return None
+        return np.asarray(self.plain.diagonal())
+
+    def used(self) -> NDArray[np.bool_]:
+        """Which sources reach a target."""
+        found = np.zeros(self.shape[1], dtype=bool)
+        found[self.plain.indices] = True
+        if self.left is not None and self.right is not None:
+            found[self.right[np.unique(self.left.indices)].indices] = True
+        return found
+
     def whole(self) -> sparse.csr_array:
         """The product multiplied out."""
         if self.left is None:
