@@ -84,8 +84,8 @@ class Draws:
     def noise(self, sources: Sources, matrix: Spread, round: int, step: int) -> Rows:
         """`matrix @ Z`, a block of sources at a time."""
         blocks, sizes = self._blocks(sources, matrix.used(), round, step), matrix.diagonal()
-        total = np.zeros((matrix.shape[0], self._like.shape[1]), arrays.numpy_dtype(self._like))
-        total = _product(matrix, blocks, total) if sizes is None else _scaled(sizes, blocks, total)
+        D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
+        total = _product(matrix, blocks, D, dtype) if sizes is None else _scaled(sizes, blocks, D, dtype)
         return arrays.convert(total, self._like)
 
     def _blocks(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
@@ -119,29 +119,30 @@ class Draws:
         return arrays.convert(operator.apply(values, streams), rows)
 
 
-def _scaled(sizes: NDArray[Any], blocks: Iterator[Block], total: NDArray[Any]) -> NDArray[Any]:
-    """Every target has a source of its own: rows are scaled where they were drawn."""
-    sizes = sizes.astype(total.dtype)
+def _scaled(sizes: NDArray[Any], blocks: Iterator[Block], D: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Every target has a source of its own: rows are scaled where they were drawn, and stay there if they are all."""
+    total = np.zeros((len(sizes), D), dtype=dtype)
     for which, rows in blocks:
-        rows *= sizes[which, None]
-        if len(which) == len(total):
+        rows *= sizes[which, None].astype(dtype)
+        if len(which) == len(sizes):
             total = rows
         else:
             total[which] = rows
     return total
 
 
-def _product(matrix: Spread, blocks: Iterator[Block], total: NDArray[Any]) -> NDArray[Any]:
-    targets = [(sparse.csc_array(matrix.plain, dtype=total.dtype), total)]
+def _product(matrix: Spread, blocks: Iterator[Block], D: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    total = np.zeros((matrix.shape[0], D), dtype=dtype)
+    targets = [(sparse.csc_array(matrix.plain, dtype=dtype), total)]
     if matrix.left is not None and matrix.right is not None:
         reached = np.unique(matrix.left.indices)
-        inner = np.zeros((len(reached), total.shape[1]), dtype=total.dtype)
-        targets.append((sparse.csc_array(matrix.right[reached], dtype=total.dtype), inner))
+        inner = np.zeros((len(reached), D), dtype=dtype)
+        targets.append((sparse.csc_array(matrix.right[reached], dtype=dtype), inner))
     for which, rows in blocks:
         for part, out in targets:
             _add_product_(out, part[:, which], rows)
     if matrix.left is not None and len(targets) > 1:
-        total += matrix.left.tocsc()[:, reached].astype(total.dtype) @ targets[1][1]
+        total += matrix.left.tocsc()[:, reached].astype(dtype) @ targets[1][1]
     return total
 
 
