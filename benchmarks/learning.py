@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -22,6 +23,9 @@ from sottovoce.learning.tasks import Task, task
 from sottovoce.threads import threads
 
 STEP_SIZE = 0.05
+
+PAUSE = 0.2
+"""Seconds between two actions: what the one drew ahead for its next round must not slow down the other."""
 
 
 def made_up(rows: int, shape: tuple[int, ...], classes: int = 10) -> Dataset:
@@ -94,6 +98,7 @@ def compare(title: str, actions: dict[str, Callable[[], object]], repeat: int = 
     for _ in range(turns):
         for name, action in actions.items():
             times[name] += seconds(action, repeat)
+            time.sleep(PAUSE)
     middle = {name: 1e3 * statistics.median(took) for name, took in times.items()}
     first = next(iter(middle.values()))
     print(title)

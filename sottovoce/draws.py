@@ -33,8 +33,11 @@ CHUNK = 1 << 22
 """At most about this many noise values are alive at once, whatever the number of edges."""
 
 
-APART = 1 << 16
-"""From so many values a round on, noise is drawn ahead by a thread of its own: for fewer a thread does not pay."""
+APART = 1 << 19
+"""From so many values a round on, noise is drawn ahead by a thread of its own.
+
+For fewer a thread does not pay, and on a busy machine it costs: threads that both need the interpreter wait in turns.
+"""
 
 
 class Draws:

@@ -129,7 +129,7 @@ def noise_threads():
 
 @pytest.fixture
 def large():
-    return np.zeros((4, 1 << 15), dtype=np.float32)
+    return np.zeros((4, 1 << 17), dtype=np.float32)
 
 
 def start(x0, gradient=lambda t, x: 0.5 * x, net=None):
