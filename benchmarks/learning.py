@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -19,9 +20,12 @@ from sottovoce.learning.data import Dataset
 from sottovoce.learning.engines import Stack, engine_for
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import Task, task
-from sottovoce.learning.threads import threads
+from sottovoce.threads import threads
 
 STEP_SIZE = 0.05
+
+PAUSE = 0.2
+"""Seconds between two actions: what the one drew ahead for its next round must not slow down the other."""
 
 
 def made_up(rows: int, shape: tuple[int, ...], classes: int = 10) -> Dataset:
@@ -94,6 +98,7 @@ def compare(title: str, actions: dict[str, Callable[[], object]], repeat: int = 
     for _ in range(turns):
         for name, action in actions.items():
             times[name] += seconds(action, repeat)
+            time.sleep(PAUSE)
     middle = {name: 1e3 * statistics.median(took) for name, took in times.items()}
     first = next(iter(middle.values()))
     print(title)
@@ -101,6 +106,23 @@ def compare(title: str, actions: dict[str, Callable[[], object]], repeat: int = 
         spread = f"{1e3 * min(times[name]):.2f} to {1e3 * max(times[name]):.2f}"
         print(f"  {name:46} {took:8.2f} ms   {took / first:6.2f}   ({spread})")
     return middle
+
+
+def processor(actions: dict[str, Callable[[], object]], repeat: int = 50) -> None:
+    """Medians of processor time: of the asking thread, the least a round takes with another core free; and of all."""
+    print("  processor time of the asking thread, and of all")
+    first = None
+    for name, action in actions.items():
+        taken = []
+        for _ in range(repeat):
+            before = np.array([time.thread_time(), time.process_time()])
+            action()
+            taken.append(np.array([time.thread_time(), time.process_time()]) - before)
+        middle = 1e3 * np.median(taken, axis=0)
+        first = middle if first is None else first
+        own, total = (f"{took:8.2f} ms   {took / of:6.2f}" for took, of in zip(middle, first, strict=True))
+        print(f"  {name:46} {own} {total}")
+        time.sleep(PAUSE)
 
 
 def simulators(count: int = 1) -> None:
@@ -125,13 +147,12 @@ def private(count: int = 1) -> None:
     x, clip = job.start(torch.Generator().manual_seed(0)), ("per-example", 1.0)
     plain, clipped = job.gradients("fixed:32"), job.gradients("fixed:32", *clip)
     with threads(count):
-        compare(
-            f"32 nodes, 4-regular, 784-32-10, one minibatch of 32 a round, {count} thread(s)",
-            {
-                "round of d-psgd, not clipped": rounds(job, "d-psgd", "fixed:32"),
-                "round of dp-d-sgd, clipped, with noise": rounds(job, "dp-d-sgd", "fixed:32", clip),
-            },
-        )
+        played = {
+            "round of d-psgd, not clipped": rounds(job, "d-psgd", "fixed:32"),
+            "round of dp-d-sgd, clipped, with noise": rounds(job, "dp-d-sgd", "fixed:32", clip),
+        }
+        compare(f"32 nodes, 4-regular, 784-32-10, one minibatch of 32 a round, {count} thread(s)", played)
+        processor(played)
         compare("  of which", {"gradient": lambda: plain(0, x), "clipped gradient": lambda: clipped(0, x)})
     print(f"  peak memory {peak_gigabytes():.2f} GB")
 

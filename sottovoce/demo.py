@@ -11,7 +11,8 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from sottovoce.algorithms import algorithm
-from sottovoce.loop import Gradient, rounds_of
+from sottovoce.draws import Gradient
+from sottovoce.loop import rounds_of
 from sottovoce.topology import Topology, metropolis
 
 GRAPH = "erdos-renyi:16,p=0.3,seed=1"

@@ -17,8 +17,7 @@ Shapes: N nodes, D parameters, E directed edges, S noise sources.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -29,21 +28,15 @@ from scipy import sparse
 from sottovoce import arrays
 from sottovoce.arrays import Rows
 from sottovoce.compression import Compression, Identity
-from sottovoce.errors import Diverged, InputError, Unaccountable
-from sottovoce.noise import Correlation, Injection, Sources, Spread, generator
+from sottovoce.correlation import Correlation
+from sottovoce.draws import Draws, Gradient
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.noise import Injection, Spread
+from sottovoce.sources import Sources
 from sottovoce.topology import Mixing, Topology
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm
-
-Gradient = Callable[[int, Rows], Rows]
-"""`gradient(round, points)`: every node's gradient at its own point, one row per node, clipped to the sensitivity.
-
-It must not change `points`.
-"""
-
-CHUNK = 1 << 22
-"""At most about this many noise values are alive at once, whatever the number of edges."""
 
 
 class Weighted(NamedTuple):
@@ -269,11 +262,14 @@ def rounds_of(
     algorithm, carry = begin(algorithm, topology, x0, rounds)
     topology.require_connected()
     first, carry = after or (0, carry)
-    feed = Draws(seed, gradient, x0)
-    for round in range(first, rounds):
-        played = play(algorithm, topology, carry, feed, round)
-        carry = played.carry
-        yield played
+    with Draws(seed, gradient, x0) as feed:
+        if topology.static and not algorithm.once:
+            for injection in algorithm.noise.local(topology.at(0))[:1]:
+                feed.expect(injection, range(0 if algorithm.noise.correlation else first, rounds))
+        for round in range(first, rounds):
+            played = play(algorithm, topology, carry, feed, round)
+            carry = played.carry
+            yield played
 
 
 def final(
@@ -290,13 +286,13 @@ def final(
 
 def _local_noise(algorithm: Algorithm, mixing: Mixing, feed: Feed, round: int) -> Rows | float:
     total: Any = 0.0
-    for injection in algorithm.noise.local(mixing):
-        matrix = injection.matrix.after(sparse.eye_array(mixing.n, format="csr") * algorithm.sensitivity)
-        correlation = algorithm.noise.correlation
+    for number, injection in enumerate(algorithm.noise.local(mixing)):
+        matrix, correlation = injection.matrix.scaled(algorithm.sensitivity), algorithm.noise.correlation
         if correlation is None:
-            total = total + feed.noise(injection.sources, matrix, round, 0)
+            noise = feed.noise(injection.sources, matrix, round, 0)
         else:
-            total = total + feed.correlated(correlation, injection.sources, matrix, round)
+            noise = feed.correlated(correlation, injection.sources, matrix, round)
+        total = total + noise if number else noise
     return total
 
 
@@ -372,78 +368,3 @@ def _keep(active: NDArray[np.bool_] | None, new: Any, old: Any) -> Any:
         return arrays.read_only(new)
     here = arrays.column(active, new)
     return arrays.read_only(new * here + old * (1 - here))
-
-
-# --- the feed of a real run ----------------------------------------------------------------------------------------
-
-
-class Draws:
-    """Real gradients, and noise drawn by (seed, source, round)."""
-
-    def __init__(self, seed: int, gradient: Gradient, like: Rows) -> None:
-        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
-        self.seed, self._gradient, self._like = seed, gradient, like
-        self._past: list[Any] = []
-        self._next_round = 0
-
-    def gradient(self, round: int, point: Rows) -> Rows:
-        """Asks the task; refuses what would poison every neighbour."""
-        grad = self._gradient(round, arrays.read_only(point))
-        if arrays.is_torch(grad) != arrays.is_torch(point) or not arrays.is_real(grad) or np.ma.isMaskedArray(grad):
-            raise InputError(
-                f"gradient of type {type(grad).__name__}", f"points are {type(point).__name__}", "return the same kind"
-            )
-        if tuple(grad.shape) != tuple(point.shape):
-            raise InputError(
-                f"gradient of shape {tuple(grad.shape)}", f"points have {tuple(point.shape)}", "one row per node"
-            )
-        if not (math.isfinite(float(grad.sum())) or arrays.all_finite(grad)):
-            raise Diverged(
-                f"gradient with nan or infinity in round {round}",
-                "it would spread to every node",
-                "clip it, lower the step size",
-            )
-        return grad
-
-    def noise(self, sources: Sources, matrix: Spread, round: int, step: int) -> Rows:
-        """`matrix @ Z`, a chunk of sources at a time."""
-        D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
-        targets = [(sparse.csc_array(matrix.plain, dtype=dtype), np.zeros((matrix.shape[0], D), dtype=dtype))]
-        if matrix.left is not None and matrix.right is not None:
-            reached = np.flatnonzero(np.diff(matrix.left.tocsc().indptr))
-            inner = np.zeros((len(reached), D), dtype=dtype)
-            targets.append((sparse.csc_array(matrix.right[reached], dtype=dtype), inner))
-        needed = np.any([np.diff(part.indptr) > 0 for part, _ in targets], axis=0)
-        for which, rows in sources.draw(self.seed, round, step, D, dtype, needed, CHUNK):
-            for part, out in targets:
-                _add_product_(out, part[:, which], rows)
-        total = targets[0][1]
-        if matrix.left is not None and len(targets) > 1:
-            total += matrix.left.tocsc()[:, reached].astype(dtype) @ targets[1][1]
-        return arrays.convert(total, self._like)
-
-    def correlated(self, correlation: Correlation, sources: Sources, matrix: Spread, round: int) -> Rows:
-        """`matrix @ (C^-1 Z)_t`: earlier rounds are remembered as far as C looks back, or drawn again."""
-        if round < self._next_round:
-            self._past, self._next_round = [], 0
-        eye = Spread(sparse.eye_array(sources.size, format="csr"))
-        for t in range(self._next_round, round + 1):
-            fresh = self.noise(sources, eye, t, 0)
-            result, keep = correlation.next(t, fresh, self._past)
-            self._past = [*self._past, keep][-correlation.memory :] if correlation.memory else []
-        self._next_round = round + 1
-        return arrays.operator(matrix.whole(), self._like) @ result
-
-    def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
-        """Each node's row with its own random stream."""
-        values = rows.detach().cpu().numpy() if arrays.is_torch(rows) else rows
-        streams = [generator(self.seed, "compression", [node], round, step) for node in range(len(values))]
-        return arrays.convert(operator.apply(values, streams), rows)
-
-
-def _add_product_(out: NDArray[Any], block: sparse.csc_array, rows: NDArray[Any]) -> None:
-    """`out += block @ rows`, touching only the rows of `out` that the block reaches."""
-    touched, row = np.unique(block.indices, return_inverse=True)
-    small = sparse.csc_array((block.data, row, block.indptr), shape=(len(touched), block.shape[1]))
-    out[touched] += small @ rows

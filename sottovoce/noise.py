@@ -1,98 +1,32 @@
-"""Noise: which independent Gaussian sources feed which node or message, who knows them, and how they are drawn.
+"""Noise: which independent Gaussian sources feed which node or message, and who knows them.
 
 A noise is a table: for one step it lists its `Sources` (unit Gaussians Z) and a sparse matrix that carries them to
 nodes (`local`) or to single messages (`edge`). The loop multiplies that matrix with draws; the tracer reads it. So
 what runs is what is accounted for.
-
-Draws are keyed by (seed, source, round): a restart, another process or another transport gives the same numbers,
-and no draw is ever used for two rounds.
 
 Sizes are in units of a gradient's sensitivity; the loop scales by it.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg, sparse
+from scipy import sparse
 
+from sottovoce.correlation import Correlation
 from sottovoce.errors import InputError
+from sottovoce.sources import Sources
 from sottovoce.topology import Edges, Mixing
 
 PerNode: TypeAlias = float | tuple[float, ...]
 """One number for all nodes, or one for each."""
 
 
-# --- sources and draws ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Sources:
-    """Unit Gaussians of one step, in groups that are drawn together because the same party draws them.
-
-    `holders[s, u]` says that node u knows source s: it drew it, or shares the secret it comes from.
-    """
-
-    kind: str
-    groups: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    holders: sparse.csr_array
-
-    @property
-    def size(self) -> int:
-        """Number of sources."""
-        return int(self.holders.shape[0])
-
-    def draw(
-        self,
-        seed: int,
-        round: int,
-        step: int,
-        dimension: int,
-        dtype: Any = np.float64,
-        needed: NDArray[np.bool_] | None = None,
-        at_once: int | None = None,
-    ) -> Iterator[tuple[NDArray[np.intp], NDArray[Any]]]:
-        """The draws of one step: (which sources, their rows), in blocks of about `at_once` values.
-
-        Groups in which no source is needed are left out.
-        """
-        stops = np.cumsum(self.counts)
-        starts = stops - self.counts
-        if needed is None:
-            wanted = np.arange(len(stops))
-        else:
-            wanted = np.flatnonzero(np.add.reduceat(needed, starts) if len(starts) else [])
-        limit = self.size if at_once is None else max(1, at_once // dimension)
-        for groups in _batches(wanted, self.counts, limit):
-            sources = np.concatenate([np.arange(starts[g], stops[g]) for g in groups])
-            rows = np.empty((len(sources), dimension), dtype=dtype)
-            filled = 0
-            for g in groups:
-                rng = generator(seed, self.kind, self.groups[g].tolist(), round, step)
-                rng.standard_normal(out=rows[filled : filled + self.counts[g]], dtype=dtype)
-                filled += self.counts[g]
-            yield sources, rows
-
-
-def _batches(groups: NDArray[np.intp], counts: NDArray[np.int64], limit: int) -> Iterator[NDArray[np.intp]]:
-    """Consecutive groups whose counts add up to about `limit`."""
-    if len(groups):
-        number = (np.cumsum(counts[groups]) - 1) // limit
-        yield from np.split(groups, np.flatnonzero(np.diff(number)) + 1)
-
-
-def generator(seed: int, kind: str, ids: Sequence[int], round: int, step: int = 0) -> np.random.Generator:
-    """The random stream of one source in one step: a hash of its name is the key of a counter-based generator."""
-    name = f"{seed}|{kind}|{','.join(map(str, ids))}|{round}|{step}"
-    key = hashlib.blake2b(name.encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+# --- tables ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +46,25 @@ class Spread:
         """`matrix @ self`."""
         left = None if self.left is None else sparse.csr_array(matrix @ self.left)
         return Spread(sparse.csr_array(matrix @ self.plain), left, self.right)
+
+    def scaled(self, factor: float) -> Spread:
+        """`factor * self`."""
+        return Spread(self.plain * factor, None if self.left is None else self.left * factor, self.right)
+
+    def diagonal(self) -> NDArray[np.float64] | None:
+        """The diagonal, where that is all there is: every target has a source of its own."""
+        row = np.repeat(np.arange(self.shape[0]), np.diff(self.plain.indptr))
+        if self.left is not None or self.shape[0] != self.shape[1] or (row != self.plain.indices).any():
+            return None
+        return np.asarray(self.plain.diagonal())
+
+    def used(self) -> NDArray[np.bool_]:
+        """Which sources reach a target."""
+        found = np.zeros(self.shape[1], dtype=bool)
+        found[self.plain.indices] = True
+        if self.left is not None and self.right is not None:
+            found[self.right[np.unique(self.left.indices)].indices] = True
+        return found
 
     def whole(self) -> sparse.csr_array:
         """The product multiplied out."""
@@ -408,113 +361,3 @@ def _zero_sum(noise: ZeroSum, mixing: Mixing) -> tuple[Injection, ...]:
     holders = sparse.csr_array((np.ones(E, dtype=bool), (each, sender)), shape=(E, mixing.n))
     sources = Sources("edge", nodes[:, None], degree[nodes].astype(np.int64), holders)
     return (Injection(sources, Spread(plain, left, right), edges),)
-
-
-# --- correlation over rounds ---------------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class Correlation(Protocol):
-    """A lower-triangular C: in round t a node adds `(C^-1 Z)_t`, which depends on the draws of rounds up to t."""
-
-    @property
-    def memory(self) -> int:
-        """How many earlier rounds `next` looks at."""
-
-    def matrix(self, rounds: int) -> NDArray[np.float64]:
-        """C for that many rounds."""
-
-    def inverse(self, rounds: int) -> NDArray[np.float64]:
-        """C^-1 for that many rounds."""
-
-    def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
-        """`(C^-1 Z)_t` from the draw of round t and what was kept of earlier rounds, newest last; and what to keep."""
-
-
-@dataclass(frozen=True)
-class Differences:
-    """AntiPGD: a node takes back in each round what it added in the last, `z_t - z_{t-1}`; C is all ones below.
-
-    >>> Differences().inverse(3)
-    array([[ 1.,  0.,  0.],
-           [-1.,  1.,  0.],
-           [ 0., -1.,  1.]])
-    """
-
-    @property
-    def memory(self) -> int:
-        return 1
-
-    def matrix(self, rounds: int) -> NDArray[np.float64]:
-        return np.tril(np.ones((rounds, rounds)))
-
-    def inverse(self, rounds: int) -> NDArray[np.float64]:
-        return np.eye(rounds) - np.eye(rounds, k=-1)
-
-    def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
-        return (fresh - past[-1] if past else fresh), fresh
-
-
-class Triangular:
-    """Any lower-triangular C with a non-zero diagonal, dense or banded; a band of b looks back b - 1 rounds.
-
-    >>> C = Triangular([[1, 0, 0], [0.5, 1, 0], [0, 0.5, 1]])
-    >>> C.memory
-    1
-    >>> C.inverse(2)
-    array([[ 1. ,  0. ],
-           [-0.5,  1. ]])
-    """
-
-    def __init__(self, matrix: Any) -> None:
-        try:
-            if np.iscomplexobj(matrix):
-                raise TypeError
-            C = np.array(matrix, dtype=np.float64)
-        except (TypeError, ValueError, RuntimeError):
-            raise InputError("correlation matrix is not an array of numbers", "C is one", "give a 2-D array") from None
-        if C.ndim != 2 or C.shape[0] != C.shape[1] or not C.size:
-            raise InputError(f"correlation matrix of shape {C.shape}", "C is square, one row a round", "reshape it")
-        if not np.isfinite(C).all() or np.triu(C, 1).any():
-            where = "not finite" if not np.isfinite(C).all() else "not lower triangular"
-            raise InputError(f"correlation matrix is {where}", "noise can only look back", "take its triangular factor")
-        if not np.diag(C).all():
-            row = int(np.flatnonzero(np.diag(C) == 0)[0])
-            raise InputError(f"C[{row},{row}] = 0", "C must be invertible", "give a diagonal without zeros")
-        sizes = np.abs(C[C != 0])
-        if sizes.max() > 1e100 or sizes.min() < 1e-100:
-            raise InputError("entries of C beyond 1e100 or below 1e-100", "its square must be a number", "rescale C")
-        self._matrix = C
-        self._matrix.flags.writeable = False
-        below, above = np.nonzero(C)
-        self._memory = int((below - above).max())
-
-    def __repr__(self) -> str:
-        return f"Triangular({len(self._matrix)} rounds, {self._memory + 1} bands)"
-
-    @property
-    def memory(self) -> int:
-        return self._memory
-
-    def matrix(self, rounds: int) -> NDArray[np.float64]:
-        if rounds > len(self._matrix):
-            raise InputError(
-                f"{rounds} rounds with a correlation matrix for {len(self._matrix)}",
-                "C needs a row for each round",
-                "make a larger C or run fewer rounds",
-            )
-        return self._matrix[:rounds, :rounds]
-
-    def inverse(self, rounds: int) -> NDArray[np.float64]:
-        C = self.matrix(rounds)
-        return np.asarray(linalg.solve_triangular(C, np.eye(rounds), lower=True))
-
-    def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
-        """Forward substitution: `(z_t - sum_{s<t} C[t,s] result_s) / C[t,t]`."""
-        row = self.matrix(round + 1)[round]
-        result = fresh
-        for back, earlier in enumerate(reversed(past), start=1):
-            if row[round - back]:
-                result = result - float(row[round - back]) * earlier
-        result = result / float(row[round])
-        return result, result

@@ -1,9 +1,8 @@
-"""What the machine has, and which threads work.
+"""What the machine has, and which threads work: chosen, not inherited.
 
-Many small products run best with one BLAS thread each, and one thread of our own per core.
-
-On a busy machine two BLAS threads wait for each other on every small product; that made the accountant thirty times
-slower than one thread alone.
+Many small products run best with one BLAS thread each, and one thread of our own per core. Two threads that share a
+product gain at most the number of cores, and lose far more when another process holds a core, because they wait for
+each other: that made the accountant thirty times slower than one thread alone.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
+
+from sottovoce.errors import InputError
 
 WORKERS = min(4, os.cpu_count() or 1)
 """Threads of our own: sparse and batched products leave the others free to run."""
@@ -39,3 +40,25 @@ def one_thread() -> Iterator[None]:
     """A context, or a decorator, in which numpy's and scipy's products take one thread."""
     with _controller().limit(limits=1, user_api="blas"):
         yield
+
+
+@contextmanager
+def threads(count: int | None = None) -> Iterator[int]:
+    """Run torch on `count` threads, one unless told, and restore what was set before. Only this loads torch.
+
+    >>> import torch
+    >>> with threads() as used:
+    ...     used, torch.get_num_threads()
+    (1, 1)
+    """
+    used = 1 if count is None else count
+    if isinstance(used, bool) or not isinstance(used, int) or used < 1:
+        raise InputError(f"{count!r} threads", "a whole number from 1 is needed", "leave it out for one thread")
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(used)
+    try:
+        yield used
+    finally:
+        torch.set_num_threads(before)

@@ -30,9 +30,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.compression import Compression, RandomK
+from sottovoce.correlation import Correlation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.loop import Carry, Heard, Round, begin, play
-from sottovoce.noise import Correlation, Sources, Spread, generator
+from sottovoce.noise import Spread
+from sottovoce.sources import Sources, generator
 from sottovoce.topology import Mixing, Topology
 
 if TYPE_CHECKING:

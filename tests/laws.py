@@ -8,7 +8,8 @@ from scipy import stats
 
 from sottovoce import Coordinate, InputError, Unaccountable, algorithm, final, metropolis, rounds_of, trace, weigh
 from sottovoce.algorithms import examples, names
-from sottovoce.loop import Draws, begin, play
+from sottovoce.draws import Draws
+from sottovoce.loop import begin, play
 from sottovoce.trace import trace_dense
 from tests.cases import DIMENSION, PLACES, ROUNDS, Case, Silenced, cases, refused, task
 

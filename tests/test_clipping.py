@@ -11,7 +11,7 @@ from sottovoce.learning import models
 from sottovoce.learning.batches import batches
 from sottovoce.learning.clipping import clipping, norms
 from sottovoce.learning.engines import Stack, clip_rows, engine_for, sum_clipped
-from sottovoce.learning.threads import threads
+from sottovoce.threads import threads
 
 
 @pytest.fixture(autouse=True)

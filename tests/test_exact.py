@@ -337,7 +337,8 @@ def test_a_hub_is_left_with_those_who_know_somebody_else():
 
 def test_optimal_attacker_reaches_the_figure():
     """Fixed streams: the likelihood ratio of real runs separates the two worlds by exactly mu."""
-    from sottovoce.loop import Draws, begin, play
+    from sottovoce.draws import Draws
+    from sottovoce.loop import begin, play
 
     for spec, attacker, victim in (("path:4", 3, 0), ("ring:6", 0, 2), ("florentine", 4, 9)):
         net, T, D = metropolis(spec), 5, 4000

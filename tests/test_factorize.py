@@ -31,13 +31,13 @@ from sottovoce import (
     trace,
     uniform,
 )
+from sottovoce.correlation import Differences, Triangular
+from sottovoce.draws import Draws
 from sottovoce.factorize import adversary, cache, structures
 from sottovoce.factorize.certificate import nuclear
 from sottovoce.factorize.result import error_of, normalised, sensitivity_squared
 from sottovoce.factorize.search import lower_factor, search
 from sottovoce.factorize.workload import workload
-from sottovoce.loop import Draws
-from sottovoce.noise import Differences, Triangular
 from sottovoce.privacy.sensitivity import participation
 from sottovoce.privacy.views import node
 

@@ -16,7 +16,7 @@ from sottovoce.learning.data import Dataset, load
 from sottovoce.learning.engines import Stack, engine_for
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import task
-from sottovoce.learning.threads import threads
+from sottovoce.threads import threads
 
 
 @pytest.fixture(autouse=True)

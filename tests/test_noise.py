@@ -23,18 +23,17 @@ from sottovoce import (
     trace,
 )
 from sottovoce.algorithms.dsgd import Gossip
-from sottovoce.loop import Draws
+from sottovoce.correlation import Differences, Triangular
+from sottovoce.draws import Draws
 from sottovoce.noise import (
     Central,
-    Differences,
     Independent,
     Pairwise,
     Temporal,
     Together,
-    Triangular,
     ZeroSum,
-    generator,
 )
+from sottovoce.sources import generator
 
 
 def test_every_key_names_its_own_stream():
@@ -114,10 +113,10 @@ def test_anti_pgd_is_all_ones_below():
 
 
 def test_memory_is_bounded_for_noise_on_many_edges(monkeypatch):
-    monkeypatch.setattr("sottovoce.loop.CHUNK", 50)
+    monkeypatch.setattr("sottovoce.draws.CHUNK", 50)
     net, x0 = metropolis("erdos-renyi:20,p=0.4,seed=0"), np.zeros((20, 7))
     small = final(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2)
-    monkeypatch.setattr("sottovoce.loop.CHUNK", 10**9)
+    monkeypatch.setattr("sottovoce.draws.CHUNK", 10**9)
     np.testing.assert_allclose(final(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2), small)
 
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from sottovoce.algorithms import Example
 from sottovoce.algorithms.dsgd import Gossip
+from sottovoce.correlation import Correlation, Differences, Triangular
 from sottovoce.errors import InputError
 from sottovoce.files import read_npz
-from sottovoce.noise import Correlation, Differences, PerNode, Temporal, Triangular
+from sottovoce.noise import PerNode, Temporal
 from sottovoce.topology import Topology
 
 

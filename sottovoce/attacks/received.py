@@ -22,10 +22,13 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.compression import Compression, Identity
+from sottovoce.correlation import Correlation
+from sottovoce.draws import Draws, Gradient
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.loop import Draws, Feed, Gradient, begin, play
-from sottovoce.noise import Correlation, Sources, Spread
+from sottovoce.loop import Feed, begin, play
+from sottovoce.noise import Spread
 from sottovoce.privacy.views import Seen, View, known_of
+from sottovoce.sources import Sources
 
 Array = NDArray[np.float64]
 

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from scipy import linalg
 
 from sottovoce.attacks.received import need_messages, receive
+from sottovoce.draws import Gradient
 from sottovoce.errors import InputError
-from sottovoce.loop import Gradient
 from sottovoce.privacy.views import Seen, View, see, view
 from sottovoce.threads import one_thread
 from sottovoce.trace import LinearSystem

@@ -28,8 +28,8 @@ from sottovoce.attacks.received import MakeFeed, need_messages, receive
 from sottovoce.audit.onerun import audit_one_run
 from sottovoce.audit.result import Audit, check_confidence, check_delta
 from sottovoce.audit.scores import audit_scores
+from sottovoce.draws import Draws, Gradient
 from sottovoce.errors import InputError
-from sottovoce.loop import Draws, Gradient
 from sottovoce.privacy import exact
 from sottovoce.privacy.sensitivity import Participation, participation, worst_change
 from sottovoce.privacy.views import Seen, View, see, view

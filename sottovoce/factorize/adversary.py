@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from scipy import linalg, optimize
 
 from sottovoce.algorithms.mafalda import mf_d_sgd
+from sottovoce.correlation import Triangular
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.noise import Triangular
 from sottovoce.privacy import exact
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.sensitivity import Participation

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-from sottovoce.noise import Triangular
+from sottovoce.correlation import Triangular
 from sottovoce.privacy.sensitivity import Participation, worst_case
 
 Array = NDArray[np.float64]

@@ -28,9 +28,9 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
 from sottovoce.learning.partition import Shards
-from sottovoce.noise import generator
 from sottovoce.privacy.account import ADJACENCIES
 from sottovoce.privacy.sensitivity import Participation
+from sottovoce.sources import generator
 
 Rows = NDArray[np.int64]
 

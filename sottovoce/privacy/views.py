@@ -22,7 +22,7 @@ from scipy.sparse import csgraph
 
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.loop import Heard
-from sottovoce.noise import Sources
+from sottovoce.sources import Sources
 from sottovoce.topology import Mixing
 from sottovoce.trace import LinearSystem, StepMatrices
 

@@ -27,12 +27,12 @@ from sottovoce.config import Document, Experiment
 from sottovoce.errors import InputError
 from sottovoce.files import write, write_text
 from sottovoce.learning.data import Dataset
-from sottovoce.learning.threads import threads
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import Saved, load, save
 from sottovoce.run.guarantees import promise
 from sottovoce.run.simulate import Watch, measured_rounds
 from sottovoce.run.trial import Trial
+from sottovoce.threads import threads
 
 Tell = Callable[[int, int], None]
 

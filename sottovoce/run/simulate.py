@@ -29,11 +29,11 @@ from torch import Tensor
 from sottovoce.algorithms import Algorithm
 from sottovoce.errors import InputError
 from sottovoce.learning.tasks import Gradients, Task
-from sottovoce.learning.threads import threads as torch_threads
 from sottovoce.loop import Round
 from sottovoce.run.guarantees import Promise, promise
 from sottovoce.run.metrics import Measured, due, measure
 from sottovoce.run.trial import Stage, Trial, trial
+from sottovoce.threads import threads as torch_threads
 from sottovoce.topology import Topology
 
 Watch = Callable[[Round, Stage], None]
