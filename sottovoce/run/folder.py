@@ -3,6 +3,7 @@
     config.json      all settings, defaults included; `sotto run config.json` repeats the run
     privacy.json     what the run promises, written before the first round
     metrics.jsonl    one line for each evaluation
+    messages/        what attackers received, one file for each round that is recorded
     checkpoint.npz   the last stage that was saved; at the end, the end
     result.json      written last: a run that has it is finished
 
@@ -30,6 +31,7 @@ from sottovoce.learning.data import Dataset
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import Saved, load, save
 from sottovoce.run.guarantees import promise
+from sottovoce.run.record import both, recorder_in
 from sottovoce.run.simulate import Watch, measured_rounds
 from sottovoce.run.trial import Trial
 from sottovoce.threads import threads
@@ -99,9 +101,10 @@ def carry_out(
     if finished is not None:
         return finished
     trial = build(experiment, data)
+    watch = both(watch, recorder_in(folder, trial, experiment.record))
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
-        for part in folder.glob("*.part"):
+        for part in (*folder.glob("*.part"), *folder.glob("messages/*.part")):
             part.unlink()
         if not files.config.exists():
             _write_json(files.config, experiment.document())
@@ -137,9 +140,11 @@ def _same_run(files: Files, experiment: Experiment, resume: bool) -> Document | 
 
 
 def _comparable(document: Document) -> Document:
-    """What decides the numbers of a run."""
+    """What decides the numbers of a run, and what it records if it does."""
     machine = {key: value for key, value in document["machine"].items() if key != "checkpoint_seconds"}
-    return {**{key: value for key, value in document.items() if key != "about"}, "machine": machine}
+    silent = document.get("record", {}).get("attackers") == "none"
+    aside = ("about", "record") if silent else ("about",)
+    return {**{key: value for key, value in document.items() if key not in aside}, "machine": machine}
 
 
 def _first_difference(one: Any, other: Any) -> str:
