@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from sottovoce.config import Document, Experiment
 from sottovoce.errors import Diverged
@@ -13,6 +15,9 @@ from sottovoce.run.folder import Files, Tell, carry_out
 from sottovoce.run.results import Finished
 from sottovoce.run.sweep import Planned
 from sottovoce.threads import WORKERS
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 def carry_out_all(
@@ -38,15 +43,22 @@ def carry_out_all(
 def _results(
     runs: Sequence[Planned], out: Path, data: Path | None, resume: bool, jobs: int
 ) -> Iterator[tuple[str, Document]]:
+    act = partial(_attempt, out=out, data=data, resume=resume)
+    for experiment, result in in_processes(act, [run.experiment for run in runs], jobs):
+        yield experiment.name, result
+
+
+def in_processes(act: Callable[[Item], Answer], items: Sequence[Item], jobs: int) -> Iterator[tuple[Item, Answer]]:
+    """Each item with what `act` makes of it, as they are ready; one failure stops the rest."""
     if jobs == 1:
-        for run in runs:
-            yield run.experiment.name, _attempt(run.experiment, out, data, resume)
+        for item in items:
+            yield item, act(item)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(_attempt, run.experiment, out, data, resume): run for run in runs}
+        waiting = {pool.submit(act, item): item for item in items}
         try:
             for done in as_completed(waiting):
-                yield waiting[done].experiment.name, done.result()
+                yield waiting[done], done.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
