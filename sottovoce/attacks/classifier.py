@@ -23,6 +23,7 @@ from sottovoce.attacks.losses import Series
 from sottovoce.attacks.success import Scores, Success, success
 from sottovoce.learning.engines import Stack, engine_for
 from sottovoce.learning.models import mlp
+from sottovoce.threads import threads
 
 MODELS = 26
 HIDDEN = (32, 16)
@@ -103,10 +104,11 @@ def _outputs(examples: Examples, seed: int) -> NDArray[np.float64]:
     inputs = torch.from_numpy(examples.features)
     stack = Stack(inputs, torch.from_numpy(examples.member.astype(np.float32)), _weights(examples))
     adam = torch.optim.Adam([points], lr=RATE, weight_decay=DECAY)
-    for _ in range(STEPS):
-        points.grad = engine.total(points, stack)
-        adam.step()
-    return engine.outputs(points, inputs).squeeze(-1).double().numpy()
+    with threads():
+        for _ in range(STEPS):
+            points.grad = engine.total(points, stack)
+            adam.step()
+        return engine.outputs(points, inputs).squeeze(-1).double().numpy()
 
 
 def _weights(examples: Examples) -> Tensor:

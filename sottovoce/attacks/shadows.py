@@ -119,8 +119,9 @@ def _shadow(job: Job, number: int) -> Arrays:
     rows = {}
     for victim, put in _inside(chosen, job.seed, number).items():
         members, others = chosen[victim]
+        new = np.random.default_rng([job.seed, number, victim, 1]).permutation(np.append(members, first + others)[put])
         rows[victim] = held[victim].copy()
-        rows[victim][np.isin(held[victim], members)] = np.concatenate([members, first + others])[put]
+        rows[victim][np.isin(held[victim], members)] = new
     seed = int(np.random.SeedSequence([opened.trial.seed, job.seed, number]).generate_state(1)[0])
     attackers = sorted({attacker for attacker, _ in job.pairs})
     messages = received_again(altered(opened, seed, rows), opened.experiment.record, attackers)

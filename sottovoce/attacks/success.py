@@ -100,7 +100,7 @@ def success(
     few = len(names) < VICTIMS
     times = None if few else rng.multinomial(len(names), np.full(len(names), 1 / len(names)), RESAMPLES)
     pool = _pool(scores, cluster)
-    tpr = [_tpr_estimate(pool, rate, times, error, len(scores)) for rate in RATES]
+    tpr = _tpr_estimates(pool, times, error, len(scores))
     return Success(
         attack=attack,
         auc=_auc_estimate(scores, cluster, times, error),
@@ -187,18 +187,19 @@ def _curve(pool: Pool, weight: Array) -> tuple[Array, Array]:
     return true, false
 
 
-def _tpr(pool: Pool, weight: Array, rate: float) -> float:
+def _tpr(pool: Pool, weight: Array) -> list[float]:
+    """At each of RATES."""
     true, false = _curve(pool, weight)
-    last = int(np.searchsorted(false, rate + 1e-12, "right"))
-    return float(true[last - 1]) if last else 0.0
+    last = np.searchsorted(false, np.array(RATES) + 1e-12, "right")
+    return [float(true[at - 1]) if at else 0.0 for at in last]
 
 
-def _tpr_estimate(pool: Pool, rate: float, times: NDArray[Any] | None, error: float, pairs: int) -> Estimate:
-    value = _tpr(pool, np.ones(len(pool.values)), rate)
-    if times is not None:
-        again = np.array([_tpr(pool, counts[pool.cluster].astype(float), rate) for counts in times])
-        return _between(value, again, times.shape[1], error)
-    return Estimate(value, *_limits(value, int(pool.member.sum()), pool, error, pairs))
+def _tpr_estimates(pool: Pool, times: NDArray[Any] | None, error: float, pairs: int) -> list[Estimate]:
+    values = _tpr(pool, np.ones(len(pool.values)))
+    if times is None:
+        return [Estimate(value, *_limits(value, int(pool.member.sum()), pool, error, pairs)) for value in values]
+    again = np.array([_tpr(pool, counts[pool.cluster].astype(float)) for counts in times])
+    return [_between(value, found, times.shape[1], error) for value, found in zip(values, again.T, strict=True)]
 
 
 def _limits(rate: float, of: int, pool: Pool, error: float, pairs: int) -> tuple[float, float]:

@@ -66,7 +66,9 @@ def check_inputs(
     found = kept(opened.folder / "reruns", partial(_rerun, job), runs + 1, about=about, jobs=jobs, tell=tell)
     scores = np.concatenate([found[0]["losses"] - one["losses"] for one in found[1:]])
     coins = np.concatenate([one["coins"] for one in found[1:]])
-    shown = audit_one_run(scores, coins, delta=opened.experiment.privacy.delta, confidence=confidence)
+    shown = audit_one_run(
+        scores, coins, guesses=max(2, len(coins) // 2), delta=opened.experiment.privacy.delta, confidence=confidence
+    )
     claims = _claims(opened.privacy, f"node:{attacker}", victim)
     return Checked(
         canaries=f"inputs, {len(coins)} in {runs} reruns, node {attacker} listens to {victim}",
@@ -117,7 +119,8 @@ def _rerun(job: Job, number: int) -> Arrays:
     first = len(trial.task.inputs) + len(trial.task.test_inputs)
     rows[:count][coins] = first + np.flatnonzero(coins)
     seed = int(np.random.SeedSequence([trial.seed, job.seed, number, 1]).generate_state(1)[0])
-    record = Record(every=max(1, trial.rounds // (2 * MODELS)), limit_mb=opened.experiment.record.limit_mb)
+    every = max(1, trial.rounds // (2 * MODELS)) if trial.topology.static else 1
+    record = Record(every=every, limit_mb=opened.experiment.record.limit_mb)
     messages = received_again(altered(opened, seed, {job.victim: rows}, canaries), record, [job.attacker])
     models = torch.from_numpy(messages.of(job.attacker, job.victim)).to(trial.task.inputs.dtype)
     with threads():

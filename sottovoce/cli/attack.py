@@ -117,6 +117,7 @@ def audit(
     """
     from sottovoce.audit.canaries import check_inputs
     from sottovoce.audit.claims import any_exceeded, check_gradients
+    from sottovoce.files import write_text
     from sottovoce.run.reopen import reopen
 
     opened = reopen(run, data)
@@ -132,8 +133,6 @@ def audit(
     document = {
         "run": str(run), "consistent": not exceeded, "refused": refused, "audits": [one.document() for one in checked],
     }  # fmt: skip
-    from sottovoce.files import write_text
-
     write_text(run / "audit.json", json.dumps(document, indent=1) + "\n")
     verdict = "A claim is exceeded: it is wrong, or something else ran." if exceeded else "No claim is exceeded."
     answer(document, as_json, _beside(checked), verdict, *(f"Not audited: {line}" for line in refused))
@@ -164,6 +163,7 @@ def _down(value: float) -> str:
 def _keep(path: Path, kind: str, document: dict[str, Any]) -> None:
     """All kinds of attack stand in one file; the latest of each kind counts."""
     from sottovoce.files import write_text
+    from sottovoce.run.folder import Files
 
-    before = json.loads(path.read_text()) if path.exists() else {}
+    before = Files(path.parent).document(path) or {}
     write_text(path, json.dumps({**before, kind: document}, indent=1) + "\n")

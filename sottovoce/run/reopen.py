@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from sottovoce.compression import Identity
 from sottovoce.config import Document, Experiment, from_document
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.views import Seen, View, see
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
@@ -38,7 +39,12 @@ class Opened:
 
     def beginning(self, view: View, victims: Sequence[int] | None = None) -> Seen:
         """The first rounds as a view sees them, which tell how much there is of every round."""
-        rounds = min(self.trial.rounds, SETTLED)
+        operator, rounds = self.trial.algorithm.compression, min(self.trial.rounds, SETTLED)
+        if not isinstance(operator, Identity):
+            raise Unaccountable(
+                f"{operator.name}: coordinates do not travel alike, so what is received is no one linear system; "
+                "take a run with identity compression"
+            )
         return see(trace(self.trial.algorithm, self.trial.topology, rounds=rounds), view, victims=victims)
 
 
