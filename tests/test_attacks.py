@@ -54,7 +54,7 @@ def test_rates_are_counted_at_thresholds_that_ties_allow():
 def test_intervals_cover_the_truth_about_as_often_as_they_say(victims):
     rng = np.random.default_rng(2)
     truth, covered, advantage = 0.5, [], []
-    for _ in range(120):
+    for _ in range(60):
         scores = [Scores(v, rng.normal(0, 1, 40), rng.normal(0, 1, 40)) for v in range(victims)]
         found = success("chance", scores, confidence=0.9)
         covered.append(found.auc.low <= truth <= found.auc.high)

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from sottovoce.attacks.losses import WORST, Candidates, Series, candidates_of, series
 from sottovoce.errors import InputError
-from sottovoce.run.again import Arrays, Tell, altered, kept, received_again
+from sottovoce.run.again import Arrays, Tell, altered, kept, received_again, reopened
 from sottovoce.run.record import Messages
-from sottovoce.run.reopen import Opened, reopen
+from sottovoce.run.reopen import Opened
 
 Array = NDArray[np.float64]
 
@@ -113,7 +113,7 @@ def _inside(chosen: dict[int, Candidates], seed: int, number: int) -> dict[int, 
 
 def _shadow(job: Job, number: int) -> Arrays:
     """One shadow run: statistics of all candidates at every attacked pair."""
-    opened = reopen(job.folder, job.data)
+    opened = reopened(job.folder, job.data)
     chosen, held = _candidates(opened, job), opened.trial.task.shards.indices
     first = len(opened.trial.task.inputs)
     rows = {}

@@ -7,7 +7,8 @@ attack may do better. See docs/audit.md.
 - `result`: the lower bound itself, an `Audit`;
 - `scores`: from the scores of many independent runs;
 - `onerun`: from one run with many canaries;
-- `mechanism`: runs the traced loop with a canary at a victim and scores what a view really received.
+- `mechanism`: runs the traced loop with a canary at a victim and scores what a view really received;
+- `claims`, `canaries`: audits of finished runs, beside what they promised.
 """
 
 from sottovoce.audit.mechanism import audit

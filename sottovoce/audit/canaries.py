@@ -26,8 +26,8 @@ from sottovoce.audit.claims import Checked, Claim, claims_of
 from sottovoce.audit.onerun import audit_one_run
 from sottovoce.config import Document, Record
 from sottovoce.errors import InputError
-from sottovoce.run.again import Arrays, Tell, altered, kept, received_again
-from sottovoce.run.reopen import Opened, reopen
+from sottovoce.run.again import Arrays, Tell, altered, kept, received_again, reopened
+from sottovoce.run.reopen import Opened
 from sottovoce.threads import threads
 
 MOST = 100
@@ -111,7 +111,7 @@ def _canaries(opened: Opened, victim: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def _rerun(job: Job, number: int) -> Arrays:
     """One rerun: its coins, and the losses of all canaries on what came of the victim later on."""
-    opened = reopen(job.folder, job.data)
+    opened = reopened(job.folder, job.data)
     trial, canaries = opened.trial, _canaries(opened, job.victim, job.seed)
     count = len(canaries[0])
     coins = np.random.default_rng([job.seed, job.victim, number]).integers(0, 2, count).astype(bool) & (number > 0)

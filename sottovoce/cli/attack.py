@@ -50,7 +50,7 @@ def attack(
         found = documents[0] if len(opened) == 1 else {"attack": kind, "runs": documents}
         table, after = _solved(documents[0]), [] if len(opened) == 1 else ["Shown is the first run."]
     else:
-        with progress("shadow runs") as tell:
+        with progress("shadow runs" if kind == "likelihood" else kind) as tell:
             success = infer(
                 opened, kind, attacker=attacker, samples=samples, shadows=shadows, confidence=confidence, seed=seed,
                 jobs=jobs, tell=tell,

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,13 +22,19 @@ from torch import Tensor
 from sottovoce.config import Record
 from sottovoce.files import read_npz, write
 from sottovoce.run.record import Messages, Recorder
-from sottovoce.run.reopen import Opened
+from sottovoce.run.reopen import Opened, reopen
 from sottovoce.run.together import in_processes
 from sottovoce.run.trial import Trial
 from sottovoce.threads import WORKERS, threads
 
 Tell = Callable[[int, int], None]
 Arrays = dict[str, NDArray[Any]]
+
+
+@lru_cache(maxsize=1)
+def reopened(folder: Path, data: Path | None) -> Opened:
+    """A run that is opened once in a process, however often it is run again: its noise may have to be calibrated."""
+    return reopen(folder, data)
 
 
 def altered(opened: Opened, seed: int, rows: Mapping[int, NDArray[Any]], extra: Sequence[Tensor] = ()) -> Trial:
