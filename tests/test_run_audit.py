@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +94,12 @@ def test_input_canaries_without_noise_are_seen(tmp_path):
     found = check_inputs(opened, runs=6, jobs=1, confidence=0.95)
     assert found.audit.epsilon > 0.5
     assert not found.exceeded
+    (claim,) = found.claims
+    assert (claim.view, claim.kind, claim.mu) == ("everyone", "any-training", math.inf)
+    wrong_claim = replace(found, claims=(replace(claim, mu=0.1, epsilon=0.3),))
+    sampled = replace(found, claims=(replace(claim, kind="sampled", mu=None, epsilon=0.3),))
+    assert wrong_claim.exceeded
+    assert sampled.exceeded
 
 
 def test_unclipped_noise_promises_nothing_and_is_audited_all_the_same(tmp_path):
