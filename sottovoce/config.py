@@ -30,7 +30,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._=,+-]*"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, str_strip_whitespace=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, str_strip_whitespace=True, allow_inf_nan=False)
 
 
 class _Open(BaseModel):
@@ -156,7 +156,8 @@ def read(path: Path) -> Document:
     try:
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
-        raise InputError(f"{path}: {error}", "it is no valid TOML", "correct that line") from None
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise InputError(f"{path}: {error}", f"it is no valid {kind}", "correct that line") from None
     if not isinstance(found, dict):
         raise InputError(f"{path}: a {type(found).__name__}", "settings are tables of keys", "see docs/run.md")
     return found
@@ -173,10 +174,10 @@ def changed(document: Document, settings: list[str]) -> Document:
         if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key.strip()):
             raise InputError(f"--set {setting}", "it is written key=value", "write --set training.rounds=50, say")
         try:
-            value = tomllib.loads(f"value = {text}")["value"]
+            found = tomllib.loads(f"value = {text}")
         except tomllib.TOMLDecodeError:
-            value = text.strip()
-        document = put(document, key.strip(), value)
+            found = {"value": text.strip()}
+        document = put(document, key.strip(), found["value"])
     return document
 
 
@@ -214,6 +215,8 @@ def _explained(problem: Any, where: str) -> InputError:
         return InputError(at, "there is no such key", remedy)
     if problem["type"] == "missing":
         return InputError(f"{at} is missing", "it has no default", f"give {path[-1]}")
+    if problem["type"] == "model_type":
+        return InputError(f"{at} = {problem['input']!r}", "it is a table of keys", f"write [{key}]")
     message = re.sub(r"^(Input|String|Value) ", "it ", problem["msg"])
     return InputError(f"{at} = {problem['input']!r}", message[:1].lower() + message[1:], "correct it")
 

@@ -51,5 +51,5 @@ def main() -> None:
 
 
 def _fail(line: str, code: int) -> int:
-    typer.echo(f"sotto: {line}", err=True)
+    typer.echo(f"sotto: {' '.join(line.split())}", err=True)
     return code

@@ -71,8 +71,14 @@ def _loaded(name: str, folder: Path | None) -> Dataset:
 
 
 def _step_size(choice: AlgorithmChoice) -> Any:
-    default = inspect.signature(builder(choice.name)).parameters["step_size"].default
-    return choice.settings.get("step_size", default)
+    """As given, or the algorithm's default; averaging has none, and is refused by `trial`."""
+    accepted = inspect.signature(builder(choice.name)).parameters
+    return choice.settings.get("step_size", accepted["step_size"].default if "step_size" in accepted else 1.0)
+
+
+def _size(choice: AlgorithmChoice) -> str:
+    """The setting that says how large the noise is."""
+    return "message_sigma" if "message_sigma" in choice.settings else "sigma"
 
 
 def _algorithm(choice: AlgorithmChoice, gradients: Gradients, experiment: Experiment) -> Algorithm:
@@ -81,10 +87,11 @@ def _algorithm(choice: AlgorithmChoice, gradients: Gradients, experiment: Experi
         if key in given:
             raise InputError(f"algorithm.{key}", why, "leave it out")
     if "sigma" in accepted:
-        if (experiment.privacy.epsilon is None) == ("sigma" not in given):
-            found = "neither algorithm.sigma nor" if "sigma" not in given else "both algorithm.sigma and"
+        size = _size(choice)
+        if (experiment.privacy.epsilon is None) == (size not in given):
+            found = f"neither algorithm.{size} nor" if size not in given else f"both algorithm.{size} and"
             raise InputError(f"{found} privacy.epsilon", "one decides the noise", "give exactly one")
-        given = {"sigma": 1.0, **given}
+        given = {size: 1.0, **given}
     elif experiment.privacy.epsilon is not None:
         raise InputError(
             f"privacy.epsilon with {choice.name}", "it has no noise to choose", "leave it out, or use dp-d-sgd, say"
@@ -110,7 +117,7 @@ def topology_of(experiment: Experiment, folder: Path | None) -> Topology:
 def _requirement(choice: AlgorithmChoice) -> Any:
     accepted = inspect.signature(builder(choice.name)).parameters
     given = {key: value for key, value in choice.settings.items() if key not in DERIVED}
-    stand_in = {key: value for key, value in (("sigma", 1.0), ("rounds", 1)) if key in accepted}
+    stand_in = {key: value for key, value in ((_size(choice), 1.0), ("rounds", 1)) if key in accepted}
     return algorithm(choice.name, **{**stand_in, **given}).requires
 
 

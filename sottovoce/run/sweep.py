@@ -14,6 +14,8 @@ A variant with `grid = false` runs once per seed, whatever the grid.
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,7 +52,7 @@ def _one(base: Document, variant: Document, values: Document, seed: int) -> Docu
     for key, value in values.items():
         merged = put(merged, key, value)
     words = [variant["name"], *(f"{key.rpartition('.')[2]}={value}" for key, value in values.items()), f"seed={seed}"]
-    label = ",".join(str(word).replace(":", "-").replace("/", "-") for word in words if word != "")
+    label = ",".join(re.sub(r"[^A-Za-z0-9._=+-]", "-", str(word)) for word in words if word != "")
     return {**merged, "seed": seed, "name": f"{base.get('name', '')}/{label}"}
 
 
@@ -67,6 +69,11 @@ def _variants(document: Document) -> list[Document]:
     found = document.get("variants", [{"name": ""}])
     if not isinstance(found, list) or not found or not all(isinstance(one, dict) and "name" in one for one in found):
         raise InputError("variants", "each is a table with a name", "write [[variants]] and name = ...")
+    for one in found:
+        if "seed" in one:
+            raise InputError(f"seed of variant {one['name']}", "variants share their seeds", "write seeds = [0, 1]")
+        if not isinstance(one.get("grid", True), bool):
+            raise InputError(f"grid = {one['grid']!r} of variant {one['name']}", "it is true or false", "correct it")
     return found
 
 
@@ -74,19 +81,29 @@ def _grid(document: Document) -> dict[str, list[Any]]:
     found = document.get("grid", {})
     if not isinstance(found, dict) or not all(isinstance(values, list) and values for values in found.values()):
         raise InputError("grid", "each key has a list of values", 'write "privacy.epsilon" = [0.5, 1.0]')
+    for key in ("name", "seed"):
+        if key in found:
+            raise InputError(f"grid over {key}", "it is not for that", "write seeds = [0, 1], or [[variants]]")
     return found
 
 
 def _seeds(document: Document) -> list[int]:
-    found = document.get("seeds", [document.get("seed", 0)])
+    if "seeds" not in document:
+        return [document.get("seed", 0)]
+    found = document["seeds"]
     if not isinstance(found, list) or not found or not all(isinstance(seed, int) for seed in found):
         raise InputError(f"seeds = {found}", "it is a list of whole numbers", "write seeds = [0, 1, 2]")
     return found
 
 
 def group_of(name: str) -> str:
-    """A run's name without its seed: runs that are averaged."""
-    return name.rpartition("/")[2].rpartition(",seed=")[0] or name
+    """A run's name without its seed: runs that are averaged.
+
+    >>> group_of("study/noisy,sigma=1.0,seed=0"), group_of("study/seed=0"), group_of("study")
+    ('noisy,sigma=1.0', 'study', 'study')
+    """
+    folder, _, label = name.rpartition("/")
+    return re.sub(r"(^|,)seed=\d+$", "", label) or folder
 
 
 def summary(results: Iterable[tuple[Document, list[Document]]]) -> list[Document]:
@@ -129,7 +146,8 @@ def _over_seeds(found: list[Document]) -> Document:
     for key in ("consensus", "megabytes", "seconds"):
         out[key] = _mean(one[key] for one in found)
     epsilons = [one["epsilon"] for one in found]
-    out["epsilon"] = None if None in epsilons else max(epsilons)
+    worst = None if None in epsilons else max(epsilons)
+    out["epsilon"] = "inf" if worst == math.inf else worst
     sigmas = [one["sigma"] for one in found if one["sigma"] is not None]
     out["sigma"] = sigmas[0] if sigmas else None
     return out

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sottovoce.config import Document, Experiment
+from sottovoce.errors import SottovoceError
 from sottovoce.run.folder import Files, Tell, carry_out
 from sottovoce.run.sweep import summary
 from sottovoce.threads import WORKERS
@@ -22,7 +29,10 @@ def carry_out_all(
     jobs: int | None = None,
     tell: Tell | None = None,
 ) -> list[Document]:
-    """Carry out all runs of a sweep and sum them up. Finished ones are only read; the first failure stops the rest."""
+    """Carry out all runs of a sweep and sum them up. Finished ones are only read; the first failure stops the rest.
+
+    Runs that are stopped save where they are, and go on with `resume`.
+    """
     results: dict[str, Document] = {}
     size = min(jobs or WORKERS, len(runs))
     if size == 1:
@@ -31,14 +41,61 @@ def carry_out_all(
             if tell is not None:
                 tell(len(results), len(runs))
     else:
-        with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as pool:
-            waiting = {pool.submit(carry_out, run, out / run.name, data=data, resume=resume): run for run in runs}
-            try:
-                for done in as_completed(waiting):
-                    results[waiting[done].name] = done.result()
-                    if tell is not None:
-                        tell(len(results), len(runs))
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        for name, result in _in_processes(runs, out, size, data, resume):
+            results[name] = result
+            if tell is not None:
+                tell(len(results), len(runs))
     return summary((results[run.name], Files(out / run.name).lines()) for run in runs)
+
+
+def _in_processes(
+    runs: Sequence[Experiment], out: Path, size: int, data: Path | None, resume: bool
+) -> Iterator[tuple[str, Document]]:
+    """Results as they come."""
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with _uninterrupted():  # which the processes inherit: they listen only while they carry out a run
+            waiting: dict[Future[Document], str] = {
+                pool.submit(_carry_out, run, out / run.name, data, resume): run.name for run in runs
+            }
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        except BrokenProcessPool:
+            raise SottovoceError(
+                "a process of the sweep was ended from outside, perhaps for want of memory; go on with --resume, "
+                "with fewer --jobs"
+            ) from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                if process.pid is not None:
+                    os.kill(process.pid, signal.SIGINT)
+            raise
+
+
+def _carry_out(run: Experiment, folder: Path, data: Path | None, resume: bool) -> Document:
+    """In a process of its own: one interrupt stops the run, which then saves undisturbed."""
+
+    def stop(*_: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        return carry_out(run, folder, data=data, resume=resume)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Without interrupts, where they can be turned off: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
