@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+
+from sottovoce.cli import main
 
 DATA = Path(os.environ.get("SOTTOVOCE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 MISSING = "data set not found"
@@ -18,6 +21,20 @@ def pytest_configure(config):
     folder = tempfile.TemporaryDirectory()
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_CACHE_HOME"] = folder.name
+
+
+@pytest.fixture
+def sotto(monkeypatch, capsys):
+    """`sotto("account --graph ring:6")` is what the command does here: its code, what it prints, and on stderr."""
+
+    def run(line: str, *more: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sotto", *line.split(), *more])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return run
 
 
 @pytest.fixture(scope="session")

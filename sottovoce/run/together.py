@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sottovoce.config import Document, Experiment
-from sottovoce.errors import Diverged
+from sottovoce.errors import Diverged, SottovoceError
 from sottovoce.run.folder import Files, Tell, carry_out
 from sottovoce.run.results import Finished
 from sottovoce.run.sweep import Planned
@@ -24,42 +30,84 @@ def carry_out_all(
     jobs: int | None = None,
     tell: Tell | None = None,
 ) -> list[Finished]:
-    """Carry out all runs of a sweep. Finished ones are only read; one that goes astray is noted, any other
-    failure stops the rest."""
+    """Carry out all runs of a sweep. Finished ones are only read; one that goes astray is noted, any other failure
+    stops the rest. Runs that are stopped save where they are, and go on with `resume`.
+    """
     results: dict[str, Document] = {}
-    for name, result in _results(runs, out, data, resume, min(jobs or WORKERS, len(runs))):
+    size = min(jobs or WORKERS, len(runs))
+    experiments = [run.experiment for run in runs]
+    found: Iterator[tuple[str, Document]]
+    if size == 1:
+        found = ((one.name, _attempt(one, out / one.name, data, resume)) for one in experiments)
+    else:
+        found = _in_processes(experiments, out, size, data, resume)
+    for name, result in found:
         results[name] = result
         if tell is not None:
             tell(len(results), len(runs))
-    names = [run.experiment.name for run in runs]
-    return [Finished(run, results[name], Files(out / name).lines()) for run, name in zip(runs, names, strict=True)]
+    return [Finished(run, results[run.experiment.name], Files(out / run.experiment.name).lines()) for run in runs]
 
 
-def _results(
-    runs: Sequence[Planned], out: Path, data: Path | None, resume: bool, jobs: int
-) -> Iterator[tuple[str, Document]]:
-    if jobs == 1:
-        for run in runs:
-            yield run.experiment.name, _attempt(run.experiment, out, data, resume)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(_attempt, run.experiment, out, data, resume): run for run in runs}
-        try:
-            for done in as_completed(waiting):
-                yield waiting[done].experiment.name, done.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _attempt(experiment: Experiment, out: Path, data: Path | None, resume: bool) -> Document:
+def _attempt(run: Experiment, folder: Path, data: Path | None, resume: bool) -> Document:
     """The result of a run; one that went astray says so instead."""
-    folder = out / experiment.name
     try:
-        return carry_out(experiment, folder, data=data, resume=resume)
+        return carry_out(run, folder, data=data, resume=resume)
     except Diverged as error:
         privacy = Files(folder).document(Files(folder).privacy) or {}
         return {
-            "name": experiment.name, "diverged": error.found, "headline": privacy.get("headline"),
-            "sigma": privacy.get("sigma"), "delta": experiment.privacy.delta, "seconds": 0.0,
+            "name": run.name, "diverged": error.found, "headline": privacy.get("headline"),
+            "sigma": privacy.get("sigma"), "delta": run.privacy.delta, "seconds": 0.0,
         }  # fmt: skip
+
+
+def _in_processes(
+    runs: Sequence[Experiment], out: Path, size: int, data: Path | None, resume: bool
+) -> Iterator[tuple[str, Document]]:
+    """Results as they come."""
+    others = set(multiprocessing.active_children())
+    with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with _uninterrupted():  # which the processes inherit: they listen only while they carry out a run
+            waiting: dict[Future[Document], str] = {
+                pool.submit(_carry_out, run, out / run.name, data, resume): run.name for run in runs
+            }
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        except BrokenProcessPool:
+            raise SottovoceError(
+                "a process of the sweep was ended from outside, perhaps for want of memory; go on with --resume, "
+                "with fewer --jobs"
+            ) from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                if process.pid is not None:
+                    os.kill(process.pid, signal.SIGINT)
+            raise
+
+
+def _carry_out(run: Experiment, folder: Path, data: Path | None, resume: bool) -> Document:
+    """In a process of its own: one interrupt stops the run, which then saves undisturbed."""
+
+    def stop(*_: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        return _attempt(run, folder, data, resume)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Without interrupts, where they can be turned off: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
