@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -118,19 +116,15 @@ def test_the_first_failure_in_one_process_leaves_the_finished_runs(tmp_path):
     assert not (tmp_path / "wrong").exists()
 
 
-def test_an_interrupted_sweep_saves_and_stops_in_one_line(here):
+def test_an_interrupted_sweep_saves_and_stops_in_one_line(here, command):
     """Without clipping nothing is promised, so that a run that never ends begins at once."""
     endless = "training = {rounds = 1000000}\n" + SWEEP[: SWEEP.index("[training]")]
     (here / "sweep.toml").write_text(endless.replace("rows = 12", "rows = 2"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sottovoce", "run", "sweep.toml", "--jobs", "2"], cwd=here, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    process = command(here, "run", "sweep.toml", "--jobs", "2")
     begun = [here / "runs" / "try" / f"plain,seed={seed}" for seed in (0, 1)]
     while not all((place / "metrics.jsonl").exists() for place in begun):
         assert process.poll() is None, process.stderr.read()
-        time.sleep(0)
+        time.sleep(0.001)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, out, err) == (130, "", "sotto: stopped\n")
