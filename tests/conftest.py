@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -35,6 +38,30 @@ def sotto(monkeypatch, capsys):
         return stop.value.code, out, err
 
     return run
+
+
+@pytest.fixture
+def command():
+    """`command(folder, "run", "try.toml")` starts `sotto` there in a process of its own, which ends with the test.
+
+    It imports the package that is tested, and hears interrupts even where the tests were told not to.
+    """
+    begun = []
+
+    def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sottovoce", *arguments], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 @pytest.fixture(scope="session")

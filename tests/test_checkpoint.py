@@ -7,8 +7,6 @@ import json
 import multiprocessing
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -374,54 +372,47 @@ machine.checkpoint_seconds = 0
 """
 
 
-def command(place, *more):
-    return subprocess.Popen(
-        [sys.executable, "-m", "sottovoce", "run", "long.toml", *more], cwd=place, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-
-
 def until(process, condition):
     """Look until something holds; the process must not end before."""
     while not condition():
         assert process.poll() is None, process.stderr.read()
-        time.sleep(0)
+        time.sleep(0.001)
 
 
 def saved_at(path):
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
-def test_the_command_interrupted_and_killed_ends_the_same(tmp_path, sotto, monkeypatch):
+def test_the_command_interrupted_and_killed_ends_the_same(tmp_path, sotto, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "long.toml").write_text(LONG % 1500)
+    (tmp_path / "long.toml").write_text(LONG % 800)
     place = tmp_path / "runs" / "long"
-    process = command(tmp_path)
+    process = command(tmp_path, "run", "long.toml")
     until(process, (place / "metrics.jsonl").exists)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, out, err) == (130, "", "sotto: stopped\n")
     before = saved_at(place / "checkpoint.npz")
-    process = command(tmp_path, "--resume")
+    process = command(tmp_path, "run", "long.toml", "--resume")
     until(process, lambda: saved_at(place / "checkpoint.npz") > before)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     code, out, err = sotto("run long.toml --resume --json")
     assert (code, err) == (0, "")
-    assert json.loads(out)["metrics"]["round"] == 1500
+    assert json.loads(out)["metrics"]["round"] == 800
     assert sotto("run long.toml --out whole")[0] == 0
     assert contents(place) == contents(tmp_path / "whole" / "long")
 
 
 @pytest.mark.slow
-def test_the_command_killed_at_random_moments_ends_the_same(tmp_path, sotto, monkeypatch):
+def test_the_command_killed_at_random_moments_ends_the_same(tmp_path, sotto, command, monkeypatch):
     """A model large enough that kills meet half-written checkpoints: they are waited for, stopped, seen and killed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "long.toml").write_text(LONG % 1200 + 'model = {name = "mlp", hidden = [1500]}\n')
     place, draw, halves = tmp_path / "runs" / "long", random.Random(1), 0
     for attempt in range(12):
-        process = command(tmp_path, "--resume")
+        process = command(tmp_path, "run", "long.toml", "--resume")
         changes, before = draw.randrange(4), saved_at(place / "checkpoint.npz")
         for _ in range(changes):
             until(process, lambda before=before: saved_at(place / "checkpoint.npz") > before)

@@ -249,6 +249,18 @@ def test_decor_under_sampling_has_the_noise_of_one_round_given_all_others():
     assert found.sampled == pytest.approx(poisson(2 * alone, 0.25, 20), rel=1e-6)
 
 
+def test_a_neighbour_that_shares_secrets_is_the_headline():
+    """Path of two, pair noise 5, three rounds: mu^2 is 1.53 for a stranger who hears all, and 3 for the neighbour."""
+    began = begun(algorithm("decor", sigma=1.0, sigma_pair=5.0), metropolis("path:2"), what=job(2), rounds=3)
+    stranger, found = promise(began, attackers="none"), promise(began, attackers="all")
+    assert stranger.headline["mu"] ** 2 == pytest.approx(1.53, abs=0.005)
+    assert "a neighbour, who does, can learn more" in stranger.headline["assumptions"][-1]
+    assert found.headline["mu"] ** 2 == pytest.approx(3.0)
+    assert found.headline["view"].startswith("node:")
+    sampled = promise(begun(began.algorithm, began.topology, "poisson:0.25", what=job(2), rounds=3), attackers="all")
+    assert sampled.sampled < sampled.epsilon == pytest.approx(found.epsilon)
+
+
 # --- calibration ---------------------------------------------------------------------------------------------------
 
 

@@ -6,14 +6,13 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from sottovoce import InputError, Unaccountable
+from sottovoce.run.sweep import Planned, planned
 from sottovoce.run.together import carry_out_all
 from tests.killed import experiment
 from tests.test_checkpoint import contents
@@ -74,8 +73,10 @@ def test_a_sweep_in_two_processes_is_the_sweep_in_one(sotto, here):
     assert found["runs"][0]["epsilon"] in (None, "inf")
     code, out, _ = sotto("run sweep.toml --jobs 1 --out alone --only noisy")
     assert (code, "plain" in out, "±" in out) == (0, False, True)
-    assert sorted(os.listdir(here / "alone" / "try")) == ["noisy,seed=0", "noisy,seed=1"]
-    for name in os.listdir(here / "alone" / "try"):
+    names = ["noisy,seed=0", "noisy,seed=1"]
+    assert sorted(path.name for path in (here / "alone" / "try").iterdir() if path.is_dir()) == names
+    assert "| noisy | 2 |" in (here / "alone" / "try" / "results.md").read_text()
+    for name in names:
         assert contents(here / "alone" / "try" / name) == contents(here / "runs" / "try" / name)
     code, _, err = sotto("run sweep.toml --only nobody")
     assert (code, err.count("\n")) == (2, 1)
@@ -113,24 +114,20 @@ def test_errors_survive_the_way_between_processes():
 def test_the_first_failure_in_one_process_leaves_the_finished_runs(tmp_path):
     fine, wrong = experiment(), experiment(data={"name": "mnist"}).model_copy(update={"name": "wrong"})
     with pytest.raises(InputError):
-        carry_out_all([fine, wrong], tmp_path, jobs=1)
+        carry_out_all([Planned(one, "") for one in (fine, wrong)], tmp_path, jobs=1)
     assert (tmp_path / "try" / "result.json").exists()
     assert not (tmp_path / "wrong").exists()
 
 
-def test_an_interrupted_sweep_saves_and_stops_in_one_line(here):
+def test_an_interrupted_sweep_saves_and_stops_in_one_line(here, command):
     """Without clipping nothing is promised, so that a run that never ends begins at once."""
     endless = "training = {rounds = 1000000}\n" + SWEEP[: SWEEP.index("[training]")]
     (here / "sweep.toml").write_text(endless.replace("rows = 12", "rows = 2"))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sottovoce", "run", "sweep.toml", "--jobs", "2"], cwd=here, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    process = command(here, "run", "sweep.toml", "--jobs", "2")
     begun = [here / "runs" / "try" / f"plain,seed={seed}" for seed in (0, 1)]
     while not all((place / "metrics.jsonl").exists() for place in begun):
         assert process.poll() is None, process.stderr.read()
-        time.sleep(0)
+        time.sleep(0.001)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()
     assert (process.returncode, out, err) == (130, "", "sotto: stopped\n")
@@ -140,7 +137,6 @@ def test_an_interrupted_sweep_saves_and_stops_in_one_line(here):
 
 def test_recipes_are_valid():
     from sottovoce.config import read
-    from sottovoce.run.sweep import planned
 
     recipes = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
     assert recipes

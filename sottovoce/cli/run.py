@@ -103,7 +103,7 @@ def _epsilon(result: "Document") -> str:
     what = "a node's data" if result["adjacency"] == "user" else "one record"
     done = "replaced" if headline["change"] == "replace" else "made to count as nothing"
     epsilon = up(float(headline["epsilon"]))
-    return f"{epsilon} at delta {result['delta']:g}, everyone as adversary, {what} {done}, {headline['kind']}"
+    return f"{epsilon} at delta {result['delta']:g}, {headline['view']} as adversary, {what} {done}, {headline['kind']}"
 
 
 def _table(found: list["Document"]) -> Table:

@@ -39,6 +39,7 @@ CUBES, SQUARES = 5e9, 1e8
 
 UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data does, so nothing is promised"
 SAMPLED = "one record is {change}; batches are drawn anew in each round, and nobody learns who was drawn"
+SECRETS = "whoever hears everything shares no secret with a node; a neighbour, who does, can learn more"
 CHANGED = {"replace": "replaced by another", "zero-out": "made to count as nothing (how many there are is public)"}
 
 
@@ -63,13 +64,25 @@ class Promise:
         """The least epsilon that is proven for the everyone view, with its kind, and the change that it is about.
 
         Data is replaced by other data; with Poisson batches it may be one record that is made to count as nothing, a
-        change half as large. `change` says which.
+        change half as large. `change` says which. Where neighbours share secrets (DECOR), one of them can learn more
+        than whoever hears everything: the headline is then the worst of all views that were accounted for.
         """
+        if self._secrets and len(self.accounts) > 1:
+            found = [view for view in self.accounts if view.headline is not None]
+            return _headline(max(found, key=lambda view: view.mu), self.delta) if found == [*self.accounts] else None
         options = [self._sampled_document()] if self.sampled is not None else []
         if self.accounts and self.accounts[0].headline is not None:
-            found = self.accounts[0].headline.document(self.delta)
-            options.append({"view": "everyone", "change": "replace", **found})
-        return min(options, key=lambda found: float(found["epsilon"]), default=None)
+            options.append(_headline(self.accounts[0], self.delta))
+        best = min(options, key=lambda found: float(found["epsilon"]), default=None)
+        if best is not None and self._secrets:
+            best["assumptions"].append(SECRETS)
+        return best
+
+    @property
+    def _secrets(self) -> bool:
+        """Whether neighbours share noise: then a node can learn more than a stranger who hears everything."""
+        noise, first = self.trial.algorithm.noise, self.trial.topology.at(0)
+        return any(part.sources.kind == "pair" for part in noise.local(first))
 
     @property
     def epsilon(self) -> float:
@@ -104,6 +117,11 @@ class Promise:
             "refusals": list(self.refusals),
             "views": [_view_document(found, self.delta) for found in self.accounts],
         }
+
+
+def _headline(found: Account, delta: float) -> dict[str, Any]:
+    assert found.headline is not None
+    return {"view": str(found.view), "change": "replace", **found.headline.document(delta)}
 
 
 def sigma_of(noise: Noise) -> Any:
@@ -237,6 +255,7 @@ def _sampled(trial: Trial, system: LinearSystem, delta: float) -> tuple[float | 
     return max(found, default=None), ()
 
 
+@one_thread()
 def calibrated_trial(trial: Trial, *, epsilon: float, delta: float, view: str | View = "everyone") -> Trial:
     """The trial at the least sigma that meets a target, by the best kind that is proven for it.
 
@@ -245,11 +264,12 @@ def calibrated_trial(trial: Trial, *, epsilon: float, delta: float, view: str | 
     if not trial.clipped:
         raise Unaccountable(UNCLIPPED)
     checked, _ = _convexity(trial, traced(trial))
+    kinds = ("any-training", "convex-training") if checked else ("any-training",)
     sigmas = _sampled_sigma(trial, epsilon, delta) if str(view) == "everyone" else []
     try:
         found = calibrate(
             trial.algorithm, trial.topology, view, rounds=trial.rounds, epsilon=epsilon, delta=delta,
-            adjacency=trial.adjacency, participation=trial.participation, convex=checked,
+            adjacency=trial.adjacency, participation=trial.participation, convex=checked, kinds=kinds,
             tracer=lambda built: traced(replace(trial, algorithm=built)),
         )  # fmt: skip
         sigmas.append(found)

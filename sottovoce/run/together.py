@@ -64,8 +64,9 @@ def _in_processes(
     runs: Sequence[Experiment], out: Path, size: int, data: Path | None, resume: bool
 ) -> Iterator[tuple[str, Document]]:
     """Results as they come."""
-    others = set(multiprocessing.active_children())
-    with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as pool:
+    others, context = set(multiprocessing.active_children()), multiprocessing.get_context("spawn")
+    stopped = context.Event()
+    with ProcessPoolExecutor(size, mp_context=context, initializer=_Stopped.learn, initargs=(stopped,)) as pool:
         with _uninterrupted():  # which the processes inherit: they listen only while they carry out a run
             waiting: dict[Future[Document], str] = {
                 pool.submit(_carry_out, run, out / run.name, data, resume): run.name for run in runs
@@ -80,10 +81,22 @@ def _in_processes(
             ) from None
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            stopped.set()
             for process in set(multiprocessing.active_children()) - others:
                 if process.pid is not None:
                     os.kill(process.pid, signal.SIGINT)
             raise
+
+
+class _Stopped:
+    """In a process of its own: whether the sweep was stopped; runs that wait for it must not begin."""
+
+    event: Any = None
+
+    @classmethod
+    def learn(cls, event: Any) -> None:
+        """What tells."""
+        cls.event = event
 
 
 def _carry_out(run: Experiment, folder: Path, data: Path | None, resume: bool) -> Document:
@@ -95,6 +108,8 @@ def _carry_out(run: Experiment, folder: Path, data: Path | None, resume: bool) -
 
     signal.signal(signal.SIGINT, stop)
     try:
+        if _Stopped.event.is_set():  # set before interrupts are sent, so that no run misses both
+            raise KeyboardInterrupt
         return _attempt(run, folder, data, resume)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
