@@ -81,9 +81,9 @@ def _last(factor: Array, count: int) -> Array:
 
 def lacking_(factor_RR: Array, last_PR: Array, rounding: float) -> Array | None:
     """Y, R x K, with `E^-1 <= (1 + ETA) (I + Y Y^T)`; None where unproven. Overwrites the factor."""
+    R, carried = len(factor_RR), 1 + _widest(last_PR) * _widest(factor_RR)
     E_RR = _lacks_(factor_RR, last_PR)
-    R = len(E_RR)
-    margin = rounding + 8 * R * EPSILON * float(max(np.abs(row).sum() for row in E_RR))
+    margin = rounding + 8 * R * EPSILON * carried * _widest(E_RR)
     h_K, Q_RK = _leading(E_RR)
     some = h_K > 0.8 * ETA
     h_K, Q_RK = h_K[some], np.ascontiguousarray(Q_RK[:, some])
@@ -94,6 +94,12 @@ def lacking_(factor_RR: Array, last_PR: Array, rounding: float) -> Array | None:
     np.einsum("rr->r", E_RR)[:] -= 1 + margin
     proven = lapack.dpotrf(E_RR.T, lower=1, overwrite_a=1)[1] == 0
     return Q_RK * np.sqrt(h_K / (1 - h_K)) if proven else None
+
+
+def _widest(matrix: Array) -> float:
+    """The largest sum of absolute values in a row: how far products with it carry rounding errors."""
+    parts = (matrix[:, first : first + ROWS] for first in range(0, matrix.shape[1], ROWS))
+    return float(sum(np.abs(part).sum(axis=1) for part in parts).max())
 
 
 def _lacks_(factor_RR: Array, last_PR: Array) -> Array:
