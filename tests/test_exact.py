@@ -281,7 +281,7 @@ def test_routes_by_size_and_little_memory(monkeypatch, net):
 
 def _settled(view_of, monkeypatch, eta=1e-6):
     """M by the whitening of the last round, with no exact route to fall back upon."""
-    monkeypatch.setattr(settled, "FEWEST", 1)
+    monkeypatch.setattr(settled, "CHEAP", 0)
     monkeypatch.setattr(settled, "ETA", eta)
     monkeypatch.setattr(gram_route, "products", None)
     return exact.whole(view_of, exact.gram(view_of))
@@ -332,7 +332,7 @@ def test_what_one_whitening_lacks_is_proven_or_refused(monkeypatch):
 
     monkeypatch.setattr(settled, "_leading", too_few)
     assert settled.lacking_(factor.copy(), last, 0.0) is None
-    monkeypatch.setattr(settled, "FEWEST", 1)
+    monkeypatch.setattr(settled, "CHEAP", 0)
     np.testing.assert_allclose(exact.whole(view_of, exact.gram(view_of)), exact.dense(view_of), atol=1e-10)
 
 

@@ -36,8 +36,8 @@ from sottovoce.threads import WORKERS, one_thread
 ETA = 1e-6
 """How far, relatively, M may be above the truth."""
 
-FEWEST = 1000
-"""Observations below which exact passes are cheap."""
+CHEAP = 3e9
+"""Multiplications that exact passes may take."""
 
 DIRECTIONS = 1024
 """How many directions of D are looked for at first; twice as many as long as all of them matter."""
@@ -60,7 +60,7 @@ def alike(seen: Seen, rows: int) -> bool:
     if seen.system.correlation is not None or any(other is not step for other in seen.steps):
         return False
     passes = T * (10 * step.out.state.nnz + T * len(seen.victims) / 3)
-    return step.takes_gradients and rows >= FEWEST and rows**2 < passes
+    return step.takes_gradients and max(CHEAP, rows**3) < rows * passes
 
 
 def settled_(seen: Seen, factor_RR: Array, rounding: float) -> Groups | None:
