@@ -25,8 +25,9 @@ from typing import Any, Protocol, runtime_checkable
 from sottovoce.arrays import Rows
 from sottovoce.compression import Compression
 from sottovoce.errors import InputError
+from sottovoce.mixing import Requirement
 from sottovoce.noise import Noise
-from sottovoce.topology import Requirement, Topology
+from sottovoce.topology import Topology
 
 
 @runtime_checkable
