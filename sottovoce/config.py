@@ -108,6 +108,14 @@ class Metrics(_Section):
     test_rows: int | None = Field(default=None, ge=1)
 
 
+class Record(_Section):
+    """Which nodes keep what they receive, in every which round, and how much of it at most."""
+
+    attackers: Literal["all", "none"] | list[int] = "none"
+    every: int = Field(default=10, ge=1)
+    limit_mb: float = Field(default=500.0, gt=0)
+
+
 class Machine(_Section):
     """What decides speed only."""
 
@@ -138,6 +146,7 @@ class Experiment(_Section):
     algorithm: AlgorithmChoice = AlgorithmChoice()
     privacy: Privacy = Privacy()
     metrics: Metrics = Metrics()
+    record: Record = Record()
     machine: Machine = Machine()
     about: About = About()
 

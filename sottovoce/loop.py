@@ -89,6 +89,15 @@ class Heard(NamedTuple):
     rows: Rows
 
 
+class Held(NamedTuple):
+    """What nodes hold of others after a step: `receiver[i]` holds row `row[i]` of `rows`, which is of `sender[i]`."""
+
+    sender: NDArray[np.intp]
+    receiver: NDArray[np.intp]
+    row: NDArray[np.intp]
+    rows: Rows
+
+
 @dataclass(frozen=True)
 class Step:
     """One gossip step as it happened: what was said, and what an observer can take from it."""
@@ -102,6 +111,8 @@ class Step:
     scale: float
     secure_sum: bool
     feed: Feed
+    copies: Rows | None = None
+    weight: Rows | None = None
 
     @property
     def messages(self) -> int:
@@ -123,11 +134,31 @@ class Step:
         if not self.edge:
             sender = np.unique(sender)
             return Heard(sender, np.full(len(sender), -1), arrays.take(self.said, sender))
-        rows = arrays.take(self.said, sender)
+        return Heard(sender, receiver, self._with_noise(arrays.take(self.said, sender), sender, receiver))
+
+    def held(self, by: NDArray[np.intp]) -> Held:
+        """What some nodes can make of what reaches them in this step, as models.
+
+        Messages as received, or what differences add up to, over the public weight if there is one; of a secure sum the
+        average, from sender -1. Noise on single messages is drawn for these messages alone.
+        """
+        if self.secure_sum:
+            nobody = np.full(len(by), -1)
+            return Held(nobody, np.asarray(by), np.zeros_like(nobody), arrays.take(self.mixed, np.array([0])))
+        sender, receiver, _ = self.mixing.edges
+        theirs = np.isin(receiver, by) & (sender != receiver)
+        sender, receiver = sender[theirs], receiver[theirs]
+        one, row = (sender, np.arange(len(sender))) if self.edge else np.unique(sender, return_inverse=True)
+        rows = arrays.take(self.said if self.copies is None else self.copies, one)
+        if self.edge and len(one):
+            rows = self._with_noise(rows, sender, receiver)
+        return Held(sender, receiver, row, rows if self.weight is None else rows / arrays.take(self.weight, one))
+
+    def _with_noise(self, rows: Rows, sender: NDArray[np.intp], receiver: NDArray[np.intp]) -> Rows:
         for injection in self.edge:
             matrix = _on_edges(injection, self.scale, self.mixing.n, sender, receiver)
             rows = rows + self.feed.noise(injection.sources, matrix, self.round, self.step)
-        return Heard(sender, receiver, rows)
+        return rows
 
 
 @dataclass(frozen=True)
@@ -240,7 +271,8 @@ def play(algorithm: Algorithm, topology: Topology, carry: Carry, feed: Feed, rou
         edge, scale = algorithm.noise.edge(mixing), algorithm.step_size * algorithm.sensitivity
         for injection in edge:
             mixed = mixed + feed.noise(injection.sources, _received(injection, scale, mixing), round, step)
-        steps.append(Step(round, step, mixing, said, mixed, edge, scale, algorithm.secure_sum, feed))
+        weight = message.weight if isinstance(message, Weighted) else None
+        steps.append(Step(round, step, mixing, said, mixed, edge, scale, algorithm.secure_sum, feed, copies, weight))
         took = Weighted(mixed, mixing @ message.weight) if isinstance(message, Weighted) else mixed
         state = _next(mixing, algorithm.absorb(state, took), state)
     return Round(round, point, tuple(steps), Carry(state, copies), algorithm)

@@ -3,6 +3,7 @@
     config.json      all settings, defaults included; `sotto run config.json` repeats the run
     privacy.json     what the run promises, written before the first round
     metrics.jsonl    one line for each evaluation
+    messages/        what attackers received, one file for each round that is recorded
     checkpoint.npz   the last stage that was saved; at the end, the end
     result.json      written last: a run that has it is finished
 
@@ -30,6 +31,7 @@ from sottovoce.learning.data import Dataset
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import Saved, load, save
 from sottovoce.run.guarantees import promise
+from sottovoce.run.record import both, recorder_in
 from sottovoce.run.simulate import Watch, measured_rounds
 from sottovoce.run.trial import Trial
 from sottovoce.threads import threads
@@ -116,6 +118,7 @@ def carry_out(
         with _locked(files.lock):  # refuse before any work; locked for good below, when all that can be wrong is known
             pass
     trial = build(experiment, data)
+    watch = both(watch, recorder_in(folder, trial, experiment.record))
     mark = fingerprint(experiment, trial)
     privacy = _promised(files, experiment, trial, mark)
     _make(folder)
@@ -157,7 +160,7 @@ def _last_saved(files: Files, trial: Trial, mark: str) -> Saved:
 
 def _write_head(files: Files, experiment: Experiment, privacy: Document) -> None:
     """What is known before the first round, and nothing half-written beside it."""
-    for part in files.folder.glob("*.part"):
+    for part in (*files.folder.glob("*.part"), *files.folder.glob("messages/*.part")):
         if part.is_file():
             part.unlink()
     if not files.config.exists():
@@ -189,8 +192,9 @@ def _same_run(files: Files, experiment: Experiment, resume: bool) -> Document | 
 
 
 def _comparable(document: Document) -> Document:
-    """What decides the numbers of a run."""
-    kept = {key: value for key, value in document.items() if key != "about"}
+    """What decides the numbers of a run, and what it records if it does."""
+    silent = document.get("record", {}).get("attackers") == "none"
+    kept = {key: value for key, value in document.items() if key != "about" and not (silent and key == "record")}
     return {**kept, "machine": {**document.get("machine", {}), "checkpoint_seconds": None}}
 
 

@@ -27,11 +27,13 @@ from functools import cached_property
 from torch import Tensor
 
 from sottovoce.algorithms import Algorithm
+from sottovoce.config import Record
 from sottovoce.errors import InputError
 from sottovoce.learning.tasks import Gradients, Task
 from sottovoce.loop import Round
 from sottovoce.run.guarantees import Promise, promise
 from sottovoce.run.metrics import Measured, due, measure
+from sottovoce.run.record import Messages, Recorder, both
 from sottovoce.run.trial import Stage, Trial, trial
 from sottovoce.threads import threads as torch_threads
 from sottovoce.topology import Topology
@@ -48,6 +50,7 @@ class Run:
     models: Tensor
     metrics: tuple[Measured, ...]
     delta: float
+    messages: Messages | None = None
 
     @cached_property
     def guarantees(self) -> Promise:
@@ -69,23 +72,26 @@ def simulate(
     test_rows: int | None = None,
     threads: int | None = None,
     watch: Watch | None = None,
+    record: Record | None = None,
 ) -> Run:
     """Train, and measure every few rounds. `task.gradients(...)` says which batches are drawn and how they are clipped.
 
     The algorithm's sensitivity is set to that of the clipped gradients under `adjacency`, and its noise, which is in
-    units of it, with it. `threads` is torch's; one unless given. `watch` is called after each round.
+    units of it, with it. `threads` is torch's; one unless given. `watch` is called after each round. `record` says
+    whose received models are kept, in `run.messages`.
     """
     if every < 1:
         raise InputError(f"metrics every {every} rounds", "a whole number from 1 is needed", "give 10, say")
     begun = trial(algorithm, topology, task, rounds=rounds, seed=seed, adjacency=adjacency, same_start=same_start)
-    found = []
+    recorder = None if record is None else Recorder(begun, record)
+    found, watch = [], both(watch, recorder)
     with torch_threads(threads):
         played = measured_rounds(begun, begun.before(), every=every, test_rows=test_rows, watch=watch)
         for stage, measured in played:
             last = stage
             if measured is not None:
                 found.append(measured)
-    return Run(begun, begun.models(last), tuple(found), delta)
+    return Run(begun, begun.models(last), tuple(found), delta, None if recorder is None else recorder.messages)
 
 
 def measured_rounds(

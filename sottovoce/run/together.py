@@ -6,12 +6,13 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sottovoce.config import Document, Experiment
 from sottovoce.errors import Diverged, SottovoceError
@@ -19,6 +20,9 @@ from sottovoce.run.folder import Files, Tell, carry_out
 from sottovoce.run.results import Finished
 from sottovoce.run.sweep import Planned
 from sottovoce.threads import WORKERS
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 def carry_out_all(
@@ -34,43 +38,38 @@ def carry_out_all(
     stops the rest. Runs that are stopped save where they are, and go on with `resume`.
     """
     results: dict[str, Document] = {}
-    size = min(jobs or WORKERS, len(runs))
-    experiments = [run.experiment for run in runs]
-    found: Iterator[tuple[str, Document]]
-    if size == 1:
-        found = ((one.name, _attempt(one, out / one.name, data, resume)) for one in experiments)
-    else:
-        found = _in_processes(experiments, out, size, data, resume)
-    for name, result in found:
-        results[name] = result
+    act = partial(_attempt, out=out, data=data, resume=resume)
+    for experiment, result in in_processes(act, [run.experiment for run in runs], min(jobs or WORKERS, len(runs))):
+        results[experiment.name] = result
         if tell is not None:
             tell(len(results), len(runs))
     return [Finished(run, results[run.experiment.name], Files(out / run.experiment.name).lines()) for run in runs]
 
 
-def _attempt(run: Experiment, folder: Path, data: Path | None, resume: bool) -> Document:
+def _attempt(experiment: Experiment, out: Path, data: Path | None, resume: bool) -> Document:
     """The result of a run; one that went astray says so instead."""
+    folder = out / experiment.name
     try:
-        return carry_out(run, folder, data=data, resume=resume)
+        return carry_out(experiment, folder, data=data, resume=resume)
     except Diverged as error:
         privacy = Files(folder).document(Files(folder).privacy) or {}
         return {
-            "name": run.name, "diverged": error.found, "headline": privacy.get("headline"),
-            "sigma": privacy.get("sigma"), "delta": run.privacy.delta, "seconds": 0.0,
+            "name": experiment.name, "diverged": error.found, "headline": privacy.get("headline"),
+            "sigma": privacy.get("sigma"), "delta": experiment.privacy.delta, "seconds": 0.0,
         }  # fmt: skip
 
 
-def _in_processes(
-    runs: Sequence[Experiment], out: Path, size: int, data: Path | None, resume: bool
-) -> Iterator[tuple[str, Document]]:
-    """Results as they come."""
+def in_processes(act: Callable[[Item], Answer], items: Sequence[Item], jobs: int) -> Iterator[tuple[Item, Answer]]:
+    """Each item with what `act` makes of it, as they are ready; one failure, or an interrupt, stops the rest."""
+    if jobs == 1:
+        for item in items:
+            yield item, act(item)
+        return
     others, context = set(multiprocessing.active_children()), multiprocessing.get_context("spawn")
     stopped = context.Event()
-    with ProcessPoolExecutor(size, mp_context=context, initializer=_Stopped.learn, initargs=(stopped,)) as pool:
-        with _uninterrupted():  # which the processes inherit: they listen only while they carry out a run
-            waiting: dict[Future[Document], str] = {
-                pool.submit(_carry_out, run, out / run.name, data, resume): run.name for run in runs
-            }
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_Stopped.learn, initargs=(stopped,)) as pool:
+        with _uninterrupted():  # which the processes inherit: they listen only while they act
+            waiting = {pool.submit(_listening, act, item): item for item in items}
         try:
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
@@ -99,8 +98,8 @@ class _Stopped:
         cls.event = event
 
 
-def _carry_out(run: Experiment, folder: Path, data: Path | None, resume: bool) -> Document:
-    """In a process of its own: one interrupt stops the run, which then saves undisturbed."""
+def _listening(act: Callable[[Item], Answer], item: Item) -> Answer:
+    """In a process of its own: one interrupt stops what is done, which then saves undisturbed."""
 
     def stop(*_: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -108,9 +107,9 @@ def _carry_out(run: Experiment, folder: Path, data: Path | None, resume: bool) -
 
     signal.signal(signal.SIGINT, stop)
     try:
-        if _Stopped.event.is_set():  # set before interrupts are sent, so that no run misses both
+        if _Stopped.event.is_set():  # set before interrupts are sent, so that nothing misses both
             raise KeyboardInterrupt
-        return _attempt(run, folder, data, resume)
+        return act(item)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

@@ -1,0 +1,142 @@
+"""Input canaries: mislabelled examples among a victim's rows, each in or out by its own coin, in real reruns.
+
+Canary i replaces row i of the victim where its coin says so: a change of one record. All canaries of a rerun are in it
+together, and reruns are independent, so that all of them are one large run of Steinke, Nasr and Jagielski's method
+(`onerun`): changing one coin changes one record of one rerun. The score is by how much the loss of the canary is
+lower, on the models that an attacker received of the victim, than in a first rerun without any canary, about which
+nothing is guessed.
+
+What this shows is real training, clipping and batches included, not only the mechanism; and it is weak: a loss on noisy
+models is far from the best distinguisher.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sottovoce.attacks.losses import losses_of
+from sottovoce.audit.claims import Checked, Claim, claims_of
+from sottovoce.audit.onerun import audit_one_run
+from sottovoce.config import Document, Record
+from sottovoce.errors import InputError
+from sottovoce.run.again import Arrays, Tell, altered, kept, received_again
+from sottovoce.run.reopen import Opened, reopen
+from sottovoce.threads import threads
+
+MOST = 100
+"""So many canaries are planted in a rerun at most, in half of the victim's rows at most."""
+
+MODELS = 10
+"""About so many received models are looked at."""
+
+
+class Job(NamedTuple):
+    """What a rerun is told, in whichever process it runs."""
+
+    folder: Path
+    data: Path | None
+    attacker: int
+    victim: int
+    seed: int
+
+
+def check_inputs(
+    opened: Opened,
+    *,
+    runs: int,
+    attacker: int | None = None,
+    confidence: float = 0.999,
+    seed: int = 0,
+    jobs: int | None = None,
+    tell: Tell | None = None,
+) -> Checked:
+    """Audit a run by reruns with input canaries at a neighbour of the attacker; finished reruns are kept."""
+    if runs < 1:
+        raise InputError(f"{runs} reruns", "at least one is needed", "give 8, say")
+    attacker, victim = _who(opened, attacker)
+    job = Job(opened.folder, opened.data, attacker, victim, seed)
+    about = {"attacker": attacker, "victim": victim, "seed": seed}
+    found = kept(opened.folder / "reruns", partial(_rerun, job), runs + 1, about=about, jobs=jobs, tell=tell)
+    scores = np.concatenate([found[0]["losses"] - one["losses"] for one in found[1:]])
+    coins = np.concatenate([one["coins"] for one in found[1:]])
+    shown = audit_one_run(
+        scores, coins, guesses=max(2, len(coins) // 2), delta=opened.experiment.privacy.delta, confidence=confidence
+    )
+    claims = _claims(opened.privacy, f"node:{attacker}", victim)
+    return Checked(
+        canaries=f"inputs, {len(coins)} in {runs} reruns, node {attacker} listens to {victim}",
+        audit=shown, claims=claims, rounds=opened.trial.rounds,
+    )  # fmt: skip
+
+
+def _who(opened: Opened, attacker: int | None) -> tuple[int, int]:
+    """The attacker, and whom it hears of those with the fewest rows: what a row does there is hidden least."""
+    n, record = opened.trial.topology.n, opened.experiment.record.attackers
+    if attacker is None:
+        attacker = record[0] if isinstance(record, list) and record else 0
+    if not 0 <= attacker < n:
+        raise InputError(f"attacker {attacker}", f"nodes are 0..{n - 1}", "choose one of them")
+    sender, receiver, _ = opened.trial.topology.at(0, 0).edges
+    near = sender[(receiver == attacker) & (sender != attacker)].tolist()
+    held = {node: len(opened.trial.task.shards.indices[node]) for node in near}
+    able = [node for node in near if held[node] >= 2]
+    if not able or opened.trial.algorithm.secure_sum:
+        raise InputError(
+            f"node {attacker} hears no single node that holds two rows", "canaries replace half of the rows of one",
+            "choose another --attacker, or --runs 0",
+        )  # fmt: skip
+    return attacker, min(able, key=lambda node: (held[node], node))
+
+
+def _canaries(opened: Opened, victim: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Test inputs with a target that is wrong: another class, or the value farthest away."""
+    job = opened.trial.task
+    held = len(job.shards.indices[victim])
+    count = min(MOST, held // 2, len(job.test_inputs))
+    rng = np.random.default_rng([seed, victim])
+    rows = torch.from_numpy(rng.choice(len(job.test_inputs), count, replace=False))
+    targets, classes = job.test_targets[rows], len(job.dataset.classes)
+    if classes:
+        return job.test_inputs[rows], ((targets + 1) % classes).to(targets.dtype)
+    low, high = job.targets.min(), job.targets.max()
+    return job.test_inputs[rows], torch.where(targets - low > high - targets, low, high)
+
+
+def _rerun(job: Job, number: int) -> Arrays:
+    """One rerun: its coins, and the losses of all canaries on what came of the victim later on."""
+    opened = reopen(job.folder, job.data)
+    trial, canaries = opened.trial, _canaries(opened, job.victim, job.seed)
+    count = len(canaries[0])
+    coins = np.random.default_rng([job.seed, job.victim, number]).integers(0, 2, count).astype(bool) & (number > 0)
+    rows = trial.task.shards.indices[job.victim].copy()
+    first = len(trial.task.inputs) + len(trial.task.test_inputs)
+    rows[:count][coins] = first + np.flatnonzero(coins)
+    seed = int(np.random.SeedSequence([trial.seed, job.seed, number, 1]).generate_state(1)[0])
+    every = max(1, trial.rounds // (2 * MODELS)) if trial.topology.static else 1
+    record = Record(every=every, limit_mb=opened.experiment.record.limit_mb)
+    messages = received_again(altered(opened, seed, {job.victim: rows}, canaries), record, [job.attacker])
+    models = torch.from_numpy(messages.of(job.attacker, job.victim)).to(trial.task.inputs.dtype)
+    with threads():
+        losses = losses_of(trial.task, models[len(models) // 2 :], *canaries, _all(models, count))
+    return {"coins": coins, "losses": np.mean(losses, axis=0)}
+
+
+def _all(models: Tensor, count: int) -> list[NDArray[np.int64]]:
+    return [np.arange(count)] * (len(models) - len(models) // 2)
+
+
+def _claims(privacy: Document, adversary: str, victim: int) -> tuple[Claim, ...]:
+    """Claims that cover training: of this view, and of everyone, who hears what it hears."""
+    found = [*claims_of(privacy, adversary, victim), *claims_of(privacy, "everyone", victim)]
+    covering = [claim for claim in found if claim.kind != "fixed-streams"]
+    sampled = privacy.get("sampled")
+    if sampled is not None and "replaced" in sampled["assumptions"][0]:
+        covering.append(Claim(view="everyone", victim=None, kind="sampled", mu=None, epsilon=float(sampled["epsilon"])))
+    return tuple(covering)

@@ -1,0 +1,169 @@
+"""`sotto attack` and `sotto audit`: what curious nodes get out of a finished run, beside what it promised."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce.cli.app import app
+from sottovoce.cli.options import Json
+from sottovoce.cli.output import Table, answer, progress
+from sottovoce.errors import InputError
+from sottovoce.report.numbers import up
+
+if TYPE_CHECKING:
+    from sottovoce.attacks.success import Success
+    from sottovoce.audit.claims import Checked
+
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")]
+Attacker = Annotated[int | None, typer.Option(help="Only this node; all that were recorded unless given.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of what is sampled.")]
+Jobs = Annotated[int | None, typer.Option(min=1, max=64, help="Runs at once; one per core unless given.")]
+
+
+@app.command()
+def attack(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are seeds of one experiment.")],
+    kind: Annotated[
+        str, typer.Option("--attack", help="threshold, classifier, likelihood or reconstruction.")
+    ] = "threshold",
+    attacker: Attacker = None,
+    samples: Annotated[int, typer.Option(min=1, help="Members of a victim to try, and as many others.")] = 500,
+    shadows: Annotated[int, typer.Option(min=2, help="likelihood: shadow runs; below 16 by RMIA, else LiRA.")] = 16,
+    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
+    from sottovoce.attacks.finished import ATTACKS, infer, solve
+    from sottovoce.run.reopen import reopen
+
+    if kind not in ATTACKS:
+        raise InputError(f"--attack {kind}", f"known: {', '.join(ATTACKS)}", "choose one of them")
+    opened = [reopen(folder, data) for folder in runs]
+    if kind == "reconstruction":
+        documents = [solve(one, 0 if attacker is None else attacker) for one in opened]
+        found = documents[0] if len(opened) == 1 else {"attack": kind, "runs": documents}
+        table, after = _solved(documents[0]), [] if len(opened) == 1 else ["Shown is the first run."]
+    else:
+        with progress("shadow runs") as tell:
+            success = infer(
+                opened, kind, attacker=attacker, samples=samples, shadows=shadows, confidence=confidence, seed=seed,
+                jobs=jobs, tell=tell,
+            )  # fmt: skip
+        found = {"attack": kind, "attacker": "all" if attacker is None else attacker, **_of(success)}
+        table, after = _figures(success), [_said(success)]
+    document = {"runs": [str(folder) for folder in runs], **found}
+    for folder in runs:
+        _keep(folder / "attack.json", kind, document)
+    answer(document, as_json, table, *after)
+
+
+def _of(success: "Success") -> dict[str, Any]:
+    document = success.document()
+    return {"method": document.pop("attack"), **document}
+
+
+def _figures(success: "Success") -> Table:
+    rows = {
+        "ROC-AUC": success.auc,
+        "true positives at 0.1 % false ones": success.tpr_at_0_1_percent,
+        "true positives at 1 % false ones": success.tpr_at_1_percent,
+        "advantage": success.advantage,
+    }
+    table = [[success.attack, "", "from", "to"]]
+    table += [[name, f"{e.value:.4f}", f"{e.low:.4f}", f"{e.high:.4f}"] for name, e in rows.items()]
+    return table
+
+
+def _said(success: "Success") -> str:
+    trend = ", ".join(f"{auc:.2f}" for _, auc in success.by_round[:: max(1, len(success.by_round) // 6)])
+    over = f" Area by round: {trend}." if trend else ""
+    return (
+        f"{success.pairs} pairs of attacker and victim, {success.victims} victims, {success.members:,} members and "
+        f"{success.others:,} others; {success.confidence:.0%} intervals {success.interval}.{over}"
+    )
+
+
+def _solved(found: dict[str, Any]) -> Table:
+    table = [[f"node seen by {found['attacker']}", "hops", "gradients solved for", "sharpest", "in round"]]
+    for one in found["nodes"]:
+        solved = one["solved_rounds"]
+        sharp = "none" if not solved else "exactly" if one["deviation"] < 1e-9 else f"± {one['deviation']:.4g}"
+        shown = [str(one["node"]), str(one["distance"]), f"{solved} of {found['rounds']}", sharp]
+        table.append([*shown, "" if one["round"] is None else str(one["round"])])
+    return table
+
+
+@app.command()
+def audit(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    runs: Annotated[int, typer.Option(min=0, help="Reruns with input canaries; 0 for none.")] = 8,
+    attacker: Annotated[int | None, typer.Option(help="Who listens to the victim of input canaries.")] = None,
+    repetitions: Annotated[int, typer.Option(min=100, help="Of the mechanism, with gradient canaries.")] = 10_000,
+    confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = 0.999,
+    seed: Seed = 0,
+    jobs: Jobs = None,
+    data: Data = None,
+    as_json: Json = False,
+) -> None:
+    """Lower bounds on mu and epsilon beside the guarantees of a finished run; exit code 1 if one is exceeded.
+
+    Example: sotto audit runs/digits --runs 4
+    """
+    from sottovoce.audit.canaries import check_inputs
+    from sottovoce.audit.claims import any_exceeded, check_gradients
+    from sottovoce.files import write_text
+    from sottovoce.run.reopen import reopen
+
+    opened = reopen(run, data)
+    checked, refused = check_gradients(opened, repetitions=repetitions, confidence=confidence, seed=seed)
+    if runs:
+        with progress("reruns") as tell:
+            checked.append(
+                check_inputs(
+                    opened, runs=runs, attacker=attacker, confidence=confidence, seed=seed, jobs=jobs, tell=tell
+                )
+            )
+    exceeded = any_exceeded(checked)
+    document = {
+        "run": str(run), "consistent": not exceeded, "refused": refused, "audits": [one.document() for one in checked],
+    }  # fmt: skip
+    write_text(run / "audit.json", json.dumps(document, indent=1) + "\n")
+    verdict = "A claim is exceeded: it is wrong, or something else ran." if exceeded else "No claim is exceeded."
+    answer(document, as_json, _beside(checked), verdict, *(f"Not audited: {line}" for line in refused))
+    if exceeded:
+        raise typer.Exit(1)
+
+
+def _beside(checked: "list[Checked]") -> Table:
+    table = [["canaries", "view", "victim", "rounds", "kind", "mu >=", "claimed", "epsilon >=", "claimed", "verdict"]]
+    for one in checked:
+        bounds = [_down(one.audit.mu), _down(one.audit.epsilon)]
+        if not one.claims:
+            table.append([one.canaries, "", "", str(one.rounds), "none", bounds[0], "", bounds[1], "", "no claim"])
+        for claim in one.claims:
+            mu = "" if claim.mu is None else up(claim.mu)
+            victim = "any" if claim.victim is None else str(claim.victim)
+            table.append([
+                one.canaries, claim.view, victim, str(one.rounds), claim.kind, bounds[0], mu, bounds[1],
+                up(claim.epsilon), one.verdict(claim),
+            ])  # fmt: skip
+    return table
+
+
+def _down(value: float) -> str:
+    return f"{math.floor(value * 1000) / 1000:g}" if math.isfinite(value) else "inf"
+
+
+def _keep(path: Path, kind: str, document: dict[str, Any]) -> None:
+    """All kinds of attack stand in one file; the latest of each kind counts."""
+    from sottovoce.files import write_text
+    from sottovoce.run.folder import Files
+
+    before = Files(path.parent).document(path) or {}
+    write_text(path, json.dumps({**before, kind: document}, indent=1) + "\n")

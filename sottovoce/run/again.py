@@ -1,0 +1,91 @@
+"""A run again, from another seed, with some nodes on other rows: for shadow runs and for runs with canaries.
+
+All else stays as it was: algorithm, noise, topology, batches by their rule, and the number of rows of every node, so
+that the sensitivity and with it the size of the noise stay the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sottovoce.config import Record
+from sottovoce.files import read_npz, write
+from sottovoce.run.record import Messages, Recorder
+from sottovoce.run.reopen import Opened
+from sottovoce.run.together import in_processes
+from sottovoce.run.trial import Trial
+from sottovoce.threads import WORKERS, threads
+
+Tell = Callable[[int, int], None]
+Arrays = dict[str, NDArray[Any]]
+
+
+def altered(opened: Opened, seed: int, rows: Mapping[int, NDArray[Any]], extra: Sequence[Tensor] = ()) -> Trial:
+    """The trial of a run from another seed. `rows` gives nodes new rows, as many as they had: positions among the
+    training rows, followed by the test rows, followed by `extra` inputs and targets.
+    """
+    trial, training = opened.trial, opened.experiment.training
+    job = trial.task
+    held = list(job.shards.indices)
+    for node, new in rows.items():
+        assert len(new) == len(held[node])
+        held[node] = np.asarray(new, dtype=np.int64)
+    inputs = torch.cat([job.inputs, job.test_inputs, *extra[:1]])
+    targets = torch.cat([job.targets, job.test_targets, *extra[1:]])
+    shards = dataclasses.replace(job.shards, indices=tuple(held))
+    changed = dataclasses.replace(job, inputs=inputs, targets=targets, shards=shards)
+    gradients = changed.gradients(
+        training.batch, training.clip, training.bound, seed=seed,
+        local_steps=trial.gradients.local_steps, step_size=trial.gradients.step_size,
+    )  # fmt: skip
+    return dataclasses.replace(trial, gradients=gradients, seed=seed)
+
+
+def received_again(trial: Trial, record: Record, attackers: Sequence[int]) -> Messages:
+    """Play a trial and keep what some attackers receive, as often as the run itself did."""
+    recorder = Recorder(trial, record.model_copy(update={"attackers": list(attackers)}))
+    with threads():
+        for played, stage in trial.play(trial.before()):
+            recorder(played, stage)
+    return recorder.messages
+
+
+def kept(
+    folder: Path, act: Callable[[int], Arrays], count: int, *, about: Any, jobs: int | None, tell: Tell | None
+) -> list[Arrays]:
+    """`act(0)` to `act(count - 1)`, in processes of their own; finished ones are kept in the folder and only read.
+
+    `about` tells calls apart whose arrays would not be the same.
+    """
+    mark = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+    place = folder / mark
+    place.mkdir(parents=True, exist_ok=True)
+    left = [number for number in range(count) if not _file(place, number).exists()]
+    if tell is not None:
+        tell(count - len(left), count)
+    for done, (number, arrays) in enumerate(in_processes(act, left, min(jobs or WORKERS, max(1, len(left)))), 1):
+        _store(_file(place, number), arrays)
+        if tell is not None:
+            tell(count - len(left) + done, count)
+    return [read_npz(_file(place, number)) for number in range(count)]
+
+
+def _file(place: Path, number: int) -> Path:
+    return place / f"{number:04d}.npz"
+
+
+def _store(path: Path, arrays: Arrays) -> None:
+    def write_to(file: BinaryIO) -> None:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+
+    write(path, write_to)

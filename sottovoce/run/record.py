@@ -1,0 +1,209 @@
+"""Recording: what chosen nodes receive while a run goes on, as whoever attacks would keep it.
+
+Of the first gossip step of every few rounds, of the first and of the last: models with the noise that they carried on
+that very edge. A round is one file, written whole or not at all, so that a run that is killed and goes on leaves the
+same files.
+
+    >>> from sottovoce import algorithm, metropolis, simulate
+    >>> from sottovoce.learning.data import load
+    >>> from sottovoce.learning.models import model
+    >>> from sottovoce.learning.partition import partition
+    >>> from sottovoce.learning.tasks import task
+    >>> digits = load("digits")
+    >>> job = task(digits, partition(digits, nodes=8), model("softmax", digits))
+    >>> record = Record(attackers=[0], every=5)
+    >>> run = simulate(algorithm("zip-dl", sigma=0.1), metropolis("ring:8"), job, rounds=12, record=record)
+    >>> run.messages.rounds, run.messages.pairs
+    ((0, 5, 10, 11), ((0, 1), (0, 7)))
+    >>> run.messages.of(0, 7).shape
+    (4, 650)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce import arrays
+from sottovoce.config import Record
+from sottovoce.errors import InputError
+from sottovoce.files import read_npz, write
+from sottovoce.loop import Round
+from sottovoce.run.trial import Stage, Trial
+
+Watch = Callable[[Round, Stage], None]
+
+PER_FILE, PER_MESSAGE = 2000, 12
+"""Bytes that a file and each message of it take besides the models themselves."""
+
+
+class Delivery(NamedTuple):
+    """What attackers received in a round: `receiver[i]` got `rows[row[i]]` from `sender[i]`; -1 is a sum over all."""
+
+    sender: NDArray[Any]
+    receiver: NDArray[Any]
+    row: NDArray[Any]
+    rows: NDArray[Any]
+
+
+class Messages:
+    """All that was recorded of a run: in memory, or in the files of a folder, which are read one at a time."""
+
+    def __init__(self, attackers: tuple[int, ...], deliveries: dict[int, Delivery | Path]) -> None:
+        self.attackers, self._deliveries = attackers, deliveries
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that were recorded, counted from 0."""
+        return tuple(sorted(self._deliveries))
+
+    def at(self, round: int) -> Delivery:
+        """What all attackers received in a round."""
+        if round not in self._deliveries:
+            raise InputError(f"round {round}", f"recorded were {self.rounds}", "choose one of them")
+        found = self._deliveries[round]
+        return _read(found) if isinstance(found, Path) else found
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Each (attacker, sender) of whom it received anything."""
+        found = set()
+        for round in self.rounds:
+            sender, receiver, *_ = self.at(round)
+            found |= set(zip(receiver.tolist(), sender.tolist(), strict=True))
+        return tuple(sorted(found))
+
+    def of(self, attacker: int, sender: int) -> NDArray[Any]:
+        """The models that an attacker received of a sender, one row for each round in which it did."""
+        if (attacker, sender) not in self.pairs:
+            raise InputError(f"models of {sender} at {attacker}", f"recorded were {self.pairs[:6]}...", "choose a pair")
+        found = []
+        for round in self.rounds:
+            one = self.at(round)
+            found.append(one.rows[one.row[(one.receiver == attacker) & (one.sender == sender)]])
+        return np.concatenate(found)
+
+
+class Recorder:
+    """Told after each round, it keeps what attackers received: in a folder, or in memory without one.
+
+    Refuses beforehand nodes that are not there, and what would outgrow the limit.
+    """
+
+    def __init__(self, trial: Trial, record: Record, folder: Path | None = None) -> None:
+        self._attackers = np.array(_attackers(record, trial.topology.n), dtype=np.intp)
+        self._every, self._last, self._folder = record.every, trial.rounds - 1, folder
+        self._deliveries: dict[int, Delivery | Path] = {}
+        self._check_size(trial, record)
+
+    def __call__(self, played: Round, stage: Stage) -> None:
+        round = played.round
+        if not len(self._attackers) or (round % self._every and round != self._last):
+            return
+        held = played.steps[0].held(self._attackers)
+        rows = held.rows.numpy() if arrays.is_torch(held.rows) else held.rows
+        sender, receiver, row = (part.astype(np.int32) for part in (held.sender, held.receiver, held.row))
+        found = Delivery(sender, receiver, row, np.ascontiguousarray(rows))
+        if self._folder is None:
+            self._deliveries[round] = found
+        else:
+            _write(self._folder, round, found)
+
+    @property
+    def messages(self) -> Messages:
+        """What was kept so far, of a recorder without a folder."""
+        return Messages(tuple(self._attackers.tolist()), self._deliveries)
+
+    def _check_size(self, trial: Trial, record: Record) -> None:
+        needed = self._bytes(trial) / 1e6
+        if needed > record.limit_mb:
+            raise InputError(
+                f"recordings of {needed:,.0f} MB",
+                f"record.limit_mb allows {record.limit_mb:g}",
+                "give a larger record.every, fewer record.attackers, or a higher limit",
+            )
+
+    def _bytes(self, trial: Trial) -> float:
+        """An upper bound for all files together."""
+        if not len(self._attackers):
+            return 0.0
+        rounds = [*range(0, self._last, self._every), self._last]
+        model = trial.task.model.layout.size * trial.task.inputs.element_size()
+        if trial.topology.static:
+            return len(rounds) * self._bytes_at(trial, 0, model)
+        return sum(self._bytes_at(trial, round, model) for round in rounds)
+
+    def _bytes_at(self, trial: Trial, round: int, model: int) -> float:
+        mixing = trial.topology.at(round, 0)
+        sender, receiver, _ = mixing.edges
+        got = np.isin(receiver, self._attackers) & (sender != receiver)
+        apart = bool(trial.algorithm.noise.edge(mixing))
+        rows = int(got.sum()) if apart else len(np.unique(sender[got]))
+        if trial.algorithm.secure_sum:
+            rows = 1
+        return PER_FILE + PER_MESSAGE * int(got.sum()) + model * rows
+
+
+def both(one: Watch | None, other: Watch | None) -> Watch | None:
+    """A watch that tells two."""
+    if one is None or other is None:
+        return one or other
+
+    def tell(played: Round, stage: Stage) -> None:
+        one(played, stage)
+        other(played, stage)
+
+    return tell
+
+
+def recorder_in(folder: Path, trial: Trial, record: Record) -> Recorder:
+    """A recorder that writes into `messages/` of a run's folder."""
+    return Recorder(trial, record, folder / "messages")
+
+
+def recorded(folder: Path, trial: Trial, record: Record) -> Messages:
+    """What a finished run has recorded; refuses one that recorded nothing."""
+    wanted = _attackers(record, trial.topology.n)
+    files = {int(path.stem): path for path in (folder / "messages").glob("*.npz") if re.fullmatch(r"\d+", path.stem)}
+    if not wanted or not files:
+        raise InputError(
+            f"{folder}: nothing was recorded",
+            "attacks need what attackers received",
+            'run again, in another folder, with --set record.attackers=[0] or "all"',
+        )
+    expected = {*range(0, trial.rounds, record.every), trial.rounds - 1}
+    if expected - files.keys():
+        missing = min(expected - files.keys())
+        raise InputError(f"{folder}: no recording of round {missing}", f"{len(expected)} rounds were kept", "run again")
+    return Messages(wanted, {round: files[round] for round in sorted(expected)})
+
+
+def _attackers(record: Record, n: int) -> tuple[int, ...]:
+    if isinstance(record.attackers, str):
+        return tuple(range(n)) if record.attackers == "all" else ()
+    for node in record.attackers:
+        if not 0 <= node < n:
+            raise InputError(f"record.attackers: node {node}", f"nodes are 0..{n - 1}", "choose among them")
+    return tuple(sorted(set(record.attackers)))
+
+
+def _write(folder: Path, round: int, found: Delivery) -> None:
+    folder.mkdir(exist_ok=True)
+
+    def write_to(file: BinaryIO) -> None:
+        np.savez(file, **found._asdict())
+
+    write(folder / f"{round:07d}.npz", write_to)
+
+
+def _read(path: Path) -> Delivery:
+    stored = read_npz(path)
+    if stored.keys() != set(Delivery._fields):
+        raise InputError(f"{path}: no recording of a round", "it is written by sotto run", "run again")
+    return Delivery(**stored)

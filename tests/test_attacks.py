@@ -1,0 +1,270 @@
+"""Membership attacks: they see what was received, find members where nothing hides them, nobody where noise does."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce import InputError, algorithm, dropout, metropolis, simulate, weigh
+from sottovoce.attacks.classifier import classifier, spaced
+from sottovoce.attacks.finished import infer
+from sottovoce.attacks.losses import attacked, candidates_of, series
+from sottovoce.attacks.success import Scores, area, area_variance, success
+from sottovoce.attacks.threshold import threshold
+from sottovoce.cli import main
+from sottovoce.config import Record, from_document
+from sottovoce.learning.data import Dataset
+from sottovoce.learning.models import model
+from sottovoce.learning.partition import partition
+from sottovoce.learning.tasks import task
+from sottovoce.run.folder import carry_out
+from sottovoce.run.reopen import reopen
+
+# --- figures -------------------------------------------------------------------------------------------------------
+
+
+def test_areas_are_shares_of_pairs():
+    rng = np.random.default_rng(0)
+    members, others = rng.integers(0, 5, 40).astype(float), rng.integers(0, 4, 30).astype(float)
+    above = members[:, None] - others[None, :]
+    assert area(members, others) == pytest.approx(np.mean((above > 0) + 0.5 * (above == 0)))
+
+
+def test_variance_of_areas_is_that_of_repeated_draws():
+    rng = np.random.default_rng(1)
+    drawn = [(rng.normal(0.7, 2, 50), rng.normal(0, 1, 80)) for _ in range(600)]
+    found = np.mean([area_variance(*one) for one in drawn])
+    assert found == pytest.approx(np.var([area(*one) for one in drawn]), rel=0.15)
+
+
+def test_rates_are_counted_at_thresholds_that_ties_allow():
+    others = np.concatenate([[9.0], np.zeros(999)])
+    found = success("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)])
+    assert found.tpr_at_0_1_percent.value == 0.75  # one false positive in a thousand is allowed, at 9 and down to 8
+    others[1] = 9.0
+    assert success("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)]).tpr_at_0_1_percent.value == 0.25
+    assert success("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)]).tpr_at_1_percent.value == 0.75
+
+
+@pytest.mark.parametrize("victims", [2, 12])
+def test_intervals_cover_the_truth_about_as_often_as_they_say(victims):
+    rng = np.random.default_rng(2)
+    truth, covered, advantage = 0.5, [], []
+    for _ in range(120):
+        scores = [Scores(v, rng.normal(0, 1, 40), rng.normal(0, 1, 40)) for v in range(victims)]
+        found = success("chance", scores, confidence=0.9)
+        covered.append(found.auc.low <= truth <= found.auc.high)
+        advantage.append(found.advantage.value)
+    assert 0.8 < np.mean(covered) < 0.98
+    assert abs(np.mean(advantage)) < 0.03  # the best threshold in sight would show 0.1 where there is nothing
+
+
+def test_more_pairs_of_one_victim_are_no_more_victims():
+    rng = np.random.default_rng(3)
+    one = Scores(0, rng.normal(1, 1, 50), rng.normal(0, 1, 50))
+    alone, thrice = success("x", [one]), success("x", [one, one, one])
+    assert thrice.auc.high - thrice.auc.low == pytest.approx(alone.auc.high - alone.auc.low)
+    assert (thrice.victims, thrice.pairs) == (1, 3)
+
+
+# --- attacks on runs -----------------------------------------------------------------------------------------------
+
+
+def meaningless(nodes=8, rows=25, features=20):
+    """Labels by chance: all that can be learned is the training rows themselves."""
+    rng = np.random.default_rng(0)
+    inputs = rng.standard_normal((nodes * rows + 200, features), dtype=np.float32)
+    targets = rng.integers(0, 2, len(inputs))
+    cut = nodes * rows
+    data = Dataset(
+        name="chance", kind="classes", inputs=inputs[:cut], targets=targets[:cut], test_inputs=inputs[cut:],
+        test_targets=targets[cut:], shape=(features,), classes=("0", "1"), groups=None, test_groups=None,
+        entities=(), licence="", source="", notes=(),
+    )  # fmt: skip
+    return task(data, partition(data, nodes), model("mlp", data, hidden=(32,)))
+
+
+def trained(name, net, every=5, clip=("none", None), **settings):
+    job = meaningless(net.n)
+    run = simulate(
+        algorithm(name, step_size=1.0, **settings), net, job.gradients("full", *clip), rounds=120, every=10**6,
+        record=Record(attackers="all", every=every),
+    )  # fmt: skip
+    pairs = attacked(run.messages, None, net.n)
+    return job, run, series(job, run.messages, pairs, candidates_of(job, pairs))
+
+
+@pytest.fixture(scope="module")
+def overfitted():
+    return trained("d-psgd", metropolis("ring:8"))
+
+
+def test_losses_are_those_of_the_models_received(overfitted):
+    job, run, found = overfitted
+    one = found[3]
+    chosen = candidates_of(job, run.messages.pairs)[one.victim]
+    assert set(chosen.members) <= set(job.shards.indices[one.victim])
+    models = torch.from_numpy(run.messages.of(one.attacker, one.victim))
+    for at in (0, len(one.rounds) - 1):
+        with torch.no_grad():
+            outputs = job.model.outputs(models[at], job.inputs[chosen.members])
+            expected = job.model.loss.each(outputs, job.targets[chosen.members])
+        np.testing.assert_allclose(one.members[at], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_without_noise_an_overfitted_model_gives_its_members_away(overfitted):
+    _, _, found = overfitted
+    low = threshold(found)
+    assert low.auc.low > 0.7
+    assert low.by_round[-1][1] == pytest.approx(low.auc.value)
+    assert low.by_round[0][1] < low.auc.value
+    assert low.advantage.low > 0.2
+    assert classifier(found).auc.low > 0.7
+
+
+@pytest.mark.parametrize("name", ["dp-d-sgd", "zip-dl"])
+def test_huge_noise_leaves_only_guessing(name):
+    _, _, found = trained(name, metropolis("ring:8"), clip=("per-example", 1.0), sigma=300.0)
+    for attack in (threshold, classifier):
+        got = attack(found)
+        assert got.auc.low <= 0.5 <= got.auc.high
+        assert got.auc.high - got.auc.low < 0.3
+
+
+def test_who_misses_messages_attacks_with_those_that_came():
+    net = dropout("ring:8", rate=0.4, seed=1)
+    _, _, found = trained("d-psgd", net, every=20)
+    assert any(not one.came().all() for one in found)
+    assert threshold(found).auc.low > 0.6
+    assert np.isfinite(classifier(found).auc.value)
+
+
+def test_of_a_secure_sum_only_the_average_is_attacked():
+    job, _, found = trained("dp-fedavg", weigh("complete:6", "uniform"), sigma=0.0)
+    assert {one.victim for one in found} == {-1}
+    assert len(found[0].members[0]) == min(150, len(job.test_inputs))
+    assert threshold(found).auc.low > 0.6
+
+
+def test_twenty_six_models_at_fixed_intervals():
+    assert len(spaced(range(0, 1000, 3))) == 26
+    assert spaced([0, 5, 9]) == (0, 5, 9)
+
+
+def test_too_few_members_are_not_scored():
+    job = meaningless(8, rows=5)
+    pairs = ((0, 1), (0, 7))
+    with pytest.raises(InputError, match=r"at most 5 members .* too few to score"):
+        candidates_of(job, pairs)
+
+
+# --- finished runs -------------------------------------------------------------------------------------------------
+
+DOCUMENT = {
+    "name": "small", "topology": {"graph": "ring:5"}, "training": {"rounds": 60, "bound": 1.0, "clip": "per-example"},
+    "data": {"rows": 20}, "model": {"name": "mlp", "hidden": [32]}, "record": {"attackers": [0, 2], "every": 5},
+    "algorithm": {"name": "dp-d-sgd", "sigma": 0.0, "step_size": 2.0},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run without noise and one that is all noise."""
+    out = tmp_path_factory.mktemp("runs")
+    loud = DOCUMENT | {"algorithm": {"name": "dp-d-sgd", "sigma": 300.0, "step_size": 2.0}}
+    for name, document in (("plain", DOCUMENT), ("loud", loud), ("second", DOCUMENT | {"seed": 1})):
+        carry_out(from_document(document), out / name)
+    carry_out(from_document(DOCUMENT | {"record": {}}), out / "mute")
+    return out
+
+
+@pytest.fixture
+def sotto(monkeypatch, capsys):
+    def run(*words) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sotto", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return run
+
+
+def test_shadow_runs_show_what_a_threshold_does_not(finished, monkeypatch):
+    plain, loud = reopen(finished / "plain"), reopen(finished / "loud")
+    simple = infer([plain], "threshold")
+    for method in ("rmia", "lira"):
+        found = infer([plain], "likelihood", shadows=4, method=method, jobs=1)
+        assert found.auc.value > max(0.65, simple.auc.value)
+        nothing = infer([loud], "likelihood", shadows=4, method=method, jobs=1)
+        assert nothing.auc.low <= 0.5 <= nothing.auc.high
+    monkeypatch.setattr("sottovoce.attacks.shadows.altered", None)  # no run is needed a second time
+    again = infer([plain], "likelihood", shadows=4, method="lira", jobs=1)
+    assert again == infer([plain], "likelihood", shadows=4, method="lira", jobs=1)
+    (victim,) = list((finished / "plain" / "shadows").iterdir())
+    (victim / "0002.npz").unlink()
+    with pytest.raises(TypeError):
+        infer([plain], "likelihood", shadows=4, jobs=1)
+
+
+@pytest.mark.slow
+def test_shadow_runs_in_processes_of_their_own_give_the_same(finished):
+    second = reopen(finished / "second")
+    found = infer([second], "likelihood", shadows=4, jobs=2)
+    for path in (finished / "second" / "shadows").glob("*/*"):
+        path.unlink()
+    assert infer([second], "likelihood", shadows=4, jobs=1) == found
+
+
+def test_attacks_are_printed_and_kept(sotto, finished):
+    folder = finished / "plain"
+    code, out, err = sotto("attack", folder, "--json")
+    document = json.loads(out)
+    assert (code, err) == (0, "")
+    assert document["auc"]["low"] <= document["auc"]["value"] <= document["auc"]["high"]
+    assert (document["pairs"], document["victims"], document["members"]) == (4, 3, 80)
+    code, out, _ = sotto("attack", folder, "--attack", "classifier", "--attacker", 2)
+    assert code == 0
+    assert "ROC-AUC" in out
+    assert "2 pairs of attacker and victim" in out
+    kept = json.loads((folder / "attack.json").read_text())
+    assert kept["threshold"] == document
+    assert kept["classifier"]["attacker"] == 2
+    both = json.loads(sotto("attack", folder, finished / "second", "--json")[1])
+    assert (both["pairs"], both["victims"], len(both["runs"])) == (8, 6, 2)
+
+
+def test_reconstruction_of_a_run_without_noise_is_exact_for_neighbours(sotto, finished):
+    code, out, _ = sotto("attack", finished / "plain", "--attack", "reconstruction", "--attacker", 0, "--json")
+    nodes = {one["node"]: one for one in json.loads(out)["nodes"]}
+    assert code == 0
+    assert [nodes[node]["deviation"] for node in (1, 4)] == [pytest.approx(0, abs=1e-9)] * 2
+    noisy = json.loads(sotto("attack", finished / "loud", "--attack", "reconstruction", "--json")[1])
+    sharpest = min(one["deviation"] for one in noisy["nodes"] if one["solved_rounds"])
+    assert sharpest == pytest.approx(300 * 2 / 20, rel=1e-6)  # sigma times the sensitivity of 20 clipped rows
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["attack", "mute"], "nothing was recorded; attacks need what attackers received; run again"),
+        (["attack", "plain", "--attacker", "7"], "attacker 7; nodes are 0..4"),
+        (["attack", "plain", "--attacker", "1"], "attacker 1; recorded is what 0, 2 received"),
+        (["attack", "plain", "--samples", "6"], "too few to score"),
+        (["attack", "plain", "--attack", "magic"], "--attack magic; known: threshold"),
+        (["attack", "plain", "--attack", "likelihood", "--shadows", "3"], "3 shadow runs; "),
+        (["attack", "plain", "--attack", "reconstruction", "--attacker", "9"], "nodes are 0..4"),
+        (["attack", "plain", "--confidence", "2"], "confidence 2.0; "),
+        (["attack", "nowhere"], "no run; the folder of a run has a config.json"),
+        (["audit", "nowhere"], "no run; the folder of a run has a config.json"),
+        (["audit", "plain", "--attacker", "9"], "attacker 9; nodes are 0..4"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(words, line, sotto, finished):
+    code, out, err = sotto(words[0], finished / words[1], *words[2:])
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert line in err

@@ -1,0 +1,109 @@
+"""Audits of finished runs: below their claims, above claims that are wrong, and what was rerun is not run again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import numpy as np
+import pytest
+
+from sottovoce.audit.canaries import _canaries, check_inputs
+from sottovoce.audit.claims import check_gradients
+from sottovoce.cli import main
+from sottovoce.config import from_document
+from sottovoce.run.folder import carry_out
+from sottovoce.run.reopen import reopen
+
+DOCUMENT = {
+    "name": "audited", "topology": {"graph": "ring:5"}, "data": {"rows": 20},
+    "training": {"rounds": 12, "bound": 1.0, "clip": "per-example", "batch": "cycle:3x4"},
+    "algorithm": {"name": "dp-d-sgd", "sigma": 1.0, "step_size": 0.5},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "noisy"
+    carry_out(from_document(DOCUMENT), folder)
+    return folder
+
+
+@pytest.fixture
+def sotto(monkeypatch, capsys):
+    def run(*words) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sotto", *map(str, words)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return run
+
+
+def test_lower_bounds_stand_beside_the_claims_of_a_run(sotto, noisy):
+    code, out, err = sotto("audit", noisy, "--runs", 2, "--jobs", 1, "--json")
+    document = json.loads(out)
+    assert (code, err, document["consistent"]) == (0, "", True)
+    gradients = [one for one in document["audits"] if one["canaries"] == "gradients"]
+    assert {one["audit"]["view"] for one in gradients} >= {"everyone"}
+    everyone = gradients[0]
+    kinds = {claim["kind"]: claim["mu"] for claim in everyone["claims"]}
+    assert kinds["fixed-streams"] == pytest.approx(np.sqrt(3))  # three times, four rounds apart
+    assert 0.9 * np.sqrt(3) < everyone["audit"]["mu"] < np.sqrt(3)
+    assert json.loads((noisy / "audit.json").read_text()) == document
+    assert "No claim is exceeded" in sotto("audit", noisy, "--runs", 2, "--jobs", 1)[1]
+
+
+@pytest.mark.parametrize(("shrunk", "code"), [(1.0, 0), (0.8, 1)])
+def test_a_claim_that_is_too_good_is_exceeded(shrunk, code, sotto, noisy, tmp_path):
+    folder = shutil.copytree(noisy, tmp_path / "copy")
+    privacy = json.loads((folder / "privacy.json").read_text())
+    for found in privacy["views"]:
+        for claim in found["guarantees"]:
+            claim["mu"] = shrunk * float(claim["mu"])
+    (folder / "privacy.json").write_text(json.dumps(privacy))
+    got, out, _ = sotto("audit", folder, "--runs", 0)
+    assert got == code
+    assert ("exceeded" in out.partition("claim is")[0]) == bool(code)
+
+
+def test_finished_reruns_are_kept_and_those_missing_are_run(noisy, tmp_path, monkeypatch):
+    opened = reopen(shutil.copytree(noisy, tmp_path / "copy", ignore=shutil.ignore_patterns("reruns")))
+    first = check_inputs(opened, runs=2, jobs=1)
+    (place,) = list((opened.folder / "reruns").iterdir())
+    bits = (place / "0001.npz").read_bytes()
+    (place / "0001.npz").unlink()
+    told = []
+    assert check_inputs(opened, runs=2, jobs=1, tell=lambda done, of: told.append((done, of))) == first
+    assert told == [(2, 3), (3, 3)]
+    assert (place / "0001.npz").read_bytes() == bits
+    monkeypatch.setattr(sys.modules[check_inputs.__module__], "altered", None)
+    assert check_inputs(opened, runs=2, jobs=1) == first
+
+
+def test_input_canaries_without_noise_are_seen(tmp_path):
+    silent = DOCUMENT | {"algorithm": {"name": "d-psgd", "step_size": 2.0}, "training": {"rounds": 60}}
+    carry_out(from_document(silent), tmp_path / "run")
+    opened = reopen(tmp_path / "run")
+    inputs, wrong = _canaries(opened, 1, 0)
+    assert (len(inputs), wrong.dtype) == (10, opened.trial.task.targets.dtype)
+    found = check_inputs(opened, runs=6, jobs=1, confidence=0.95)
+    assert found.audit.epsilon > 0.5
+    assert not found.exceeded
+
+
+def test_unclipped_noise_promises_nothing_and_is_audited_all_the_same(tmp_path):
+    bare = DOCUMENT | {"training": {"rounds": 5}}
+    carry_out(from_document(bare), tmp_path / "run")
+    (found,), refused = check_gradients(reopen(tmp_path / "run"), repetitions=500)
+    assert (found.claims, found.exceeded, refused) == ((), False, [])
+
+
+def test_compressed_messages_are_not_audited_and_that_is_said(tmp_path):
+    packed = DOCUMENT | {"algorithm": {"name": "dp-csgp", "sigma": 1.0, "compression": "rand:0.5", "step_size": 0.5}}
+    carry_out(from_document(packed), tmp_path / "run")
+    found, refused = check_gradients(reopen(tmp_path / "run"), repetitions=500)
+    assert found == []
+    assert "coordinates do not travel alike" in refused[0]
