@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from sottovoce.cli.output import up
+from sottovoce.report.numbers import up
 
 WRONG = [
     "account --graph nothing:3",
