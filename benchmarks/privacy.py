@@ -31,7 +31,10 @@ def median_node(net) -> int:
 
 def tell(label: str, seconds: float) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{label}: {seconds:.2f} s, peak {peak:.2f} GB", flush=True)
+    print(
+        f"{label}: {seconds:.2f} s, peak {peak:.2f} GB, {time.process_time():.1f} s of processor time so far",
+        flush=True,
+    )
 
 
 def timed(action: Callable[[], object]) -> float:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sottovoce.factorize import Factorization, factorize, factorize_by_class
     from sottovoce.graphs import Graph, graph
     from sottovoce.loop import final, rounds_of
+    from sottovoce.mixing import Mixing
     from sottovoce.privacy.account import Account, Guarantee, account
     from sottovoce.privacy.calibrate import calibrate
     from sottovoce.privacy.views import View, coalition, eavesdropper, everyone, node
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from sottovoce.run.simulate import simulate as simulate
     from sottovoce.topology import (
         Changing,
-        Mixing,
         Topology,
         dropout,
         fresh_erdos_renyi,
@@ -51,11 +51,12 @@ _HOME = {
     "factorize": ("Factorization", "factorize", "factorize_by_class"),
     "graphs": ("Graph", "graph"),
     "loop": ("final", "rounds_of"),
+    "mixing": ("Mixing",),
     "privacy.account": ("Account", "Guarantee", "account"),
     "privacy.calibrate": ("calibrate",),
     "privacy.views": ("View", "coalition", "eavesdropper", "everyone", "node"),
     "topology": (
-        *("Changing", "Mixing", "Topology", "dropout", "fresh_erdos_renyi", "from_matrix"),
+        *("Changing", "Topology", "dropout", "fresh_erdos_renyi", "from_matrix"),
         *("max_degree", "metropolis", "push", "random_edges", "uniform", "weigh"),
     ),
     "trace": ("Coordinate", "LinearSystem", "trace"),

@@ -37,6 +37,14 @@ def convert(values: NDArray[Any], like: Rows) -> Rows:
     return values
 
 
+def add_(rows: Rows, factor: float, others: Rows) -> None:
+    """`rows += factor * others` in one pass, in place."""
+    if is_torch(rows):
+        rows.add_(others, alpha=factor)
+    else:
+        rows += factor * others
+
+
 def column(values: NDArray[Any], like: Rows) -> Rows:
     """One public number per node, N x 1, ready to multiply or divide `like`."""
     return convert(np.asarray(values, dtype=float).reshape(-1, 1), like)

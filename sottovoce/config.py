@@ -17,6 +17,7 @@ import difflib
 import json
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -30,7 +31,7 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._=,+-]*"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, str_strip_whitespace=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, str_strip_whitespace=True, allow_inf_nan=False)
 
 
 class _Open(BaseModel):
@@ -166,7 +167,8 @@ def read(path: Path) -> Document:
     try:
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
-        raise InputError(f"{path}: {error}", "it is no valid TOML", "correct that line") from None
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise InputError(f"{path}: {error}", f"it is no valid {kind}", "correct that line") from None
     if not isinstance(found, dict):
         raise InputError(f"{path}: a {type(found).__name__}", "settings are tables of keys", "see docs/run.md")
     return found
@@ -181,16 +183,31 @@ def changed(document: Document, settings: list[str]) -> Document:
     {'grid': {'privacy.epsilon': [1.0, 2.0]}}
     """
     for setting in settings:
-        key, _, text = setting.partition("=")
-        for value in (text, json.dumps(text.strip())):
-            try:
-                document = merged(document, tomllib.loads(f"{key} = {value}"))
-                break
-            except tomllib.TOMLDecodeError:
-                continue
-        else:
-            raise InputError(f"--set {setting}", "it is written key=value", "write --set training.rounds=50, say")
+        key, equals, text = setting.partition("=")
+        try:
+            if not equals or len(setting.splitlines()) != 1:
+                raise ValueError
+            path = _path(tomllib.loads(f"{key} = 0"))
+        except ValueError:
+            raise InputError(
+                f"--set {setting}", "it is written key=value", "write --set training.rounds=50, say"
+            ) from None
+        document = put(document, path, _value(text))
     return document
+
+
+def _path(table: Any) -> tuple[str, ...]:
+    if not isinstance(table, dict):
+        return ()
+    ((key, inner),) = table.items()
+    return key, *_path(inner)
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text.strip()
 
 
 def merged(one: Document, other: Document) -> Document:
@@ -202,14 +219,14 @@ def merged(one: Document, other: Document) -> Document:
     return out
 
 
-def put(document: Document, key: str, value: Any) -> Document:
-    """A copy with the value at a dotted key."""
-    first, _, rest = key.partition(".")
+def put(document: Document, path: Sequence[str], value: Any) -> Document:
+    """A copy with the value at a path of keys."""
+    first, *rest = path
     if not rest:
         return {**document, first: value}
     inner = document.get(first, {})
     if not isinstance(inner, dict):
-        raise InputError(f"{key}", f"{first} is a value and has no keys", "correct the key")
+        raise InputError(".".join(path), f"{first} is a value and has no keys", "correct the key")
     return {**document, first: put(inner, rest, value)}
 
 
@@ -236,6 +253,8 @@ def _explained(problem: Any, where: str) -> InputError:
         return InputError(at, "there is no such key", remedy)
     if problem["type"] == "missing":
         return InputError(f"{at} is missing", "it has no default", f"give {path[-1]}")
+    if problem["type"] == "model_type":
+        return InputError(f"{at} = {problem['input']!r}", "it is a table of keys", f"write [{key}]")
     message = re.sub(r"^(Input|String|Value) ", "it ", problem["msg"])
     return InputError(f"{at} = {problem['input']!r}", message[:1].lower() + message[1:], "correct it")
 

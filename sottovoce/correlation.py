@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
+from sottovoce import arrays
 from sottovoce.errors import InputError
 
 
@@ -112,9 +113,8 @@ class Triangular:
     def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
         """Forward substitution: `(z_t - sum_{s<t} C[t,s] result_s) / C[t,t]`."""
         row = self.matrix(round + 1)[round]
-        result = fresh
+        result = fresh * (1.0 / float(row[round]))
         for back, earlier in enumerate(reversed(past), start=1):
             if row[round - back]:
-                result = result - float(row[round - back]) * earlier
-        result = result / float(row[round])
+                arrays.add_(result, -float(row[round - back] / row[round]), earlier)
         return result, result

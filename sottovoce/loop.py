@@ -31,9 +31,10 @@ from sottovoce.compression import Compression, Identity
 from sottovoce.correlation import Correlation
 from sottovoce.draws import Draws, Gradient
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.mixing import Mixing
 from sottovoce.noise import Injection, Spread
 from sottovoce.sources import Sources
-from sottovoce.topology import Mixing, Topology
+from sottovoce.topology import Topology
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm

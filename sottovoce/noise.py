@@ -19,8 +19,8 @@ from scipy import sparse
 
 from sottovoce.correlation import Correlation
 from sottovoce.errors import InputError
+from sottovoce.mixing import Edges, Mixing
 from sottovoce.sources import Sources
-from sottovoce.topology import Edges, Mixing
 
 PerNode: TypeAlias = float | tuple[float, ...]
 """One number for all nodes, or one for each."""

@@ -33,9 +33,10 @@ from sottovoce.compression import Compression, RandomK
 from sottovoce.correlation import Correlation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.loop import Carry, Heard, Round, begin, play
+from sottovoce.mixing import Mixing
 from sottovoce.noise import Spread
 from sottovoce.sources import Sources, generator
-from sottovoce.topology import Mixing, Topology
+from sottovoce.topology import Topology
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
+
+from sottovoce.cli import main
 
 DATA = Path(os.environ.get("SOTTOVOCE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 MISSING = "data set not found"
@@ -18,6 +24,44 @@ def pytest_configure(config):
     folder = tempfile.TemporaryDirectory()
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_CACHE_HOME"] = folder.name
+
+
+@pytest.fixture
+def sotto(monkeypatch, capsys):
+    """`sotto("account --graph ring:6")` is what the command does here: its code, what it prints, and on stderr."""
+
+    def run(line: str, *more: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["sotto", *line.split(), *more])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def command():
+    """`command(folder, "run", "try.toml")` starts `sotto` there in a process of its own, which ends with the test.
+
+    It imports the package that is tested, and hears interrupts even where the tests were told not to.
+    """
+    begun = []
+
+    def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sottovoce", *arguments], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        begun.append(process)
+        return process
+
+    yield start
+    for process in begun:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
 
 
 @pytest.fixture(scope="session")

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 
 import numpy as np
 import pytest
 
-from sottovoce.cli import main
-from sottovoce.cli.output import up
-
-
-@pytest.fixture
-def sotto(monkeypatch, capsys):
-    def run(line: str, *more: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sotto", *line.split(), *more])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return stop.value.code, out, err
-
-    return run
-
+from sottovoce.report.numbers import up
 
 WRONG = [
     "account --graph nothing:3",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import pytest
 
 import sottovoce.algorithms
 from sottovoce import algorithm, final, metropolis, names, trace
+from sottovoce.config import Experiment
+from sottovoce.run.sweep import planned
 
 ROOT = Path(__file__).parents[1]
 
@@ -36,6 +39,35 @@ def test_one_file_adds_an_algorithm():
     np.testing.assert_allclose(A[2:, :2], [[-0.75, -0.25], [-0.25, -0.75]])
     np.testing.assert_allclose(A, B)
     assert final(built, metropolis("path:2"), np.zeros((2, 1)), lambda t, x: x, rounds=3).shape == (2, 1)
+
+
+def test_the_run_of_the_readme_prints_what_it_says(sotto, tmp_path):
+    shown = re.search(r"\$ sotto run recipes/digits.toml\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    line = f"run {ROOT}/recipes/digits.toml --out {tmp_path} --set privacy.attackers=none"
+    code, out, err = sotto(line)
+    assert (code, err) == (0, "")
+    ours, theirs = ([row.rstrip() for row in text.splitlines()] for text in (out, shown.group(1)))
+    assert ours[:-2] == theirs[:-2]
+    assert [row.split()[0] for row in ours] == [row.split()[0] for row in theirs]
+
+
+def test_the_page_about_runs_lists_every_setting_and_no_other():
+    text = (ROOT / "docs" / "run.md").read_text()
+    for section, field in Experiment.model_fields.items():
+        table = re.search(rf"\| `\[{section}\]` \|.*?\n\n", text, flags=re.DOTALL)
+        if table is None:
+            assert section in ("name", "seed", "about")
+            continue
+        rows = [row.split("|")[1] for row in table.group().splitlines()[2:] if row]
+        listed = {key for row in rows for key in re.findall(r"`([a-z_]+)`", row)}
+        assert listed == set(field.annotation.model_fields), section
+
+
+def test_the_sweep_of_the_page_about_runs_is_one():
+    text = re.search(r"```toml\n(.*?)```", (ROOT / "docs" / "run.md").read_text(), flags=re.DOTALL).group(1)
+    names = [run.experiment.name for run in planned(tomllib.loads(text))]
+    assert len(names) == 2 * 2 * 3 + 3
+    assert "study/optimised,epsilon=4.0,seed=2" in names
 
 
 def test_links_between_pages_lead_somewhere():

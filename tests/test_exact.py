@@ -23,7 +23,8 @@ from sottovoce import (
     uniform,
 )
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy import exact
+from sottovoce.privacy import exact, settled
+from sottovoce.privacy import gram as gram_route
 from sottovoce.privacy.gram import _few
 from sottovoce.privacy.said import without_what_was_said
 from sottovoce.privacy.sensitivity import participation, worst_case
@@ -276,6 +277,63 @@ def test_routes_by_size_and_little_memory(monkeypatch, net):
         monkeypatch.setattr(exact, "FILTER_STATE", state)
         assert exact._route(view_of).__name__ == route
         np.testing.assert_allclose(exact.losses(view_of), plain, atol=1e-6 if route == "conjugate" else 1e-10)
+
+
+def _settled(view_of, monkeypatch, eta=1e-6):
+    """M by the whitening of the last round, with no exact route to fall back upon."""
+    monkeypatch.setattr(settled, "CHEAP", 0)
+    monkeypatch.setattr(settled, "ETA", eta)
+    monkeypatch.setattr(gram_route, "products", None)
+    return exact.whole(view_of, exact.gram(view_of))
+
+
+LONG = [
+    ("dp-d-sgd", metropolis("regular:60,d=3,seed=1"), node(0), 40),
+    ("dp-d-sgd", metropolis("ring:40"), coalition(0, 11), 30),
+    ("zip-dl", metropolis("path:20"), node(3), 20),
+]
+
+
+@pytest.mark.parametrize("directions", [40, 1024])
+@pytest.mark.parametrize(("name", "net", "view", "rounds"), LONG, ids=lambda part: str(getattr(part, "name", part)))
+def test_one_whitening_for_all_rounds_is_never_below_the_truth_and_hardly_above(
+    name, net, view, rounds, directions, monkeypatch
+):
+    view_of = seen(name, net, view, rounds)
+    truth = exact.dense(view_of)
+    monkeypatch.setattr(settled, "DIRECTIONS", directions)
+    monkeypatch.setattr(settled, "AT_ONCE", 12 * rounds**2)
+    for eta in (1e-6, 1e-3):
+        M = _settled(view_of, monkeypatch, eta)
+        for ours, exactly in zip(M, truth, strict=True):
+            above = np.linalg.eigvalsh(ours - exactly)
+            assert above[0] >= -1e-11 * np.trace(exactly)
+            assert above[-1] <= 1.01 * eta * np.linalg.eigvalsh(exactly)[-1]
+        if eta == 1e-6:
+            np.testing.assert_allclose(worst_case(M, EVERY, rounds), worst_case(truth, EVERY, rounds), rtol=1.2e-5)
+
+
+def test_what_one_whitening_lacks_is_proven_or_refused(monkeypatch):
+    view_of = seen(*LONG[0])
+    effects = gram_route.Effects(view_of)
+    factor = gram_route.cholesky_(gram_route._covariance(effects))
+    last = settled._last(factor, 3)
+    E = settled._lacks_(factor.copy(), last)
+    C = settled._toeplitz(last, slice(0, len(factor)))
+    np.testing.assert_allclose(E, C @ factor @ factor.T @ C.T, atol=1e-12)
+    Y = settled.lacking_(factor.copy(), last, 0.0)
+    slack = (1 + settled.ETA) * (np.eye(len(E)) + Y @ Y.T) - np.linalg.inv(E)
+    assert np.linalg.eigvalsh(slack)[0] > 0
+    assert np.linalg.eigvalsh(np.eye(len(E)) - np.linalg.inv(E))[0] < -0.01
+
+    def too_few(E_RR):
+        sizes, directions = np.linalg.eigh(E_RR)
+        return 1 - sizes[1:], directions[:, 1:]
+
+    monkeypatch.setattr(settled, "_leading", too_few)
+    assert settled.lacking_(factor.copy(), last, 0.0) is None
+    monkeypatch.setattr(settled, "CHEAP", 0)
+    np.testing.assert_allclose(exact.whole(view_of, exact.gram(view_of)), exact.dense(view_of), atol=1e-10)
 
 
 @pytest.mark.parametrize("net", [metropolis("ring:12"), dropout("ring:12", rate=0.3, seed=5)], ids=str)

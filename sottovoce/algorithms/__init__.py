@@ -25,8 +25,9 @@ from typing import Any, Protocol, runtime_checkable
 from sottovoce.arrays import Rows
 from sottovoce.compression import Compression
 from sottovoce.errors import InputError
+from sottovoce.mixing import Requirement
 from sottovoce.noise import Noise
-from sottovoce.topology import Requirement, Topology
+from sottovoce.topology import Topology
 
 
 @runtime_checkable
@@ -139,6 +140,8 @@ def algorithm(name: str, **settings: Any) -> Algorithm:
     for key in settings:
         if key not in accepted:
             raise InputError(f"setting {key!r} of {name}", f"it has: {', '.join(accepted)}", "remove or correct it")
+        if isinstance(accepted[key].default, bool) and not isinstance(settings[key], bool):
+            raise InputError(f"{key} = {settings[key]!r} of {name}", "it is true or false", "correct it")
     missing = [k for k, p in accepted.items() if p.default is p.empty and k not in settings]
     if missing:
         raise InputError(f"{name} without {missing[0]}", "it needs one", f"give {missing[0]}=...")

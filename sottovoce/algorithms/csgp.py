@@ -19,8 +19,9 @@ from sottovoce.compression import Compression
 from sottovoce.compression import compression as named_compression
 from sottovoce.errors import InputError
 from sottovoce.loop import Weighted
+from sottovoce.mixing import Mixing
 from sottovoce.noise import Independent, PerNode
-from sottovoce.topology import Mixing, Topology
+from sottovoce.topology import Topology
 
 
 class Pushed(NamedTuple):

@@ -19,8 +19,9 @@ from sottovoce.algorithms import Example
 from sottovoce.arrays import Rows
 from sottovoce.compression import Compression, Identity
 from sottovoce.errors import InputError
+from sottovoce.mixing import Requirement
 from sottovoce.noise import Independent, Noise, PerNode, Silent
-from sottovoce.topology import Requirement, Topology
+from sottovoce.topology import Topology
 
 
 class Model(NamedTuple):

@@ -18,6 +18,9 @@ app = typer.Typer(
 )
 
 
+STOPPED = 130
+
+
 def _version(show: bool) -> None:
     if show:
         typer.echo(f"sotto {__version__}")
@@ -44,12 +47,14 @@ def main() -> None:
         hint = " Try 'sotto --help'." if error.exit_code == 2 else ""
         code = _fail(error.format_message() + hint, error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
-        code = _fail("stopped", 130)
+        code = STOPPED
     except MemoryError:
         code = _fail("not enough memory for this size; take fewer rounds, a smaller graph, or one --victim", 1)
+    if code == STOPPED:  # typer turns an interrupt into this code, and says nothing
+        _fail("stopped", code)
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _fail(line: str, code: int) -> int:
-    typer.echo(f"sotto: {line}", err=True)
+    typer.echo(f"sotto: {' '.join(line.split())}", err=True)
     return code

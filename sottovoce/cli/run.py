@@ -81,7 +81,7 @@ def _sweep(
 
 def _facts(result: "Document") -> Table:
     """What one run came to."""
-    last, headline = result["metrics"], result["headline"]
+    last = result["metrics"]
     metric = next(key for key in ("accuracy", "rmse") if key in last)
     shown: dict[str, Any] = {
         "run": result["name"],
@@ -89,30 +89,31 @@ def _facts(result: "Document") -> Table:
         f"test {metric} of the average model": f"{last[metric]['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**last[metric]),
         "sent": f"{last['messages']:,} messages, {last['bytes'] / 1e6:,.1f} MB",
-        "epsilon": _epsilon(headline, result["delta"]),
+        "epsilon": _epsilon(result),
         "seconds": f"{result['seconds']:.1f}",
         "folder": result["folder"],
     }
     return facts(shown)
 
 
-def _epsilon(headline: "Document | None", delta: float) -> str:
+def _epsilon(result: "Document") -> str:
+    headline = result["headline"]
     if headline is None:
         return "none is proven: see privacy.json"
-    return f"{up(float(headline['epsilon']))} at delta {delta:g}, everyone as adversary, {headline['kind']}"
+    what = "a node's data" if result["adjacency"] == "user" else "one record"
+    done = "replaced" if headline["change"] == "replace" else "made to count as nothing"
+    epsilon = up(float(headline["epsilon"]))
+    return f"{epsilon} at delta {result['delta']:g}, {headline['view']} as adversary, {what} {done}, {headline['kind']}"
 
 
 def _table(found: list["Document"]) -> Table:
     """A sweep: means over seeds, with deviations."""
+    from sottovoce.report.results import shown
+
     metric = found[0]["metric"] if found else ""
     table = [["run", "seeds", f"{metric}, average model", f"{metric}, nodes", "test loss", "epsilon", "MB sent"]]
     for row in found:
-        epsilon = "none" if row["epsilon"] is None else up(row["epsilon"])
-        figures = [_spread(row[key]) for key in ("average_model", "mean_node", "loss")]
+        epsilon = "none" if row["epsilon"] is None else up(float(row["epsilon"]))
+        figures = [shown(row[key]) for key in ("average_model", "mean_node", "loss")]
         table.append([row["run"], str(row["seeds"]), *figures, epsilon, f"{row['megabytes']:,.1f}"])
     return table
-
-
-def _spread(figure: "Document") -> str:
-    deviation = figure["deviation"]
-    return f"{figure['mean']:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")

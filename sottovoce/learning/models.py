@@ -247,6 +247,10 @@ def model(name: str, dataset: Dataset, **settings: Any) -> Model:
         raise InputError(
             f"{name} on {dataset.name}, which has {kind}", f"it is for {' or '.join(kinds)}", "use another model"
         )
+    for key, value in settings.items():
+        fits, wanted = SETTINGS.get(key, (lambda _: True, ""))
+        if not fits(value):
+            raise InputError(f"{key} = {value!r} of {name}", f"it is {wanted}", "correct it")
     try:
         return build(dataset, **settings)
     except TypeError as error:
@@ -273,3 +277,23 @@ BUILDERS: dict[str, tuple[tuple[str, ...], Callable[..., Model]]] = {
     "matrix-factorisation": (("ratings",), lambda data, **settings: matrix_factorisation(*data.entities, **settings)),
 }
 """For each name: what it can learn, and how it is built for a data set."""
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _wholes(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(_whole(part) for part in value)
+
+
+SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bias": (lambda value: isinstance(value, bool), "true or false"),
+    "hidden": (_wholes, "a list of whole numbers"),
+    "filters": (lambda value: _wholes(value) and len(value) > 0, "a list of whole numbers"),
+    "width": (_whole, "a whole number"),
+    "groups": (_whole, "a whole number"),
+    "rank": (_whole, "a whole number"),
+    "offset": (lambda value: isinstance(value, int | float), "a number"),
+}
+"""What the settings of models are; which model has which is known to its function."""

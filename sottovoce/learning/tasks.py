@@ -38,6 +38,9 @@ from sottovoce.privacy.sensitivity import Participation
 PROBES = 3
 """So many examples are put through a model together and one by one, to see that they do not touch each other."""
 
+CONVEX = {"squared": "linear", "logistic": "logistic", "cross-entropy": "softmax"}
+"""What one linear layer with a loss is called."""
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -103,10 +106,23 @@ class Task:
             score += kind.score(outputs, wanted).sum(-1, dtype=torch.float64)
         return loss / len(inputs), kind.finish(score, len(inputs))
 
+    @property
+    def convex_model(self) -> str | None:
+        """Which convex model this is, for `non_expansive`: told from its layers and loss, whatever its name."""
+        return None if self._only_layer() is None else CONVEX[self.model.loss.name]
+
+    def _only_layer(self) -> nn.Linear | None:
+        """The layer of a model that is one linear layer, all of it trained."""
+        inner = self.model.module
+        while type(inner) is nn.Sequential and len(inner) == 1:
+            inner = inner[0]
+        trained = all(part.requires_grad for part in inner.parameters())
+        return inner if type(inner) is nn.Linear and trained else None
+
     def features(self) -> list[NDArray[np.float64]]:
         """Each node's features as a generalised linear model sees them, a one for the bias: for `non_expansive`."""
-        layer = next(part for part in self.model.module.modules() if not isinstance(part, nn.Sequential))
-        if not isinstance(layer, nn.Linear):
+        layer = self._only_layer()
+        if layer is None:
             raise InputError(
                 f"features of {self.model.name}", "only linear models see the inputs as they are", "use softmax"
             )

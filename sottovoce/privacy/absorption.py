@@ -286,13 +286,16 @@ def _late(
     rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_], late: int, growth: float
 ) -> Array:
     cost = np.zeros(len(victims))
+    first = len(rounds) - late  # until then a victim absorbs at once, and nothing travels
+    for coupling in (rounds[t] for t in np.flatnonzero(part[:first])):
+        with np.errstate(divide="ignore"):
+            cost = cost + np.where(coupling.takes[victims], 1.0 / coupling.fresh[victims], 0.0) ** 2
     p = np.zeros((len(rounds[0].fresh), len(victims)))
-    for t, coupling in enumerate(rounds):
+    for t, coupling in enumerate(rounds[first:], start=first):
         drift = (p > 0) & coupling.takes[:, None]
         impulse = _impulse(coupling, victims, bool(part[t]))
         p = p + np.maximum(impulse, growth * drift)
-        heard = coupling.must[:, None] | (t < len(rounds) - late)
-        absorbed = np.where(heard, p, 0.0)
+        absorbed = np.where(coupling.must[:, None], p, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
         cost = cost + (share**2).sum(axis=0)

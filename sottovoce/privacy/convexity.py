@@ -64,11 +64,14 @@ def non_expansive(
     full_batch: bool = False,
     ridge: float = 0.0,
     weight: float = 1.0,
+    excess: float = 1.0,
     momentum: float = 0.0,
 ) -> str:
     """The sentence that establishes the condition for a run, or a refusal that says what breaks it.
 
-    `weight` is the run's `least_weight`: gradients are taken at `x / w`, so eta <= 2 w / L.
+    `weight` is the run's `least_weight`: gradients are taken at `x / w`, so eta <= 2 w / L. `excess` is the largest
+    number of examples of a batch over what their sum is divided by; where it is above 1, a step is that much longer
+    than one on a mean.
     """
     if clipping not in CLIPPING:
         raise InputError(f"clipping {clipping!r}", f"known: {', '.join(CLIPPING)}", "choose one of them")
@@ -81,6 +84,9 @@ def non_expansive(
             "per-example clipping of softmax regression can drive models apart; normalise features instead of clipping"
         )
     L = smoothness(model, shards, full_batch=full_batch, ridge=ridge)
+    L *= max(1.0, excess)
+    if step_size <= 0:
+        raise Unaccountable(f"step size {step_size:g} climbs; convex-training is for steps downhill")
     if step_size > 2 * weight / L:
         raise Unaccountable(
             f"step size {step_size:g} exceeds 2/L = {2 * weight / L:.4g} for this data; lower it to that"

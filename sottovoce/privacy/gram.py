@@ -16,8 +16,9 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from sottovoce.privacy import whiten
+from sottovoce.privacy.settled import alike, settled_
 from sottovoce.privacy.views import Seen
-from sottovoce.privacy.whiten import Array, Groups, Singular, cholesky, products, rounding_error, silence
+from sottovoce.privacy.whiten import Array, Groups, Singular, cholesky_, products, rounding_error, silence
 
 
 class Effects:
@@ -87,22 +88,18 @@ def _times(dense: Array, matrix: sparse.csr_array) -> Array:
 def gram(seen: Seen) -> Groups:
     """M from the covariance of all observations."""
     effects = Effects(seen)
-    correlation = seen.system.correlation
-    if correlation is None:
-        G_RR = _covariance(effects)
-    else:
-        G_RR = _correlated_covariance(effects, correlation.inverse(len(seen.steps)))
-    alive = np.diag(G_RR) > 0
-    if not alive.all():  # what is said without noise tells nothing as long as it holds no data either
-        if np.any(effects.signals() & ~alive):
-            raise Singular("a signal without noise")
-        G_RR = G_RR[np.ix_(alive, alive)]
+    factor, alive = _factor(seen, effects)
     if not alive.any():
         yield from silence(seen)
         return
-    factor = cholesky(G_RR)
-    del G_RR
     rounding = rounding_error(factor)
+    if alive.all() and alike(seen, len(factor)) and not _few(seen, len(factor)):
+        groups = settled_(seen, factor, rounding)
+        if groups is not None:
+            del factor, effects
+            yield from groups
+            return
+        factor, _ = _factor(seen, effects)
     inverse_RR, failed = lapack.dtrtri(factor, lower=1, overwrite_c=1)
     assert not failed
     if not alive.all():
@@ -120,6 +117,21 @@ def gram(seen: Seen) -> Groups:
     for group, M_VTT in products(seen, weigh):
         M_VTT *= 1 + rounding
         yield group, M_VTT
+
+
+def _factor(seen: Seen, effects: Effects) -> tuple[Array, NDArray[np.bool_]]:
+    """The lower factor of the covariance of those observations that hold noise, and which these are."""
+    correlation = seen.system.correlation
+    if correlation is None:
+        G_RR = _covariance(effects)
+    else:
+        G_RR = _correlated_covariance(effects, correlation.inverse(len(seen.steps)))
+    alive = np.diag(G_RR) > 0
+    if not alive.all():  # what is said without noise tells nothing as long as it holds no data either
+        if np.any(effects.signals() & ~alive):
+            raise Singular("a signal without noise")
+        G_RR = G_RR[np.ix_(alive, alive)]
+    return cholesky_(G_RR), alive
 
 
 def _few(seen: Seen, rows: int) -> bool:
@@ -152,7 +164,7 @@ def _covariance(effects: Effects) -> Array:
     lags = effects.column(effects.noise, tail)
     if lags.shape[1]:
         at, width = starts[tail], starts[tail + 1] - starts[tail]
-        G_RR[at:, at:] = lags @ lags.T
+        np.matmul(lags, lags.T, out=G_RR[at:, at:])
         for t in range(tail + 1, T):
             here, before = slice(starts[t], starts[t + 1]), slice(starts[t - 1], starts[t])
             G_RR[here, at + width :] += G_RR[before, at:-width]

@@ -11,7 +11,7 @@ import numpy as np
 from scipy import linalg
 
 from sottovoce.privacy.views import Seen, SeenStep
-from sottovoce.privacy.whiten import Array, Groups, Singular, cholesky, products, rounding_error, starts
+from sottovoce.privacy.whiten import Array, Groups, Singular, cholesky_, products, rounding_error, starts
 
 
 class Filter(NamedTuple):
@@ -52,7 +52,7 @@ def _filters(seen: Seen) -> tuple[list[Filter], float]:
         alive = np.diag(S_PP) > 0
         if not alive.all() and (begun or step.seen.gradient[np.flatnonzero(~alive)].nnz):
             raise Singular("a signal without noise")
-        factor = cholesky(S_PP[np.ix_(alive, alive)])
+        factor = cholesky_(S_PP[np.ix_(alive, alive)])
         whiten, gain = np.zeros((len(S_PP),) * 2), np.zeros(HP_PX.shape[:1] + F.shape[:1])
         if len(factor):
             inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True, check_finite=False)

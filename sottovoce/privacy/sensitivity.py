@@ -33,8 +33,9 @@ STEPS = 2000
 DIMENSIONS = 16
 """Of the vectors in the ascent; the certificate does not depend on it."""
 
-AT_ONCE = 2e7
-"""About how many entries of M a thread works on."""
+AT_ONCE = 2e6
+"""About how many entries of M a thread works on: with ten times as many, copies take new memory every time, which made
+most of the cost."""
 
 LONGEST = 10**9
 """More rounds than any run has."""

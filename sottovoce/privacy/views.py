@@ -22,8 +22,8 @@ from scipy.sparse import csgraph
 
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.loop import Heard
+from sottovoce.mixing import Mixing
 from sottovoce.sources import Sources
-from sottovoce.topology import Mixing
 from sottovoce.trace import LinearSystem, StepMatrices
 
 

@@ -57,12 +57,14 @@ def silence(seen: Seen) -> Groups:
     yield slice(None), np.zeros((len(seen.victims), seen.gradient_rounds, seen.gradient_rounds))
 
 
-def cholesky(G_RR: Array) -> Array:
+def cholesky_(G_RR: Array) -> Array:
+    """The lower factor, written over a covariance that nobody needs any more."""
+    variances = np.diag(G_RR).copy()
     try:
-        factor = linalg.cholesky(G_RR, lower=True, check_finite=False)
+        factor: Array = linalg.cholesky(G_RR.T, lower=True, overwrite_a=True, check_finite=False)
     except linalg.LinAlgError:
         raise Singular("no Cholesky factor") from None
-    if np.any(np.diag(factor) ** 2 < CONDITION * np.diag(G_RR)):
+    if np.any(np.diag(factor) ** 2 < CONDITION * variances):
         raise Singular("nearly singular")
     return factor
 
@@ -107,7 +109,7 @@ def products(seen: Seen, weigh: Weigh) -> Groups:
                     for room, block in zip(rooms, together, strict=False)
                 ]
                 for white_TVQ in pool.map(partial(_responses, seen, weigh, back), together, shaped):
-                    list(pool.map(partial(_add_, M_VTT, white_TVQ), _shares(len(M_VTT), workers)))
+                    list(pool.map(partial(_add_, M_VTT, white_TVQ), shares(len(M_VTT), workers)))
             yield group, M_VTT
 
 
@@ -117,7 +119,7 @@ def _add_(M_VTT: Array, white_TVQ: Array, some: slice) -> None:
     M_VTT[some, :begun, :begun] += white_TVQ[:, some].transpose(1, 0, 2) @ white_TVQ[:, some].transpose(1, 2, 0)
 
 
-def _shares(count: int, parts: int) -> list[slice]:
+def shares(count: int, parts: int) -> list[slice]:
     ends = np.linspace(0, count, parts + 1).astype(int)
     return [slice(begin, end) for begin, end in itertools.pairwise(ends.tolist())]
 
@@ -172,6 +174,15 @@ def _row(matrix: sparse.csr_array, i: int) -> tuple[bytes, bytes]:
     part = slice(matrix.indptr[i], matrix.indptr[i + 1])
     order = np.argsort(matrix.indices[part])
     return matrix.indices[part][order].tobytes(), matrix.data[part][order].tobytes()
+
+
+def responses(seen: Seen, weigh: Weigh, group: slice, rounds: range) -> Array:
+    """Whitened responses of some rounds' observations to the gradients of some victims, T x V x Q."""
+    back = {id(step): _Back.of(step, group) for step in dict.fromkeys(seen.steps)}
+    at = starts(seen.steps)
+    V, width = len(seen.victims[group]), int(at[rounds.stop] - at[rounds.start])
+    begun = sum(step.takes_gradients for step in seen.steps[: rounds.stop])
+    return _responses(seen, weigh, back, rounds, np.empty((begun, V, width)))
 
 
 def _responses(seen: Seen, weigh: Weigh, back: dict[int, _Back], rounds: range, white_TVQ: Array) -> Array:

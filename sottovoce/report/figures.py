@@ -16,8 +16,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 """Told apart by colour-blind readers (after Okabe and Ito), and visible on white and on black."""
 
 DASHES = ("", "6 3", "2 2", "8 2 2 2", "1 3")
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 720, 380, 64, 48, 34
-LEGEND = 200
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 780, 380, 64, 48, 34
+LEGEND = 250
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ def table(rows: Sequence[Row]) -> list[str]:
     out = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
     for row in rows:
         found = row.document()
-        figures = [_shown(found[key]) for key in ("average_model", "mean_node", "worst_node", "loss")]
+        figures = [shown(found[key]) for key in ("average_model", "mean_node", "worst_node", "loss")]
         epsilon = "none" if row.epsilon is None else up(row.epsilon)
         chosen = dict(row.tuned)
         cells = [row.label, str(len(row.runs)), *figures, epsilon, f"{found['megabytes']:,.1f}"]
@@ -82,9 +83,12 @@ def table(rows: Sequence[Row]) -> list[str]:
     return out
 
 
-def _shown(spread: Document) -> str:
-    deviation = spread["deviation"]
-    return f"{spread['mean']:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")
+def shown(spread: Document) -> str:
+    """A figure over seeds, for reading."""
+    mean, deviation = spread["mean"], spread["deviation"]
+    if mean is None:
+        return "astray"
+    return f"{mean:.4f}" + ("" if deviation is None else f" ± {deviation:.4f}")
 
 
 def charts(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
@@ -110,8 +114,9 @@ def charts(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
 
 def _curve(row: Row, place: Callable[[Document], float]) -> Line:
     """Mean and deviation over seeds, round by round."""
-    values = np.array([[line[row.metric]["average"] for line in run.lines] for run in row.runs], dtype=float)
-    x = [place(line) for line in row.runs[0].lines]
+    length = min(len(run.lines) for run in row.runs)
+    values = np.array([[line[row.metric]["average"] for line in run.lines[:length]] for run in row.runs], dtype=float)
+    x = [place(line) for line in row.runs[0].lines[:length]]
     return Line(row.variant or row.label, x, values.mean(axis=0).tolist(), values.std(axis=0).tolist())
 
 
@@ -123,7 +128,8 @@ def _over_axis(rows: Sequence[Row], word: str, grid: list[Any], caption: str) ->
         flat = found.get(None)
         at = grid if flat is not None else [value for value in grid if value in found]
         figures = [flat or found[value] for value in at]
-        series.append(Line(variant, at, [one["mean"] for one in figures], [one["deviation"] or 0.0 for one in figures]))
+        means = [math.nan if one["mean"] is None else one["mean"] for one in figures]
+        series.append(Line(variant, at, means, [one["deviation"] or 0.0 for one in figures]))
     wide = grid[0] > 0 and grid[-1] / grid[0] >= 8
     return _drawn(series, word, metric, caption, log_x=wide)
 

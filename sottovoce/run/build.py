@@ -72,8 +72,14 @@ def _loaded(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
 
 
 def _step_size(choice: AlgorithmChoice) -> Any:
-    default = inspect.signature(builder(choice.name)).parameters["step_size"].default
-    return choice.settings.get("step_size", default)
+    """As given, or the algorithm's default; averaging has none, and is refused by `trial`."""
+    accepted = inspect.signature(builder(choice.name)).parameters
+    return choice.settings.get("step_size", accepted["step_size"].default if "step_size" in accepted else 1.0)
+
+
+def _size(choice: AlgorithmChoice) -> str:
+    """The setting that says how large the noise is."""
+    return "message_sigma" if "message_sigma" in choice.settings else "sigma"
 
 
 def _algorithm(choice: AlgorithmChoice, gradients: Gradients, experiment: Experiment) -> Algorithm:
@@ -82,11 +88,11 @@ def _algorithm(choice: AlgorithmChoice, gradients: Gradients, experiment: Experi
         if key in given:
             raise InputError(f"algorithm.{key}", why, "leave it out")
     if "sigma" in accepted:
-        sized = any(given.get(key) is not None for key in ("sigma", "message_sigma"))
-        if sized == (experiment.privacy.epsilon is not None):
-            found = "both algorithm.sigma and" if sized else "neither algorithm.sigma nor"
+        size = _size(choice)
+        if (experiment.privacy.epsilon is None) == (size not in given):
+            found = f"neither algorithm.{size} nor" if size not in given else f"both algorithm.{size} and"
             raise InputError(f"{found} privacy.epsilon", "one decides the noise", "give exactly one")
-        given = given if sized else {"sigma": 1.0, **given}
+        given = {size: 1.0, **given}
     elif experiment.privacy.epsilon is not None:
         raise InputError(
             f"privacy.epsilon with {choice.name}", "it has no noise to choose", "leave it out, or use dp-d-sgd, say"
@@ -112,8 +118,7 @@ def topology_of(experiment: Experiment, folder: Path | None) -> Topology:
 def _requirement(choice: AlgorithmChoice) -> Any:
     accepted = inspect.signature(builder(choice.name)).parameters
     given = {key: value for key, value in choice.settings.items() if key not in DERIVED}
-    stand_in = {} if "message_sigma" in given else {"sigma": 1.0}
-    stand_in = {key: value for key, value in (*stand_in.items(), ("rounds", 1)) if key in accepted}
+    stand_in = {key: value for key, value in ((_size(choice), 1.0), ("rounds", 1)) if key in accepted}
     return algorithm(choice.name, **{**stand_in, **given}).requires
 
 

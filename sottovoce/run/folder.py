@@ -35,6 +35,7 @@ from sottovoce.run.record import both, recorder_in
 from sottovoce.run.simulate import Watch, measured_rounds
 from sottovoce.run.trial import Trial
 from sottovoce.threads import threads
+from sottovoce.topology import Topology
 
 Tell = Callable[[int, int], None]
 
@@ -68,19 +69,32 @@ class Files:
     def result(self) -> Path:
         return self.folder / "result.json"
 
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
     def document(self, path: Path) -> Document | None:
         """A JSON file of the run, or None where it is not there."""
         try:
-            found: Document = json.loads(path.read_text())
-            return found
+            found = json.loads(path.read_text())
         except FileNotFoundError:
             return None
-        except ValueError:
-            raise InputError(f"{path}: damaged", "it is written by sotto run", "remove the run's folder") from None
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict):
+            raise _damaged(path)
+        return found
 
     def lines(self) -> list[Document]:
         """What was measured."""
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        try:
+            return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        except (OSError, ValueError):
+            raise _damaged(self.metrics) from None
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(f"{path}: damaged", "it is written by sotto run", "remove the run's folder")
 
 
 def carry_out(
@@ -100,21 +114,59 @@ def carry_out(
     finished = _same_run(files, experiment, resume)
     if finished is not None:
         return finished
+    if files.lock.exists():
+        with _locked(files.lock):  # refuse before any work; locked for good below, when all that can be wrong is known
+            pass
     trial = build(experiment, data)
     watch = both(watch, recorder_in(folder, trial, experiment.record))
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
-        for part in (*folder.glob("*.part"), *folder.glob("messages/*.part")):
-            part.unlink()
-        if not files.config.exists():
-            _write_json(files.config, experiment.document())
-        if not files.privacy.exists():
-            wanted = experiment.privacy
-            _write_json(files.privacy, promise(trial, delta=wanted.delta, attackers=wanted.attackers).document())
-        seconds = _train(experiment, trial, files, tell, watch)
-        result = _result(experiment, files, seconds)
+    mark = fingerprint(experiment, trial)
+    privacy = _promised(files, experiment, trial, mark)
+    _make(folder)
+    with _locked(files.lock):
+        finished = _same_run(files, experiment, resume)  # another process may have been here meanwhile
+        if finished is not None:
+            return finished
+        now = _last_saved(files, trial, mark)
+        _write_head(files, experiment, privacy)
+        seconds = _train(experiment, trial, files, now, mark, tell, watch)
+        result = _result(experiment, files, privacy, seconds)
         _write_json(files.result, result)
     return result
+
+
+def _promised(files: Files, experiment: Experiment, trial: Trial, mark: str) -> Document:
+    """What the run promises: read where it was written for this very run."""
+    before, wanted = files.document(files.privacy), experiment.privacy
+    if before is not None and before.get("fingerprint") == mark:
+        return before
+    found = promise(trial, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view)
+    return {**found.document(), "fingerprint": mark}
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}", "a run needs a folder", "use another --out") from None
+
+
+def _last_saved(files: Files, trial: Trial, mark: str) -> Saved:
+    """Where the run goes on; metrics are cut back to that."""
+    before = trial.before()
+    now = load(files.checkpoint, before, mark) if files.checkpoint.exists() else Saved(before, 0, 0.0)
+    _keep_lines(files.metrics, now.lines)
+    return now
+
+
+def _write_head(files: Files, experiment: Experiment, privacy: Document) -> None:
+    """What is known before the first round, and nothing half-written beside it."""
+    for part in (*files.folder.glob("*.part"), *files.folder.glob("messages/*.part")):
+        if part.is_file():
+            part.unlink()
+    if not files.config.exists():
+        _write_json(files.config, experiment.document())
+    if files.document(files.privacy) != privacy:
+        _write_json(files.privacy, privacy)
 
 
 def _same_run(files: Files, experiment: Experiment, resume: bool) -> Document | None:
@@ -141,10 +193,9 @@ def _same_run(files: Files, experiment: Experiment, resume: bool) -> Document | 
 
 def _comparable(document: Document) -> Document:
     """What decides the numbers of a run, and what it records if it does."""
-    machine = {key: value for key, value in document["machine"].items() if key != "checkpoint_seconds"}
     silent = document.get("record", {}).get("attackers") == "none"
-    aside = ("about", "record") if silent else ("about",)
-    return {**{key: value for key, value in document.items() if key not in aside}, "machine": machine}
+    kept = {key: value for key, value in document.items() if key != "about" and not (silent and key == "record")}
+    return {**kept, "machine": {**document.get("machine", {}), "checkpoint_seconds": None}}
 
 
 def _first_difference(one: Any, other: Any) -> str:
@@ -156,18 +207,16 @@ def _first_difference(one: Any, other: Any) -> str:
     return "value"
 
 
-def _train(experiment: Experiment, trial: Trial, files: Files, tell: Tell | None, watch: Watch | None) -> float:
+def _train(
+    experiment: Experiment, trial: Trial, files: Files, now: Saved, mark: str, tell: Tell | None, watch: Watch | None
+) -> float:
     """Play the rounds that are left, with metrics and checkpoints; returns the seconds of training in all."""
-    mark = fingerprint(experiment, trial)
-    before = trial.before()
-    there = files.checkpoint.exists()
-    now = load(files.checkpoint, before, mark) if there else Saved(before, 0, 0.0)
-    _keep_lines(files.metrics, now.lines)
     begun, saved, took = time.monotonic() - now.seconds, time.monotonic(), 0.0
     metrics = experiment.metrics
     played = measured_rounds(
-        trial, now.stage, every=metrics.every, test_rows=metrics.test_rows, seconds=now.seconds, watch=watch
-    )
+        trial, now.stage, every=metrics.every, test_rows=metrics.test_rows, seconds=now.seconds, start=now.lines == 0,
+        watch=watch,
+    )  # fmt: skip
     with threads(experiment.machine.threads), files.metrics.open("a") as lines:
         try:
             for stage, measured in played:
@@ -194,24 +243,25 @@ def _train(experiment: Experiment, trial: Trial, files: Files, tell: Tell | None
 
 def _keep_lines(path: Path, count: int) -> None:
     """Metrics up to a checkpoint; what came after it will be measured again."""
-    there = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    if len(there) < count:
-        raise InputError(f"{path}: {len(there)} lines", f"the checkpoint knows {count}", "remove the run's folder")
-    if len(there) != count or not path.exists():
-        write(path, lambda file: file.writelines(there[:count]))
+    there = path.read_bytes() if path.exists() else b""
+    whole = there.splitlines(keepends=True)[: there.count(b"\n")]
+    if len(whole) < count:
+        raise InputError(f"{path}: {len(whole)} lines", f"the checkpoint knows {count}", "remove the run's folder")
+    if b"".join(whole[:count]) != there:
+        write(path, lambda file: file.writelines(whole[:count]))
 
 
-def _result(experiment: Experiment, files: Files, seconds: float) -> Document:
-    privacy = files.document(files.privacy) or {}
+def _result(experiment: Experiment, files: Files, privacy: Document, seconds: float) -> Document:
     return {
         "name": experiment.name,
         "seed": experiment.seed,
-        "algorithm": privacy.get("algorithm"),
-        "topology": privacy.get("topology"),
+        "algorithm": privacy["algorithm"],
+        "topology": privacy["topology"],
         "rounds": experiment.training.rounds,
-        "sigma": privacy.get("sigma"),
+        "sigma": privacy["sigma"],
+        "adjacency": experiment.privacy.adjacency,
         "delta": experiment.privacy.delta,
-        "headline": privacy.get("headline"),
+        "headline": privacy["headline"],
         "metrics": files.lines()[-1],
         "seconds": round(seconds, 3),
         "folder": str(files.folder),
@@ -219,11 +269,12 @@ def _result(experiment: Experiment, files: Files, seconds: float) -> Document:
 
 
 def fingerprint(experiment: Experiment, trial: Trial) -> str:
-    """A digest of all that decides the numbers: settings, data, noise and this version."""
+    """A digest of all that decides the numbers: settings, data, graph, noise and this version."""
     digest = hashlib.sha256(json.dumps([__version__, _comparable(experiment.document())], sort_keys=True).encode())
     digest.update(_of_data(trial.task.dataset))
+    digest.update(_of_graph(trial.topology))
     noise = trial.algorithm.noise
-    digest.update(repr(getattr(noise, "sigma", None)).encode())
+    digest.update(repr(noise).encode())
     if noise.correlation is not None:
         digest.update(noise.correlation.matrix(trial.rounds).tobytes())
     return digest.hexdigest()
@@ -231,8 +282,17 @@ def fingerprint(experiment: Experiment, trial: Trial) -> str:
 
 def _of_data(dataset: Dataset) -> bytes:
     digest = hashlib.blake2b()
-    for part in (dataset.inputs, dataset.targets, dataset.test_inputs, dataset.test_targets):
-        digest.update(part.tobytes())
+    for part in (dataset.inputs, dataset.targets, dataset.test_inputs, dataset.test_targets, dataset.groups):
+        digest.update(b"" if part is None else part.tobytes())
+    return digest.digest()
+
+
+def _of_graph(topology: Topology) -> bytes:
+    """Of the graph that may come from a file, and of the first round's weights; how they change is in the settings."""
+    digest = hashlib.blake2b()
+    for matrix in (topology.at(0).weights, *([] if topology.graph is None else [topology.graph.adjacency])):
+        for part in (matrix.data, matrix.indices, matrix.indptr):
+            digest.update(part.tobytes())
     return digest.digest()
 
 
@@ -241,11 +301,15 @@ def _write_json(path: Path, document: Document) -> None:
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     """One process at a time; the lock dies with its process."""
-    with (folder / "lock").open("w") as file:
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", "a run writes into its folder", "use another --out") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(f"{folder}: another process is at it", "one run at a time", "wait for it") from None
+            raise InputError(f"{path.parent}: another process is at it", "one run at a time", "wait for it") from None
         yield

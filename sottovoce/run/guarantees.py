@@ -7,7 +7,7 @@ The headline is what whoever hears every message can learn at most, by the best 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,13 +17,13 @@ import numpy as np
 from sottovoce.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.learning.batches import Sampling
-from sottovoce.noise import Silent
+from sottovoce.noise import Noise, Silent, Together, ZeroSum
 from sottovoce.privacy.account import KINDS, Account, account
 from sottovoce.privacy.calibrate import calibrate, with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive
 from sottovoce.privacy.released import trace_released
 from sottovoce.privacy.sampling import noise_for, noise_multiplier, sampled_epsilon
-from sottovoce.privacy.views import View, everyone, node
+from sottovoce.privacy.views import View, everyone, node, view
 from sottovoce.run.trial import Trial
 from sottovoce.threads import one_thread
 from sottovoce.trace import LinearSystem, trace
@@ -39,6 +39,8 @@ CUBES, SQUARES = 5e9, 1e8
 
 UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data does, so nothing is promised"
 SAMPLED = "one record is {change}; batches are drawn anew in each round, and nobody learns who was drawn"
+SECRETS = "whoever hears everything shares no secret with a node; a neighbour, who does, can learn more"
+CHANGED = {"replace": "replaced by another", "zero-out": "made to count as nothing (how many there are is public)"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +61,28 @@ class Promise:
 
     @cached_property
     def headline(self) -> dict[str, Any] | None:
-        """The least epsilon that is proven for the everyone view, with its kind."""
+        """The least epsilon that is proven for the everyone view, with its kind, and the change that it is about.
+
+        Data is replaced by other data; with Poisson batches it may be one record that is made to count as nothing, a
+        change half as large. `change` says which. Where neighbours share secrets (DECOR), one of them can learn more
+        than whoever hears everything: the headline is then the worst of all views that were accounted for.
+        """
+        if self._secrets and len(self.accounts) > 1:
+            found = [view for view in self.accounts if view.headline is not None]
+            return _headline(max(found, key=lambda view: view.mu), self.delta) if found == [*self.accounts] else None
         options = [self._sampled_document()] if self.sampled is not None else []
         if self.accounts and self.accounts[0].headline is not None:
-            options.append({"view": "everyone", **self.accounts[0].headline.document(self.delta)})
-        return min(options, key=lambda found: float(found["epsilon"]), default=None)
+            options.append(_headline(self.accounts[0], self.delta))
+        best = min(options, key=lambda found: float(found["epsilon"]), default=None)
+        if best is not None and self._secrets:
+            best["assumptions"].append(SECRETS)
+        return best
+
+    @property
+    def _secrets(self) -> bool:
+        """Whether neighbours share noise: then a node can learn more than a stranger who hears everything."""
+        noise, first = self.trial.algorithm.noise, self.trial.topology.at(0)
+        return any(part.sources.kind == "pair" for part in noise.local(first))
 
     @property
     def epsilon(self) -> float:
@@ -71,11 +90,11 @@ class Promise:
         return math.inf if self.headline is None else float(self.headline["epsilon"])
 
     def _sampled_document(self) -> dict[str, Any]:
-        change = "replaced by another" if self.trial.gradients.sampling(0).size else "added or taken away"  # type: ignore[union-attr]
+        change = _change(next(iter(_samplings(self.trial))))
         return {
-            "view": "everyone", "victim": None, "distance": None, "kind": "any-training", "mu": None,
+            "view": "everyone", "change": change, "victim": None, "distance": None, "kind": "any-training", "mu": None,
             "epsilon": "inf" if self.sampled == math.inf else self.sampled, "proven_for_training": True,
-            "assumptions": [SAMPLED.format(change=change)],
+            "assumptions": [SAMPLED.format(change=CHANGED[change])],
         }  # fmt: skip
 
     def document(self) -> dict[str, Any]:
@@ -85,8 +104,8 @@ class Promise:
             "algorithm": algorithm.name,
             "topology": self.trial.topology.name,
             "rounds": self.trial.rounds,
-            "sigma": getattr(algorithm.noise, "sigma", None),
-            "sensitivity": algorithm.sensitivity if self.trial.clipped else "inf",
+            "sigma": sigma_of(algorithm.noise),
+            "sensitivity": self.trial.gradients.sensitivity(self.trial.adjacency) if self.trial.clipped else "inf",
             "clipping": self.trial.gradients.clipping.kind,
             "adjacency": self.trial.adjacency,
             "participation": str(self.trial.participation),
@@ -100,24 +119,47 @@ class Promise:
         }
 
 
+def _headline(found: Account, delta: float) -> dict[str, Any]:
+    assert found.headline is not None
+    return {"view": str(found.view), "change": "replace", **found.headline.document(delta)}
+
+
+def sigma_of(noise: Noise) -> Any:
+    """The setting that decides how large a noise is, where there is one: of a node's own noise beside pair secrets."""
+    if isinstance(noise, Together):
+        return sigma_of(noise.parts[0])
+    if isinstance(noise, ZeroSum):
+        return noise.message_sigma if noise.zeta is None else noise.zeta
+    return getattr(noise, "sigma", None)
+
+
 def _view_document(found: Account, delta: float) -> dict[str, Any]:
     document = found.document(delta)
     return {key: document[key] for key in ("view", "headline", "guarantees", "refusals")}
 
 
 @one_thread()
-def promise(trial: Trial, *, delta: float = 1e-5, attackers: str | int | Sequence[int] = "auto") -> Promise:
-    """Account for a trial. `attackers` are node numbers, how many to sample, `all`, `none`, or `auto`: all if cheap."""
+def promise(
+    trial: Trial,
+    *,
+    delta: float = 1e-5,
+    attackers: str | int | Sequence[int] = "auto",
+    target: str | View = "everyone",
+) -> Promise:
+    """Account for a trial. `attackers` are node numbers, how many to sample, `all`, `none`, or `auto`: all if cheap.
+
+    The view `target`, for which noise may have been chosen, is accounted for in any case.
+    """
     if not trial.clipped and not isinstance(trial.algorithm.noise, Silent):
         return Promise(trial, delta, (), None, "none", UNCLIPPED, (UNCLIPPED,))
     system = traced(trial)
     chosen, said = _attackers(trial, attackers)
     checked, convexity = _convexity(trial, system)
     kinds = KINDS if checked else tuple(kind for kind in KINDS if kind != "convex-training")
-    views: Iterable[View] = (everyone(), *(node(attacker) for attacker in chosen))
+    views: Iterable[View] = dict.fromkeys((everyone(), view(target), *(node(attacker) for attacker in chosen)))
     found = tuple(
-        account(system, view, adjacency=trial.adjacency, participation=trial.participation, convex=checked, kinds=kinds)
-        for view in views
+        account(system, each, adjacency=trial.adjacency, participation=trial.participation, convex=checked, kinds=kinds)
+        for each in views
     )
     sampled, refusals = _sampled(trial, system, delta)
     return Promise(trial, delta, found, sampled, said, convexity, refusals)
@@ -132,7 +174,10 @@ def traced(trial: Trial) -> LinearSystem:
     most = different * algorithm.gossip_steps * net.n**2 / SQUARES
     if different > 1:
         most = max(most, different * net.n**3 / CUBES)
-    if most > 1 and algorithm.noise.local(net.at(0)):
+    first = net.at(0)
+    if most > 1 and not (algorithm.noise.local(first) or algorithm.noise.edge(first)):
+        return trace(replace(algorithm, gossip_steps=1), net, rounds=rounds)  # type: ignore[type-var]
+    if most > 1 and algorithm.noise.local(first):
         why = f"{net.name}, {rounds} rounds of {algorithm.gossip_steps} gossip steps: too many messages to trace"
         return trace_released(algorithm, net, rounds=rounds, why=why)
     return trace(algorithm, net, rounds=rounds)
@@ -142,13 +187,14 @@ def _attackers(trial: Trial, wanted: str | int | Sequence[int]) -> tuple[list[in
     n, silent = trial.topology.n, isinstance(trial.algorithm.noise, Silent)
     if wanted == "auto":
         size = n * trial.rounds
-        wanted = 0 if silent or size > LARGEST else min(n, max(1, NODE_ROUNDS // size))
+        wanted = 0 if silent or n == 1 or size > LARGEST else min(n, max(1, NODE_ROUNDS // size))
     elif isinstance(wanted, str):
         if wanted not in ("all", "none"):
             raise InputError(f"attackers {wanted!r}", "known: auto, all, none, a number, node numbers", "choose one")
         wanted = n if wanted == "all" else 0
     if not isinstance(wanted, int):
-        return sorted(set(wanted)), f"nodes {', '.join(map(str, sorted(set(wanted))))}"
+        named = sorted(set(wanted))
+        return named, f"nodes {', '.join(map(str, named))}" if named else "none"
     if not 0 <= wanted <= n:
         raise InputError(f"{wanted} attackers", f"there are {n} nodes", "sample at most so many")
     if wanted == n:
@@ -159,19 +205,23 @@ def _attackers(trial: Trial, wanted: str | int | Sequence[int]) -> tuple[list[in
 
 def _convexity(trial: Trial, system: LinearSystem) -> tuple[bool, str]:
     """Whether local steps are non-expansive on this run's data, with the sentence that says so or why not."""
-    gradients, model = trial.gradients, trial.task.model
+    gradients, drawn = trial.gradients, trial.gradients.batches
     try:
         if gradients.local_steps > 1:
             raise Unaccountable("several local steps per round; convex-training covers single ones")
         if isinstance(trial.algorithm.noise, Silent):
             raise Unaccountable("no noise")
+        model = trial.task.convex_model
+        if model is None:
+            raise Unaccountable(f"{trial.task.model.name} is not known to be convex, as linear models are")
         return True, non_expansive(
-            model.name,
-            trial.task.features() if model.name in ("linear", "logistic", "softmax") else [],
+            model,
+            trial.task.features(),
             step_size=trial.algorithm.step_size,
             clipping=gradients.clipping.kind,
-            full_batch=gradients.batches.full,
+            full_batch=drawn.full,
             weight=least_weight(system),
+            excess=float((drawn.largest / drawn.divisors).max()),
         )
     except Unaccountable as refusal:
         return False, f"convex-training is not offered: {refusal}"
@@ -186,11 +236,12 @@ def _samplings(trial: Trial) -> dict[Sampling, float]:
     kinds = {drawn.sampling(node) for node in range(trial.topology.n)} if trial.adjacency == "record" else {None}
     if None in kinds:
         return {}
-    return {
-        found: drawn.sensitivity("record", "zero-out" if found.size is None else "replace")
-        for found in kinds
-        if found is not None
-    }
+    return {found: drawn.sensitivity("record", _change(found)) for found in kinds if found is not None}
+
+
+def _change(how: Sampling) -> str:
+    """What amplification by this sampling is about."""
+    return "zero-out" if how.size is None else "replace"
 
 
 def _sampled(trial: Trial, system: LinearSystem, delta: float) -> tuple[float | None, tuple[str, ...]]:
@@ -204,6 +255,7 @@ def _sampled(trial: Trial, system: LinearSystem, delta: float) -> tuple[float | 
     return max(found, default=None), ()
 
 
+@one_thread()
 def calibrated_trial(trial: Trial, *, epsilon: float, delta: float, view: str | View = "everyone") -> Trial:
     """The trial at the least sigma that meets a target, by the best kind that is proven for it.
 
@@ -212,11 +264,12 @@ def calibrated_trial(trial: Trial, *, epsilon: float, delta: float, view: str | 
     if not trial.clipped:
         raise Unaccountable(UNCLIPPED)
     checked, _ = _convexity(trial, traced(trial))
+    kinds = ("any-training", "convex-training") if checked else ("any-training",)
     sigmas = _sampled_sigma(trial, epsilon, delta) if str(view) == "everyone" else []
     try:
         found = calibrate(
             trial.algorithm, trial.topology, view, rounds=trial.rounds, epsilon=epsilon, delta=delta,
-            adjacency=trial.adjacency, participation=trial.participation, convex=checked,
+            adjacency=trial.adjacency, participation=trial.participation, convex=checked, kinds=kinds,
             tracer=lambda built: traced(replace(trial, algorithm=built)),
         )  # fmt: skip
         sigmas.append(found)
@@ -228,12 +281,33 @@ def calibrated_trial(trial: Trial, *, epsilon: float, delta: float, view: str | 
 
 def _sampled_sigma(trial: Trial, epsilon: float, delta: float) -> list[float]:
     """The sigma at which every node's sampling meets the target, where sampling counts."""
-    unit = traced(replace(trial, algorithm=with_sigma(trial.algorithm, 1.0)))
-    wanted = []
+
+    def over_noise(sigma: float) -> float:
+        """The noise there is over what is needed, for the node that has least of it."""
+        system = traced(replace(trial, algorithm=with_sigma(trial.algorithm, sigma)))
+        return min(noise_multiplier(system, everyone(), most) / noise for noise, most in needed)
+
     try:
-        for how, most in _samplings(trial).items():
-            noise = noise_for(epsilon, share=how.share, size=how.size, rounds=trial.rounds, delta=delta)
-            wanted.append(noise / noise_multiplier(unit, everyone(), most))
+        needed = [
+            (noise_for(epsilon, share=how.share, size=how.size, rounds=trial.rounds, delta=delta), most)
+            for how, most in _samplings(trial).items()
+        ]
+        if not needed or (over := over_noise(1.0)) in (0.0, math.inf):
+            return []
     except Unaccountable:
         return []
-    return [max(wanted)] if wanted else []
+    sigma = (1 + 1e-12) / over
+    return [_least_sigma(over_noise, sigma) if isinstance(trial.algorithm.noise, Together) else sigma]
+
+
+def _least_sigma(over_noise: Callable[[float], float], guess: float) -> float:
+    """The least sigma with enough noise, up to one part in a thousand, where other noise does not grow with it."""
+    low, high = guess / 2, guess
+    while over_noise(high) < 1:
+        low, high = high, 2 * high
+    while low > 1e-9 and over_noise(low) >= 1:
+        low, high = low / 2, low
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if over_noise(middle) >= 1 else (middle, high)
+    return high

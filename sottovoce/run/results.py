@@ -81,7 +81,8 @@ class Row:
             **{key: _spread(values) for key, values in figures.items()},
             "consensus": float(np.mean([run.lines[-1]["consensus"] for run in self.runs])),
             "megabytes": float(np.mean([run.lines[-1]["bytes"] / 1e6 for run in self.runs])),
-            "epsilon": self.epsilon, "sigma": first["sigma"], "delta": first["delta"],
+            "epsilon": "inf" if self.epsilon == math.inf else self.epsilon,
+            "sigma": first["sigma"], "delta": first["delta"],
             "seconds": float(np.mean([run.result["seconds"] for run in self.runs])),
         }  # fmt: skip
 
@@ -113,4 +114,6 @@ def _last(lines: Sequence[Document]) -> list[Document]:
 
 
 def _spread(values: list[float]) -> Document:
-    return {"mean": float(np.mean(values)), "deviation": float(np.std(values, ddof=1)) if len(values) > 1 else None}
+    """Mean and sample deviation; None where they are no finite numbers."""
+    figures = {"mean": float(np.mean(values)), "deviation": float(np.std(values, ddof=1)) if len(values) > 1 else None}
+    return {key: value if value is not None and math.isfinite(value) else None for key, value in figures.items()}

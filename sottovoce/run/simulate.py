@@ -101,14 +101,15 @@ def measured_rounds(
     every: int,
     test_rows: int | None = None,
     seconds: float = 0.0,
+    start: bool = True,
     watch: Watch | None = None,
 ) -> Iterator[tuple[Stage, Measured | None]]:
-    """Each stage from `stage` on, with figures where they are due; the starting point counts as one where none is yet.
+    """Each stage after `stage`, with figures where they are due, the starting point among them unless not `start`.
 
     `seconds` is what the run has taken before.
     """
     begun = time.perf_counter() - seconds
-    if stage.rounds == 0:
+    if stage.rounds == 0 and start:
         yield stage, measure(trial, stage, 0.0, test_rows)
     for played, now in trial.play(stage):
         if watch is not None:

@@ -61,6 +61,8 @@ def planned(document: Document, where: str = "") -> list[Planned]:
 def _points(document: Document, variant: Document, key: str) -> list[Point]:
     """All combinations of the values of a variant's axes: its own, the document's, or none."""
     own = variant.get(key, True)
+    if not isinstance(own, bool | dict):
+        raise InputError(f"{key} = {own!r} of variant {variant['name']}", "it is true, false or a table", "correct it")
     axes = _axes(document if own is True else {key: own or {}}, key)
     return [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
@@ -68,9 +70,9 @@ def _points(document: Document, variant: Document, key: str) -> list[Point]:
 def _one(base: Document, variant: Document, values: Point, tuned: Point, seed: int, where: str) -> Planned:
     whole = merged(base, {key: value for key, value in variant.items() if key not in ("name", "grid", "tune")})
     for key, value in (*values, *tuned):
-        whole = put(whole, key, value)
+        whole = put(whole, key.split("."), value)
     words = [str(variant["name"]), *(f"{_last(key)}={value}" for key, value in (*values, *tuned)), f"seed={seed}"]
-    label = ",".join(re.sub(r"[^\w.=+-]", "-", word) for word in words if word)
+    label = ",".join(re.sub(r"[^A-Za-z0-9._=+-]", "-", word) for word in words if word)
     whole = {**whole, "seed": seed, "name": f"{base.get('name', '')}/{label}"}
     return Planned(from_document(whole, where), str(variant["name"]), values, tuned)
 
@@ -83,6 +85,9 @@ def _variants(document: Document) -> list[Document]:
     found = document.get("variants", [{"name": ""}])
     if not isinstance(found, list) or not found or not all(isinstance(one, dict) and "name" in one for one in found):
         raise InputError("variants", "each is a table with a name", "write [[variants]] and name = ...")
+    for one in found:
+        if "seed" in one:
+            raise InputError(f"seed of variant {one['name']}", "variants share their seeds", "write seeds = [0, 1]")
     return found
 
 
@@ -90,11 +95,16 @@ def _axes(document: Document, key: str) -> dict[str, list[Any]]:
     found = document.get(key, {})
     if not isinstance(found, dict) or not all(isinstance(values, list) and values for values in found.values()):
         raise InputError(key, "each of its keys has a list of values", 'write "privacy.epsilon" = [0.5, 1.0]')
+    for word in ("name", "seed"):
+        if word in found:
+            raise InputError(f"{key} over {word}", "it is not for that", "write seeds = [0, 1], or [[variants]]")
     return found
 
 
 def _seeds(document: Document) -> list[int]:
-    found = document.get("seeds", [document.get("seed", 0)])
+    if "seeds" not in document:
+        return [document.get("seed", 0)]
+    found = document["seeds"]
     if not isinstance(found, list) or not found or not all(isinstance(seed, int) for seed in found):
         raise InputError(f"seeds = {found}", "it is a list of whole numbers", "write seeds = [0, 1, 2]")
     return found

@@ -116,4 +116,7 @@ def trial(
     most = gradients.sensitivity(adjacency)
     if math.isfinite(most) and not isinstance(algorithm.noise, Silent):
         algorithm = replace(algorithm, sensitivity=most)  # type: ignore[type-var]
-    return Trial(algorithm.on(topology), topology, gradients, rounds, seed, adjacency, same_start)
+    topology.require_connected()
+    built = Trial(algorithm.on(topology), topology, gradients, rounds, seed, adjacency, same_start)
+    built.before()
+    return built

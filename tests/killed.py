@@ -1,0 +1,79 @@
+"""Runs that die as `kill -9` would have it, at scripted moments. Light to import: each has a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+
+from sottovoce.config import from_document
+from sottovoce.run import checkpoint, folder
+
+SMALL = {
+    "name": "try", "data": {"rows": 12}, "topology": {"graph": "ring:4"}, "metrics": {"every": 2, "test_rows": 20},
+    "algorithm": {"name": "dp-d-sgd", "sigma": 1.0}, "privacy": {"attackers": "none"},
+    "training": {"rounds": 6, "batch": "cycle:3x2", "clip": "per-example", "bound": 1.0},
+    "machine": {"checkpoint_seconds": 0.0},
+}  # fmt: skip
+
+
+def experiment(**sections):
+    return from_document(SMALL | {key: SMALL.get(key, {}) | more for key, more in sections.items()})
+
+
+class Count:
+    """Counts calls, and ends this process at the right one."""
+
+    def __init__(self, inner, number, wanted=lambda *_: True):
+        self.inner, self.left, self.wanted = inner, number, wanted
+
+    def __call__(self, *arguments, **more):
+        if self.wanted(*arguments):
+            self.left -= 1
+            if not self.left:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self.inner(*arguments, **more)
+
+
+def half_written(number):
+    """A writer of checkpoints that dies in the middle of one."""
+    inner = np.savez
+
+    def write(file, **named):
+        nonlocal number
+        number -= 1
+        if number:
+            inner(file, **named)
+            return
+        file.write(b"PK" + bytes(5000))
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return write
+
+
+def is_checkpoint(_, target):
+    return Path(target).name == "checkpoint.npz"
+
+
+MOMENTS = {
+    "before the settings": lambda: setattr(folder, "_write_json", Count(folder._write_json, 1)),
+    "before the promise": lambda: setattr(folder, "_write_json", Count(folder._write_json, 2)),
+    "before the first checkpoint": lambda: setattr(folder, "save", Count(folder.save, 1)),
+    "while the first checkpoint is written": lambda: setattr(checkpoint.np, "savez", half_written(1)),
+    "after the checkpoint of the start": lambda: setattr(folder, "save", Count(folder.save, 2)),
+    "after a line, before its checkpoint": lambda: setattr(os, "fsync", Count(os.fsync, 9)),
+    "before a checkpoint gets its name": lambda: setattr(os, "replace", Count(os.replace, 3, is_checkpoint)),
+    "while a checkpoint is written": lambda: setattr(checkpoint.np, "savez", half_written(5)),
+    "before the last checkpoint": lambda: setattr(folder, "save", Count(folder.save, 7)),
+    "before the result": lambda: setattr(folder, "_write_json", Count(folder._write_json, 3)),
+}
+
+
+def run_until(moment, place):
+    """A run, or the rest of one, that dies at a moment."""
+    folder.PATIENCE = 0
+    MOMENTS[moment]()
+    folder.carry_out(experiment(), Path(place), resume=True)

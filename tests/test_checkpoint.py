@@ -1,0 +1,431 @@
+"""Checkpoints: a run that is stopped at any moment, and killed at any moment, ends with the same bits."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import multiprocessing
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce import InputError
+from sottovoce.learning.data import load as load_data
+from sottovoce.run import build, checkpoint, folder
+from sottovoce.run.checkpoint import Saved, load, save
+from sottovoce.run.folder import Files, carry_out
+from sottovoce.run.simulate import measured_rounds
+from sottovoce.run.trial import trial
+from sottovoce.threads import threads
+from tests.cases import cases
+from tests.killed import MOMENTS, experiment, run_until
+from tests.test_simulate import job
+
+EXAMPLES = [case for case in cases() if not case.algorithm.once and case.place in ("complete:4", "fresh", "dropout")]
+ROUNDS = 4
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with threads():
+        yield
+
+
+# --- every algorithm, every round ----------------------------------------------------------------------------------
+
+
+def played(began, stage, stop=None):
+    """Stages and figures but the time from a stage on, up to `stop` rounds."""
+    found, last = [], stage
+    for now, measured in measured_rounds(began, stage, every=2, test_rows=10, start=stage.rounds == 0):
+        if stop is not None and now.rounds > stop:
+            break
+        last = now
+        found += [] if measured is None else [{**measured.document(), "seconds": 0}]
+    return last, found
+
+
+@pytest.mark.parametrize("case", EXAMPLES, ids=str)
+def test_stopped_after_any_round_and_taken_up_by_others_it_ends_the_same(case, tmp_path):
+    def fresh():
+        what = job(case.topology.n, rows=6).gradients("poisson:0.5", "per-example", 1.0, seed=2)
+        return trial(case.algorithm, case.topology, what, rounds=ROUNDS, seed=3)
+
+    began = fresh()
+    end, figures = played(began, began.before())
+    for stop in range(ROUNDS + 1):
+        first = fresh()
+        half, before = played(first, first.before(), stop)
+        save(tmp_path / "stage", Saved(half, len(before), 1.5), "mark")
+        second = fresh()
+        saved = load(tmp_path / "stage", second.before(), "mark")
+        assert (saved.stage.rounds, saved.lines, saved.seconds) == (stop, len(before), 1.5)
+        assert type(saved.stage.carry.state) is type(half.carry.state)
+        again, after = played(second, saved.stage) if stop else played(second, second.before())
+        assert torch.equal(second.models(again), began.models(end))
+        assert (again.sent, again.broken) == (end.sent, end.broken)
+        assert (before if stop else []) + after == figures
+
+
+# --- runs in their folders -----------------------------------------------------------------------------------------
+
+
+def contents(place):
+    """All that a finished run holds, but how long it took and where it lies."""
+    files = Files(place)
+    with np.load(files.checkpoint) as stored:
+        about = json.loads(stored["about"].tobytes())
+        arrays = {name: stored[name].tobytes() for name in stored.files if name != "about"}
+    lines = [{**line, "seconds": 0} for line in files.lines()]
+    result = {**files.document(files.result), "seconds": 0, "folder": "", "metrics": lines[-1]}
+    return {
+        "arrays": arrays, "about": {**about, "seconds": 0}, "lines": lines, "result": result,
+        "privacy": files.document(files.privacy), "config": files.document(files.config),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nothing disturbed."""
+    place = tmp_path_factory.mktemp("whole")
+    carry_out(experiment(), place)
+    return contents(place)
+
+
+@pytest.fixture(scope="module")
+def processes():
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.killed"])
+    return context
+
+
+def die(processes, moment, place):
+    process = processes.Process(target=run_until, args=(moment, str(place)))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_any_moment_it_ends_the_same(moment, processes, whole, tmp_path):
+    place = tmp_path / "try"
+    die(processes, moment, place)
+    assert not Files(place).result.exists()
+    half = [part for part in place.glob("*.part") if "written" in moment or "name" in moment]
+    assert len(half) == ("written" in moment or "name" in moment)
+    carry_out(experiment(), place, resume=True)
+    assert contents(place) == whole
+    assert not list(place.glob("*.part"))
+
+
+def test_killed_again_and_again_it_ends_the_same(processes, whole, tmp_path):
+    for moment in ("before the promise", "while a checkpoint is written", "after the checkpoint of the start"):
+        die(processes, moment, tmp_path / "try")
+    carry_out(experiment(), tmp_path / "try", resume=True)
+    assert contents(tmp_path / "try") == whole
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e6])
+@pytest.mark.parametrize("stop", [1, 3, 6])
+def test_an_interrupt_saves_where_the_run_is(stop, seconds, whole, tmp_path):
+    def interrupt(_, stage):
+        if stage.rounds == stop:
+            raise KeyboardInterrupt
+
+    settings = experiment(machine={"checkpoint_seconds": seconds})
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(settings, tmp_path, watch=interrupt)
+    with np.load(tmp_path / "checkpoint.npz") as stored:
+        assert json.loads(stored["about"].tobytes())["rounds"] == stop - 1
+    rounds = []
+    carry_out(settings, tmp_path, resume=True, watch=lambda _, stage: rounds.append(stage.rounds))
+    assert rounds == list(range(stop, 7))
+    assert contents(tmp_path) | {"config": whole["config"]} == whole
+
+
+# --- folders that hold something else ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped(tmp_path):
+    """A run that was interrupted after three rounds, two lines of metrics written."""
+
+    def interrupt(_, stage):
+        if stage.rounds == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(experiment(), tmp_path, watch=interrupt)
+    return tmp_path
+
+
+def resumed(place, **sections):
+    return carry_out(experiment(**sections), place, resume=True)
+
+
+def test_an_unfinished_run_is_not_overwritten(stopped, whole):
+    with pytest.raises(InputError, match="unfinished run; nothing is overwritten; go on with --resume"):
+        carry_out(experiment(), stopped)
+    resumed(stopped)
+    assert contents(stopped) == whole
+    before = {path.name: path.stat().st_mtime_ns for path in stopped.iterdir()}
+    resumed(stopped)
+    carry_out(experiment(), stopped)
+    assert {path.name: path.stat().st_mtime_ns for path in stopped.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("sections", "key"),
+    [
+        ({"algorithm": {"sigma": 2.0}}, "algorithm.sigma"),
+        ({"training": {"rounds": 5}}, "training.rounds"),
+        ({"machine": {"precision": "float64"}}, "machine.precision"),
+        ({"privacy": {"delta": 1e-6}}, "privacy.delta"),
+        ({"model": {"bias": False}}, "model.bias"),
+    ],
+)
+def test_a_folder_holds_one_run(sections, key, stopped):
+    with pytest.raises(InputError, match=f"holds a run with another {key}"):
+        carry_out(experiment(**sections), stopped)
+
+
+def test_how_often_is_saved_may_change(stopped, whole):
+    resumed(stopped, machine={"checkpoint_seconds": 5.0})
+    assert contents(stopped) == whole
+
+
+DAMAGED = {
+    "cut": lambda data: data[: len(data) // 2],
+    "cut at the end": lambda data: data[:-1],
+    "a bit flipped": lambda data: data[:3000] + bytes([data[3000] ^ 1]) + data[3001:],
+    "empty": lambda _: b"",
+    "text": lambda _: b"hello\n",
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_damaged_checkpoints_are_refused_and_left_alone(how, stopped):
+    path = stopped / "checkpoint.npz"
+    damaged = DAMAGED[how](path.read_bytes())
+    path.write_bytes(damaged)
+    with pytest.raises(InputError, match=r"checkpoint\.npz: "):
+        resumed(stopped)
+    assert path.read_bytes() == damaged
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"about": np.frombuffer(b"{}", dtype=np.uint8)},
+        {"about": np.frombuffer(b"[1]", dtype=np.uint8)},
+        {"about": np.frombuffer(b"\xff", dtype=np.uint8)},
+        {"about": np.array([1.5])},
+        {"x": np.zeros(3)},
+    ],
+)
+def test_foreign_checkpoints_are_refused(arrays, stopped):
+    np.savez(stopped / "checkpoint.npz", **arrays)
+    with pytest.raises(InputError, match="no checkpoint of a run"):
+        resumed(stopped)
+
+
+def test_checkpoints_of_other_formats_are_refused(stopped, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    with pytest.raises(InputError, match="format 1; this version reads 2"):
+        resumed(stopped)
+
+
+def test_a_checkpoint_of_another_run_is_refused(stopped, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    carry_out(experiment(algorithm={"sigma": 2.0}), other)
+    (stopped / "checkpoint.npz").write_bytes((other / "checkpoint.npz").read_bytes())
+    before = (stopped / "privacy.json").read_bytes()
+    with pytest.raises(InputError, match="a checkpoint of other settings, data or code"):
+        resumed(stopped)
+    assert (stopped / "privacy.json").read_bytes() == before
+
+
+def changed_data(*_):
+    digits = load_data("digits")
+    targets = digits.targets.copy()
+    targets[-1] = (targets[-1] + 1) % 10
+    return type(digits)(**{**vars(digits), "targets": targets})
+
+
+def test_other_data_or_another_version_is_refused(stopped, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_loaded", changed_data)
+        with pytest.raises(InputError, match="other settings, data or code"):
+            resumed(stopped)
+    with monkeypatch.context() as patch:
+        patch.setattr(folder, "__version__", "99")
+        with pytest.raises(InputError, match="other settings, data or code"):
+            resumed(stopped)
+
+
+def test_a_graph_file_that_changed_is_refused(tmp_path, monkeypatch):
+    edges = tmp_path / "edges.txt"
+
+    def carry(interrupted):
+        def watch(_, stage):
+            if interrupted and stage.rounds == 3:
+                raise KeyboardInterrupt
+
+        build._topology.cache_clear()
+        where = experiment(topology={"graph": f"file:{edges}"})
+        return carry_out(where, tmp_path / "run", resume=True, watch=watch)
+
+    edges.write_text("0 1\n1 2\n2 3\n3 0\n")
+    with pytest.raises(KeyboardInterrupt):
+        carry(True)
+    edges.write_text("0 1\n1 2\n2 3\n")
+    with pytest.raises(InputError, match="other settings, data or code"):
+        carry(False)
+    edges.write_text("0 1\n1 2\n2 3\n3 0\n")
+    carry(False)
+
+
+def test_a_promise_made_for_other_data_is_made_again(processes, tmp_path, monkeypatch):
+    """Killed before its first checkpoint, a run has a promise and nothing that ties it to its data but the promise."""
+    die(processes, "before the first checkpoint", tmp_path)
+    before = Files(tmp_path).document(tmp_path / "privacy.json")
+    edited = {**before, "headline": {**before["headline"], "epsilon": 0.001}, "fingerprint": "of another run"}
+    (tmp_path / "privacy.json").write_text(json.dumps(edited))
+    resumed(tmp_path)
+    assert Files(tmp_path).document(tmp_path / "privacy.json") == before
+    assert Files(tmp_path).document(tmp_path / "result.json")["headline"] == before["headline"]
+
+
+@pytest.mark.parametrize("tail", [b"", b'{"round": 4, "lo', b'{"round": 4}\n{"round": 6}\n'])
+def test_metrics_after_the_checkpoint_are_measured_again(tail, stopped, whole):
+    with (stopped / "metrics.jsonl").open("ab") as file:
+        file.write(tail)
+    resumed(stopped)
+    assert contents(stopped) == whole
+
+
+@pytest.mark.parametrize("cut", [1, 200])
+def test_metrics_that_the_checkpoint_knows_must_be_there(cut, stopped):
+    path = stopped / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    with pytest.raises(InputError, match=r"metrics\.jsonl: 1 lines; the checkpoint knows 2"):
+        resumed(stopped)
+    path.unlink()
+    with pytest.raises(InputError, match=r"metrics\.jsonl: 0 lines"):
+        resumed(stopped)
+
+
+def test_damaged_documents_are_refused(stopped):
+    for name in ("config.json", "privacy.json"):
+        before = (stopped / name).read_text()
+        for text in ("{", "[1]", ""):
+            (stopped / name).write_text(text)
+            with pytest.raises(InputError, match=f"{name}: damaged"):
+                resumed(stopped)
+        (stopped / name).write_text(before)
+    (stopped / "config.json").unlink()
+    with pytest.raises(InputError, match="a checkpoint without settings"):
+        resumed(stopped)
+
+
+def test_two_processes_do_not_share_a_folder(stopped, whole, monkeypatch):
+    with (stopped / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with monkeypatch.context() as patch:
+            patch.setattr(folder, "build", lambda *_: pytest.fail("worked for nothing"))
+            with pytest.raises(InputError, match="another process is at it"):
+                resumed(stopped)
+    resumed(stopped)
+    assert contents(stopped) == whole
+
+
+def test_who_comes_second_does_not_take_over_the_promise_of_the_first(tmp_path, monkeypatch):
+    """Another process writes its settings into the folder while this one still builds."""
+    building = folder.build
+
+    def slow(*arguments):
+        monkeypatch.setattr(folder, "build", building)
+        carry_out(experiment(algorithm={"sigma": 9.0}), tmp_path)
+        return building(*arguments)
+
+    monkeypatch.setattr(folder, "build", slow)
+    with pytest.raises(InputError, match=r"holds a run with another algorithm\.sigma"):
+        carry_out(experiment(), tmp_path)
+
+
+# --- the command itself --------------------------------------------------------------------------------------------
+
+# nothing is clipped, so nothing is promised, and runs begin at once
+LONG = """
+name = "long"
+data.rows = 12
+topology.graph = "ring:4"
+algorithm = {name = "anti-pgd", sigma = 0.1}
+training.rounds = %d
+metrics = {every = 50, test_rows = 10}
+machine.checkpoint_seconds = 0
+"""
+
+
+def until(process, condition):
+    """Look until something holds; the process must not end before."""
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.001)
+
+
+def saved_at(path):
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def test_the_command_interrupted_and_killed_ends_the_same(tmp_path, sotto, command, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "long.toml").write_text(LONG % 800)
+    place = tmp_path / "runs" / "long"
+    process = command(tmp_path, "run", "long.toml")
+    until(process, (place / "metrics.jsonl").exists)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (130, "", "sotto: stopped\n")
+    before = saved_at(place / "checkpoint.npz")
+    process = command(tmp_path, "run", "long.toml", "--resume")
+    until(process, lambda: saved_at(place / "checkpoint.npz") > before)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    code, out, err = sotto("run long.toml --resume --json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["metrics"]["round"] == 800
+    assert sotto("run long.toml --out whole")[0] == 0
+    assert contents(place) == contents(tmp_path / "whole" / "long")
+
+
+@pytest.mark.slow
+def test_the_command_killed_at_random_moments_ends_the_same(tmp_path, sotto, command, monkeypatch):
+    """A model large enough that kills meet half-written checkpoints: they are waited for, stopped, seen and killed."""
+    monkeypatch.chdir(tmp_path)
+    large = (LONG % 1000).replace("anti-pgd", "dp-d-sgd") + 'model = {name = "mlp", hidden = [600]}\n'
+    (tmp_path / "long.toml").write_text(large)
+    place, draw, halves = tmp_path / "runs" / "long", random.Random(1), 0
+    for attempt in range(5):
+        process = command(tmp_path, "run", "long.toml", "--resume")
+        changes, before = draw.randrange(3), saved_at(place / "checkpoint.npz")
+        for _ in range(changes):
+            until(process, lambda before=before: saved_at(place / "checkpoint.npz") > before)
+            before = saved_at(place / "checkpoint.npz")
+        if attempt % 2:
+            until(process, lambda: any(place.glob("checkpoint.npz.*.part")))
+            process.send_signal(signal.SIGSTOP)
+            halves += any(place.glob("checkpoint.npz.*.part"))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+    assert halves
+    assert sotto("run long.toml --resume")[0] == 0
+    assert sotto("run long.toml --out whole")[0] == 0
+    assert contents(place) == contents(tmp_path / "whole" / "long")

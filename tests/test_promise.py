@@ -1,0 +1,521 @@
+"""What a run promises: figures of the very thing that runs, never too small, and honest about what they rest on."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import dp_accounting
+import numpy as np
+import pytest
+import torch
+from dp_accounting import pld, rdp
+from torch import nn
+
+from sottovoce import InputError, Unaccountable, account, algorithm, metropolis, trace, weigh
+from sottovoce.config import from_document
+from sottovoce.learning import models
+from sottovoce.learning.data import Dataset, load
+from sottovoce.learning.partition import partition
+from sottovoce.learning.tasks import task
+from sottovoce.privacy.calibrate import with_sigma
+from sottovoce.privacy.gaussian import epsilon_of
+from sottovoce.privacy.released import trace_released
+from sottovoce.run.build import build
+from sottovoce.run.guarantees import calibrated_trial, promise
+from sottovoce.run.trial import trial
+from tests.cases import cases
+
+DELTA = 1e-5
+PLACES = ("ring:5", "complete:4", "fresh", "dropout")
+TRAINED = [case for case in cases() if not case.algorithm.once and case.place in PLACES]
+
+
+def rows(n=60, features=3, seed=0, classes=2, scale=1.0):
+    """Made-up rows, each of norm `scale`, with labels that do not matter."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((n, features))
+    x = (scale * x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
+    y = rng.integers(0, classes, n) if classes else rng.standard_normal(n).astype(np.float32)
+    return Dataset(
+        name="made-up", kind="classes" if classes else "value", inputs=x, targets=y, test_inputs=x[:8],
+        test_targets=y[:8], shape=(features,), classes=tuple("abcdef"[:classes]), groups=None, test_groups=None,
+        entities=(), licence="", source="", notes=(),
+    )  # fmt: skip
+
+
+def job(nodes=5, name="logistic", data=None, **settings):
+    data = rows(12 * nodes) if data is None else data
+    return task(data, partition(data, nodes), models.model(name, data, **settings))
+
+
+def begun(built, net, batch="full", clip="per-example", bound=1.0, *, rounds=4, adjacency="record", what=None, **more):
+    what = job(net.n) if what is None else what
+    return trial(built, net, what.gradients(batch, clip, bound, **more), rounds=rounds, adjacency=adjacency)
+
+
+RING = metropolis("ring:5")
+
+
+# --- the everyone headline -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adjacency", ["record", "user"])
+@pytest.mark.parametrize("case", TRAINED, ids=str)
+def test_the_headline_is_the_account_of_the_same_system(case, adjacency):
+    """For every algorithm, on fixed and changing topologies; traced here with a sensitivity of one."""
+    began = begun(case.algorithm, case.topology, "cycle:2x2", adjacency=adjacency)
+    found = promise(began, delta=DELTA, attackers="none")
+    how = trace if case.algorithm.compression.name == "identity" else trace_released
+    system = how(case.algorithm, case.topology, rounds=4)
+    wanted = account(system, adjacency=adjacency, participation="2x2" if adjacency == "record" else "every")
+    if wanted.headline is None:
+        assert found.headline is None
+        assert found.epsilon == math.inf
+        return
+    assert found.epsilon == pytest.approx(wanted.epsilon(DELTA), rel=1e-9)
+    assert (found.headline["kind"], found.headline["change"]) == (wanted.kind, "replace")
+    json.dumps(found.document(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "batch", "clip", "most", "times"),
+    [
+        ("record", "full", "per-example", 2 / 12, 6),
+        ("record", "cycle:3x2", "per-example", 2 / 6, 3),
+        ("record", "cycle:2x5", "per-example", 2 / 2.4, 2),
+        ("record", "cycle:3x2", "whole-gradient", 2.0, 3),
+        ("record", "poisson:0.25", "whole-gradient", 2.0, 6),
+        ("user", "full", "per-example", 2.0, 6),
+        ("user", "cycle:3x2", "per-example", 2.0, 6),
+        ("user", "cycle:2x5", "per-example", 2 * 3 / 2.4, 6),
+        ("user", "poisson:0.25", "per-example", 8.0, 6),
+        ("user", "fixed:3", "whole-gradient", 2.0, 6),
+    ],
+)
+def test_sensitivity_and_participation_by_hand(adjacency, batch, clip, most, times):
+    """Bound 1, twelve rows a node, six rounds, sigma 3: mu = sqrt(times) / 3, and noise of size 3 x most."""
+    began = begun(algorithm("dp-d-sgd", sigma=3.0), RING, batch, clip, rounds=6, adjacency=adjacency)
+    found = promise(began, attackers="none")
+    document = found.document()
+    assert document["sensitivity"] == began.algorithm.sensitivity == pytest.approx(most)
+    assert found.headline["mu"] == pytest.approx(math.sqrt(times) / 3)
+    assert (document["sampled"], document["sigma"], document["clipping"]) == (None, 3.0, clip)
+
+
+@pytest.mark.parametrize(("rounds", "times"), [(1, 1), (3, 1), (4, 2), (7, 3), (11, 4), (12, 4)])
+def test_a_cycle_that_ends_early_counts_the_rounds_there_are(rounds, times):
+    began = begun(algorithm("dp-d-sgd", sigma=1.0), RING, "cycle:4x3", rounds=rounds)
+    assert str(began.participation) == f"{times}x3"
+    assert promise(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(times))
+
+
+@pytest.mark.parametrize(("batch", "rounds", "times"), [("cycle:3x4", 6, 3), ("cycle:3x2", 3, 3), ("cycle:4x3", 6, 6)])
+def test_local_steps_bring_participations_together(batch, rounds, times):
+    """Two steps a round: a record of `cycle:3x4` shows every second round; where B is odd, no scheme fits."""
+    what = job(5).gradients(batch, "whole-gradient", 1.0, local_steps=2, step_size=0.1)
+    began = trial(algorithm("dp-d-sgd", sigma=1.0), RING, what, rounds=rounds)
+    for row in what.batches.shards[0]:
+        shows = [t for t in range(rounds) if any(row in what.batches.rows_of(0, step) for step in (2 * t, 2 * t + 1))]
+        assert len(shows) <= times
+        assert times == rounds or np.ptp(np.diff(shows)) == 0
+    assert promise(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(times))
+
+
+def test_mafalda_takes_the_c_of_the_participation_that_is_used():
+    base = {
+        "name": "x", "topology": {"graph": "ring:4"}, "data": {"rows": 12},
+        "algorithm": {"name": "mafalda", "sigma": 1.0},
+        "training": {"rounds": 6, "batch": "cycle:4x3", "clip": "per-example", "bound": 1.0},
+    }  # fmt: skip
+    began = build(from_document(base))
+    assert str(began.participation) == "2x3"
+    C = began.algorithm.noise.correlation.matrix(6)
+    by_hand = algorithm("mafalda", sigma=1.0, rounds=6, participation="2x3").on(began.topology)
+    np.testing.assert_array_equal(C, by_hand.noise.correlation.matrix(6))
+    M = C.T @ C
+    worst = max(M[np.ix_([s, s + 3], [s, s + 3])].__abs__().sum() for s in range(3))
+    assert promise(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(worst), rel=1e-4)
+    everyone = build(from_document(base | {"privacy": {"adjacency": "user"}}))
+    assert not np.array_equal(everyone.algorithm.noise.correlation.matrix(6), C)
+    mu = promise(everyone, attackers="none").headline["mu"]
+    C = everyone.algorithm.noise.correlation.matrix(6)
+    assert mu >= math.sqrt((C.T @ C).sum()) * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("more", [{"graph": "erdos-renyi:4,p=0.9", "fresh": True}, {"graph": "ring:4", "dropout": 0.3}])
+def test_changing_topologies_follow_the_runs_seed_and_are_accounted_as_they_run(more):
+    base = {
+        "name": "x", "topology": more, "data": {"rows": 12}, "algorithm": {"name": "muffliato-sgd", "sigma": 1.0},
+        "training": {"rounds": 5, "clip": "per-example", "bound": 1.0},
+    }  # fmt: skip
+    one, other = (build(from_document(base | {"seed": seed})) for seed in (1, 2))
+    pinned = build(from_document(base | {"seed": 2, "topology": more | {"seed": 1}}))
+
+    def weights(began):
+        return [began.topology.at(t).weights.toarray().tolist() for t in range(5)]
+
+    assert weights(one) == weights(pinned) != weights(other)
+    seen = [played.steps[0].mixing.weights.toarray().tolist() for played, _ in one.play(one.before())]
+    assert seen == weights(one)
+    found = promise(one, attackers="all")
+    wanted = account(trace(one.algorithm, one.topology, rounds=5), "node:2", adjacency="record")
+    assert found.accounts[3].guarantees == wanted.guarantees or found.convexity.startswith("convex-training is not")
+    assert found.accounts[3].mu == pytest.approx(wanted.mu)
+
+
+# --- sampling ------------------------------------------------------------------------------------------------------
+
+
+def poisson(noise, share, rounds):
+    event = dp_accounting.PoissonSampledDpEvent(share, dp_accounting.GaussianDpEvent(noise))
+    accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    return accountant.compose(event, rounds).get_epsilon(DELTA)
+
+
+def fixed(noise, size, held, rounds):
+    event = dp_accounting.SampledWithoutReplacementDpEvent(held, size, dp_accounting.GaussianDpEvent(noise))
+    accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    return accountant.compose(event, rounds).get_epsilon(DELTA)
+
+
+@pytest.mark.parametrize("name", ["dp-d-sgd", "dp2sgd", "dp-csgp", "muffliato-sgd"])
+def test_poisson_batches_are_about_a_record_that_counts_as_nothing(name):
+    """Noise is sigma x 2 C / d for all; without the record a sum moves by C / d: a noise multiplier of 2 sigma."""
+    net = weigh("ring:5", "push") if name == "dp-csgp" else RING
+    began = begun(algorithm(name, sigma=1.5), net, "poisson:0.25", rounds=20)
+    found = promise(began, delta=DELTA, attackers="none")
+    wanted = poisson(3.0, 0.25, 20)
+    assert found.sampled == pytest.approx(wanted, rel=1e-9)
+    assert found.headline["epsilon"] == pytest.approx(wanted, rel=1e-9)
+    assert found.headline["change"] == "zero-out"
+    assert "made to count as nothing" in found.headline["assumptions"][0]
+    unsampled = epsilon_of(math.sqrt(19 if name == "dp2sgd" else 20) / 1.5, DELTA)  # its last step is never sent
+    assert found.document()["views"][0]["headline"]["epsilon"] == pytest.approx(unsampled)
+
+
+def test_fixed_batches_are_about_a_replaced_record_of_the_smallest_shard():
+    data = rows(61)
+    began = begun(algorithm("dp-d-sgd", sigma=4.0), RING, "fixed:3", rounds=20, what=job(data=data))
+    assert sorted({len(shard) for shard in began.gradients.batches.shards}) == [12, 13]
+    assert began.algorithm.sensitivity == pytest.approx(2 / 3)
+    found = promise(began, delta=DELTA, attackers="none")
+    wanted = max(fixed(4.0, 3, held, 20) for held in (12, 13))
+    assert found.sampled == pytest.approx(wanted, rel=1e-9)
+    plain = epsilon_of(math.sqrt(20) / 4, DELTA)
+    assert found.epsilon == pytest.approx(min(wanted, plain))
+    assert found.headline["change"] == "replace"
+
+
+def test_poisson_on_shards_of_unequal_size_takes_the_worst_node():
+    data = rows(61)
+    began = begun(algorithm("dp-d-sgd", sigma=1.5), RING, "poisson:0.25", rounds=20, what=job(data=data))
+    most = 2 / (0.25 * 12)
+    assert began.algorithm.sensitivity == pytest.approx(most)
+    assert promise(began, attackers="none").sampled == pytest.approx(poisson(3.0, 0.25, 20), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "reason"),
+    [
+        ("anti-pgd", {}, "noise correlated over rounds"),
+        ("zip-dl", {}, "nothing is added to gradients themselves"),
+        ("zip-dl", {"message_sigma": 1.0, "sigma": None}, "nothing is added to gradients themselves"),
+    ],
+)
+def test_sampling_that_is_not_proven_counts_for_nothing_and_says_so(name, settings, reason):
+    began = begun(algorithm(name, **{"sigma": 1.0} | settings), RING, "poisson:0.25")
+    found = promise(began, attackers="none")
+    assert found.sampled is None
+    assert reason in found.refusals[0]
+    assert found.headline is None or found.headline["change"] == "replace"
+    assert found.document()["sigma"] == 1.0
+
+
+def test_sampling_counts_for_records_alone_and_for_clipped_examples_alone():
+    for clip, adjacency in (("per-example", "user"), ("whole-gradient", "record")):
+        found = promise(begun(algorithm("dp-d-sgd", sigma=1.0), RING, "poisson:0.25", clip, adjacency=adjacency))
+        assert found.sampled is None
+        assert found.headline["mu"] == pytest.approx(2.0)
+
+
+def test_decor_under_sampling_has_the_noise_of_one_round_given_all_others():
+    """Noise has covariance sigma^2 I + pair^2 L; what is left for one node when the others' is known is 1 / inverse."""
+    decor = algorithm("decor", sigma=1.0, sigma_pair=2.0)
+    laplacian = 2 * np.eye(5) - np.roll(np.eye(5), 1, 0) - np.roll(np.eye(5), -1, 0)
+    alone = 1 / math.sqrt(np.linalg.inv(np.eye(5) + 4 * laplacian)[0, 0])
+    found = promise(begun(decor, RING, "poisson:0.25", rounds=20), attackers="none")
+    assert found.sampled == pytest.approx(poisson(2 * alone, 0.25, 20), rel=1e-6)
+
+
+def test_a_neighbour_that_shares_secrets_is_the_headline():
+    """Path of two, pair noise 5, three rounds: mu^2 is 1.53 for a stranger who hears all, and 3 for the neighbour."""
+    began = begun(algorithm("decor", sigma=1.0, sigma_pair=5.0), metropolis("path:2"), what=job(2), rounds=3)
+    stranger, found = promise(began, attackers="none"), promise(began, attackers="all")
+    assert stranger.headline["mu"] ** 2 == pytest.approx(1.53, abs=0.005)
+    assert "a neighbour, who does, can learn more" in stranger.headline["assumptions"][-1]
+    assert found.headline["mu"] ** 2 == pytest.approx(3.0)
+    assert found.headline["view"].startswith("node:")
+    sampled = promise(begun(began.algorithm, began.topology, "poisson:0.25", what=job(2), rounds=3), attackers="all")
+    assert sampled.sampled < sampled.epsilon == pytest.approx(found.epsilon)
+
+
+# --- calibration ---------------------------------------------------------------------------------------------------
+
+
+NOISY = {
+    "dp-d-sgd": {}, "dp-csgp": {"compression": "gsgd:8"}, "decor": {"sigma_pair": 2.0}, "dp-fedavg": {}, "anti-pgd": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "epsilon"),
+    [
+        *((name, "cycle:4x5", 4.0) for name in NOISY),
+        *((name, "poisson:0.25", 1.0) for name in NOISY),
+        ("dp-d-sgd", "full", 0.1),
+        ("dp-d-sgd", "fixed:3", 1.0),
+        ("decor", "fixed:3", 1.0),
+    ],
+)
+def test_calibration_meets_the_target_and_wastes_nothing(name, batch, epsilon):
+    net = weigh("complete:5", {"dp-csgp": "push", "dp-fedavg": "uniform"}.get(name, "metropolis"))
+    began = begun(algorithm(name, sigma=1.0, **NOISY[name]), net, batch, rounds=20)
+    met = calibrated_trial(began, epsilon=epsilon, delta=DELTA)
+    assert promise(met, delta=DELTA, attackers="none").epsilon <= epsilon
+    sigma = getattr(met.algorithm.noise, "sigma", None) or met.algorithm.noise.parts[0].sigma
+    less = replace(met, algorithm=with_sigma(met.algorithm, 0.99 * sigma))
+    assert promise(less, delta=DELTA, attackers="none").epsilon > epsilon
+    assert (met.algorithm.sensitivity, met.gradients) == (began.algorithm.sensitivity, began.gradients)
+
+
+def test_calibration_for_one_view_promises_that_view():
+    base = {
+        "name": "x", "topology": {"graph": "ring:8"}, "data": {"name": "breast-cancer", "rows": 12},
+        "model": {"name": "logistic"}, "algorithm": {"name": "dp-d-sgd", "step_size": 0.001},
+        "training": {"rounds": 10, "clip": "per-example", "bound": 1.0},
+        "privacy": {"epsilon": 2.0, "view": "coalition:0,1", "attackers": "none"},
+    }  # fmt: skip
+    experiment = from_document(base)
+    began = build(experiment)
+    found = promise(began, attackers="none", target=experiment.privacy.view)
+    assert [str(view.view) for view in found.accounts] == ["everyone", "coalition:0,1"]
+    assert 1.98 < found.accounts[1].epsilon(DELTA) <= 2.0
+    assert found.epsilon >= found.accounts[1].epsilon(DELTA)
+    assert found.accounts[0].epsilon(DELTA) == found.epsilon
+
+
+def test_what_cannot_be_calibrated_is_refused():
+    with pytest.raises(Unaccountable, match="not clipped"):
+        calibrated_trial(begun(algorithm("dp-d-sgd", sigma=1.0), RING, clip="none", bound=None), epsilon=1, delta=DELTA)
+    with pytest.raises(Unaccountable):
+        calibrated_trial(begun(algorithm("zip-dl", sigma=1.0), RING, "cycle:2x2"), epsilon=1, delta=DELTA)
+
+
+# --- convex training -----------------------------------------------------------------------------------------------
+
+
+def convexity(batch="full", clip="none", bound=None, step_size=0.5, what=None, name="dp-d-sgd", rounds=3, **more):
+    net = weigh("path:5", "push") if name == "dp-csgp" else metropolis("path:5")
+    what = job(5, data=rows(60), bias=False) if what is None else what
+    built = algorithm(name, sigma=1.0, step_size=step_size)
+    began = begun(built, net, batch, clip, bound, what=what, rounds=rounds, **more)
+    return promise(began, attackers=[0])
+
+
+def test_a_small_step_on_normalised_features_is_convex_training():
+    """Logistic loss, rows of norm 1: L <= 1/4, so steps up to 8 do not expand."""
+    found = convexity("cycle:3x4", "per-example", 0.5, 7.9, rounds=12)
+    assert found.convexity.startswith("checked: logistic regression, L = 0.25 ")
+    seen = found.accounts[1]
+    assert {guarantee.kind for guarantee in seen.guarantees} == {"any-training", "convex-training", "fixed-streams"}
+    assert seen.of(4, "convex-training").mu < 0.5 * found.headline["mu"]
+    assert seen.of(4, "convex-training").mu >= seen.of(4, "fixed-streams").mu
+    assert found.accounts[0].kind == "any-training"
+
+
+LINEAR = job(5, "linear", data=rows(60, classes=0), bias=False)
+SOFTMAX = job(5, "softmax", data=rows(60, classes=3), bias=False)
+BIASED = job(5, data=rows(60))
+EACH, WHOLE = ({"clip": clip, "bound": 0.5} for clip in ("per-example", "whole-gradient"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({**EACH, "step_size": 8.1, "batch": "cycle:3x4"}, "step size 8.1 exceeds 2/L = 8"),
+        ({**EACH, "step_size": 4.1, "batch": "cycle:3x4", "what": BIASED}, "2/L = 4"),
+        ({**EACH, "step_size": 2.1, "batch": "cycle:3x4", "what": LINEAR}, "2/L = 2"),
+        ({**EACH, "step_size": -0.1, "batch": "cycle:3x4"}, "climbs"),
+        ({**EACH, "step_size": 0.01, "what": SOFTMAX}, "softmax regression can drive"),
+        ({**EACH, "what": job(5, "mlp", data=rows(60))}, "mlp is not known to be convex"),
+        ({**WHOLE}, "clipping a whole gradient"),
+    ],
+)  # fmt: skip
+def test_convex_training_is_not_offered_otherwise(settings, reason):
+    found = convexity(**settings)
+    assert found.convexity.startswith("convex-training is not offered: ")
+    assert reason in found.convexity
+    assert all(guarantee.kind != "convex-training" for view in found.accounts for guarantee in view.guarantees)
+
+
+def test_several_local_steps_are_not_convex_training():
+    what = job(5).gradients("full", "whole-gradient", 1.0, local_steps=2, step_size=0.01)
+    found = promise(trial(algorithm("dp-d-sgd", sigma=1.0, step_size=0.01), RING, what, rounds=2), attackers=[0])
+    assert "several local steps" in found.convexity
+
+
+def test_batches_heavier_than_their_divisor_need_smaller_steps():
+    """Twelve rows in five batches: three of them over a divisor of 2.4. Poisson: up to twelve over 3."""
+    for batch, most in (("cycle:3x5", 8 * 2.4 / 3), ("poisson:0.25", 2.0), ("fixed:3", 8.0)):
+        for step_size, fine in ((0.999 * most, True), (1.001 * most, False)):
+            found = convexity(batch, "per-example", 0.5, step_size)
+            assert found.convexity.startswith("checked") is fine, (batch, step_size, found.convexity)
+
+
+def test_heavy_batches_do_expand():
+    """The reason: a step of 2/L on means, taken on three rows over 2.4, drives two models apart."""
+    x = np.array([1.0, 0.0])
+    apart = [z - 2.0 * (3 / 2.4) * (z @ x) * x for z in (np.array([1.0, 0.0]), np.array([0.0, 0.0]))]
+    assert np.linalg.norm(apart[0] - apart[1]) > 1.4
+
+
+class Hidden(nn.Sequential):
+    """Looks like a chain of one layer, and is not."""
+
+    def forward(self, x):
+        return super().forward(x).square()
+
+
+LAYER = nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3)),
+        nn.Sequential(LAYER, LAYER),
+        nn.Sequential(nn.Linear(3, 3), nn.Tanh()),
+        Hidden(nn.Linear(3, 3)),
+        nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 3)),
+    ],
+)  # fmt: skip
+def test_a_name_does_not_make_a_model_convex(module):
+    data = rows(60, classes=3)
+    what = task(data, partition(data, 5), models.bring(module, "cross-entropy", name="softmax"))
+    found = convexity(step_size=0.01, what=what)
+    assert what.convex_model is None
+    with pytest.raises(InputError, match="only linear models"):
+        what.features()
+    assert found.headline is None
+    clipped = convexity(step_size=0.01, what=what, clip="per-example", bound=1.0)
+    assert "softmax is not known to be convex" in clipped.convexity
+
+
+def test_your_own_linear_layer_is_as_good_as_a_named_model():
+    data = rows(60)
+    what = task(data, partition(data, 5), models.bring(nn.Linear(3, 1, bias=False), "logistic", name="mine"))
+    assert convexity("cycle:3x4", "per-example", 0.5, 7.9, what).convexity.startswith("checked: logistic")
+    assert not convexity("cycle:3x4", "per-example", 0.5, 8.1, what).convexity.startswith("checked")
+
+
+def test_push_sum_allows_less():
+    assert "exceeds" in convexity("cycle:3x4", "per-example", 0.5, 7.9, name="dp-csgp").convexity
+    assert convexity("cycle:3x4", "per-example", 0.5, 3.0, name="dp-csgp").convexity.startswith("checked")
+
+
+# --- nothing promised ----------------------------------------------------------------------------------------------
+
+
+def test_noise_without_clipping_promises_nothing_and_says_so():
+    found = promise(begun(algorithm("dp-d-sgd", sigma=5.0), RING, clip="none", bound=None))
+    document = found.document()
+    assert (document["headline"], document["views"], document["sensitivity"]) == (None, [], "inf")
+    assert "gradients are not clipped" in document["refusals"][0]
+    assert found.epsilon == math.inf
+
+
+@pytest.mark.parametrize("clip", ["none", "per-example"])
+def test_no_noise_is_infinite(clip):
+    for built in (algorithm("d-psgd"), algorithm("dp-d-sgd", sigma=0.0)):
+        found = promise(begun(built, RING, clip=clip, bound=None if clip == "none" else 1.0))
+        assert found.epsilon == math.inf
+        json.dumps(found.document(), allow_nan=False)
+        if found.headline is not None:
+            assert found.headline["epsilon"] == "inf"
+
+
+def test_noise_at_some_nodes_only_is_infinite_for_the_others():
+    built = algorithm("dp-d-sgd", sigma=(1.0, 1.0, 0.0, 1.0, 1.0))
+    assert promise(begun(built, RING), attackers="none").epsilon == math.inf
+    assert promise(begun(built, RING, "poisson:0.25"), attackers="none").epsilon == math.inf
+
+
+# --- views of nodes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dp-d-sgd", "muffliato-sgd", "dp2sgd", "anti-pgd", "zip-dl"])
+@pytest.mark.parametrize("adjacency", ["record", "user"])
+def test_no_node_learns_more_than_everyone(name, adjacency):
+    began = begun(algorithm(name, sigma=2.0), metropolis("path:4"), what=job(4), adjacency=adjacency, rounds=5)
+    found = promise(began, attackers="all")
+    assert [str(view.view) for view in found.accounts] == ["everyone", "node:0", "node:1", "node:2", "node:3"]
+    for view in found.accounts[1:]:
+        if found.accounts[0].headline is not None:
+            assert view.mu <= found.accounts[0].mu * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("attackers", "nodes", "said"),
+    [
+        ("none", 0, "none"),
+        (0, 0, "none"),
+        ([], 0, "none"),
+        ("all", 5, "all 5 nodes"),
+        ("auto", 5, "all 5 nodes"),
+        (5, 5, "all 5 nodes"),
+        (2, 2, "a sample of 2 of 5 nodes, drawn with the run's seed"),
+        ([3, 1, 3], 2, "nodes 1, 3"),
+    ],
+)
+def test_attackers(attackers, nodes, said):
+    found = promise(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers=attackers)
+    assert (len(found.accounts) - 1, found.attackers) == (nodes, said)
+    if attackers == [3, 1, 3]:
+        assert [str(view.view) for view in found.accounts[1:]] == ["node:1", "node:3"]
+
+
+def test_attackers_that_are_not_there_are_refused():
+    for wanted, message in (("some", "known: auto, all"), (6, "there are 5 nodes"), (-1, "5 nodes"), ([5], "node 5")):
+        with pytest.raises(InputError, match=message):
+            promise(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers=wanted)
+
+
+def test_large_runs_are_sampled_unasked(monkeypatch):
+    began = begun(algorithm("dp-d-sgd", sigma=2.0), RING, rounds=10)
+    for limit, said in ((150, "a sample of 3 of 5 nodes"), (10, "a sample of 1 of 5"), (4, "none")):
+        monkeypatch.setattr("sottovoce.run.guarantees.NODE_ROUNDS", limit)
+        monkeypatch.setattr("sottovoce.run.guarantees.LARGEST", 10 * limit)
+        assert promise(began).attackers.startswith(said)
+
+
+def test_one_node_alone_has_nobody_to_fear_but_everyone():
+    began = begun(algorithm("dp-d-sgd", sigma=2.0), metropolis("path:1"), what=job(1))
+    found = promise(began)
+    assert found.attackers == "none"
+    assert found.epsilon < math.inf or found.headline is None
+
+
+def test_threads_stay_as_they_were():
+    before = torch.get_num_threads()
+    promise(begun(algorithm("dp-d-sgd", sigma=2.0), RING))
+    assert torch.get_num_threads() == before
+
+
+def test_data_that_ships_is_promised_what_its_shards_allow():
+    digits = load("digits")
+    what = task(digits, partition(digits, 5), models.model("softmax", digits))
+    began = begun(algorithm("dp-d-sgd", sigma=2.0), RING, "cycle:4x3", what=what, rounds=12)
+    assert began.algorithm.sensitivity == pytest.approx(2 / (min(map(len, what.shards.indices)) / 3))
+    assert promise(began, attackers="none").headline["mu"] == pytest.approx(1.0)
