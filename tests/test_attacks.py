@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from sottovoce.attacks.finished import infer
 from sottovoce.attacks.losses import attacked, candidates_of, series
 from sottovoce.attacks.success import Scores, area, area_variance, success
 from sottovoce.attacks.threshold import threshold
-from sottovoce.cli import main
 from sottovoce.config import Record, from_document
 from sottovoce.learning.data import Dataset
 from sottovoce.learning.models import model
@@ -182,18 +180,6 @@ def finished(tmp_path_factory):
     return out
 
 
-@pytest.fixture
-def sotto(monkeypatch, capsys):
-    def run(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sotto", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return stop.value.code, out, err
-
-    return run
-
-
 def test_shadow_runs_show_what_a_threshold_does_not(finished, monkeypatch):
     plain, loud = reopen(finished / "plain"), reopen(finished / "loud")
     simple = infer([plain], "threshold")
@@ -222,28 +208,28 @@ def test_shadow_runs_in_processes_of_their_own_give_the_same(finished):
 
 def test_attacks_are_printed_and_kept(sotto, finished):
     folder = finished / "plain"
-    code, out, err = sotto("attack", folder, "--json")
+    code, out, err = sotto(f"attack {folder} --json")
     document = json.loads(out)
     assert (code, err) == (0, "")
     assert document["auc"]["low"] <= document["auc"]["value"] <= document["auc"]["high"]
     assert (document["pairs"], document["victims"], document["members"]) == (4, 3, 80)
-    code, out, _ = sotto("attack", folder, "--attack", "classifier", "--attacker", 2)
+    code, out, _ = sotto(f"attack {folder} --attack classifier --attacker 2")
     assert code == 0
     assert "ROC-AUC" in out
     assert "2 pairs of attacker and victim" in out
     kept = json.loads((folder / "attack.json").read_text())
     assert kept["threshold"] == document
     assert kept["classifier"]["attacker"] == 2
-    both = json.loads(sotto("attack", folder, finished / "second", "--json")[1])
+    both = json.loads(sotto(f"attack {folder} {finished / 'second'} --json")[1])
     assert (both["pairs"], both["victims"], len(both["runs"])) == (8, 6, 2)
 
 
 def test_reconstruction_of_a_run_without_noise_is_exact_for_neighbours(sotto, finished):
-    code, out, _ = sotto("attack", finished / "plain", "--attack", "reconstruction", "--attacker", 0, "--json")
+    code, out, _ = sotto(f"attack {finished / 'plain'} --attack reconstruction --attacker 0 --json")
     nodes = {one["node"]: one for one in json.loads(out)["nodes"]}
     assert code == 0
     assert [nodes[node]["deviation"] for node in (1, 4)] == [pytest.approx(0, abs=1e-9)] * 2
-    noisy = json.loads(sotto("attack", finished / "loud", "--attack", "reconstruction", "--json")[1])
+    noisy = json.loads(sotto(f"attack {finished / 'loud'} --attack reconstruction --json")[1])
     sharpest = min(one["deviation"] for one in noisy["nodes"] if one["solved_rounds"])
     assert sharpest == pytest.approx(300 * 2 / 20, rel=1e-6)  # sigma times the sensitivity of 20 clipped rows
 
@@ -265,6 +251,6 @@ def test_reconstruction_of_a_run_without_noise_is_exact_for_neighbours(sotto, fi
     ],
 )
 def test_bad_input_gets_one_clear_line(words, line, sotto, finished):
-    code, out, err = sotto(words[0], finished / words[1], *words[2:])
+    code, out, err = sotto(words[0], str(finished / words[1]), *words[2:])
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert line in err

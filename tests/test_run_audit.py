@@ -13,7 +13,6 @@ import pytest
 
 from sottovoce.audit.canaries import _canaries, check_inputs
 from sottovoce.audit.claims import check_gradients
-from sottovoce.cli import main
 from sottovoce.config import from_document
 from sottovoce.run.folder import carry_out
 from sottovoce.run.reopen import reopen
@@ -32,20 +31,8 @@ def noisy(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def sotto(monkeypatch, capsys):
-    def run(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sotto", *map(str, words)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        out, err = capsys.readouterr()
-        return stop.value.code, out, err
-
-    return run
-
-
 def test_lower_bounds_stand_beside_the_claims_of_a_run(sotto, noisy):
-    code, out, err = sotto("audit", noisy, "--runs", 2, "--jobs", 1, "--json")
+    code, out, err = sotto(f"audit {noisy} --runs 2 --jobs 1 --json")
     document = json.loads(out)
     assert (code, err, document["consistent"]) == (0, "", True)
     gradients = [one for one in document["audits"] if one["canaries"] == "gradients"]
@@ -55,7 +42,7 @@ def test_lower_bounds_stand_beside_the_claims_of_a_run(sotto, noisy):
     assert kinds["fixed-streams"] == pytest.approx(np.sqrt(3))  # three times, four rounds apart
     assert 0.9 * np.sqrt(3) < everyone["audit"]["mu"] < np.sqrt(3)
     assert json.loads((noisy / "audit.json").read_text()) == document
-    assert "No claim is exceeded" in sotto("audit", noisy, "--runs", 2, "--jobs", 1)[1]
+    assert "No claim is exceeded" in sotto(f"audit {noisy} --runs 2 --jobs 1")[1]
 
 
 @pytest.mark.parametrize(("shrunk", "code"), [(1.0, 0), (0.8, 1)])
@@ -66,7 +53,7 @@ def test_a_claim_that_is_too_good_is_exceeded(shrunk, code, sotto, noisy, tmp_pa
         for claim in found["guarantees"]:
             claim["mu"] = shrunk * float(claim["mu"])
     (folder / "privacy.json").write_text(json.dumps(privacy))
-    got, out, _ = sotto("audit", folder, "--runs", 0)
+    got, out, _ = sotto(f"audit {folder} --runs 0")
     assert got == code
     assert ("exceeded" in out.partition("claim is")[0]) == bool(code)
 

@@ -137,6 +137,6 @@ def _claims(privacy: Document, adversary: str, victim: int) -> tuple[Claim, ...]
     found = [*claims_of(privacy, adversary, victim), *claims_of(privacy, "everyone", victim)]
     covering = [claim for claim in found if claim.kind != "fixed-streams"]
     sampled = privacy.get("sampled")
-    if sampled is not None and "replaced" in sampled["assumptions"][0]:
+    if sampled is not None and sampled["change"] == "replace":
         covering.append(Claim(view="everyone", victim=None, kind="sampled", mu=None, epsilon=float(sampled["epsilon"])))
     return tuple(covering)
