@@ -436,3 +436,12 @@ def test_one_round_of_a_state_that_grows():
     built = algorithm("muffliato-sgd", sigma=1.5, gossip_steps=3, chebyshev=True)
     seen = see(trace(built, metropolis("ring:5"), rounds=1), node(1))
     np.testing.assert_allclose(exact.losses(seen), exact.dense(seen), rtol=1e-9)
+
+
+def test_one_victim_of_a_singular_view_has_the_figure_it_has_among_all():
+    net = dropout("ring:6", rate=0.3, correlation=0.2, seed=5)
+    system = trace(algorithm("muffliato-sgd", sigma=1.5, gossip_steps=3), net, rounds=3)
+    everybody = see(system, everyone())
+    for number, victim in enumerate(everybody.victims):
+        alone = see(system, everyone(), victims=[int(victim)])
+        np.testing.assert_allclose(exact.losses(alone)[0], exact.losses(everybody)[number], rtol=1e-9)

@@ -30,7 +30,7 @@ from sottovoce.privacy.kalman import kalman
 from sottovoce.privacy.released import loss_given_noisy_gradients
 from sottovoce.privacy.said import without_what_was_said
 from sottovoce.privacy.sensitivity import Participation, worst_case
-from sottovoce.privacy.views import Inputs, Seen
+from sottovoce.privacy.views import Inputs, Seen, see
 from sottovoce.privacy.whiten import Array, Groups, Singular, silence, starts
 
 DEFLATED = 1e8
@@ -119,7 +119,7 @@ def in_groups(seen: Seen) -> Groups:
     """M of some victims after others, by the route that fits the size."""
     sources = sum(step.seen.noise.shape[1] for step in seen.steps)
     if seen.system.algorithm.once and seen.steps[0].out.state.shape[0] * sources <= DEFLATED:
-        yield slice(None), deflated(seen)
+        yield slice(None), _deflated(seen)
         return
     smaller, direct = without_what_was_said(well_conditioned(seen))
     try:  # what is singular shows before the first group
@@ -127,7 +127,14 @@ def in_groups(seen: Seen) -> Groups:
             np.einsum("vtt->vt", M_VTT)[:] += direct[group, None]
             yield group, M_VTT
     except Singular:
-        yield slice(None), deflated(well_conditioned(seen))
+        yield slice(None), _deflated(seen)
+
+
+def _deflated(seen: Seen) -> Array:
+    """Deflation with everyone as a victim: what is rounding is told by all signals, not by those of a few."""
+    whole = see(seen.system, seen.view)
+    M_VTT = deflated(whole if seen.system.algorithm.once else well_conditioned(whole))
+    return M_VTT[np.searchsorted(whole.victims, seen.victims)]
 
 
 def _route(seen: Seen) -> Callable[[Seen], Groups]:
