@@ -120,7 +120,7 @@ WRONG = {
     "topology.fresh=true": "topology.fresh with ring:4; fresh graphs are Erdos-Renyi",
     # names that would leave the folder
     "name=../x": "name = '../x'",
-    "name=/tmp/x": "name = '/tmp/x'",
+    "name=/else/x": "name = '/else/x'",
     "name=a/../../b": "name = 'a/../../b'",
     "name=a//b": "name = 'a//b'",
     "name=.hidden": "name = '.hidden'",

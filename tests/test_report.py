@@ -68,6 +68,12 @@ def test_a_page_has_the_table_the_figures_and_the_command(tmp_path):
     assert [row["run"] for row in found["runs"]] == ["plain", "wild"]
 
 
+def test_a_page_says_what_its_epsilons_are_about(tmp_path):
+    run = finished("a", 0, 0.5, headline={"epsilon": 1.0, "change": "zero-out"})
+    page = write_results(tmp_path, "study", About(), [run], "sotto run study.toml").read_text()
+    assert "at delta 1e-05, about one record made to count as nothing." in page
+
+
 def test_figures_over_seeds_are_said_in_words():
     assert shown({"mean": 0.25, "deviation": None}) == "0.2500"
     assert shown({"mean": None, "deviation": None}) == "astray"

@@ -18,6 +18,7 @@ from sottovoce.run.results import LAST, LESS_IS_BETTER, Finished, Row
 from sottovoce.run.results import rows as best_rows
 
 HEADINGS = ("run", "seeds", "average model", "nodes, mean", "nodes, worst", "test loss", "epsilon", "MB sent")
+CHANGES = {"replace": "replaced by another", "zero-out": "made to count as nothing"}
 OVER = {"rounds": lambda line: line["round"], "megabytes sent": lambda line: line["bytes"] / 1e6}
 
 
@@ -55,7 +56,7 @@ def markdown(
     parts += [
         f"Test {metric} and loss are means over the last {LAST} rounds, then over {seeds} seeds, ± the deviation "
         "between seeds. Epsilon is proven for whoever hears every message, "
-        f"at delta {rows[0].runs[0].result['delta']:g}. "
+        f"at delta {rows[0].runs[0].result['delta']:g}{_protected(rows)}. "
         + ("Of the values to tune, that which is best for the average model is shown." if for_nodes else ""),
         "",
         *table(rows),
@@ -66,6 +67,14 @@ def markdown(
     for stem, caption in figures.items():
         parts += [f"![{caption}]({stem}.svg)", "", f"*{caption}*", ""]
     return "\n".join(parts)
+
+
+def _protected(rows: Sequence[Row]) -> str:
+    """What the epsilons are about; they can only be compared where that is the same."""
+    runs = [run for row in rows for run in row.runs if run.result["headline"] is not None]
+    what = {"a node's data" if run.run.experiment.privacy.adjacency == "user" else "one record" for run in runs}
+    changes = {CHANGES.get(run.result["headline"].get("change"), "") for run in runs} - {""}
+    return f", about {' or '.join(sorted(what))} {' or '.join(sorted(changes))}" if changes else ""
 
 
 def table(rows: Sequence[Row]) -> list[str]:
