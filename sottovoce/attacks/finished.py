@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from sottovoce.attacks import MEMBERSHIP
 from sottovoce.attacks.classifier import classifier
 from sottovoce.attacks.likelihood import ENOUGH, likelihood
 from sottovoce.attacks.losses import SAMPLES, Series, attacked, candidates_of, series
+from sottovoce.attacks.pooled import Group, pooled, pooled_series
 from sottovoce.attacks.reconstruction import ENTRIES, NOISE_ENTRIES, reconstruct
 from sottovoce.attacks.shadows import shadowed
 from sottovoce.attacks.success import Success
 from sottovoce.attacks.threshold import threshold
+from sottovoce.config import Document
 from sottovoce.errors import InputError
-from sottovoce.privacy.views import node
+from sottovoce.files import write_text
+from sottovoce.privacy.views import View, node
+from sottovoce.privacy.views import view as named_view
 from sottovoce.run.again import Tell
+from sottovoce.run.folder import Files
 from sottovoce.run.reopen import Opened
 from sottovoce.threads import threads
 from sottovoce.trace import trace
 
-ATTACKS = ("threshold", "classifier", "likelihood", "reconstruction")
+KEPT = "attack.json"
 
 
 def infer(
@@ -28,6 +36,7 @@ def infer(
     attack: str = "threshold",
     *,
     attacker: int | None = None,
+    view: str | View | None = None,
     samples: int = SAMPLES,
     shadows: int = ENOUGH,
     method: str | None = None,
@@ -36,9 +45,14 @@ def infer(
     jobs: int | None = None,
     tell: Tell | None = None,
 ) -> Success:
-    """Membership inference by one attacker, or by all that were recorded, on one run or on several seeds of it."""
-    if attack not in ATTACKS[:3]:
-        raise InputError(f"attack {attack!r}", f"known: {', '.join(ATTACKS)}", "choose one of them")
+    """Membership inference by one attacker, or by all that were recorded, on one run or on several seeds of it.
+
+    For the pooled attack a `view` says who conspires: `coalition:0,3`, or `everyone`, who hears all messages.
+    """
+    if attack not in MEMBERSHIP:
+        raise InputError(f"attack {attack!r}", f"known: {', '.join(MEMBERSHIP)}", "choose one of them")
+    if view is not None and (attack != "pooled" or attacker is not None):
+        raise InputError(f"view {view} with {attack}", "views are for pooled, without an attacker", "drop one of them")
     with threads():
         if attack == "likelihood":
             pairs = [attacked(one.messages, attacker, one.trial.topology.n) for one in opened]
@@ -47,15 +61,73 @@ def infer(
                 for one, mine in zip(opened, pairs, strict=True)
             ]
             return likelihood(found, method=method, confidence=confidence, seed=seed)
+        if attack == "pooled":
+            return _pooled(opened, attacker, view, samples=samples, confidence=confidence, seed=seed)
         every = [one for run, each in enumerate(opened) for one in _series(each, attacker, samples, seed, run)]
         act = threshold if attack == "threshold" else classifier
         return act(every, confidence=confidence, seed=seed)
+
+
+def keep(folders: Sequence[Path], kind: str, found: Document) -> Document:
+    """What an attack found, written into `attack.json` of its runs: the latest of each kind counts."""
+    document = {"runs": [str(folder) for folder in folders], "attack": kind, **found}
+    for folder in folders:
+        write_text(folder / KEPT, json.dumps({**kept(folder), kind: document}, indent=1) + "\n")
+    return document
+
+
+def kept(folder: Path) -> Document:
+    """What attacks on a run found so far, by their kind."""
+    return Files(folder).document(folder / KEPT) or {}
+
+
+def figures(success: Success) -> Document:
+    """As JSON; `method` says how, where an attack has several ways."""
+    document = success.document()
+    return {"method": document.pop("attack"), **document}
 
 
 def _series(opened: Opened, attacker: int | None, samples: int, seed: int, run: int) -> list[Series]:
     job = opened.trial.task
     pairs = attacked(opened.messages, attacker, opened.trial.topology.n)
     return series(job, opened.messages, pairs, candidates_of(job, pairs, samples=samples, seed=seed), run=run)
+
+
+def _pooled(
+    opened: Sequence[Opened],
+    attacker: int | None,
+    view: str | View | None,
+    *,
+    samples: int,
+    confidence: float,
+    seed: int,
+) -> Success:
+    groups, net = _groups(opened[0], attacker, view), opened[0].trial.topology
+    every = []
+    for run, one in enumerate(opened):
+        job = one.trial.task
+        chosen = candidates_of(job, [(0, victim) for victim in range(net.n)], samples=samples, seed=seed)
+        every += pooled_series(job, one.messages, groups, chosen, run=run)
+    return pooled(every, groups, net, confidence=confidence, seed=seed)
+
+
+def _groups(opened: Opened, attacker: int | None, view: str | View | None) -> list[Group]:
+    """Every recorded node by itself, or who a view is."""
+    messages, n = opened.messages, opened.trial.topology.n
+    if view is None:
+        attacked(messages, attacker, n)
+        return [Group((one,), (one,)) for one in (messages.attackers if attacker is None else (attacker,))]
+    seen = named_view(view)
+    seen.check(n)
+    if seen.kind == "eavesdropper" or seen.secure_sum:
+        raise InputError(f"view {seen}", "recorded is what nodes received", "use everyone, node:A or coalition:A,B")
+    hears = tuple(range(n)) if seen.kind == "everyone" else seen.members
+    missing = sorted(set(hears) - set(messages.attackers))
+    if missing:
+        raise InputError(
+            f"{seen}: node {missing[0]} was not recorded", "attacks need what was received", "record more attackers"
+        )
+    return [Group(hears, seen.members)]
 
 
 def solve(opened: Opened, attacker: int) -> dict[str, Any]:

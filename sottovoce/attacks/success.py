@@ -20,7 +20,7 @@ examples: DeLong's for areas, Clopper's and Pearson's for rates.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +63,11 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Success:
-    """What an attack achieved. `by_round` is the mean area for models of single rounds, where the attack has it."""
+    """What an attack achieved.
+
+    `by_round` is the mean area for models of single rounds, `by_distance` the area by hops between attacker and
+    victim, where the attack has them.
+    """
 
     attack: str
     auc: Estimate
@@ -77,11 +81,17 @@ class Success:
     members: int
     others: int
     by_round: tuple[tuple[int, float], ...] = ()
+    by_distance: tuple[tuple[int, Estimate], ...] = ()
+
+    def named(self, attack: str, by_distance: Sequence[tuple[int, Estimate]]) -> Success:
+        """The same figures under another name, with areas by distance."""
+        return replace(self, attack=attack, by_distance=tuple(by_distance))
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
         found = asdict(self)
         found["by_round"] = [{"round": round, "auc": auc} for round, auc in self.by_round]
+        found["by_distance"] = [{"distance": hops, "auc": asdict(auc)} for hops, auc in self.by_distance]
         return found
 
 

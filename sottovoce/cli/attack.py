@@ -16,6 +16,7 @@ from sottovoce.report.numbers import up
 if TYPE_CHECKING:
     from sottovoce.attacks.success import Success
     from sottovoce.audit.claims import Checked
+    from sottovoce.run.reopen import Opened
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")]
 Attacker = Annotated[int | None, typer.Option(help="Only this node; all that were recorded unless given.")]
@@ -27,9 +28,13 @@ Jobs = Annotated[int | None, typer.Option(min=1, max=64, help="Runs at once; one
 def attack(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are seeds of one experiment.")],
     kind: Annotated[
-        str, typer.Option("--attack", help="threshold, classifier, likelihood or reconstruction.")
+        str, typer.Option("--attack", help="threshold, classifier, likelihood, pooled, reconstruction or inversion.")
     ] = "threshold",
     attacker: Attacker = None,
+    view: Annotated[
+        str | None, typer.Option(help="pooled: who conspires, coalition:A,B or everyone; each alone unless given.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="inversion: draw what was found here, as SVG.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Members of a victim to try, and as many others.")] = 500,
     shadows: Annotated[int, typer.Option(min=2, help="likelihood: shadow runs; below 16 by RMIA, else LiRA.")] = 16,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
@@ -39,33 +44,52 @@ def attack(
     as_json: Json = False,
 ) -> None:
     """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
-    from sottovoce.attacks.finished import ATTACKS, infer, solve
+    from sottovoce.attacks import ATTACKS
+    from sottovoce.attacks.finished import figures, infer, keep, solve
     from sottovoce.run.reopen import reopen
 
     if kind not in ATTACKS:
         raise InputError(f"--attack {kind}", f"known: {', '.join(ATTACKS)}", "choose one of them")
+    if picture is not None and kind != "inversion":
+        raise InputError(f"--picture with {kind}", "only inversion draws", "add --attack inversion")
     opened = [reopen(folder, data) for folder in runs]
-    if kind == "reconstruction":
+    if kind == "inversion":
+        found, table, after = _inverted(opened[0], attacker or 0, picture, seed)
+        runs = runs[:1]
+    elif kind == "reconstruction":
         documents = [solve(one, 0 if attacker is None else attacker) for one in opened]
-        found = documents[0] if len(opened) == 1 else {"attack": kind, "runs": documents}
+        found = documents[0] if len(opened) == 1 else {"solved": documents}
         table, after = _solved(documents[0]), [] if len(opened) == 1 else ["Shown is the first run."]
     else:
         with progress("shadow runs" if kind == "likelihood" else kind) as tell:
             success = infer(
-                opened, kind, attacker=attacker, samples=samples, shadows=shadows, confidence=confidence, seed=seed,
-                jobs=jobs, tell=tell,
+                opened, kind, attacker=attacker, view=view, samples=samples, shadows=shadows, confidence=confidence,
+                seed=seed, jobs=jobs, tell=tell,
             )  # fmt: skip
-        found = {"attack": kind, "attacker": "all" if attacker is None else attacker, **_of(success)}
-        table, after = _figures(success), [_said(success)]
-    document = {"runs": [str(folder) for folder in runs], **found}
-    for folder in runs:
-        _keep(folder / "attack.json", kind, document)
-    answer(document, as_json, table, *after)
+        who = view or ("all" if attacker is None else attacker)
+        found, table, after = {"attacker": who, **figures(success)}, _figures(success), [_said(success)]
+    answer(keep(runs, kind, found), as_json, table, *after)
 
 
-def _of(success: "Success") -> dict[str, Any]:
-    document = success.document()
-    return {"method": document.pop("attack"), **document}
+def _inverted(
+    opened: "Opened", attacker: int, picture: Path | None, seed: int
+) -> tuple[dict[str, Any], Table, list[str]]:
+    from sottovoce.attacks.inversion import inverted
+    from sottovoce.files import write_text
+    from sottovoce.report.pictures import gallery
+
+    found, pictures = inverted(opened, attacker, seed=seed)
+    if picture is not None:
+        rows = {
+            "batches": [one for truth, _ in pictures for one in truth],
+            "found": [one for _, made in pictures for one in made],
+        }
+        write_text(picture, gallery(rows, opened.trial.task.dataset.shape))
+    table = [[f"node seen by {attacker}", "rows", "likeness of what was found", "of strangers"]]
+    for one in found["victims"]:
+        alike = ", ".join(f"{value:.2f}" for value in one["likeness"])
+        table.append([str(one["victim"]), str(one["rows"]), alike, f"{one['strangers']:.2f}"])
+    return found, table, ["Likeness is correlation with the closest picture found: 1 is the same picture."]
 
 
 def _figures(success: "Success") -> Table:
@@ -83,6 +107,8 @@ def _figures(success: "Success") -> Table:
 def _said(success: "Success") -> str:
     trend = ", ".join(f"{auc:.2f}" for _, auc in success.by_round[:: max(1, len(success.by_round) // 6)])
     over = f" Area by round: {trend}." if trend else ""
+    if success.by_distance:
+        over += " Area by hops: " + ", ".join(f"{hops}: {auc}" for hops, auc in success.by_distance) + "."
     return (
         f"{success.pairs} pairs of attacker and victim, {success.victims} victims, {success.members:,} members and "
         f"{success.others:,} others; {success.confidence:.0%} intervals {success.interval}.{over}"
@@ -158,12 +184,3 @@ def _beside(checked: "list[Checked]") -> Table:
 
 def _down(value: float) -> str:
     return f"{math.floor(value * 1000) / 1000:g}" if math.isfinite(value) else "inf"
-
-
-def _keep(path: Path, kind: str, document: dict[str, Any]) -> None:
-    """All kinds of attack stand in one file; the latest of each kind counts."""
-    from sottovoce.files import write_text
-    from sottovoce.run.folder import Files
-
-    before = Files(path.parent).document(path) or {}
-    write_text(path, json.dumps({**before, kind: document}, indent=1) + "\n")

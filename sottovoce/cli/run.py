@@ -66,6 +66,7 @@ def _sweep(
     """Carry out all runs, write the page of results, and print its table."""
     from sottovoce.report.results import write_results
     from sottovoce.run.results import rows
+    from sottovoce.run.sweep import attacks_of
     from sottovoce.run.together import carry_out_all
 
     name = str(document["name"])
@@ -73,10 +74,21 @@ def _sweep(
         finished = carry_out_all(runs, out, data=data, resume=resume, jobs=jobs, tell=tell)
     command = " ".join(["sotto run", str(file), *(f"--set {setting}" for setting in settings)])
     page = write_results(out / name, name, runs[0].experiment.about, finished, command)
-    documents = [row.document() for row in rows(finished)]
-    answer({"name": name, "page": str(page), "runs": documents}, as_json, _table(documents))
+    reported = rows(finished)
+    documents = [row.document() for row in reported]
+    answered = {"name": name, "page": str(page), "runs": documents}
+    if kinds := attacks_of(document):
+        from sottovoce.attacks.sweeps import attack_rows
+        from sottovoce.report.attacked import write_attacks
+
+        with progress("attacks") as tell:
+            attacked = attack_rows(reported, kinds, out, data=data, tell=tell)
+        answered["attacks"] = str(write_attacks(out / name, name, runs[0].experiment.about, attacked, command))
+    answer(answered, as_json, _table(documents))
     if not as_json:
-        typer.echo(f"Page: {page}", err=True)
+        typer.echo(
+            f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}", err=True
+        )
 
 
 def _facts(result: "Document") -> Table:
