@@ -97,7 +97,7 @@ def inverted(opened: Opened, attacker: int, *, seed: int = 0) -> tuple[Document,
     victims, pictures = [], []
     for place in np.flatnonzero((got.receiver == attacker) & (got.sender >= 0)):
         victim = int(got.sender[place])
-        truth = job.inputs[torch.from_numpy(trial.gradients.batches.rows_of(victim, 0))]
+        truth = job.inputs[torch.tensor(trial.gradients.batches.rows_of(victim, 0))]
         _check(len(truth), victim)
         moved = start - torch.from_numpy(got.rows[got.row[place]]).to(start.dtype)
         found = invert(job, start, moved, rows=len(truth), seed=seed)

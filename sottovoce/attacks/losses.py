@@ -153,7 +153,10 @@ def _of_round(
 def losses_of(
     job: Task, models_RD: Tensor, inputs: Tensor, targets: Tensor, rows: Sequence[Positions]
 ) -> list[NDArray[Any]]:
-    """The losses of some rows on each model, all models at once as far as they fit into memory."""
+    """The losses of some rows on each model, all models at once as far as they fit into memory.
+
+    In double precision: in single precision all rows that a model is sure of would have the same loss, 0.
+    """
     longest = max(map(len, rows))
     padded = torch.from_numpy(np.stack([np.resize(one, longest) for one in rows]))
     found: list[NDArray[Any]] = []
@@ -163,7 +166,7 @@ def losses_of(
         for examples in pieces(longest, job.engine.examples_at_once(len(models), inputs.shape[1])):
             at = picked[:, examples]
             shown = inputs.index_select(0, at.flatten()).view(*at.shape, -1)
-            parts.append(job.model.loss.each(job.engine.outputs(models, shown), targets[at]))
-        whole = torch.cat(parts, dim=1).double().nan_to_num(nan=WORST, posinf=WORST).clamp(max=WORST)
+            parts.append(job.model.loss.each(job.engine.outputs(models, shown).double(), targets[at]))
+        whole = torch.cat(parts, dim=1).nan_to_num(nan=WORST, posinf=WORST).clamp(max=WORST)
         found += list(whole.numpy())
     return [losses[: len(one)] for losses, one in zip(found, rows, strict=True)]

@@ -43,7 +43,7 @@ def pooled_series(
         got = messages.at(round)
         for number, group in enumerate(groups):
             victims = [victim for victim in chosen if (number, victim) in found]
-            models = _models(got, group, victims)
+            models = models_of(got, group, victims)
             if models is None:
                 continue
             stacked = torch.from_numpy(models).to(job.inputs.dtype)
@@ -59,7 +59,7 @@ def _blank(rounds: int, of: Candidates) -> tuple[Array, Array]:
     return np.full((rounds, len(of.members)), np.nan), np.full((rounds, len(of.others)), np.nan)
 
 
-def _models(got: Delivery, group: Group, victims: Sequence[int]) -> Array | None:
+def models_of(got: Delivery, group: Group, victims: Sequence[int]) -> Array | None:
     """For each victim the model that a group has for it after a round; None where nothing came."""
     theirs = np.isin(got.receiver, group.hears) & ~np.isin(got.sender, group.members)
     if not theirs.any():

@@ -76,15 +76,16 @@ def charts(attacked: Sequence[Attacked]) -> dict[str, tuple[str, str]]:
     """By name: a caption and a drawing."""
     there = [one for one in attacked if one.found]
     kind = next(iter(there[0].found))
-    metric, found = there[0].row.metric, {one.row: one.found for one in there}
+    metric, rows = there[0].row.metric, [one.row for one in there]
+    found = {one.row.label: one.found for one in there}
     y, drawn = f"area of the {kind} attack", {}
 
     def add(stem: str, caption: str, series: list[Line], x: str, *, log_x: bool = False) -> None:
         drawn[stem] = caption, lines(series, x=x, y=y, title=caption, log_x=log_x)
 
-    word, grid, middle = middle_of(list(found))
+    word, grid, middle = middle_of(rows)
     if len(grid) > 1:
-        series = across(list(found), grid, lambda row: _mean_and_half(found[row][kind]["auc"]))
+        series = across(rows, grid, lambda row: _mean_and_half(found[row.label][kind]["auc"]))
         add(f"attack-over-{word}", f"Success of the {kind} attack over {word}", series, word, log_x=grid[0] > 0)
     add("attack-trade-off", f"Success of the {kind} attack against test {metric} of nodes", _trade_off(there, kind),
         f"test {metric} of nodes")  # fmt: skip
