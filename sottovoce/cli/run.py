@@ -120,12 +120,11 @@ def _epsilon(result: "Document") -> str:
 
 def _table(found: list["Document"]) -> Table:
     """A sweep: means over seeds, with deviations."""
-    from sottovoce.report.results import shown
+    from sottovoce.report.results import epsilon_of, shown
 
     metric = found[0]["metric"] if found else ""
     table = [["run", "seeds", f"{metric}, average model", f"{metric}, nodes", "test loss", "epsilon", "MB sent"]]
     for row in found:
-        epsilon = "none" if row["epsilon"] is None else up(float(row["epsilon"]))
         figures = [shown(row[key]) for key in ("average_model", "mean_node", "loss")]
-        table.append([row["run"], str(row["seeds"]), *figures, epsilon, f"{row['megabytes']:,.1f}"])
+        table.append([row["run"], str(row["seeds"]), *figures, epsilon_of(row["epsilon"]), f"{row['megabytes']:,.1f}"])
     return table
