@@ -163,7 +163,7 @@ def _down(value: float) -> str:
 def _keep(path: Path, kind: str, document: dict[str, Any]) -> None:
     """All kinds of attack stand in one file; the latest of each kind counts."""
     from sottovoce.files import write_text
-    from sottovoce.run.folder import Files
+    from sottovoce.run.files import Files
 
     before = Files(path.parent).document(path) or {}
     write_text(path, json.dumps({**before, kind: document}, indent=1) + "\n")
