@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_curve
 
 from sottovoce import InputError, algorithm, dropout, metropolis, simulate, weigh
 from sottovoce.attacks.classifier import classifier, spaced
@@ -49,6 +50,22 @@ def test_rates_are_counted_at_thresholds_that_ties_allow():
     others[1] = 9.0
     assert success("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)]).tpr_at_0_1_percent.value == 0.25
     assert success("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)]).tpr_at_1_percent.value == 0.75
+
+
+@pytest.mark.parametrize("size", [20, 3000])
+def test_curves_are_those_of_scikit_learn(size):
+    rng = np.random.default_rng(2)
+    members, others = rng.normal(0.5, 1, size).round(2), rng.normal(0, 1, size).round(2)
+    found = success(
+        "try",
+        [Scores(0, members[: size // 2], others[: size // 2]), Scores(1, members[size // 2 :], others[size // 2 :])],
+    )
+    curve = found.document()["roc"]
+    false, true, _ = roc_curve(np.repeat([1, 0], size), np.concatenate([members, others]), drop_intermediate=False)
+    assert {*zip(curve["fpr"], curve["tpr"], strict=True)} <= {*zip(false.tolist(), true.tolist(), strict=True)}
+    assert (curve["fpr"][0], curve["tpr"][0], curve["fpr"][-1], curve["tpr"][-1]) == (0, 0, 1, 1)
+    assert len(curve["fpr"]) <= 200
+    assert np.trapezoid(curve["tpr"], curve["fpr"]) == pytest.approx(area(members, others), abs=0.003)
 
 
 @pytest.mark.parametrize("victims", [2, 12])

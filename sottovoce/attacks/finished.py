@@ -23,7 +23,7 @@ from sottovoce.files import write_text
 from sottovoce.privacy.views import View, node
 from sottovoce.privacy.views import view as named_view
 from sottovoce.run.again import Tell
-from sottovoce.run.folder import Files
+from sottovoce.run.files import Files
 from sottovoce.run.reopen import Opened
 from sottovoce.threads import threads
 from sottovoce.trace import trace

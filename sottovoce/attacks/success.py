@@ -2,6 +2,7 @@
 
 - `auc`: the mean over attacked pairs of the area under the ROC curve, 0.5 for guessing;
 - `tpr`: the share of members found when at most 0.1 % or 1 % of others are taken for members, all victims together;
+- `roc`: true positive rates over false ones, all victims together, at no more than 200 thresholds;
 - `advantage`: true less false positive rate at the best threshold; half of the scores choose it for the other half, so
   that chance alone gives 0 on average.
 
@@ -39,6 +40,9 @@ VICTIMS = 8
 RESAMPLES = 1000
 
 RATES = (0.001, 0.01)
+
+POINTS = 200
+"""Thresholds of a ROC curve that are kept."""
 
 
 class Scores(NamedTuple):
@@ -81,6 +85,7 @@ class Success:
     members: int
     others: int
     by_round: tuple[tuple[int, float], ...] = ()
+    roc: tuple[tuple[float, float], ...] = ()
     by_distance: tuple[tuple[int, Estimate], ...] = ()
 
     def named(self, attack: str, by_distance: Sequence[tuple[int, Estimate]]) -> Success:
@@ -92,6 +97,7 @@ class Success:
         found = asdict(self)
         found["by_round"] = [{"round": round, "auc": auc} for round, auc in self.by_round]
         found["by_distance"] = [{"distance": hops, "auc": asdict(auc)} for hops, auc in self.by_distance]
+        found["roc"] = {key: [point[at] for point in self.roc] for at, key in enumerate(("fpr", "tpr"))}
         return found
 
 
@@ -124,6 +130,7 @@ def success(
         members=sum(len(one.members) for one in scores),
         others=sum(len(one.others) for one in scores),
         by_round=tuple(by_round),
+        roc=_roc(pool),
     )
 
 
@@ -195,6 +202,15 @@ def _curve(pool: Pool, weight: Array) -> tuple[Array, Array]:
     found = [np.cumsum(weight * part)[pool.ends] for part in (pool.member, ~pool.member)]
     true, false = (part / max(part[-1], 1e-300) for part in found)
     return true, false
+
+
+def _roc(pool: Pool) -> tuple[tuple[float, float], ...]:
+    """From (0, 0) to (1, 1): as many true positives as evenly spread false positive rates allow, and small ones."""
+    true, false = (np.append(0.0, part) for part in _curve(pool, np.ones(len(pool.values))))
+    rates = np.concatenate([np.linspace(0, 1, POINTS // 2), np.geomspace(1e-4, 1, POINTS // 2 - 1)])
+    few = len(false) <= POINTS
+    kept = np.arange(len(false)) if few else np.unique(np.append(0, np.searchsorted(false, rates, "right") - 1))
+    return tuple(zip(false[kept].tolist(), true[kept].tolist(), strict=True))
 
 
 def _tpr(pool: Pool, weight: Array) -> list[float]:

@@ -19,7 +19,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from sottovoce.files import write, write_text
 from sottovoce.learning.data import Dataset
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import Saved, load, save
+from sottovoce.run.files import Files
 from sottovoce.run.guarantees import promise
 from sottovoce.run.record import both, recorder_in
 from sottovoce.run.simulate import Watch, measured_rounds
@@ -41,60 +41,6 @@ Tell = Callable[[int, int], None]
 
 PATIENCE = 20
 """Checkpoints are at least so many times further apart than one takes to write."""
-
-
-@dataclass(frozen=True)
-class Files:
-    """Where the parts of a run lie."""
-
-    folder: Path
-
-    @property
-    def config(self) -> Path:
-        return self.folder / "config.json"
-
-    @property
-    def privacy(self) -> Path:
-        return self.folder / "privacy.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.npz"
-
-    @property
-    def result(self) -> Path:
-        return self.folder / "result.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
-
-    def document(self, path: Path) -> Document | None:
-        """A JSON file of the run, or None where it is not there."""
-        try:
-            found = json.loads(path.read_text())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError):
-            found = None
-        if not isinstance(found, dict):
-            raise _damaged(path)
-        return found
-
-    def lines(self) -> list[Document]:
-        """What was measured."""
-        try:
-            return [json.loads(line) for line in self.metrics.read_text().splitlines()]
-        except (OSError, ValueError):
-            raise _damaged(self.metrics) from None
-
-
-def _damaged(path: Path) -> InputError:
-    return InputError(f"{path}: damaged", "it is written by sotto run", "remove the run's folder")
 
 
 def carry_out(

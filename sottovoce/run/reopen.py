@@ -13,7 +13,8 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.views import Seen, View, see
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
-from sottovoce.run.folder import Files, fingerprint
+from sottovoce.run.files import Files
+from sottovoce.run.folder import fingerprint
 from sottovoce.run.record import Messages, recorded
 from sottovoce.run.trial import Trial
 from sottovoce.trace import trace
