@@ -74,7 +74,6 @@ class Hang(Count):
 def rank_until(fault, victim, told, document, place, timeout):
     """One rank of a run of which the victim meets a fault; exits 1 where it is told that a rank is lost."""
     os.environ |= told
-    os.environ.pop("SOTTOVOCE_PARENT", None)
     pace.PATIENCE = 0
     if int(told["RANK"]) == victim:
         FAULTS[fault]()
