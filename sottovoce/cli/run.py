@@ -1,18 +1,20 @@
 """`sotto run`: one experiment, or a sweep of them, from a TOML file."""
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli.app import app
+from sottovoce.cli.app import STOPPED, app
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, facts, progress
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, SottovoceError
 from sottovoce.report.numbers import up
 
 if TYPE_CHECKING:
-    from sottovoce.config import Document
+    from sottovoce.config import Document, Experiment
     from sottovoce.run.sweep import Planned
 
 
@@ -29,6 +31,12 @@ def run(
         int | None, typer.Option(min=1, max=64, help="Runs of a sweep at once; one per core unless given.")
     ] = None,
     only: Annotated[str | None, typer.Option(help="Only runs of a sweep whose name contains this.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Spread the nodes of one run over so many processes.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a process that does not answer is given up.")
+    ] = 120.0,
     as_json: Json = False,
 ) -> None:
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
@@ -37,18 +45,89 @@ def run(
 
     document = changed(read(file), settings or [])
     runs = planned(document, str(file))
+    ranked = _ranked()
     if len(runs) == 1 and not runs[0].variant:
-        with progress(runs[0].experiment.name, rate=True) as tell:
-            from sottovoce.run.folder import carry_out
-
-            one = runs[0].experiment
-            result = carry_out(one, out / one.name, data=data, resume=resume, tell=tell)
-        answer(result, as_json, _facts(result))
+        one = runs[0].experiment
+        if ranked:
+            _as_rank(one, timeout, data=data, out=out, resume=resume, as_json=as_json)
+        elif processes is not None and processes > 1:
+            _in_processes(file, settings or [], processes, timeout, data=data, out=out, resume=resume, as_json=as_json)
+        else:
+            _one(one, data=data, out=out, resume=resume, as_json=as_json)
         return
+    if ranked or (processes or 1) > 1:
+        raise InputError(
+            f"{file}: a sweep over processes", "the nodes of one run are spread over them",
+            "use --jobs for several runs at once, or the settings of one run",
+        )  # fmt: skip
     chosen = [run for run in runs if only is None or only in run.experiment.name]
     if not chosen:
         raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].experiment.name}")
     _sweep(document, file, settings or [], chosen, data=data, out=out, resume=resume, jobs=jobs, as_json=as_json)
+
+
+def _one(experiment: "Experiment", *, data: Path | None, out: Path, resume: bool, as_json: bool) -> None:
+    """One run, in this process."""
+    with progress(experiment.name, rate=True) as tell:
+        from sottovoce.run.folder import carry_out
+
+        result = carry_out(experiment, out / experiment.name, data=data, resume=resume, tell=tell)
+    answer(result, as_json, _facts(result))
+
+
+def _ranked() -> bool:
+    """Whether torchrun, or `sotto` itself, started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def _as_rank(
+    experiment: "Experiment", timeout: float, *, data: Path | None, out: Path, resume: bool, as_json: bool
+) -> None:
+    """One rank's part of a run. Rank 0 shows how far it is and answers; what went wrong is said once."""
+    from sottovoce.run.folder import carry_out
+    from sottovoce.run.processes import joined
+
+    quiet = os.environ["RANK"] != "0"
+    try:
+        with joined(timeout) as ranks, nullcontext() if quiet else progress(experiment.name, rate=True) as tell:
+            folder = out / experiment.name
+            try:
+                result = carry_out(experiment, folder, data=data, resume=resume, tell=tell, team=ranks)
+            except SottovoceError as error:
+                quiet = not ranks.speaks(error)
+                raise
+    except SottovoceError as error:
+        if quiet:
+            raise SystemExit(error.exit_code) from None
+        raise
+    except KeyboardInterrupt:
+        if quiet:
+            raise SystemExit(STOPPED) from None
+        raise
+    if not quiet:
+        answer(result, as_json, _facts(result))
+
+
+def _in_processes(
+    file: Path,
+    settings: list[str],
+    processes: int,
+    timeout: float,
+    *,
+    data: Path | None,
+    out: Path,
+    resume: bool,
+    as_json: bool,
+) -> None:
+    """Start the ranks here, and end as they do; they say what there is to say."""
+    from sottovoce.run.launch import launch
+
+    arguments = ["run", str(file), "--out", str(out), "--timeout", str(timeout)]
+    arguments += [word for setting in settings for word in ("--set", setting)]
+    arguments += ["--data", str(data)] if data is not None else []
+    arguments += ["--resume"] if resume else []
+    arguments += ["--json"] if as_json else []
+    raise SystemExit(launch(arguments, processes, timeout))
 
 
 def _sweep(
@@ -100,12 +179,17 @@ def _facts(result: "Document") -> Table:
         "algorithm": f"{result['algorithm']} on {result['topology']}, {result['rounds']} rounds",
         f"test {metric} of the average model": f"{last[metric]['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**last[metric]),
-        "sent": f"{last['messages']:,} messages, {last['bytes'] / 1e6:,.1f} MB",
+        "sent": f"{last['messages']:,} messages, {last['bytes'] / 1e6:,.1f} MB{_between(last)}",
         "epsilon": _epsilon(result),
         "seconds": f"{result['seconds']:.1f}",
         "folder": result["folder"],
     }
     return facts(shown)
+
+
+def _between(last: "Document") -> str:
+    """What of it went between processes, as counted there."""
+    return f", {last['wire_bytes'] / 1e6:,.1f} MB between processes" if "wire_bytes" in last else ""
 
 
 def _epsilon(result: "Document") -> str:

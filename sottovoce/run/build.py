@@ -63,6 +63,11 @@ def _loaded(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
     return found.unit_norm() if unit_norm else found
 
 
+def forget_data() -> None:
+    """Let go of data sets that were kept for the next run: ranks keep the rows of their own nodes."""
+    _loaded.cache_clear()
+
+
 def _step_size(choice: AlgorithmChoice) -> Any:
     """As given, or the algorithm's default; averaging has none, and is refused by `trial`."""
     accepted = inspect.signature(builder(choice.name)).parameters

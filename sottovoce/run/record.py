@@ -2,7 +2,7 @@
 
 Of the first gossip step of every few rounds, of the first and of the last: models with the noise that they carried on
 that very edge. A round is one file, written whole or not at all, so that a run that is killed and goes on leaves the
-same files.
+same files; of a run over processes every rank writes one, with what its own attackers received.
 
     >>> from sottovoce import algorithm, metropolis, simulate
     >>> from sottovoce.learning.data import load
@@ -22,7 +22,7 @@ same files.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -55,7 +55,7 @@ class Delivery(NamedTuple):
 class Messages:
     """All that was recorded of a run: in memory, or in the files of a folder, which are read one at a time."""
 
-    def __init__(self, attackers: tuple[int, ...], deliveries: dict[int, Delivery | Path]) -> None:
+    def __init__(self, attackers: tuple[int, ...], deliveries: Mapping[int, Delivery | list[Path]]) -> None:
         self.attackers, self._deliveries = attackers, deliveries
 
     @property
@@ -68,7 +68,7 @@ class Messages:
         if round not in self._deliveries:
             raise InputError(f"round {round}", f"recorded were {self.rounds}", "choose one of them")
         found = self._deliveries[round]
-        return _read(found) if isinstance(found, Path) else found
+        return found if isinstance(found, Delivery) else _joined([_read(path) for path in found])
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -98,9 +98,12 @@ class Recorder:
 
     def __init__(self, trial: Trial, record: Record, folder: Path | None = None) -> None:
         self._attackers = np.array(_attackers(record, trial.topology.n), dtype=np.intp)
-        self._every, self._last, self._folder = record.every, trial.rounds - 1, folder
-        self._deliveries: dict[int, Delivery | Path] = {}
+        self._every, self._last, self._folder, self._rank = record.every, trial.rounds - 1, folder, 0
+        self._deliveries: dict[int, Delivery | list[Path]] = {}
         self._check_size(trial, record)
+        if trial.host is not None and len(self._attackers):
+            trial.host.recording, self._rank = True, trial.host.wire.rank
+            self._attackers = self._attackers[trial.host.here[self._attackers]]
 
     def __call__(self, played: Round, stage: Stage) -> None:
         round = played.round
@@ -113,7 +116,7 @@ class Recorder:
         if self._folder is None:
             self._deliveries[round] = found
         else:
-            _write(self._folder, round, found)
+            _write(self._folder, round, self._rank, found)
 
     @property
     def messages(self) -> Messages:
@@ -170,7 +173,7 @@ def recorder_in(folder: Path, trial: Trial, record: Record) -> Recorder:
 def recorded(folder: Path, trial: Trial, record: Record) -> Messages:
     """What a finished run has recorded; refuses one that recorded nothing."""
     wanted = _attackers(record, trial.topology.n)
-    files = {int(path.stem): path for path in (folder / "messages").glob("*.npz") if re.fullmatch(r"\d+", path.stem)}
+    files = _files(folder)
     if not wanted or not files:
         raise InputError(
             f"{folder}: nothing was recorded",
@@ -184,6 +187,37 @@ def recorded(folder: Path, trial: Trial, record: Record) -> Messages:
     return Messages(wanted, {round: files[round] for round in sorted(expected)})
 
 
+def forget_after(folder: Path, rounds: int) -> None:
+    """Remove recordings of rounds that will be played again, perhaps by other ranks."""
+    for round, paths in _files(folder).items():
+        for path in paths if round >= rounds else ():
+            path.unlink()
+
+
+def _files(folder: Path) -> dict[int, list[Path]]:
+    """The files of each round, one of each rank that had an attacker."""
+    found: dict[int, list[Path]] = {}
+    for path in sorted((folder / "messages").glob("*.npz")):
+        if re.fullmatch(r"\d+(-\d+)?", path.stem):
+            found.setdefault(int(path.stem.partition("-")[0]), []).append(path)
+    return found
+
+
+def _joined(parts: list[Delivery]) -> Delivery:
+    """What several ranks recorded, in the order in which one would have."""
+    if len(parts) == 1:
+        return parts[0]
+    starts = np.cumsum([0, *(len(part.rows) for part in parts)])
+    sender, receiver, row = (
+        np.concatenate(each)
+        for each in zip(
+            *((p.sender, p.receiver, p.row + start) for p, start in zip(parts, starts, strict=False)), strict=True
+        )
+    )
+    order = np.lexsort((receiver, sender))
+    return Delivery(sender[order], receiver[order], row[order], np.concatenate([part.rows for part in parts]))
+
+
 def _attackers(record: Record, n: int) -> tuple[int, ...]:
     if isinstance(record.attackers, str):
         return tuple(range(n)) if record.attackers == "all" else ()
@@ -193,13 +227,13 @@ def _attackers(record: Record, n: int) -> tuple[int, ...]:
     return tuple(sorted(set(record.attackers)))
 
 
-def _write(folder: Path, round: int, found: Delivery) -> None:
+def _write(folder: Path, round: int, rank: int, found: Delivery) -> None:
     folder.mkdir(exist_ok=True)
 
     def write_to(file: BinaryIO) -> None:
         np.savez(file, **found._asdict())
 
-    write(folder / f"{round:07d}.npz", write_to)
+    write(folder / (f"{round:07d}-{rank}.npz" if rank else f"{round:07d}.npz"), write_to)
 
 
 def _read(path: Path) -> Delivery:
