@@ -40,6 +40,7 @@ def attack(
 ) -> None:
     """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
     from sottovoce.attacks.finished import ATTACKS, infer, solve
+    from sottovoce.report.page import write_page_of
     from sottovoce.run.reopen import reopen
 
     if kind not in ATTACKS:
@@ -59,7 +60,8 @@ def attack(
         table, after = _figures(success), [_said(success)]
     document = {"runs": [str(folder) for folder in runs], **found}
     for folder in runs:
-        _keep(folder / "attack.json", kind, document)
+        _keep(folder, kind, document)
+        write_page_of(folder, again=True)
     answer(document, as_json, table, *after)
 
 
@@ -118,6 +120,8 @@ def audit(
     from sottovoce.audit.canaries import check_inputs
     from sottovoce.audit.claims import any_exceeded, check_gradients
     from sottovoce.files import write_text
+    from sottovoce.report.page import write_page_of
+    from sottovoce.run.files import Files
     from sottovoce.run.reopen import reopen
 
     opened = reopen(run, data)
@@ -133,7 +137,8 @@ def audit(
     document = {
         "run": str(run), "consistent": not exceeded, "refused": refused, "audits": [one.document() for one in checked],
     }  # fmt: skip
-    write_text(run / "audit.json", json.dumps(document, indent=1) + "\n")
+    write_text(Files(run).audit, json.dumps(document, indent=1) + "\n")
+    write_page_of(run, again=True)
     verdict = "A claim is exceeded: it is wrong, or something else ran." if exceeded else "No claim is exceeded."
     answer(document, as_json, _beside(checked), verdict, *(f"Not audited: {line}" for line in refused))
     if exceeded:
@@ -160,10 +165,11 @@ def _down(value: float) -> str:
     return f"{math.floor(value * 1000) / 1000:g}" if math.isfinite(value) else "inf"
 
 
-def _keep(path: Path, kind: str, document: dict[str, Any]) -> None:
+def _keep(folder: Path, kind: str, document: dict[str, Any]) -> None:
     """All kinds of attack stand in one file; the latest of each kind counts."""
     from sottovoce.files import write_text
     from sottovoce.run.files import Files
 
-    before = Files(path.parent).document(path) or {}
-    write_text(path, json.dumps({**before, kind: document}, indent=1) + "\n")
+    files = Files(folder)
+    before = files.document(files.attack) or {}
+    write_text(files.attack, json.dumps({**before, kind: document}, indent=1) + "\n")

@@ -39,10 +39,12 @@ def run(
     runs = planned(document, str(file))
     if len(runs) == 1 and not runs[0].variant:
         with progress(runs[0].experiment.name, rate=True) as tell:
+            from sottovoce.report.page import write_page_of
             from sottovoce.run.folder import carry_out
 
             one = runs[0].experiment
             result = carry_out(one, out / one.name, data=data, resume=resume, tell=tell)
+            write_page_of(out / one.name, again=False)
         answer(result, as_json, _facts(result))
         return
     chosen = [run for run in runs if only is None or only in run.experiment.name]
@@ -92,6 +94,7 @@ def _facts(result: "Document") -> Table:
         "epsilon": _epsilon(result),
         "seconds": f"{result['seconds']:.1f}",
         "folder": result["folder"],
+        "page": f"{result['folder']}/report.html",
     }
     return facts(shown)
 
