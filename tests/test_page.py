@@ -212,6 +212,10 @@ def test_seeds_are_averaged_and_runs_that_differ_by_noise_lie_on_one_curve(runs,
     assert [run["run"] for run in page["runs"]] == ["noisy", "sweep/loud", "sweep/s1"]
     assert [one["runs"] for one in page["series"]] == [[0, 2], [1]]
     assert len({one["curve"] for one in page["series"]}) == 1
+    assert [run["label"] for run in inside(write_page(tmp_path / "page.html", [tmp_path / "sweep"]))["runs"]] == [
+        "loud",
+        "s1",
+    ]
     ours, theirs = (
         [json.loads(line)["accuracy"]["average"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (runs("noisy"), tmp_path / "sweep" / "s1")

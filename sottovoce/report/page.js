@@ -142,13 +142,14 @@ data.series.forEach((one) => {
   const within = data.series.filter((other) => other.curve === one.curve).indexOf(one);
   one.colour = data.colours[number % data.colours.length];
   one.dash = DASH[(number + within) % DASH.length];
-  one.symbol = SYMBOL[(number + within) % SYMBOL.length];
+  one.symbol = SYMBOL[number % SYMBOL.length];
 });
 const dashes = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4" };
 const chosenSeries = () => data.series.find((one) => one.runs.includes(state.run));
 const lineKey = (one) => key(svg(
   `<line x1="0" y1="7" x2="26" y2="7" stroke="${one.colour}" stroke-width="3" stroke-dasharray="${dashes[one.dash]}"/>`), one.name);
-const dotKey = (one) => key(svg(`<path d="${SYMBOLS[one.symbol]}" fill="${one.colour}"/>`, 14), one.name);
+const dotKey = (one) => key(svg(`<path d="${SYMBOLS[one.symbol]}" fill="${one.colour}"/>`, 14), one.curve_name);
+const dotKeys = (members) => curves.map((curve) => members.find((one) => one.curve === curve)).filter(Boolean).map(dotKey);
 
 // --- who can learn what ---------------------------------------------------------------------------------------------
 
@@ -363,7 +364,7 @@ const area = (one) => `${one.value.toFixed(3)} (${one.low.toFixed(3)} to ${one.h
 
 function drawRoc() {
   const place = figure("roc", "Can a curious node tell who was trained on?", "square");
-  const made = data.series.flatMap((one) => one.runs.slice(0, 1).flatMap((number) => Object.entries(data.runs[number].attacks).map(([kind, found]) => ({ one, kind, found, run: data.runs[number] }))));
+  const made = data.series.flatMap((one) => one.runs.filter((number) => data.runs[number].attack).slice(0, 1).flatMap((number) => Object.entries(data.runs[number].attacks).map(([kind, found]) => ({ one, kind, found, run: data.runs[number] }))));
   const drawn = made.filter(({ found }) => found.roc);
   if (!drawn.length) return place.missing(run().missing.attack || run().missing.roc);
   const kinds = [...new Set(drawn.map(({ kind }) => kind))];
@@ -380,7 +381,7 @@ function drawRoc() {
     legend: [...drawn.map((each) => lineKey({ ...each.one, name: name(each), dash: dashOf(each) })), key(svg(`<line x1="0" y1="7" x2="26" y2="7" stroke="currentColor" stroke-width="2" stroke-dasharray="2 3"/>`), "guessing")],
     caption: [`Shown rows of data and the models it received, an attacker says which rows were trained on. The further a line bends above the dotted one, the more it knows; on it, it guesses. ` +
       `${kinds.map((kind) => `The attack “${kind}” ${ATTACKS[kind]}.`).join(" ")} One attack shows what is possible, not what is impossible: only the guarantees say that.` +
-      (without.length ? ` Not attacked yet: ${without.map((one) => one.run).join(", ")} (${without[0].missing.attack ? without[0].missing.attack[1] : "sotto attack"}).` : "")],
+      (without.length ? ` Not attacked yet: ${without.map((one) => one.label).join(", ")} (${without[0].missing.attack ? without[0].missing.attack[1] : "sotto attack"}).` : "")],
     numbers: table(["run", "attack", "area (0.5 is guessing)", "members found at 1 % false alarms", "at 0.1 %", "intervals"], made.map((each) => [each.one.name, each.found.method, area(each.found.auc), percent(each.found.tpr_at_1_percent), percent(each.found.tpr_at_0_1_percent), `${100 * each.found.confidence} %, ${each.found.interval}, ${each.found.victims} victims`])),
   });
 }
@@ -416,7 +417,7 @@ const steps = (low, high) => {
 };
 const utility = (one) => one.ending.average_model;
 const endings = () => table(["run", "algorithm", `${data.metric}, average model`, "nodes", "epsilon", "kind, adversary", "attack's area", "sent"], data.runs.map((one) => [
-  one.run, one.algorithm, share(one.average_model), share(one.mean_node), said(one.epsilon), one.kind ? `${one.kind}, ${one.adversary}` : "", one.attack ? `${one.attack.value.toFixed(3)} (${one.attack.attack})` : "not attacked", bytes(one.bytes)]), { chosen: state.run });
+  one.label, one.algorithm, share(one.average_model), share(one.mean_node), said(one.epsilon), one.kind ? `${one.kind}, ${one.adversary}` : "", one.attack ? `${one.attack.value.toFixed(3)} (${one.attack.attack})` : "not attacked", bytes(one.bytes)]), { chosen: state.run });
 const joined = (members, x, more) => curves.map((curve) => {
   const mine = members.filter((one) => one.curve === curve).sort((a, b) => x(a) - x(b));
   return { type: "scatter", mode: mine.length > 1 ? "lines+markers" : "markers", x: mine.map(x), y: mine.map(utility), line: { width: 1.5, color: mine.length ? mine[0].colour : "" },
@@ -434,7 +435,7 @@ function drawPrivacy() {
   figure("privacy", `${data.metric === "rmse" ? "Error" : "Accuracy"} against privacy`).draw({
     traces: joined(data.series, x, (mine) => ({ hovertext: mine.map((one) => `${safe(one.name)}<br>${data.metric} ${share(utility(one))}<br>epsilon ${said(one.epsilon == null ? null : data.runs[one.runs[0]].epsilon)}<br>${data.runs[one.runs[0]].kind || ""}`) })),
     layout: { xaxis: { title: "epsilon, proven", tickvals: [...ticks.map(Math.log10), ...ends.map(([place]) => place)], ticktext: [...ticks.map(String), ...ends.map(([, text]) => text)], range: [Math.log10(low) - room, right + room] }, yaxis: { title: `test ${data.metric}` } },
-    legend: data.series.map(dotKey),
+    legend: dotKeys(data.series),
     caption: [`Left is more private, ${data.less_is_better ? "down" : "up"} is better. Runs that differ only in how much noise they add are joined by a line.` +
       (data.series.length === 1 ? " One run is one point: give several runs to sotto compare to see a curve." : "") + (about.size > 1 ? " Not all epsilons here are about the same change of data (see the table of guarantees), so compare like with like." : "")],
     numbers: endings(),
@@ -450,7 +451,7 @@ function drawSuccess() {
       hovertext: mine.map((one) => `${safe(one.name)}<br>${data.metric} ${share(utility(one))}<br>area ${area(one.attack)}, ${one.attack.attack}`),
     })),
     layout: { xaxis: { title: "attack’s area (0.5 is guessing)" }, yaxis: { title: `test ${data.metric}` }, shapes: [{ type: "line", x0: 0.5, x1: 0.5, yref: "paper", y0: 0, y1: 1, line: { color: css("--soft"), width: 1.5, dash: "dot" } }] },
-    legend: members.map(dotKey),
+    legend: dotKeys(members),
     caption: [`Left, near the dotted line, the attack is no better than guessing; ${data.less_is_better ? "down" : "up"} is better for training. Bars are confidence intervals. The strongest attack that was tried on each run is shown; a stronger one may exist.`],
     numbers: endings(),
   });
@@ -480,7 +481,7 @@ function chosenPromises() {
 
 function drawPromises() {
   const rows = [...run().promises, ...chosenPromises()].map(promised), card = made("div", null, "table-card");
-  card.append(made("h3", `Guarantees of ${run().run}, at delta ${small(run().delta)}`));
+  card.append(made("h3", `Guarantees of ${run().label}, at delta ${small(run().delta)}`));
   if (run().epsilon == null) card.append(made("p", run().verdict, "missing"));
   if (rows.length) card.append(table(["against", "what is protected", "epsilon", "a guess between two data sets is right at most", "kind, and what it means", "assumes"], rows, { stack: true }));
   const notes = [run().bound, first(run().convexity) + ".", ...(leaks() ? leaks().refusals.slice(0, 1).map((line) => `Not offered for single nodes: ${line}${leaks().refusals.length > 1 ? ` (and ${leaks().refusals.length - 1} alike)` : ""}.`) : [])];
@@ -521,7 +522,7 @@ function settle() {
   const ways = found ? Object.keys(found.ways) : [];
   state.way = ways.includes(state.way) ? state.way : ways[0];
   if (found && !found.attackers.includes(state.attacker)) state.attacker = found.attackers[0];
-  options("run", data.runs.map((one, i) => [i, one.run]), state.run);
+  options("run", data.runs.map((one, i) => [i, one.label]), state.run);
   options("attacker", found ? found.attackers.map((i) => [i, `node ${node(i)}`]) : [["", "none accounted for"]], state.attacker);
   options("way", ways.length ? ways.map((one) => [one, one === "proven" ? `proven (${found.ways[one].kinds.join(" or ")})` : names[one]]) : [["", "none"]], state.way);
 }

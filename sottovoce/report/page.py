@@ -34,6 +34,9 @@ WITH_PAIRS = 24
 POINTS = 400
 """Of a curve, at most."""
 
+SEED, NOISE = r",?seed=[^,]*", r",?(seed|epsilon|sigma|message_sigma)=[^,]*"
+"""Words of a label that tell apart seeds, and runs with more or less noise."""
+
 
 def write_page(out: Path, runs: Sequence[Path], *, title: str | None = None) -> Path:
     """A page about finished runs, given by their folders or those of sweeps; returns where it is."""
@@ -92,7 +95,10 @@ def document(runs: Sequence[Told], title: str) -> Document:
         "less_is_better": runs[0].metric in LESS_IS_BETTER,
         "colours": COLOURS,
         "kinds": KINDS,
-        "runs": [story(run, pairs=number in with_pairs) for number, run in enumerate(runs)],
+        "runs": [
+            {"label": label, **story(run, pairs=number in with_pairs)}
+            for number, (label, run) in enumerate(zip(_labels(runs), runs, strict=True))
+        ],
         "series": [_mean(runs, members) for members in series],
     }
 
@@ -122,7 +128,8 @@ def _series(runs: Sequence[Told]) -> list[list[int]]:
 
 def _mean(runs: Sequence[Told], members: Sequence[int]) -> Document:
     """Means over seeds; epsilon and the attack's success are those of the worst seed."""
-    mine = [runs[number] for number in members]
+    mine, every = [runs[number] for number in members], _labels(runs)
+    labels = [every[number] for number in members]
     metric, endings = mine[0].metric, [run.ending() for run in mine]
     length = min(len(run.lines) for run in mine)
     kept = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int)).tolist()
@@ -130,8 +137,9 @@ def _mean(runs: Sequence[Told], members: Sequence[int]) -> Document:
     epsilons = [ending["epsilon"] for ending in endings]
     attacks = [ending["attack"] for ending in endings if ending["attack"] is not None]
     return {
-        "name": _label(mine),
+        "name": _without(SEED, labels) if len(mine) > 1 else labels[0],
         "curve": _alike(mine[0], noise=False),
+        "curve_name": _without(NOISE, labels),
         "runs": list(members),
         "round": [line["round"] for line in lines[0]],
         "megabytes": [line["bytes"] / 1e6 for line in lines[0]],
@@ -147,7 +155,13 @@ def _over(lines: Sequence[Sequence[Document]], metric: str, key: str) -> list[An
     return [value if np.isfinite(value) else None for value in values.tolist()]
 
 
-def _label(mine: Sequence[Told]) -> str:
-    """The run's name, without its seed where there are several."""
-    name = mine[0].name
-    return name if len(mine) == 1 else f"{re.sub(r'[,/]?seed=[0-9]+', '', name)}, {len(mine)} seeds"
+def _labels(runs: Sequence[Told]) -> list[str]:
+    """The runs' names, without a folder that they all share."""
+    parts = [run.name.rpartition("/") for run in runs]
+    shared = len(runs) > 1 and len({folder for folder, _, _ in parts}) == 1
+    return [last if shared else "".join((folder, slash, last)) for folder, slash, last in parts]
+
+
+def _without(words: str, labels: Sequence[str]) -> str:
+    """A label of a sweep without what differs among its runs; other runs differ in their whole names."""
+    return re.sub(words, "", labels[0]).strip(",") or labels[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +82,18 @@ def _runs_in(path: Path) -> list[Path]:
         raise InputError(f"{path}: no such folder", "a run or a sweep has one", "give runs/NAME of sotto run")
     if Files(path).config.exists():
         return [path]
-    inside = sorted(part.parent for part in path.glob("**/config.json"))
+    inside = sorted((part.parent for part in path.glob("**/config.json")), key=_counting)
     finished = [folder for folder in inside if Files(folder).result.exists()]
     if not finished:
         what = "only unfinished runs in it" if inside else "no run"
         raise InputError(f"{path}: {what}", "a finished run has a result.json", "give runs/NAME of sotto run")
     return finished
+
+
+def _counting(path: Path) -> list[tuple[float, str]]:
+    """So that 2 comes before 16."""
+    parts = re.split(r"([0-9]+(?:\.[0-9]+)?)", str(path))
+    return [(float(part), "") if part[:1].isdigit() else (math.inf, part) for part in parts]
 
 
 def _read(folder: Path) -> Told:

@@ -75,6 +75,6 @@ def verdict(privacy: Document) -> str:
         return f"Nothing is hidden: epsilon is infinite. No figure limits what can be learned about {about}, by {who}."
     epsilon, right = up(float(headline["epsilon"])), percent(guess_of(headline, privacy["delta"]))
     return (
-        f"Proven: {who}, who has to guess which of two data sets was used ({about}), is right at most {right:g} % of "
-        f"the time. That is epsilon {epsilon} at delta {privacy['delta']:g}."
+        f"Proven: guessing which of two data sets was used ({about}), {who} is right at most {right:g} % of the time. "
+        f"That is epsilon {epsilon} at delta {privacy['delta']:g}."
     )
