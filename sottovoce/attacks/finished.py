@@ -28,8 +28,6 @@ from sottovoce.run.reopen import Opened
 from sottovoce.threads import threads
 from sottovoce.trace import trace
 
-KEPT = "attack.json"
-
 
 def infer(
     opened: Sequence[Opened],
@@ -72,13 +70,13 @@ def keep(folders: Sequence[Path], kind: str, found: Document) -> Document:
     """What an attack found, written into `attack.json` of its runs: the latest of each kind counts."""
     document = {"runs": [str(folder) for folder in folders], "attack": kind, **found}
     for folder in folders:
-        write_text(folder / KEPT, json.dumps({**kept(folder), kind: document}, indent=1) + "\n")
+        write_text(Files(folder).attack, json.dumps({**kept(folder), kind: document}, indent=1) + "\n")
     return document
 
 
 def kept(folder: Path) -> Document:
     """What attacks on a run found so far, by their kind."""
-    return Files(folder).document(folder / KEPT) or {}
+    return Files(folder).document(Files(folder).attack) or {}
 
 
 def figures(success: Success) -> Document:

@@ -46,6 +46,7 @@ def attack(
     """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
     from sottovoce.attacks import ATTACKS
     from sottovoce.attacks.finished import figures, infer, keep, solve
+    from sottovoce.report.page import write_page_of
     from sottovoce.run.reopen import reopen
 
     if kind not in ATTACKS:
@@ -68,7 +69,10 @@ def attack(
             )  # fmt: skip
         who = view or ("all" if attacker is None else attacker)
         found, table, after = {"attacker": who, **figures(success)}, _figures(success), [_said(success)]
-    answer(keep(runs, kind, found), as_json, table, *after)
+    document = keep(runs, kind, found)
+    for folder in runs:
+        write_page_of(folder, again=True)
+    answer(document, as_json, table, *after)
 
 
 def _inverted(
@@ -144,6 +148,8 @@ def audit(
     from sottovoce.audit.canaries import check_inputs
     from sottovoce.audit.claims import any_exceeded, check_gradients
     from sottovoce.files import write_text
+    from sottovoce.report.page import write_page_of
+    from sottovoce.run.files import Files
     from sottovoce.run.reopen import reopen
 
     opened = reopen(run, data)
@@ -159,7 +165,8 @@ def audit(
     document = {
         "run": str(run), "consistent": not exceeded, "refused": refused, "audits": [one.document() for one in checked],
     }  # fmt: skip
-    write_text(run / "audit.json", json.dumps(document, indent=1) + "\n")
+    write_text(Files(run).audit, json.dumps(document, indent=1) + "\n")
+    write_page_of(run, again=True)
     verdict = "A claim is exceeded: it is wrong, or something else ran." if exceeded else "No claim is exceeded."
     answer(document, as_json, _beside(checked), verdict, *(f"Not audited: {line}" for line in refused))
     if exceeded:

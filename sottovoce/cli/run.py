@@ -72,6 +72,14 @@ def _one(experiment: "Experiment", *, data: Path | None, out: Path, resume: bool
         from sottovoce.run.folder import carry_out
 
         result = carry_out(experiment, out / experiment.name, data=data, resume=resume, tell=tell)
+    _finish(result, out / experiment.name, as_json)
+
+
+def _finish(result: "Document", folder: Path, as_json: bool) -> None:
+    """The page of a finished run, and what it came to."""
+    from sottovoce.report.page import write_page_of
+
+    write_page_of(folder, again=False)
     answer(result, as_json, _facts(result))
 
 
@@ -105,7 +113,7 @@ def _as_rank(
             raise SystemExit(STOPPED) from None
         raise
     if not quiet:
-        answer(result, as_json, _facts(result))
+        _finish(result, out / experiment.name, as_json)
 
 
 def _in_processes(
@@ -183,6 +191,7 @@ def _facts(result: "Document") -> Table:
         "epsilon": _epsilon(result),
         "seconds": f"{result['seconds']:.1f}",
         "folder": result["folder"],
+        "page": f"{result['folder']}/report.html",
     }
     return facts(shown)
 

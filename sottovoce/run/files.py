@@ -37,6 +37,18 @@ class Files:
         return self.folder / "result.json"
 
     @property
+    def attack(self) -> Path:
+        return self.folder / "attack.json"
+
+    @property
+    def audit(self) -> Path:
+        return self.folder / "audit.json"
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
     def lock(self) -> Path:
         return self.folder / "lock"
 

@@ -6,6 +6,7 @@
     messages/        what attackers received, one file for each round that is recorded
     checkpoint.npz   the last stage that was saved; at the end, the end
     result.json      written last: a run that has it is finished
+    report.html      the page about it, by `sotto run`
 
 A run that is killed at any moment goes on from its checkpoint and ends with the same bits.
 """
