@@ -154,17 +154,19 @@ def from_matrix(weights: Any, *, name: str = "matrix") -> Topology:
     return Topology(mixing, name)
 
 
+WEIGHTS: dict[str, Callable[[str | Graph], Topology]] = {
+    "metropolis": metropolis,
+    "max-degree": max_degree,
+    "uniform": uniform,
+    "push": push,
+}
+
+
 def weigh(source: str | Graph, kind: str) -> Topology:
     """The topology with weights of the named kind: metropolis, max-degree, uniform or push."""
-    kinds: dict[str, Callable[[str | Graph], Topology]] = {
-        "metropolis": metropolis,
-        "max-degree": max_degree,
-        "uniform": uniform,
-        "push": push,
-    }
-    if kind not in kinds:
-        raise InputError(f"weights {kind!r}", f"known: {', '.join(kinds)}", "choose one of them")
-    return kinds[kind](source)
+    if kind not in WEIGHTS:
+        raise InputError(f"weights {kind!r}", f"known: {', '.join(WEIGHTS)}", "choose one of them")
+    return WEIGHTS[kind](source)
 
 
 def suited(needs: Requirement, kind: str | None = None) -> str:

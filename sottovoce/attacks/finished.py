@@ -1,9 +1,11 @@
-"""Attacks on finished runs, by name, from what they recorded."""
+"""Attacks on finished runs, by name, from what they recorded; what they found is kept beside the run."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from sottovoce.attacks.classifier import classifier
@@ -14,13 +16,17 @@ from sottovoce.attacks.shadows import shadowed
 from sottovoce.attacks.success import Success
 from sottovoce.attacks.threshold import threshold
 from sottovoce.errors import InputError
+from sottovoce.files import write_text
 from sottovoce.privacy.views import node
 from sottovoce.run.again import Tell
+from sottovoce.run.folder import Files
 from sottovoce.run.reopen import Opened
 from sottovoce.threads import threads
 from sottovoce.trace import trace
 
 ATTACKS = ("threshold", "classifier", "likelihood", "reconstruction")
+
+KEPT = "attack.json"
 
 
 def infer(
@@ -56,6 +62,26 @@ def _series(opened: Opened, attacker: int | None, samples: int, seed: int, run: 
     job = opened.trial.task
     pairs = attacked(opened.messages, attacker, opened.trial.topology.n)
     return series(job, opened.messages, pairs, candidates_of(job, pairs, samples=samples, seed=seed), run=run)
+
+
+def described(runs: Sequence[Path], attack: str, attacker: int | None, success: Success) -> dict[str, Any]:
+    """Membership inference as JSON: on which runs, by whom, and what it achieved."""
+    found = success.document()
+    whom = "all" if attacker is None else attacker
+    method = found.pop("attack")
+    return {"runs": [str(folder) for folder in runs], "attack": attack, "attacker": whom, "method": method, **found}
+
+
+def keep(runs: Sequence[Path], document: dict[str, Any]) -> None:
+    """All kinds of attack stand in one `attack.json` of each run; the latest of each kind counts."""
+    for folder in runs:
+        before = Files(folder).document(folder / KEPT) or {}
+        write_text(folder / KEPT, json.dumps({**before, document["attack"]: document}, indent=1) + "\n")
+
+
+def kept(folder: Path, attack: str) -> dict[str, Any] | None:
+    """What an attack of this kind found last, if there was one."""
+    return (Files(folder).document(folder / KEPT) or {}).get(attack)
 
 
 def solve(opened: Opened, attacker: int) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def attack(
     as_json: Json = False,
 ) -> None:
     """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
-    from sottovoce.attacks.finished import ATTACKS, infer, solve
+    from sottovoce.attacks.finished import ATTACKS, described, infer, keep, solve
     from sottovoce.run.reopen import reopen
 
     if kind not in ATTACKS:
@@ -47,7 +47,8 @@ def attack(
     opened = [reopen(folder, data) for folder in runs]
     if kind == "reconstruction":
         documents = [solve(one, 0 if attacker is None else attacker) for one in opened]
-        found = documents[0] if len(opened) == 1 else {"attack": kind, "runs": documents}
+        found = documents[0] if len(opened) == 1 else {"attack": kind, "each": documents}
+        document = {"runs": [str(folder) for folder in runs], **found}
         table, after = _solved(documents[0]), [] if len(opened) == 1 else ["Shown is the first run."]
     else:
         with progress("shadow runs" if kind == "likelihood" else kind) as tell:
@@ -55,17 +56,10 @@ def attack(
                 opened, kind, attacker=attacker, samples=samples, shadows=shadows, confidence=confidence, seed=seed,
                 jobs=jobs, tell=tell,
             )  # fmt: skip
-        found = {"attack": kind, "attacker": "all" if attacker is None else attacker, **_of(success)}
+        document = described(runs, kind, attacker, success)
         table, after = _figures(success), [_said(success)]
-    document = {"runs": [str(folder) for folder in runs], **found}
-    for folder in runs:
-        _keep(folder / "attack.json", kind, document)
+    keep(runs, document)
     answer(document, as_json, table, *after)
-
-
-def _of(success: "Success") -> dict[str, Any]:
-    document = success.document()
-    return {"method": document.pop("attack"), **document}
 
 
 def _figures(success: "Success") -> Table:
@@ -158,12 +152,3 @@ def _beside(checked: "list[Checked]") -> Table:
 
 def _down(value: float) -> str:
     return f"{math.floor(value * 1000) / 1000:g}" if math.isfinite(value) else "inf"
-
-
-def _keep(path: Path, kind: str, document: dict[str, Any]) -> None:
-    """All kinds of attack stand in one file; the latest of each kind counts."""
-    from sottovoce.files import write_text
-    from sottovoce.run.folder import Files
-
-    before = Files(path.parent).document(path) or {}
-    write_text(path, json.dumps({**before, kind: document}, indent=1) + "\n")

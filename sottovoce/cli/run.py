@@ -7,7 +7,7 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, facts, progress
+from sottovoce.cli.output import Table, answer, facts, note, progress
 from sottovoce.errors import InputError
 from sottovoce.report.numbers import up
 
@@ -76,7 +76,7 @@ def _sweep(
     documents = [row.document() for row in rows(finished)]
     answer({"name": name, "page": str(page), "runs": documents}, as_json, _table(documents))
     if not as_json:
-        typer.echo(f"Page: {page}", err=True)
+        note(f"Page: {page}")
 
 
 def _facts(result: "Document") -> Table:
