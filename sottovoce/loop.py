@@ -191,11 +191,15 @@ class Round:
 
     @property
     def traffic(self) -> Traffic:
-        """Messages and bits that left nodes; a public weight beside a message counts as one more number."""
+        """Messages and bits that left nodes."""
+        return self.traffic_of(_value(self.algorithm.message(self.carry.state)).shape[1])
+
+    def traffic_of(self, dimension: int) -> Traffic:
+        """The same for models of so many parameters; a public weight beside a message counts as one more number."""
         messages = sum(step.messages for step in self.steps)
-        message = self.algorithm.message(self.carry.state)
-        beside = Identity().bits(1) if isinstance(message, Weighted) else 0
-        return Traffic(messages, messages * (self.algorithm.compression.bits(_value(message).shape[1]) + beside))
+        weighted = isinstance(self.algorithm.message(self.carry.state), Weighted)
+        beside = Identity().bits(1) if weighted else 0
+        return Traffic(messages, messages * (self.algorithm.compression.bits(dimension) + beside))
 
 
 def begin(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> tuple[Algorithm, Carry]:

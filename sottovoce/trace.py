@@ -194,6 +194,7 @@ class StepMatrices:
 
     - `state_out`: the state after the round, one row per node and slot;
     - `point`: where gradients are taken (None when none are);
+    - `models`: where nodes stand after the round;
     - `heard`: for each gossip step its messages, with senders and receivers;
     - `sources`: which noise the last block of columns stands for, as (gossip step, sources);
     - `step_size` and `sensitivity`: by which the algorithm scales what enters.
@@ -204,6 +205,7 @@ class StepMatrices:
     sources: tuple[tuple[int, Sources], ...]
     state_out: sparse.csr_array
     point: sparse.csr_array | None
+    models: sparse.csr_array
     heard: tuple[Heard, ...]
     mixings: tuple[Mixing, ...]
     step_size: float
@@ -395,6 +397,7 @@ def _trace_round(
         sources=tuple((number, sources) for _, number, sources in feed.sources),
         state_out=sparse.vstack([slot.wide(width) for slot in _slots(played.carry)], format="csr"),
         point=played.point.wide(width) if played.point is not None else None,
+        models=played.models.wide(width),
         heard=tuple(heard for _, _, heard in _heard(played, width)),
         mixings=tuple(step.mixing for step in played.steps),
         step_size=algorithm.step_size,

@@ -1,4 +1,4 @@
-"""Attacks on finished runs, by name, from what they recorded."""
+"""Attacks on finished runs, by name, from what they recorded; what they found is kept beside the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sottovoce.privacy.views import View, node
 from sottovoce.privacy.views import view as named_view
 from sottovoce.run.again import Tell
 from sottovoce.run.files import Files
-from sottovoce.run.reopen import Opened
+from sottovoce.run.reopen import Opened, reopen
 from sottovoce.threads import threads
 from sottovoce.trace import trace
 
@@ -64,6 +64,14 @@ def infer(
         every = [one for run, each in enumerate(opened) for one in _series(each, attacker, samples, seed, run)]
         act = threshold if attack == "threshold" else classifier
         return act(every, confidence=confidence, seed=seed)
+
+
+def attack(folders: Sequence[Path], kind: str, data: Path | None = None) -> Document:
+    """Membership inference by all nodes that were recorded; what was found before is only read."""
+    before = kept(folders[0]).get(kind, {})
+    if before.get("runs") == [str(folder) for folder in folders] and before.get("attacker") == "all":
+        return dict(before)
+    return keep(folders, kind, {"attacker": "all", **figures(infer([reopen(one, data) for one in folders], kind))})
 
 
 def keep(folders: Sequence[Path], kind: str, found: Document) -> Document:

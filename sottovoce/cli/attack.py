@@ -59,7 +59,7 @@ def attack(
         runs = runs[:1]
     elif kind == "reconstruction":
         documents = [solve(one, 0 if attacker is None else attacker) for one in opened]
-        found = documents[0] if len(opened) == 1 else {"solved": documents}
+        found = documents[0] if len(opened) == 1 else {"each": documents}
         table, after = _solved(documents[0]), [] if len(opened) == 1 else ["Shown is the first run."]
     else:
         with progress("shadow runs" if kind == "likelihood" else kind) as tell:

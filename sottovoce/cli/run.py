@@ -9,7 +9,7 @@ import typer
 
 from sottovoce.cli.app import STOPPED, app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, facts, progress
+from sottovoce.cli.output import Table, answer, facts, note, progress
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.report.numbers import up
 
@@ -173,9 +173,7 @@ def _sweep(
         answered["attacks"] = str(write_attacks(out / name, name, runs[0].experiment.about, attacked, command))
     answer(answered, as_json, _table(documents))
     if not as_json:
-        typer.echo(
-            f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}", err=True
-        )
+        note(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
 
 
 def _facts(result: "Document") -> Table:

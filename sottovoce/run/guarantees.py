@@ -18,7 +18,7 @@ from sottovoce.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.learning.batches import Sampling
 from sottovoce.noise import Noise, Silent, Together, ZeroSum
-from sottovoce.privacy.account import KINDS, Account, account
+from sottovoce.privacy.account import KINDS, SECRETS, Account, account, shares_secrets
 from sottovoce.privacy.calibrate import calibrate, with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive
 from sottovoce.privacy.released import trace_released
@@ -42,7 +42,6 @@ CUBES, SQUARES = 5e9, 1e8
 
 UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data does, so nothing is promised"
 SAMPLED = "one record is {change}; batches are drawn anew in each round, and nobody learns who was drawn"
-SECRETS = "whoever hears everything shares no secret with a node; a neighbour, who does, can learn more"
 CHANGED = {"replace": "replaced by another", "zero-out": "made to count as nothing (how many there are is public)"}
 
 
@@ -83,9 +82,7 @@ class Promise:
 
     @property
     def _secrets(self) -> bool:
-        """Whether neighbours share noise: then a node can learn more than a stranger who hears everything."""
-        noise, first = self.trial.algorithm.noise, self.trial.topology.at(0)
-        return any(part.sources.kind == "pair" for part in noise.local(first))
+        return shares_secrets(self.trial.algorithm, self.trial.topology)
 
     @property
     def epsilon(self) -> float:
