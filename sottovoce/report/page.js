@@ -26,7 +26,7 @@ const small = (value) => value < 0.001 ? value.toExponential() : String(value);
 const first = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const guessed = (epsilon, percent) => isInf(epsilon) ? "always" : `${percent.toFixed(1)} % of the time`;
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-const share = (value) => value == null ? "" : value.toFixed(3);
+const share = (value) => value == null ? "astray" : value.toFixed(3);
 const bytes = (count) => count < 1e6 ? `${(count / 1e3).toFixed(1)} kB` : `${(count / 1e6).toFixed(1)} MB`;
 const node = (number) => {
   const labels = run().graph.labels;
@@ -175,11 +175,13 @@ function colourLegend(range, extra = []) {
   return [...keys, ...extra];
 }
 
+const named = (kinds) => kinds.map((kind, i) => (i < kinds.length - 1 ? kind.replace("training", "") : kind)).join(" or ");
+
 function wayWords() {
   const { kinds, by_distance: by } = way();
   if (state.way !== "proven") return "This is an idealisation, no proof for training (fixed-streams): true leaks can be larger.";
   const flat = by.length > 1 && !isInf(by[0].least) && by.every((one) => one.least === by[0].least && one.most === by[0].least);
-  return `Proven (${kinds.join(" or ")}).` + (flat ? " All pairs have the same figure, because this proof does not count on distance." +
+  return `Proven (${named(kinds)}).` + (flat ? " All pairs have the same figure, because this proof does not count on distance." +
     (leaks().ways["fixed-streams"] ? " Choose the idealised figures to see what distance may bring." : "") : "");
 }
 
@@ -415,7 +417,7 @@ const steps = (low, high) => {
   const within = found.filter((value) => value >= low / 1.7 && value <= high * 1.7);
   return within.length > 8 ? within.filter((value) => /^1/.test(value.toExponential())) : within;
 };
-const utility = (one) => one.ending.average_model;
+const utility = (one) => one.ending;
 const endings = () => table(["run", "algorithm", `${data.metric}, average model`, "nodes", "epsilon", "kind, adversary", "attack's area", "sent"], data.runs.map((one) => [
   one.label, one.algorithm, share(one.average_model), share(one.mean_node), said(one.epsilon), one.kind ? `${one.kind}, ${one.adversary}` : "", one.attack ? `${one.attack.value.toFixed(3)} (${one.attack.attack})` : "not attacked", bytes(one.bytes)]), { chosen: state.run });
 const joined = (members, x, more) => curves.map((curve) => {
@@ -436,7 +438,7 @@ function drawPrivacy() {
     traces: joined(data.series, x, (mine) => ({ hovertext: mine.map((one) => `${safe(one.name)}<br>${data.metric} ${share(utility(one))}<br>epsilon ${said(one.epsilon == null ? null : data.runs[one.runs[0]].epsilon)}<br>${data.runs[one.runs[0]].kind || ""}`) })),
     layout: { xaxis: { title: "epsilon, proven", tickvals: [...ticks.map(Math.log10), ...ends.map(([place]) => place)], ticktext: [...ticks.map(String), ...ends.map(([, text]) => text)], range: [Math.log10(low) - room, right + room] }, yaxis: { title: `test ${data.metric}` } },
     legend: dotKeys(data.series),
-    caption: [`Left is more private, ${data.less_is_better ? "down" : "up"} is better. Runs that differ only in how much noise they add are joined by a line.` +
+    caption: [`Left is more private, ${data.less_is_better ? "down" : "up"} is better. Runs that differ only in how much noise they add are joined by a line. Epsilon is each run’s headline (${[...new Set(data.runs.filter((one) => one.kind).map((one) => `${one.adversary}, ${one.kind}`))].join("; ") || "none proven"}).` +
       (data.series.length === 1 ? " One run is one point: give several runs to sotto compare to see a curve." : "") + (about.size > 1 ? " Not all epsilons here are about the same change of data (see the table of guarantees), so compare like with like." : "")],
     numbers: endings(),
   });
@@ -524,7 +526,7 @@ function settle() {
   if (found && !found.attackers.includes(state.attacker)) state.attacker = found.attackers[0];
   options("run", data.runs.map((one, i) => [i, one.label]), state.run);
   options("attacker", found ? found.attackers.map((i) => [i, `node ${node(i)}`]) : [["", "none accounted for"]], state.attacker);
-  options("way", ways.length ? ways.map((one) => [one, one === "proven" ? `proven (${found.ways[one].kinds.join(" or ")})` : names[one]]) : [["", "none"]], state.way);
+  options("way", ways.length ? ways.map((one) => [one, one === "proven" ? `proven (${named(found.ways[one].kinds)})` : names[one]]) : [["", "none"]], state.way);
 }
 
 const aboutPairs = () => [drawGraph, drawDistance, drawHistogram, drawPairs, drawPromises].forEach((draw) => draw());
@@ -553,6 +555,7 @@ window.addEventListener("beforeprint", () => paper(true));
 window.addEventListener("afterprint", () => paper(false));
 at("lead").textContent = data.runs.length === 1 ? `${data.runs[0].algorithm} on ${data.runs[0].n} nodes, ${data.runs[0].rounds} rounds.`
   : `${data.runs.length} runs. Choose whose graph is shown; curves show all of them.`;
+if (data.left_out) at("lead").textContent += ` ${data.left_out} more ${data.left_out > 1 ? "are" : "is"} left out: stopped, or gone astray.`;
 at("made").textContent = `Written by sottovoce ${data.version}. Everything is in this file: it asks nobody for anything. Privacy figures are rounded up.`;
 all();
 })();
