@@ -1,6 +1,6 @@
 """The report page: one HTML file with its figures, data and scripts inside, which asks nobody for anything.
 
-The page is `page.html` with `page.css`, `page.js`, plotly.js and the data, as one block of JSON, put in their places.
+The page is `parts/page.html` with style, scripts, plotly.js and the data, as one block of JSON, in their places.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ WITH_PAIRS = 24
 POINTS = 400
 """Of a curve, at most."""
 
+SCRIPTS = ("frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trades.js", "promises.js", "choose.js")
+"""In the order in which they need each other; they share one scope."""
+
 SEED, NOISE = r",?seed=[^,]*", r",?(seed|epsilon|sigma|message_sigma)=[^,]*"
 """Words of a label that tell apart seeds, and runs with more or less noise."""
 
@@ -60,13 +63,13 @@ def page(runs: Sequence[Told], title: str | None = None, *, left_out: int = 0) -
         "css": _own("page.css"),
         "plotly": _plotly(),
         "data": _inside_script({"left_out": left_out, **document(runs, named)}),
-        "script": _own("page.js"),
+        "script": "\n".join(_own(name) for name in SCRIPTS),
     }
     return re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], _own("page.html"))
 
 
 def _own(name: str) -> str:
-    return files("sottovoce.report").joinpath(name).read_text(encoding="utf-8")
+    return files("sottovoce.report").joinpath("parts", name).read_text(encoding="utf-8")
 
 
 def _plotly() -> str:
