@@ -201,7 +201,7 @@ def test_a_guess_is_right_as_often_as_the_definition_allows():
     assert (percent(0.5), percent(0.50001), rounded(1.00001), rounded("inf")) == (50, 50.1, 1.001, "inf")
 
 
-def test_seeds_are_averaged_and_runs_that_differ_by_noise_lie_on_one_curve(runs, tmp_path):
+def test_seeds_are_averaged_and_runs_that_differ_by_noise_lie_on_one_curve(sotto, runs, tmp_path):
     for name, more in (("s1", {"seed": 5}), ("loud", {"algorithm": COMMON["algorithm"] | {"sigma": 4.0}})):
         carry_out(
             from_document(COMMON | {"name": f"sweep/{name}", "privacy": {"attackers": "none"}} | more),
@@ -212,10 +212,13 @@ def test_seeds_are_averaged_and_runs_that_differ_by_noise_lie_on_one_curve(runs,
     assert [run["run"] for run in page["runs"]] == ["noisy", "sweep/loud", "sweep/s1"]
     assert [one["runs"] for one in page["series"]] == [[0, 2], [1]]
     assert len({one["curve"] for one in page["series"]}) == 1
-    assert [run["label"] for run in inside(write_page(tmp_path / "page.html", [tmp_path / "sweep"]))["runs"]] == [
-        "loud",
-        "s1",
-    ]
+    (tmp_path / "sweep" / "stopped").mkdir()
+    shutil.copy(runs("noisy") / "config.json", tmp_path / "sweep" / "stopped")
+    alone = inside(write_page(tmp_path / "page.html", [tmp_path / "sweep"]))
+    assert [run["label"] for run in alone["runs"]] == ["loud", "s1"]
+    assert alone["left_out"] == 1
+    _, _, err = sotto(f"compare {tmp_path / 'sweep'}")
+    assert err.startswith(f"Left out, stopped or gone astray: {tmp_path / 'sweep' / 'stopped'}\n")
     ours, theirs = (
         [json.loads(line)["accuracy"]["average"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (runs("noisy"), tmp_path / "sweep" / "s1")
@@ -241,6 +244,18 @@ def measured_otherwise(folder: Path) -> Path:
     for name in ("metrics.jsonl", "result.json"):
         (folder / name).write_text((folder / name).read_text().replace('"accuracy"', '"rmse"'))
     return folder
+
+
+def test_runs_that_went_astray_are_shown_as_such(sotto, runs, tmp_path):
+    folder = shutil.copytree(runs("noisy"), tmp_path / "astray")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    last["accuracy"] = dict.fromkeys(last["accuracy"], math.nan)
+    (folder / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    code, out, _ = sotto(f"compare {folder} --out {tmp_path / 'page.html'}")
+    assert (code, "astray" in out) == (0, True)
+    (series,) = inside(tmp_path / "page.html")["series"]
+    assert series["ending"] is series["average"][-1] is None
 
 
 def test_errors_are_better_when_they_are_smaller(runs, tmp_path):

@@ -24,14 +24,17 @@ def compare(
     """Trade-offs of finished runs, and a page of figures. Example: sotto compare runs/a runs/b --out both.html"""
     from sottovoce.files import check_writable, write_text
     from sottovoce.report.page import page
-    from sottovoce.report.told import told
+    from sottovoce.report.told import told, unfinished
 
-    found = told(runs)
+    found, left_out = told(runs), unfinished(runs)
     target = _place(runs) if out is None else out
     check_writable(target)
-    write_text(target, page(found, title))
+    write_text(target, page(found, title, left_out=len(left_out)))
     documents = [run.ending() for run in found]
-    answer({"page": str(target), "runs": documents}, as_json, _table(documents))
+    document = {"page": str(target), "runs": documents, "left_out": [str(folder) for folder in left_out]}
+    answer(document, as_json, _table(documents))
+    if left_out and not as_json:
+        typer.echo(f"Left out, stopped or gone astray: {', '.join(map(str, left_out))}", err=True)
     if not as_json:
         typer.echo(f"Page: {target}", err=True)
 
@@ -46,6 +49,10 @@ def _place(runs: list[Path]) -> Path:
     return (runs[0].parent if len(parents) == 1 else Path()) / "compare.html"
 
 
+def _shown(figure: float | None) -> str:
+    return "astray" if figure is None else f"{figure:.4f}"
+
+
 def _table(found: "list[Document]") -> Table:
     metric, area = found[0]["metric"], "{value:.3f} ({low:.3f} to {high:.3f}) {attack}"
     figures = [f"{metric}, average model", f"{metric}, nodes"]
@@ -54,7 +61,7 @@ def _table(found: "list[Document]") -> Table:
         epsilon = "none proven" if one["epsilon"] is None else up(float(one["epsilon"]))
         attack = "not attacked" if one["attack"] is None else area.format(**one["attack"])
         table.append([
-            one["run"], one["algorithm"], f"{one['average_model']:.4f}", f"{one['mean_node']:.4f}", epsilon,
+            one["run"], one["algorithm"], _shown(one["average_model"]), _shown(one["mean_node"]), epsilon,
             one["kind"] or "", one["adversary"] or "", attack, f"{one['bytes'] / 1e6:,.1f}",
         ])  # fmt: skip
     return table

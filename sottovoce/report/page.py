@@ -1,6 +1,6 @@
 """The report page: one HTML file with its figures, data and scripts inside, which asks nobody for anything.
 
-The page is `page.html` with `page.css`, `page.js`, plotly.js and the data, as one block of JSON, put in their places.
+The page is `parts/page.html` with style, scripts, plotly.js and the data, as one block of JSON, in their places.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sottovoce.files import check_writable, write_text
 from sottovoce.report.figures import COLOURS
 from sottovoce.report.leaks import rounded
 from sottovoce.report.story import story
-from sottovoce.report.told import Told, told
+from sottovoce.report.told import Told, finite, told, unfinished
 from sottovoce.report.words import KINDS
 from sottovoce.run.files import Files
 from sottovoce.run.results import LESS_IS_BETTER
@@ -34,6 +34,9 @@ WITH_PAIRS = 24
 POINTS = 400
 """Of a curve, at most."""
 
+SCRIPTS = ("frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trades.js", "promises.js", "choose.js")
+"""In the order in which they need each other; they share one scope."""
+
 SEED, NOISE = r",?seed=[^,]*", r",?(seed|epsilon|sigma|message_sigma)=[^,]*"
 """Words of a label that tell apart seeds, and runs with more or less noise."""
 
@@ -41,7 +44,7 @@ SEED, NOISE = r",?seed=[^,]*", r",?(seed|epsilon|sigma|message_sigma)=[^,]*"
 def write_page(out: Path, runs: Sequence[Path], *, title: str | None = None) -> Path:
     """A page about finished runs, given by their folders or those of sweeps; returns where it is."""
     check_writable(out)
-    write_text(out, page(told(runs), title))
+    write_text(out, page(told(runs), title, left_out=len(unfinished(runs))))
     return out
 
 
@@ -52,21 +55,21 @@ def write_page_of(folder: Path, *, again: bool) -> None:
         write_page(place, [folder])
 
 
-def page(runs: Sequence[Told], title: str | None = None) -> str:
-    """The page as text."""
+def page(runs: Sequence[Told], title: str | None = None, *, left_out: int = 0) -> str:
+    """The page as text. It says how many unfinished runs were left out."""
     named = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared")
     parts = {
         "title": html.escape(named),
         "css": _own("page.css"),
         "plotly": _plotly(),
-        "data": _inside_script(document(runs, named)),
-        "script": _own("page.js"),
+        "data": _inside_script({"left_out": left_out, **document(runs, named)}),
+        "script": "\n".join(_own(name) for name in SCRIPTS),
     }
     return re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], _own("page.html"))
 
 
 def _own(name: str) -> str:
-    return files("sottovoce.report").joinpath(name).read_text(encoding="utf-8")
+    return files("sottovoce.report").joinpath("parts", name).read_text(encoding="utf-8")
 
 
 def _plotly() -> str:
@@ -144,7 +147,7 @@ def _mean(runs: Sequence[Told], members: Sequence[int]) -> Document:
         "round": [line["round"] for line in lines[0]],
         "megabytes": [line["bytes"] / 1e6 for line in lines[0]],
         **{key: _over(lines, metric, key) for key in ("average", "mean", "min", "max")},
-        "ending": {key: float(np.mean([one[key] for one in endings])) for key in ("average_model", "mean_node")},
+        "ending": _over([run.lines[-1:] for run in mine], metric, "average")[0],
         "epsilon": None if None in epsilons else rounded(max(epsilons, key=float)),
         "attack": max(attacks, key=lambda one: one["value"], default=None),
     }
@@ -152,7 +155,7 @@ def _mean(runs: Sequence[Told], members: Sequence[int]) -> Document:
 
 def _over(lines: Sequence[Sequence[Document]], metric: str, key: str) -> list[Any]:
     values = np.array([[line[metric][key] for line in one] for one in lines], dtype=float).mean(axis=0)
-    return [value if np.isfinite(value) else None for value in values.tolist()]
+    return [finite(value) for value in values.tolist()]
 
 
 def _labels(runs: Sequence[Told]) -> list[str]:

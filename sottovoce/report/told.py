@@ -17,6 +17,12 @@ from sottovoce.run.results import LESS_IS_BETTER, metric_of
 MEMBERSHIP = ("likelihood", "classifier", "threshold")
 """Attacks that end in a ROC curve."""
 
+PROMISED = {
+    "algorithm", "topology", "rounds", "sigma", "sensitivity", "clipping", "adjacency", "delta", "headline", "sampled",
+    "convexity", "refusals", "views",
+}  # fmt: skip
+"""What is read of `privacy.json`; epsilon over rounds may be missing."""
+
 
 @dataclass(frozen=True, eq=False)
 class Told:
@@ -53,8 +59,9 @@ class Told:
         return {
             "run": self.name, "folder": str(self.folder), "seed": self.experiment.seed,
             "algorithm": self.privacy["algorithm"], "topology": self.privacy["topology"],
-            "rounds": self.privacy["rounds"], "metric": self.metric, "average_model": found["average"],
-            "mean_node": found["mean"], "worst_node": found["max" if self.metric in LESS_IS_BETTER else "min"],
+            "rounds": self.privacy["rounds"], "metric": self.metric,
+            "average_model": finite(found["average"]), "mean_node": finite(found["mean"]),
+            "worst_node": finite(found["max" if self.metric in LESS_IS_BETTER else "min"]),
             "epsilon": None if headline is None else headline["epsilon"], "delta": self.privacy["delta"],
             "kind": None if headline is None else headline["kind"],
             "adversary": None if headline is None else headline["view"],
@@ -82,12 +89,22 @@ def _runs_in(path: Path) -> list[Path]:
         raise InputError(f"{path}: no such folder", "a run or a sweep has one", "give runs/NAME of sotto run")
     if Files(path).config.exists():
         return [path]
-    inside = sorted((part.parent for part in path.glob("**/config.json")), key=_counting)
+    inside = _inside(path)
     finished = [folder for folder in inside if Files(folder).result.exists()]
     if not finished:
         what = "only unfinished runs in it" if inside else "no run"
         raise InputError(f"{path}: {what}", "a finished run has a result.json", "give runs/NAME of sotto run")
     return finished
+
+
+def unfinished(paths: Iterable[Path]) -> list[Path]:
+    """Runs in folders of sweeps without a result, because they were stopped or went astray: `told` leaves them out."""
+    found = dict.fromkeys(folder for path in paths if not Files(path).config.exists() for folder in _inside(path))
+    return [folder for folder in found if not Files(folder).result.exists()]
+
+
+def _inside(path: Path) -> list[Path]:
+    return sorted((part.parent for part in path.glob("**/config.json")), key=_counting)
 
 
 def _counting(path: Path) -> list[tuple[float, str]]:
@@ -107,11 +124,18 @@ def _read(folder: Path) -> Told:
         attacks, audit = (files.document(path) or {} for path in (files.attack, files.audit))
         run = Told(folder, experiment, privacy, result, lines, attacks, audit)
         run.ending()
+        if missing := PROMISED - {*privacy}:
+            raise KeyError(missing)
     except (KeyError, IndexError, TypeError, StopIteration):
         raise InputError(
             f"{folder}: damaged, or of another version", "a run's files belong together", "run it again"
         ) from None
     return run
+
+
+def finite(value: float) -> float | None:
+    """A measured figure; None where a run went astray."""
+    return value if math.isfinite(value) else None
 
 
 def guess_of(guarantee: Document, delta: float) -> float:
