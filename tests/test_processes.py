@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import sottovoce
+from benchmarks.processes import measured
 from sottovoce import InputError, sources
 from sottovoce.algorithms import examples, names
 from sottovoce.config import from_document, merged
@@ -535,3 +536,12 @@ def test_a_damaged_part_is_refused_by_all(how, pools, tmp_path):
 def test_what_one_rank_raises_in_a_round_all_raise(started, tmp_path):
     """Gradients that are not finite at one rank: the other learns why it is left alone."""
     assert started("goes astray in round 3", 1, tmp_path, TIMEOUT) == [2, 2]
+
+
+@pytest.mark.slow
+def test_memory_of_a_rank_falls_with_their_number():
+    """64 nets of 600,000 parameters, 150 MB for each copy of all: ranks in processes of their own."""
+    what = ("ring:64", "none", 64, 4, "mlp", (750,))
+    most = [max(rank["memory"] for rank in measured(size, 1, *what)) for size in (1, 2, 4)]
+    assert most[1] < 0.75 * most[0]
+    assert most[2] < 0.75 * most[1]

@@ -19,6 +19,9 @@ from sottovoce.errors import SottovoceError
 MEETING = "SOTTOVOCE_MEETING"
 """The file by which they find each other."""
 
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+"""Where they speak, unless GLOO_SOCKET_IFNAME says otherwise."""
+
 LOOK = 0.05
 """Seconds between two looks at who has ended."""
 
@@ -46,12 +49,9 @@ def launch(arguments: list[str], size: int) -> int:
 
 def _started(arguments: list[str], rank: int, size: int, meeting: Path) -> subprocess.Popen[bytes]:
     told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), MEETING: str(meeting)}
-    told |= {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)}
+    chosen = {"GLOO_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": "1"} | dict(os.environ)
     command = [sys.executable, "-m", "sottovoce", *arguments]
-    return subprocess.Popen(command, env={**os.environ, **told}, start_new_session=True, stdin=subprocess.DEVNULL)
-
-
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+    return subprocess.Popen(command, env={**chosen, **told}, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
