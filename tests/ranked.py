@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 from sottovoce.config import from_document
-from sottovoce.errors import SottovoceError
+from sottovoce.draws import Draws
+from sottovoce.errors import Diverged, SottovoceError
 from sottovoce.run import checkpoint, pace
 from sottovoce.run.folder import carry_out
 from sottovoce.run.processes import joined
@@ -56,9 +57,20 @@ FAULTS = {
     "while writing its part": lambda: setattr(checkpoint.np, "savez", half_written(4)),
     "before its part has its name": lambda: setattr(checkpoint, "write", Count(checkpoint.write, 4)),
     "when its part is written": lambda: setattr(checkpoint, "write", After(checkpoint.write, 4)),
+    "goes astray in round 3": lambda: setattr(Draws, "gradient", bound(Astray(Draws.gradient, 4))),
     "does not answer in round 3": lambda: setattr(Wire, "swap", bound(Hang(Wire.swap, 4))),
 }
 """What befalls a rank. Of rank 0, its part is the one that names the others."""
+
+
+class Astray(Count):
+    """Refuses at the right call."""
+
+    def __call__(self, *arguments, **more):
+        self.left -= 1
+        if not self.left:
+            raise Diverged("gradient with nan", "it would spread", "clip it")
+        return self.inner(*arguments, **more)
 
 
 class Hang(Count):
@@ -72,11 +84,11 @@ class Hang(Count):
 
 
 def rank_until(fault, victim, told, document, place, timeout):
-    """One rank of a run of which the victim meets a fault; exits 1 where it is told that a rank is lost."""
+    """One rank of a run of which the victim meets a fault; exits 1 where a rank is lost to it, 2 where one refused."""
     os.environ |= told
     pace.PATIENCE = 0
     if int(told["RANK"]) == victim:
         FAULTS[fault]()
     with joined(timeout) as ranks:
         said = ranked(ranks, document, place, True)
-        os._exit(1 if said is not None and said.startswith("Lost") else 9)
+        os._exit({"Lost": 1, "Diverged": 2}.get((said or "").partition(":")[0], 9))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli.app import STOPPED, app
+from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, facts, note, progress
 from sottovoce.errors import InputError, SottovoceError
@@ -95,24 +95,17 @@ def _as_rank(
     from sottovoce.run.folder import carry_out
     from sottovoce.run.processes import joined
 
-    quiet = os.environ["RANK"] != "0"
-    try:
-        with joined(timeout) as ranks, nullcontext() if quiet else progress(experiment.name, rate=True) as tell:
-            folder = out / experiment.name
-            try:
+    leads = os.environ["RANK"] == "0"
+    with joined(timeout) as ranks:
+        try:
+            with progress(experiment.name, rate=True) if leads else nullcontext() as tell:
+                folder = out / experiment.name
                 result = carry_out(experiment, folder, data=data, resume=resume, tell=tell, team=ranks)
-            except SottovoceError as error:
-                quiet = not ranks.speaks(error)
-                raise
-    except SottovoceError as error:
-        if quiet:
-            raise SystemExit(error.exit_code) from None
-        raise
-    except KeyboardInterrupt:
-        if quiet:
-            raise SystemExit(STOPPED) from None
-        raise
-    if not quiet:
+        except (SottovoceError, KeyboardInterrupt, MemoryError) as error:
+            line, code = explained(error)
+            ranks.say(error, lambda: fail(line, code))
+            raise SystemExit(code) from None
+    if leads:
         _finish(result, out / experiment.name, as_json)
 
 
@@ -135,7 +128,7 @@ def _in_processes(
     arguments += ["--data", str(data)] if data is not None else []
     arguments += ["--resume"] if resume else []
     arguments += ["--json"] if as_json else []
-    raise SystemExit(launch(arguments, processes, timeout))
+    raise SystemExit(launch(arguments, processes))
 
 
 def _sweep(

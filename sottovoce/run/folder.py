@@ -75,8 +75,10 @@ def carry_out(
         finished = team.first(lambda: _taken(held, files, experiment, resume))
         if finished is not None:
             return finished
+        team.each(lambda: _seen(files))
         trial = team.share(trial, placed)
         now = team.each(lambda: _last_saved(files, trial, mark))
+        team.agree({"checkpoint": now.stage.rounds})
         team.first(lambda: _write_head(files, experiment, privacy, now))
         watch = both(watch, recorder_in(folder, trial, experiment.record))
         with team.failing():
@@ -103,6 +105,12 @@ def _taken(held: ExitStack, files: Files, experiment: Experiment, resume: bool) 
     _make(files.folder)
     held.enter_context(_locked(files.lock))
     return _same_run(files, experiment, resume)
+
+
+def _seen(files: Files) -> None:
+    """Whether this rank sees the folder that rank 0 has made."""
+    if not files.lock.exists():
+        raise InputError(f"{files.folder}: not there for all ranks", "they write into one folder", "share it as --out")
 
 
 def _finished(experiment: Experiment, files: Files, privacy: Document, seconds: float) -> Document:

@@ -19,20 +19,26 @@ from sottovoce.errors import SottovoceError
 MEETING = "SOTTOVOCE_MEETING"
 """The file by which they find each other."""
 
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+"""Where they speak, unless GLOO_SOCKET_IFNAME says otherwise."""
+
 LOOK = 0.05
 """Seconds between two looks at who has ended."""
 
+PATIENCE = 5.0
+"""Seconds that the others have to end by themselves when one has failed."""
 
-def launch(arguments: list[str], size: int, timeout: float) -> int:
+
+def launch(arguments: list[str], size: int) -> int:
     """Start `sotto` with these arguments as `size` ranks, wait for all, and return the code to exit with.
 
-    Interrupts are passed on. When one rank fails the others have `timeout` seconds and some more to end by themselves.
+    Interrupts are passed on.
     """
     with tempfile.TemporaryDirectory(prefix="sotto-") as folder:
         ranks = [_started(arguments, rank, size, Path(folder) / "meeting") for rank in range(size)]
         try:
             with _passing_on(ranks):
-                _wait(ranks, timeout + 10)
+                _wait(ranks)
         finally:
             for rank in ranks:
                 if rank.poll() is None:
@@ -43,31 +49,28 @@ def launch(arguments: list[str], size: int, timeout: float) -> int:
 
 def _started(arguments: list[str], rank: int, size: int, meeting: Path) -> subprocess.Popen[bytes]:
     told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), MEETING: str(meeting)}
-    told |= {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", LOOPBACK)}
+    chosen = {"GLOO_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": "1"} | dict(os.environ)
     command = [sys.executable, "-m", "sottovoce", *arguments]
-    return subprocess.Popen(command, env={**os.environ, **told}, start_new_session=True, stdin=subprocess.DEVNULL)
+    return subprocess.Popen(command, env={**chosen, **told}, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
-LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]], patience: float) -> None:
-    """Until all have ended; `patience` seconds after the first failure the rest is ended."""
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Until all have ended, or one has failed and the others had their time."""
     failed: float | None = None
     while any(rank.poll() is None for rank in ranks):
         now = time.monotonic()
         if failed is None and any(rank.returncode for rank in ranks):
             failed = now
-        if failed is not None and now - failed > patience:
+        if failed is not None and now - failed > PATIENCE:
             return
         time.sleep(LOOK)
 
 
 def _code(codes: list[int]) -> int:
-    """What the ranks agree on; that of one that was not killed where they do not."""
+    """What the ranks agree on; that of one that was not killed where they do not. A rank that was not has said why."""
     said = [code for code in codes if code > 0]
     if not said and any(codes):
-        raise SottovoceError("all processes of the run were ended from outside; go on with --resume")
+        raise SottovoceError("a process of the run was ended from outside; go on with --resume")
     return said[0] if said else 0
 
 

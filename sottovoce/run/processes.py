@@ -152,13 +152,19 @@ class Ranks:
         """Over the wire."""
         return self.wire.most(*numbers)
 
-    def speaks(self, error: SottovoceError) -> bool:
-        """Whether this rank is the one to say what went wrong: the first that asks, or rank 0 where all know it."""
-        if not isinstance(error, Lost):
-            return self.rank == 0
+    def say(self, error: BaseException, act: Callable[[], Any]) -> None:
+        """One rank says what went wrong, before any of them ends: rank 0, or the first to miss another."""
         with contextlib.suppress(RuntimeError):
-            return int(self._store.add("said", 1)) == 1
-        return True
+            if self.rank == 0 or isinstance(error, Lost):
+                if int(self._store.add("said", 1)) == 1:
+                    act()
+                self._store.set("heard", "")
+            else:
+                until = time.monotonic() + min(5.0, self._timeout)
+                while not self._store.check(["heard"]) and time.monotonic() < until:
+                    time.sleep(LOOK)
+            return
+        act()
 
     @contextmanager
     def failing(self) -> Iterator[None]:
@@ -170,6 +176,7 @@ class Ranks:
             raise (error or lost) from None
         except SottovoceError as error:
             self._store.set("failed", pickle.dumps(error))
+            dist.destroy_process_group()  # so that the others need not wait
             raise
 
     def _reason(self) -> SottovoceError | None:

@@ -147,6 +147,5 @@ def trial(
     if math.isfinite(most) and not isinstance(algorithm.noise, Silent):
         algorithm = replace(algorithm, sensitivity=most)  # type: ignore[type-var]
     topology.require_connected()
-    built = Trial(algorithm.on(topology), topology, gradients, rounds, seed, adjacency, same_start)
-    built.before()
-    return built
+    begin(algorithm, topology, torch.zeros(topology.n, 1), rounds)  # refuses what does not fit; models come later
+    return Trial(algorithm.on(topology), topology, gradients, rounds, seed, adjacency, same_start)
