@@ -134,6 +134,13 @@ def _run(line, sotto, capsys):
     return 0, *capsys.readouterr()
 
 
+def test_tests_that_pages_name_are_there():
+    written = "".join(file.read_text() for file in (ROOT / "tests").glob("*.py"))
+    for page in (ROOT / "docs").rglob("*.md"):
+        for name in re.findall(r"`(test(?:_[a-z0-9]+){3,})`", page.read_text()):
+            assert f"def {name}(" in written, f"{page.name}: {name}"
+
+
 # --- pictures and the site -----------------------------------------------------------------------------------------
 
 DRAWN = runpy.run_path(str(ROOT / "docs" / "pictures" / "draw.py"))["PICTURES"]
