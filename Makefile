@@ -1,11 +1,12 @@
-# make demo: train something small and see it; make test: all checks. Both set up what they need first.
+# make demo: train something small and see it; make test: all checks; make docs: the documentation as a site.
+# All set up what they need first.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow bench clean
+.PHONY: demo test slow bench docs clean
 
 demo: $(READY)
 	$(BIN)/sotto demo
@@ -27,6 +28,10 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.attacks
 	$(BIN)/python -m benchmarks.processes
 
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 # torch is installed first and by itself, so that pip settles on the pinned build before anything else asks for it
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"found Python {v[0]}.{v[1]}; 3.11 or newer is needed; run make PYTHON=python3.11")'
@@ -36,4 +41,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build site *.egg-info

@@ -57,15 +57,22 @@ def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> 
     return job.gradients(training.batch, training.clip, training.bound, seed=experiment.seed, **several)
 
 
-@lru_cache(maxsize=2)
 def _loaded(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
+    """Files of the user's own may change between runs of one process, and are read each time."""
+    return (_fresh if name.startswith("file:") else _kept)(name, folder, unit_norm)
+
+
+def _fresh(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
     found = load(name, folder)
     return found.unit_norm() if unit_norm else found
 
 
+_kept = lru_cache(maxsize=2)(_fresh)
+
+
 def forget_data() -> None:
     """Let go of data sets that were kept for the next run: ranks keep the rows of their own nodes."""
-    _loaded.cache_clear()
+    _kept.cache_clear()
 
 
 def _step_size(choice: AlgorithmChoice) -> Any:
