@@ -10,7 +10,7 @@ import typer
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, progress
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.report.numbers import up
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def attack(
 ) -> None:
     """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
     from sottovoce.attacks import ATTACKS
-    from sottovoce.attacks.finished import figures, infer, keep, solve
+    from sottovoce.attacks.finished import figures, infer, keep, kept, solve
+    from sottovoce.files import check_writable
     from sottovoce.report.page import write_page_of
     from sottovoce.run.reopen import reopen
 
@@ -54,6 +55,10 @@ def attack(
     if picture is not None and kind != "inversion":
         raise InputError(f"--picture with {kind}", "only inversion draws", "add --attack inversion")
     opened = [reopen(folder, data) for folder in runs]
+    for folder in runs:
+        kept(folder)  # a damaged attack.json is refused before any work
+    if picture is not None:
+        check_writable(picture)
     if kind == "inversion":
         found, table, after = _inverted(opened[0], attacker or 0, picture, seed)
         runs = runs[:1]
@@ -68,7 +73,8 @@ def attack(
                 seed=seed, jobs=jobs, tell=tell,
             )  # fmt: skip
         who = view or ("all" if attacker is None else attacker)
-        found, table, after = {"attacker": who, **figures(success)}, _figures(success), [_said(success)]
+        asked = {"attacker": who, "samples": samples, "seed": seed}
+        found, table, after = {**asked, **figures(success)}, _figures(success), [_said(success)]
     document = keep(runs, kind, found)
     for folder in runs:
         write_page_of(folder, again=True)
@@ -148,19 +154,24 @@ def audit(
     from sottovoce.audit.canaries import check_inputs
     from sottovoce.audit.claims import any_exceeded, check_gradients
     from sottovoce.files import write_text
+    from sottovoce.privacy.views import node
     from sottovoce.report.page import write_page_of
     from sottovoce.run.files import Files
     from sottovoce.run.reopen import reopen
 
     opened = reopen(run, data)
+    if attacker is not None:
+        node(attacker).check(opened.trial.topology.n)
     checked, refused = check_gradients(opened, repetitions=repetitions, confidence=confidence, seed=seed)
-    if runs:
+    try:
         with progress("reruns") as tell:
-            checked.append(
+            checked += [] if not runs else [
                 check_inputs(
                     opened, runs=runs, attacker=attacker, confidence=confidence, seed=seed, jobs=jobs, tell=tell
                 )
-            )
+            ]  # fmt: skip
+    except Unaccountable as refusal:
+        refused.append(str(refusal))
     exceeded = any_exceeded(checked)
     document = {
         "run": str(run), "consistent": not exceeded, "refused": refused, "audits": [one.document() for one in checked],
@@ -168,6 +179,8 @@ def audit(
     write_text(Files(run).audit, json.dumps(document, indent=1) + "\n")
     write_page_of(run, again=True)
     verdict = "A claim is exceeded: it is wrong, or something else ran." if exceeded else "No claim is exceeded."
+    if not any(one.claims for one in checked):
+        verdict = "There is no claim to compare with."
     answer(document, as_json, _beside(checked), verdict, *(f"Not audited: {line}" for line in refused))
     if exceeded:
         raise typer.Exit(1)

@@ -55,8 +55,13 @@ class Delivery(NamedTuple):
 class Messages:
     """All that was recorded of a run: in memory, or in the files of a folder, which are read one at a time."""
 
-    def __init__(self, attackers: tuple[int, ...], deliveries: Mapping[int, Delivery | list[Path]]) -> None:
-        self.attackers, self._deliveries = attackers, deliveries
+    def __init__(
+        self,
+        attackers: tuple[int, ...],
+        deliveries: Mapping[int, Delivery | list[Path]],
+        shape: tuple[int, int] | None = None,
+    ) -> None:
+        self.attackers, self._deliveries, self._shape = attackers, deliveries, shape
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -68,7 +73,7 @@ class Messages:
         if round not in self._deliveries:
             raise InputError(f"round {round}", f"recorded were {self.rounds}", "choose one of them")
         found = self._deliveries[round]
-        return found if isinstance(found, Delivery) else _joined([_read(path) for path in found])
+        return found if isinstance(found, Delivery) else _joined([_read(path, self._shape) for path in found])
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -184,7 +189,8 @@ def recorded(folder: Path, trial: Trial, record: Record) -> Messages:
     if expected - files.keys():
         missing = min(expected - files.keys())
         raise InputError(f"{folder}: no recording of round {missing}", f"{len(expected)} rounds were kept", "run again")
-    return Messages(wanted, {round: files[round] for round in sorted(expected)})
+    shape = trial.topology.n, trial.task.model.layout.size
+    return Messages(wanted, {round: files[round] for round in sorted(expected)}, shape)
 
 
 def forget_after(folder: Path, rounds: int) -> None:
@@ -236,8 +242,20 @@ def _write(folder: Path, round: int, rank: int, found: Delivery) -> None:
     write(folder / (f"{round:07d}-{rank}.npz" if rank else f"{round:07d}.npz"), write_to)
 
 
-def _read(path: Path) -> Delivery:
+def _read(path: Path, shape: tuple[int, int] | None) -> Delivery:
     stored = read_npz(path)
-    if stored.keys() != set(Delivery._fields):
-        raise InputError(f"{path}: no recording of a round", "it is written by sotto run", "run again")
+    if stored.keys() != set(Delivery._fields) or not _fits(Delivery(**stored), shape):
+        raise InputError(f"{path}: no recording of a round of this run", "it is written by sotto run", "run again")
     return Delivery(**stored)
+
+
+def _fits(found: Delivery, shape: tuple[int, int] | None) -> bool:
+    """Whether all numbers are of nodes and models that are there; the shape is the number of nodes and parameters."""
+    sender, receiver, row, rows = found
+    if rows.ndim != 2 or rows.dtype.kind != "f" or any(part.dtype.kind != "i" for part in found[:3]):
+        return False
+    if not (sender.ndim == 1 and sender.shape == receiver.shape == row.shape):
+        return False
+    nodes, size = shape or (np.iinfo(np.int64).max, rows.shape[1])
+    inside = ((sender, -1, nodes), (receiver, 0, nodes), (row, 0, len(rows)))
+    return rows.shape[1] == size and all(bool(((low <= part) & (part < high)).all()) for part, low, high in inside)
