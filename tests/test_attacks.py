@@ -391,7 +391,7 @@ def test_unknown_attacks_of_a_sweep_are_refused(sotto, tmp_path):
         (["attack", "plain", "--confidence", "2"], "confidence 2.0; "),
         (["attack", "nowhere"], "no run; the folder of a run has a config.json"),
         (["audit", "nowhere"], "no run; the folder of a run has a config.json"),
-        (["audit", "plain", "--attacker", "9"], "attacker 9; nodes are 0..4"),
+        (["audit", "plain", "--attacker", "9"], "node 9 in view node:9; nodes are 0..4"),
     ],
 )
 def test_bad_input_gets_one_clear_line(words, line, sotto, finished):
