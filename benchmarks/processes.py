@@ -85,7 +85,7 @@ def play(begun: Trial, rounds: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def rank(what: str, rounds: str, *given: str) -> None:
+def rank(what: str, rounds: str) -> None:
     """In a process of its own: play a rank's part, or the whole run, and print what was measured."""
     begun = made(*json.loads(what))
     if "RANK" not in os.environ:
@@ -98,9 +98,29 @@ def rank(what: str, rounds: str, *given: str) -> None:
         print(json.dumps(found))
 
 
-def measured(size: int, rounds: int, *what: object) -> list[dict]:
+def swaps(what: str) -> None:
+    """In one of two processes: how long swaps of so many bytes take, and how long it takes to pack them."""
+    with joined(300.0) as ranks:
+        found = {}
+        for size in json.loads(what):
+            there, here = torch.zeros(64, size // 256), torch.zeros(64, size // 256)
+            took, pack = [], []
+            for _ in range(30 if size < 10**6 else 7):
+                start = time.perf_counter()
+                packed = there[torch.arange(64)]
+                pack.append(time.perf_counter() - start)
+                ranks.wire.gathered(None)
+                start = time.perf_counter()
+                ranks.wire.swap({1 - ranks.rank: packed}, {1 - ranks.rank: here}).land()
+                took.append(time.perf_counter() - start)
+            found[size] = [statistics.median(took), statistics.median(pack)]
+        print(json.dumps(found))
+
+
+def measured(size: int, rounds: int, *what: object, act: str = "rank") -> list[dict]:
     """What each of so many processes measured."""
-    command = [sys.executable, "-m", "benchmarks.processes", "rank", json.dumps(what), str(rounds)]
+    command = [sys.executable, "-m", "benchmarks.processes", act, json.dumps(what)]
+    command += [str(rounds)] if act == "rank" else []
     if size == 1:
         return [json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)]
     with tempfile.TemporaryDirectory() as folder:
@@ -147,6 +167,14 @@ def traffic(rounds: int = 3) -> None:
             )
 
 
+def link() -> None:
+    """The wire itself, both ways at once, between two processes of this machine."""
+    found = measured(2, 0, 1_024, 102_400, 10_240_000, 102_400_000, act="swaps")[0]
+    for size, (took, pack) in found.items():
+        rate = int(size) / took / 1e9
+        print(f"  {int(size):11,} bytes each way: {1e3 * took:.2f} ms, {rate:.2f} GB/s; packed in {1e3 * pack:.2f} ms")
+
+
 def memory() -> None:
     """Peak memory of a rank, by their number; large nets, so that they matter."""
     for size in (1, 2, 3, 4):
@@ -155,26 +183,26 @@ def memory() -> None:
 
 
 def placement() -> None:
-    """Edges between blocks, and seconds to find them, against blocks by chance."""
+    """Edges between blocks, and processor time to find them, against blocks by chance."""
     import numpy as np
 
     for spec in ("geometric:1000,r=0.06,seed=0", "regular:1000,d=10,seed=0"):
         net = metropolis(spec)
-        start = time.perf_counter()
+        start = time.process_time()
         found = blocks(net, 10)
-        took, order = time.perf_counter() - start, np.random.default_rng(0).permutation(net.n)
+        took, order = time.process_time() - start, np.random.default_rng(0).permutation(net.n)
         chance = cut(net, tuple(np.array_split(order, 10)))
         strangers = [len(np.setdiff1d(np.unique(net.at(0).weights[block].indices), block)) for block in found]
         print(
             f"  {spec}, 10 blocks: {cut(net, found):,} of {net.at(0).weights.nnz - net.n:,} directed edges cross "
-            f"(by chance {chance:,}), {np.mean(strangers):.0f} strangers a block, {took:.1f} s"
+            f"(by chance {chance:,}), {np.mean(strangers):.0f} strangers a block, {took:.1f} s of processor time"
         )
 
 
 if __name__ == "__main__":
-    parts = {"speed": speed, "traffic": traffic, "memory": memory, "placement": placement}
-    if sys.argv[1:2] == ["rank"]:
-        rank(*sys.argv[2:])
+    parts = {"speed": speed, "traffic": traffic, "link": link, "memory": memory, "placement": placement}
+    if sys.argv[1:2] in (["rank"], ["swaps"]):
+        {"rank": rank, "swaps": swaps}[sys.argv[1]](*sys.argv[2:])
     elif len(sys.argv) > 1:
         partial(parts[sys.argv[1]], **settings(sys.argv[2:]))()
     else:

@@ -152,7 +152,7 @@ class RandomK(_Sparse):
         return self.kept(dimension) * dtype.itemsize
 
     def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
-        return _as_bytes(rows[self.mask(rows.shape[1], streams)].reshape(len(rows), -1))
+        return _as_bytes(rows[self.mask(rows.shape[1], streams)].reshape(len(rows), self.kept(rows.shape[1])))
 
     def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         rows = np.zeros((len(sent), dimension), dtype=dtype)
@@ -283,10 +283,12 @@ class TopK(_Sparse):
         return kept * dtype.itemsize + _packed_size(kept, self._width(dimension))
 
     def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
-        largest = self._largest(rows)
-        values = _as_bytes(np.take_along_axis(rows, largest, axis=1))
-        width = self._width(rows.shape[1])
-        return np.concatenate([values, np.stack([_packed(each.astype(np.uint32), width) for each in largest])], axis=1)
+        largest, width = self._largest(rows), self._width(rows.shape[1])
+        values, places = np.take_along_axis(rows, largest, axis=1), largest.astype(np.uint32)
+        sent = np.empty((len(rows), self.payload(rows.shape[1], rows.dtype)), np.uint8)
+        for out, value, place in zip(sent, values, places, strict=True):
+            out[:] = np.concatenate([value.view(np.uint8), _packed(place, width)])
+        return sent
 
     def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         kept, rows = self.kept(dimension), np.zeros((len(sent), dimension), dtype=dtype)

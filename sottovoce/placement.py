@@ -29,6 +29,9 @@ DENSE = 400
 MIXTURES = 3
 """So many mixtures of eigenvectors are tried: where the graph has symmetries no one of them is better than another."""
 
+REFINED = 2
+"""So many of the best cuts are refined."""
+
 SWAPS = 200
 """At most so many pairs change sides in one pass, of which the best beginning is kept."""
 
@@ -65,8 +68,9 @@ def _bisected(edges: sparse.csr_array, nodes: Nodes, ranks: int, rng: np.random.
     for values in _orders(among, rng):
         first = np.zeros(len(nodes), dtype=bool)
         first[np.argsort(values, kind="stable")[: sum(sizes[:few])]] = True
-        tried.append(_refined(among, first))
-    first = min(tried, key=lambda side: _between(among, side))
+        tried.append(first)
+    tried.sort(key=lambda side: _between(among, side))
+    first = min((_refined(among, side) for side in tried[:REFINED]), key=lambda side: _between(among, side))
     return [
         *_bisected(edges, nodes[first], few, rng),
         *_bisected(edges, nodes[~first], ranks - few, rng),

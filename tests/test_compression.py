@@ -153,6 +153,7 @@ def test_what_travels_is_decoded_to_what_was_compressed(spec, dimension, dtype):
     assert sent.dtype == np.uint8
     assert sent.shape == (6, operator.payload(dimension, rows.dtype))
     np.testing.assert_array_equal(operator.decode(sent.copy(), streams[2], dimension, rows.dtype), wanted, strict=True)
+    assert operator.encode(rows[:0], []).shape == (0, operator.payload(dimension, rows.dtype))
 
 
 @pytest.mark.parametrize("spec", ["identity", "rand:0.5", "gsgd:8", "gsgd:3", "top:0.1"])

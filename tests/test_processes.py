@@ -8,34 +8,37 @@ import signal
 import tempfile
 import time
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-import sottovoce
 from benchmarks.processes import measured
-from sottovoce import InputError, sources
+from sottovoce import InputError
 from sottovoce.algorithms import examples, names
 from sottovoce.config import from_document, merged
-from sottovoce.loop import rounds_of
-from sottovoce.placement import blocks
-from sottovoce.run import folder, hosted
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
 from sottovoce.run.folder import Files, carry_out
-from sottovoce.run.hosted import Hosted
-from sottovoce.run.hosting import Halo, Host, HostedRows
 from sottovoce.run.reopen import reopen
-from tests.cases import DIMENSION, cases, task
-from tests.ranked import FAULTS, TIMEOUT, rank_until, ranked
+from tests.cases import DIMENSION
+from tests.ranked import (
+    CASES,
+    FAULTS,
+    ROUNDS,
+    TIMEOUT,
+    alone_rounds,
+    differing,
+    held_data,
+    hosted_end,
+    overheard,
+    rank_until,
+    ranked,
+)
 from tests.ranks import Pool, environment
 
-CASES = {str(case): case for case in cases() if case.place not in ("path:4", "star:5")}
 FEW = ("complete:4", "exponential:6", "fresh", "dropout")
-SEED, ROUNDS = 9, 3
 
 
 @pytest.fixture(scope="module")
@@ -61,52 +64,6 @@ def pool(request, pools):
 # --- the law: any number of processes, one run ---------------------------------------------------------------------
 
 
-def start(case, dtype=torch.float32):
-    """A public starting point of all nodes; averaging begins at zero."""
-    rows = torch.from_numpy(np.random.default_rng(4).standard_normal((case.topology.n, DIMENSION))).to(dtype)
-    return 0 * rows if case.algorithm.once else rows
-
-
-def hosted_rounds(ranks, name):
-    """The host of this rank, and the rounds of a case as it plays them."""
-    case = CASES[name]
-    net = case.topology
-    host = Host(blocks(net, ranks.size), ranks.wire)
-    x0, away = start(case), host.plan(net.at(0)).strangers
-    compressed = case.algorithm.compression.name != "identity"
-    halo = Halo(away, x0[torch.from_numpy(away)]) if compressed else None
-    everyone = task(net.n)
-
-    def gradient(round, points):
-        whole = np.zeros((net.n, DIMENSION), dtype=np.float32)
-        whole[host.nodes] = points.numpy()
-        return torch.from_numpy(everyone(round, whole)[host.nodes])
-
-    return host, rounds_of(
-        case.algorithm, net, HostedRows(host, host.share(x0), halo), gradient, rounds=ROUNDS, seed=SEED,
-        make=partial(Hosted, first=net.at(0)),
-    )  # fmt: skip
-
-
-def alone_rounds(name):
-    """The same in one process."""
-    case = CASES[name]
-    everyone = task(case.topology.n)
-    return rounds_of(
-        case.algorithm, case.topology, start(case), lambda t, x: torch.from_numpy(everyone(t, x.numpy())),
-        rounds=ROUNDS, seed=SEED,
-    )  # fmt: skip
-
-
-def hosted_end(ranks, names):
-    """The nodes here and where they end, of each case."""
-    found = {}
-    for name in names:
-        host, played = hosted_rounds(ranks, name)
-        found[name] = host.nodes, list(played)[-1].models.own.numpy()
-    return found
-
-
 @cache
 def alone_end(name):
     return list(alone_rounds(name))[-1].models.numpy()
@@ -129,28 +86,6 @@ def test_every_algorithm_on_every_topology_ends_the_same(pool):
 
 
 # --- what crosses, and who draws -----------------------------------------------------------------------------------
-
-
-def overheard(ranks, name):
-    """Of each exchange: what this rank hands to the wire for whom; and whose noise it draws, and compresses, in all."""
-    sent, drawn, real, draw = [], set(), ranks.wire.swap, sources.generator
-
-    def swap(outgoing, incoming):
-        sent.append({peer: rows.clone().numpy() for peer, rows in outgoing.items()})
-        return real(outgoing, incoming)
-
-    def generator(seed, kind, ids, *when):
-        drawn.add((kind, *ids))
-        return draw(seed, kind, ids, *when)
-
-    try:
-        ranks.wire.swap, sources.generator, hosted.generator = swap, generator, generator
-        host, played = hosted_rounds(ranks, name)
-        list(played)
-    finally:
-        del ranks.wire.swap
-        sources.generator = hosted.generator = draw
-    return host.nodes, sent, drawn
 
 
 def crossing(name, blocks, rank, peer, round):
@@ -224,13 +159,6 @@ def test_a_rank_draws_for_its_own_nodes_and_for_the_secrets_they_share(name, kin
             assert ids == pairs
         else:
             assert ids == {(int(node),) for node in nodes}
-
-
-def held_data(ranks, wanted):
-    trial = build(from_document(wanted))
-    mine = ranks.share(trial, ranks.place(trial))
-    rows = [mine.task.inputs[mine.task.shards.indices[node]].numpy() for node in mine.host.nodes]
-    return mine.host.nodes, rows, len(mine.task.inputs), len(mine.task.dataset.inputs)
 
 
 def test_each_rank_keeps_the_data_of_its_own_nodes(pool):
@@ -312,7 +240,12 @@ def admitted(name, where):
 CORRELATION = Path(tempfile.mkdtemp()) / "C.npz"
 np.savez(CORRELATION, C=np.eye(4) + 0.5 * np.eye(4, k=-1))
 TRAINING = [name for name in names() if name not in ("muffliato", "zip-dl-averaging")]
-RUNS = [(name, where) for name in (*TRAINING, *COMPRESSED) for where in PLACES if admitted(name, where)]
+
+
+@cache
+def runs():
+    """Every algorithm that trains, compressed in each way, on every place that it admits."""
+    return [(name, where) for name in (*TRAINING, *COMPRESSED) for where in PLACES if admitted(name, where)]
 
 
 @pytest.fixture(scope="module")
@@ -330,10 +263,10 @@ def alone(tmp_path_factory):
 
 
 def test_every_algorithm_trains_the_same_with_the_same_guarantees(pool, alone, tmp_path):
-    places = {where for _, where in RUNS}
+    places = {where for _, where in runs()}
     assert places == set(PLACES)
-    assert {name.partition(" ")[0] for name, _ in RUNS} == set(TRAINING)
-    for name, where in RUNS if pool.size == 2 else RUNS[::3]:
+    assert {name.partition(" ")[0] for name, _ in runs()} == set(TRAINING)
+    for name, where in runs() if pool.size == 2 else runs()[::3]:
         place = tmp_path / f"{name} {where}".replace(":", "")
         assert pool(ranked, document(name, where), place) == [None] * pool.size, (name, where)
         exact = name not in ("zip-dl", "rss-lb", "dp-fedavg")
@@ -459,16 +392,6 @@ def test_attackers_record_the_same(name, where, pools, tmp_path):
 
 
 # --- refusals ------------------------------------------------------------------------------------------------------
-
-
-def differing(ranks, one, other, place, version):
-    """Rank 1 is given another document, or is of another version."""
-    if version is not None and ranks.rank == 1:
-        folder.__version__ = version
-    try:
-        return ranked(ranks, other if ranks.rank == 1 else one, place)
-    finally:
-        folder.__version__ = sottovoce.__version__
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,8 @@ class Plan:
     def _product(self, targets: Nodes) -> Product:
         weights = sparse.csr_array(self._rows[targets])
         used = np.unique(weights.indices)
+        if self.host.here[used].all():
+            used = self.host.nodes  # nothing has to be put together
         among = np.flatnonzero(self.host.here[used])
         away = np.flatnonzero(~self.host.here[used])
         order = np.argsort(self.strangers)
