@@ -305,7 +305,7 @@ def rounds_of(
     after: tuple[int, Carry] | None = None,
     make: Callable[[int, Gradient, Rows], RunFeed] = Draws,
 ) -> Iterator[Round]:
-    """Run round by round; each `Round` tells what was said and carries the state.
+    """Run round by round, as `final` does; each `Round` tells what was said and carries the state.
 
     `after` goes on where an earlier run stopped: the number of rounds that were played, and what the last one carried.
     `make` gives the feed of this run.
@@ -326,7 +326,11 @@ def rounds_of(
 def final(
     algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, *, rounds: int, seed: int = 0
 ) -> Rows:
-    """Run and return where every node ends: one row per node."""
+    """Run and return where every node ends: one row per node.
+
+    `x0` has a row per node, numpy or torch, and is public. `gradient(round, points)` gets where each node stands and
+    gives back a row for each, clipped by you: see docs/algorithms.md. All noise follows from `seed`.
+    """
     for played in rounds_of(algorithm, topology, x0, gradient, rounds=rounds, seed=seed):
         last = played
     return last.models

@@ -29,7 +29,7 @@ from sottovoce.mixing import TOLERANCE, Mixing, Requirement
 
 
 class Topology:
-    """What every round looks like: a fixed graph with its weights."""
+    """What every round looks like: a fixed graph with its weights. `metropolis` and its siblings make one."""
 
     static = True
 

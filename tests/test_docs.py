@@ -7,6 +7,7 @@ import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -194,3 +195,23 @@ def test_sessions_are_shown_as_sessions(site):
     page = (site / "api" / "graphs.html").read_text()
     assert '<span class="gp">&gt;&gt;&gt; </span>' in page
     assert "<blockquote>" not in page
+
+
+def test_the_site_works_from_disk(site):
+    """In a browser, without a server: search finds, nothing is asked for elsewhere, no script complains."""
+    browsers = pytest.importorskip("playwright.sync_api", reason="playwright not installed")
+    chromium = shutil.which("chromium") or pytest.skip("browser not found: chromium")
+    asked, complaints = [], []
+    with browsers.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto((site / "api" / "graphs.html").as_uri())
+        page.locator(".md-search__input").press_sequentially("spectral gap")
+        page.wait_for_selector(".md-search-result__item", state="attached")
+        assert "spectral" in page.text_content(".md-search-result__list").lower()
+        browser.close()
+    assert complaints == []
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []

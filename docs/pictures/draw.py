@@ -86,7 +86,7 @@ def leak_on_a_graph() -> str:
     found = told("florentine", centre, others, rounds=30)
     hops = hops_from(families.adjacency, centre)
     places = around(families.adjacency, hops, centre)
-    parts = [HEAD.format(width=520, height=470, title="What the Medici learn about each family")]
+    parts = [HEAD.format(width=700, height=470, title="What the Medici learn about each family")]
     row, column = families.adjacency.nonzero()
     for u, v in zip(row.tolist(), column.tolist(), strict=True):
         if u < v:
@@ -112,7 +112,7 @@ def hops_from(adjacency: sparse.csr_array, centre: int) -> list[int]:
 
 def around(adjacency: sparse.csr_array, hops: list[int], centre: int) -> dict[int, tuple[float, float]]:
     """Nodes on circles around one of them by hops, each near those it hears on the circle within."""
-    angles, places = {centre: 0.0}, {centre: (370.0, 190.0)}
+    angles, places = {centre: 0.0}, {centre: (450.0, 190.0)}
     for ring in range(1, max(hops) + 1):
         here = [u for u in range(len(hops)) if hops[u] == ring]
         if ring > 1:
@@ -122,7 +122,7 @@ def around(adjacency: sparse.csr_array, hops: list[int], centre: int) -> dict[in
             wanted = spread([toward(adjacency, angles, hops, u) for u in here], 0.62 / ring)
         for u, angle in zip(here, wanted, strict=True):
             angles[u] = angle
-            places[u] = (370 + 114 * ring * math.cos(angle), 190 + 78 * ring * math.sin(angle))
+            places[u] = (450 + 114 * ring * math.cos(angle), 190 + 78 * ring * math.sin(angle))
     return places
 
 

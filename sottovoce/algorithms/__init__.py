@@ -134,7 +134,10 @@ def builder(name: str) -> Callable[..., Algorithm]:
 
 
 def algorithm(name: str, **settings: Any) -> Algorithm:
-    """Build an algorithm by name; settings it does not have are refused, naming those it has."""
+    """Build an algorithm by name; settings it does not have are refused, naming those it has.
+
+    Names and settings are in docs/algorithms.md; noise is in units of the sensitivity.
+    """
     build = builder(name)
     accepted = inspect.signature(build).parameters
     for key in settings:

@@ -72,7 +72,7 @@ def audit_one_run(
 
 
 def audit_guesses(*, canaries: int, guesses: int, correct: int, delta: float = 1e-5, confidence: float = 0.95) -> Audit:
-    """Lower bounds from the counts of one run."""
+    """Lower bounds from the counts of one run: of so many canaries, so many were guessed at, so many rightly."""
     _check(canaries, guesses, correct)
     check_confidence(confidence)
     counts = Guesses(canaries=canaries, guesses=guesses, correct=correct)

@@ -45,7 +45,11 @@ SECRETS = "whoever hears everything shares no secret with a node; a neighbour, w
 
 @dataclass(frozen=True)
 class Guarantee:
-    """mu-GDP for one victim (None: the worst of a view), with the kind of proof and what it assumes."""
+    """mu-GDP for one victim (None: the worst of a view), with the kind of proof and what it assumes.
+
+    `distance` counts hops from the view to the victim. `proven_for_training` is true, false, or "convex": true if the
+    assumption about local steps is.
+    """
 
     victim: int | None
     distance: int | None
@@ -159,6 +163,13 @@ def account(
     victims: Sequence[int] | None = None,
 ) -> Account:
     """Guarantees for every victim of a view.
+
+    - `adversary`: who listens, a `View` or its name: `everyone`, `node:3`, `coalition:3,5`, `eavesdropper:0>1`;
+    - `adjacency`: what may change, all data of a `user` (a node) or one `record`;
+    - `participation`: in which rounds the change can show, `every`, or `KxB`: K times, B rounds apart;
+    - `convex`: whether local steps are known to be non-expansive, so that `convex-training` counts for the headline;
+    - `kinds`: which to compute; `as-published` is not among them unless named, and takes `lipschitz` for ZIP-DL;
+    - `victims`: about whom (None: all whom the view does not know).
 
     >>> from sottovoce import algorithm, metropolis, trace
     >>> system = trace(algorithm("dp-d-sgd", sigma=2.0), metropolis("ring:10"), rounds=16)

@@ -47,7 +47,9 @@ def calibrate(
     delta: float,
     **settings: Any,
 ) -> float:
-    """The least sigma with which the headline of `account` is (epsilon, delta)-DP.
+    """The least sigma with which the headline of `account` is (epsilon, delta)-DP, rounded up.
+
+    The algorithm's own sigma is replaced; `settings` are those of `account`, such as `adjacency` and `victims`.
 
     >>> from sottovoce import algorithm, metropolis
     >>> sigma = calibrate(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:8"), rounds=100, epsilon=1.0, delta=1e-5)

@@ -62,17 +62,17 @@ class View:
 
 
 def everyone(*, secrets_of: tuple[int, ...] = (), secure_sum: bool = False) -> View:
-    """Whoever hears all messages."""
+    """Whoever hears all messages; with `secrets_of`, one who knows the secrets of these nodes besides."""
     return View("everyone", secrets_of=secrets_of, secure_sum=secure_sum)
 
 
 def node(a: int, *, secure_sum: bool = False) -> View:
-    """One curious node."""
+    """One curious node: it hears what is sent to it, and knows its own gradients, noise and secrets."""
     return View("coalition", (a,), secure_sum=secure_sum)
 
 
 def coalition(*members: int, secure_sum: bool = False) -> View:
-    """Several nodes that share what they know."""
+    """Several nodes that put together what they hear and know."""
     return View("coalition", tuple(sorted(set(members))), secure_sum=secure_sum)
 
 
