@@ -25,6 +25,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.factorize
 	$(BIN)/python -m benchmarks.learning
 	$(BIN)/python -m benchmarks.attacks
+	$(BIN)/python -m benchmarks.startup
 
 # torch is installed first and by itself, so that pip settles on the pinned build before anything else asks for it
 $(READY): pyproject.toml

@@ -12,6 +12,7 @@ from typing import Any
 
 from sottovoce.attacks.finished import described, infer, keep, kept
 from sottovoce.config import Document, changed, read
+from sottovoce.files import check_folder
 from sottovoce.run.folder import Files
 from sottovoce.run.reopen import reopen
 from sottovoce.run.results import Finished
@@ -60,6 +61,7 @@ class Demonstration:
 
 def demonstrate(out: Path, settings: list[str], progress: Progress, *, jobs: int | None = None) -> Demonstration:
     """Train, account, attack, and write the page. What is finished is only read, what was stopped goes on."""
+    check_folder(out)
     document = changed(read(RECIPE), settings)
     runs = planned(document, RECIPE.name)
     with progress("training and accounting") as tell:

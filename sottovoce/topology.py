@@ -171,7 +171,9 @@ def weigh(source: str | Graph, kind: str) -> Topology:
 
 def suited(needs: Requirement, kind: str | None = None) -> str:
     """The kind of weights: the one that is asked for, or the one that suits an algorithm's requirement."""
-    return kind or {"column-stochastic": "push", "complete average": "uniform"}.get(needs, "metropolis")
+    if kind is not None:
+        return kind
+    return {"column-stochastic": "push", "complete average": "uniform"}.get(needs, "metropolis")
 
 
 def _fixed(source: Graph, kind: str, weights: Callable[[Graph], sparse.csr_array]) -> Topology:

@@ -9,7 +9,7 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, progress
+from sottovoce.cli.output import Table, answer, doing, progress
 from sottovoce.errors import InputError
 from sottovoce.report.numbers import up
 
@@ -44,9 +44,11 @@ def attack(
 
     if kind not in ATTACKS:
         raise InputError(f"--attack {kind}", f"known: {', '.join(ATTACKS)}", "choose one of them")
-    opened = [reopen(folder, data) for folder in runs]
+    with doing("opening"):
+        opened = [reopen(folder, data) for folder in runs]
     if kind == "reconstruction":
-        documents = [solve(one, 0 if attacker is None else attacker) for one in opened]
+        with doing(kind):
+            documents = [solve(one, 0 if attacker is None else attacker) for one in opened]
         found = documents[0] if len(opened) == 1 else {"attack": kind, "each": documents}
         document = {"runs": [str(folder) for folder in runs], **found}
         table, after = _solved(documents[0]), [] if len(opened) == 1 else ["Shown is the first run."]
@@ -114,8 +116,10 @@ def audit(
     from sottovoce.files import write_text
     from sottovoce.run.reopen import reopen
 
-    opened = reopen(run, data)
-    checked, refused = check_gradients(opened, repetitions=repetitions, confidence=confidence, seed=seed)
+    with doing("opening"):
+        opened = reopen(run, data)
+    with doing("gradient canaries"):
+        checked, refused = check_gradients(opened, repetitions=repetitions, confidence=confidence, seed=seed)
     if runs:
         with progress("reruns") as tell:
             checked.append(
