@@ -64,6 +64,8 @@ def demonstrate(out: Path, settings: list[str], progress: Progress, *, jobs: int
     check_folder(out)
     document = changed(read(RECIPE), settings)
     runs = planned(document, RECIPE.name)
+    if all(Files(out / run.experiment.name).result.exists() for run in runs):
+        jobs = 1  # processes of their own would take longer to start than there is to read
     with progress("training and accounting") as tell:
         finished = carry_out_all(runs, out, resume=True, jobs=jobs, tell=tell)
     with progress("attacks") as tell:
