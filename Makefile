@@ -1,11 +1,12 @@
-# make demo: train something small and see it; make test: all checks. Both set up what they need first.
+# make demo: train something small and see it; make test: all checks; make docs: the documentation as a site.
+# All set up what they need first.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow bench clean
+.PHONY: demo test slow bench docs clean
 
 demo: $(READY)
 	$(BIN)/sotto demo
@@ -14,7 +15,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" -n auto --dist loadscope
 
 slow: $(READY)
 	$(BIN)/pytest -m slow
@@ -26,6 +27,11 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.learning
 	$(BIN)/python -m benchmarks.attacks
 	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.processes
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 # torch is installed first and by itself, so that pip settles on the pinned build before anything else asks for it
 $(READY): pyproject.toml
@@ -36,4 +42,4 @@ $(READY): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build site *.egg-info

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sottovoce.attacks.finished import described, infer, keep, kept
+from sottovoce.attacks.finished import attack
 from sottovoce.config import Document, changed, read
 from sottovoce.files import check_folder
-from sottovoce.run.folder import Files
-from sottovoce.run.reopen import reopen
+from sottovoce.run.files import Files
 from sottovoce.run.results import Finished
 from sottovoce.run.sweep import planned
 from sottovoce.run.together import carry_out_all
@@ -83,11 +82,7 @@ def demonstrate(out: Path, settings: list[str], progress: Progress, *, jobs: int
 def _attacked(finished: Finished, out: Path) -> Shown:
     folder = out / finished.run.experiment.name
     files = Files(folder)
-    found = kept(folder, ATTACK)
-    if found is None or (found["runs"], found["attacker"]) != ([str(folder)], "all"):
-        found = described([folder], ATTACK, None, infer([reopen(folder)], ATTACK))
-        keep([folder], found)
-    return Shown(finished, folder, files.document(files.privacy) or {}, found)
+    return Shown(finished, folder, files.document(files.privacy) or {}, attack([folder], ATTACK))
 
 
 def worst_node(privacy: Document) -> Document | None:

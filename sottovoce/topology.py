@@ -13,6 +13,8 @@ Everything is sparse: a graph of 100,000 nodes and 1,000,000 edges never becomes
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -163,10 +165,37 @@ WEIGHTS: dict[str, Callable[[str | Graph], Topology]] = {
 
 
 def weigh(source: str | Graph, kind: str) -> Topology:
-    """The topology with weights of the named kind: metropolis, max-degree, uniform or push."""
+    """The topology with weights of the named kind: metropolis, max-degree, uniform or push.
+
+    With `,lazy=S` a node keeps a share S of what it has and mixes the rest: `S I + (1 - S) W`. Coarse compression
+    needs that: what receivers hold of a node lags behind, and full steps along it diverge.
+
+    >>> weigh("ring:4", "uniform,lazy=0.5").at(0).weights.toarray()[0].round(4).tolist()
+    [0.6667, 0.1667, 0.0, 0.1667]
+    """
+    kind, share = _laziness(kind)
     if kind not in WEIGHTS:
         raise InputError(f"weights {kind!r}", f"known: {', '.join(WEIGHTS)}", "choose one of them")
-    return WEIGHTS[kind](source)
+    net = WEIGHTS[kind](source)
+    if not share:
+        return net
+    weights = share * sparse.eye_array(net.n) + (1 - share) * net.at(0).weights
+    return Topology(Mixing(weights), f"{net.name},lazy={share:g}", net.graph)
+
+
+def _laziness(kind: str) -> tuple[str, float]:
+    """`push,lazy=0.5` in its two parts."""
+    plain, comma, setting = kind.partition(",")
+    if not comma:
+        return plain, 0.0
+    found = re.fullmatch(r"lazy=([\d.e-]+)", setting)
+    try:
+        share = float(found[1]) if found else math.nan
+    except ValueError:
+        share = math.nan
+    if not 0 <= share < 1:
+        raise InputError(f"weights {kind!r}", "after the kind comes lazy=S with S in [0, 1)", "write push,lazy=0.5")
+    return plain, share
 
 
 def suited(needs: Requirement, kind: str | None = None) -> str:

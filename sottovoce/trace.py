@@ -37,6 +37,7 @@ from sottovoce.mixing import Mixing
 from sottovoce.noise import Spread
 from sottovoce.sources import Sources, generator
 from sottovoce.topology import Topology
+from sottovoce.ways import Way
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm
@@ -90,9 +91,18 @@ class LinearRows:
     def __truediv__(self, divisor: Any) -> LinearRows:
         return self * (1.0 / divisor) if not isinstance(divisor, LinearRows) else self._refuse("dividing by itself")
 
-    def mixed_by(self, weights: sparse.csr_array) -> LinearRows:
+    def mixed_by(self, mixing: Mixing) -> LinearRows:
         """`W @ rows`: what nodes hold after a gossip step. Only a `Mixing` moves values from node to node."""
-        return LinearRows(weights @ self.matrix)
+        return LinearRows(mixing.weights @ self.matrix)
+
+    def delivered(self, way: Way, feed: Any) -> LinearRows:
+        """What reaches nodes: all rows are at hand."""
+        found: LinearRows = way.sums(self, feed)
+        return found
+
+    def converted(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Public numbers beside traced rows stay as they are."""
+        return values
 
     def taken(self, index: NDArray[np.intp]) -> LinearRows:
         """The rows of some nodes."""
@@ -399,7 +409,7 @@ def _trace_round(
 def _heard(played: Round, width: int) -> Iterator[tuple[int, int, Heard]]:
     for step in played.steps:
         sender, receiver, rows = step.heard()
-        yield step.round, step.step, Heard(sender, receiver, rows.wide(width))
+        yield step.way.round, step.way.step, Heard(sender, receiver, rows.wide(width))
 
 
 def trace_dense(

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_curve
 
 from sottovoce import InputError, algorithm, dropout, metropolis, simulate, weigh
 from sottovoce.attacks.classifier import classifier, spaced
 from sottovoce.attacks.finished import infer
 from sottovoce.attacks.losses import attacked, candidates_of, series
+from sottovoce.attacks.pooled import Group, models_of
 from sottovoce.attacks.success import Scores, area, area_variance, success
 from sottovoce.attacks.threshold import threshold
 from sottovoce.config import Record, from_document
-from sottovoce.learning.data import Dataset
+from sottovoce.learning.data import Dataset, load
 from sottovoce.learning.models import model
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import task
 from sottovoce.run.folder import carry_out
+from sottovoce.run.record import Delivery
 from sottovoce.run.reopen import reopen
 
 # --- figures -------------------------------------------------------------------------------------------------------
@@ -48,6 +52,22 @@ def test_rates_are_counted_at_thresholds_that_ties_allow():
     assert success("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)]).tpr_at_1_percent.value == 0.75
 
 
+@pytest.mark.parametrize("size", [20, 3000])
+def test_curves_are_those_of_scikit_learn(size):
+    rng = np.random.default_rng(2)
+    members, others = rng.normal(0.5, 1, size).round(2), rng.normal(0, 1, size).round(2)
+    found = success(
+        "try",
+        [Scores(0, members[: size // 2], others[: size // 2]), Scores(1, members[size // 2 :], others[size // 2 :])],
+    )
+    curve = found.document()["roc"]
+    false, true, _ = roc_curve(np.repeat([1, 0], size), np.concatenate([members, others]), drop_intermediate=False)
+    assert {*zip(curve["fpr"], curve["tpr"], strict=True)} <= {*zip(false.tolist(), true.tolist(), strict=True)}
+    assert (curve["fpr"][0], curve["tpr"][0], curve["fpr"][-1], curve["tpr"][-1]) == (0, 0, 1, 1)
+    assert len(curve["fpr"]) <= 200
+    assert np.trapezoid(curve["tpr"], curve["fpr"]) == pytest.approx(area(members, others), abs=0.003)
+
+
 @pytest.mark.parametrize("victims", [2, 12])
 def test_intervals_cover_the_truth_about_as_often_as_they_say(victims):
     rng = np.random.default_rng(2)
@@ -59,6 +79,15 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(victims):
         advantage.append(found.advantage.value)
     assert 0.8 < np.mean(covered) < 0.98
     assert abs(np.mean(advantage)) < 0.03  # the best threshold in sight would show 0.1 where there is nothing
+
+
+def test_a_row_that_several_attackers_score_does_not_choose_its_own_threshold():
+    rng = np.random.default_rng(5)
+    found = []
+    for _ in range(80):
+        chance = [Scores(v, rng.normal(0, 1, 20), rng.normal(0, 1, 20)) for v in range(4)]
+        found.append(success("chance", [one for one in chance for _ in range(5)]).advantage.value)
+    assert abs(np.mean(found)) < 0.03  # 0.06 when copies are halved one by one
 
 
 def test_more_pairs_of_one_victim_are_no_more_victims():
@@ -153,6 +182,19 @@ def test_twenty_six_models_at_fixed_intervals():
     assert spaced([0, 5, 9]) == (0, 5, 9)
 
 
+def test_others_are_like_members_so_that_skew_is_no_success():
+    """Nodes hold few labels each; models that know labels, and no rows, tell nothing."""
+    digits = load("digits")
+    shards = partition(digits, 8, "dirichlet:0.1", 0)
+    job = task(digits, shards, model("softmax", digits))
+    pairs = tuple((0, victim) for victim in range(1, 8))
+    for victim, (members, others) in candidates_of(job, pairs).items():
+        counts = [np.bincount(part, minlength=10) for part in (digits.targets[members], digits.test_targets[others])]
+        assert (counts[0] == counts[1]).all()
+        assert set(members) <= set(shards.indices[victim])
+    assert len(candidates_of(job, pairs)) > 3
+
+
 def test_too_few_members_are_not_scored():
     job = meaningless(8, rows=5)
     pairs = ((0, 1), (0, 7))
@@ -234,9 +276,111 @@ def test_reconstruction_of_a_run_without_noise_is_exact_for_neighbours(sotto, fi
     assert sharpest == pytest.approx(300 * 2 / 20, rel=1e-6)  # sigma times the sensitivity of 20 clipped rows
 
 
+def test_pooled_attack_reaches_nodes_that_are_not_heard(sotto, finished):
+    found = json.loads(sotto(f"attack {finished / 'plain'} --attack pooled --json")[1])
+    assert [one["distance"] for one in found["by_distance"]] == [1, 2]
+    assert (found["pairs"], found["victims"]) == (8, 5)
+    assert found["auc"]["value"] > 0.55
+    together = json.loads(sotto(f"attack {finished / 'plain'} --attack pooled --view coalition:0,2 --json")[1])
+    assert (together["pairs"], together["attacker"]) == (3, "coalition:0,2")
+
+
+def test_a_coalition_averages_the_copies_of_one_model():
+    """Of a node that nobody hears they have the mean of all models."""
+    rows = np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 8.0]])
+    got = Delivery(np.array([1, 1, 4]), np.array([0, 2, 0]), np.array([0, 1, 2]), rows)
+    models = models_of(got, Group((0, 2), (0, 2)), [1, 4, 3])
+    assert models.tolist() == [[2.0, 0.0], [0.0, 8.0], [4 / 3, 8 / 3]]
+    assert models_of(got, Group((5,), (5,)), [1]) is None
+    assert models_of(got, Group((0,), (0,)), [1]).tolist() == [[1.0, 0.0]]
+
+
+def test_inversion_finds_the_row_behind_a_gradient_unless_noise_hides_it(sotto, tmp_path):
+    one_row = DOCUMENT | {
+        "training": {"rounds": 1, "batch": "fixed:1", "clip": "per-example", "bound": 1.0}, "record": {"attackers": [0]}
+    }  # fmt: skip
+    for name, sigma in (("plain", 0.0), ("private", 5.0)):
+        settings = one_row | {"algorithm": {"name": "dp-d-sgd", "sigma": sigma}}
+        carry_out(from_document(settings), tmp_path / name)
+    picture = tmp_path / "found.svg"
+    plain = json.loads(sotto(f"attack {tmp_path / 'plain'} --attack inversion --picture {picture} --json")[1])
+    private = json.loads(sotto(f"attack {tmp_path / 'private'} --attack inversion --json")[1])
+    assert [one["victim"] for one in plain["victims"]] == [1, 4]
+    assert all(min(one["likeness"]) > 0.99 > one["strangers"] for one in plain["victims"])
+    assert all(max(one["likeness"]) < 0.6 for one in private["victims"])
+    assert picture.read_text().count("<rect") == 4 * 64
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_inversion_reads_labels_from_gradients_of_any_length(size, rows):
+    from sottovoce.attacks.inversion import _labels
+    from sottovoce.learning.data import load
+
+    digits = load("digits")
+    job = task(digits, partition(digits, nodes=4), model("mlp", digits, hidden=(32,)))
+    start = job.start(torch.Generator().manual_seed(1))
+    batches = job.gradients(f"fixed:{rows}", seed=0)
+    moved = batches(0, start)
+    for node in range(4):
+        truth = job.targets[torch.tensor(batches.batches.rows_of(node, 0))]
+        assert sorted(_labels(job, start[node], size * moved[node], rows).tolist()) == sorted(truth.tolist())
+
+
+def test_a_run_counts_once_and_only_with_seeds_of_its_own_kind(finished):
+    plain, loud, second = (reopen(finished / name) for name in ("plain", "loud", "second"))
+    assert infer([plain, second]).victims == 2 * infer([plain]).victims
+    with pytest.raises(InputError, match="twice; victims count once"):
+        infer([plain, plain])
+    with pytest.raises(InputError, match="differ in algorithm"):
+        infer([plain, loud])
+
+
+def test_attacks_at_the_end_of_a_sweep(sotto, tmp_path):
+    recipe = tmp_path / "study.toml"
+    recipe.write_text(
+        'name = "study"\nseeds = [0, 1]\nattacks = ["threshold", "pooled"]\ntopology.graph = "ring:5"\ndata.rows = 20\n'
+        'model = {name = "mlp", hidden = [16]}\nrecord = {attackers = "all", every = 5}\n'
+        'training = {rounds = 20, clip = "per-example", bound = 1.0}\n'
+        'variants = [{name = "plain", algorithm = {name = "d-psgd", step_size = 2.0}},'
+        '{name = "noisy", algorithm = {name = "dp-d-sgd", step_size = 2.0}, grid = {"algorithm.sigma" = [0.1, 1.0]}}]\n'
+    )
+    words = f"run {recipe} --out {tmp_path / 'runs'} --jobs 1 --resume --json"
+    code, out, _ = sotto(words)
+    assert code == 0
+    page = Path(json.loads(out)["attacks"])
+    assert "| noisy, sigma 1.0 |" in page.read_text()
+    assert {one.name for one in page.parent.glob("attack-*.svg")} == {
+        f"attack-{stem}.svg" for stem in ("over-sigma", "trade-off", "over-rounds", "over-distance")
+    }
+    rows = json.loads((page.parent / "attacks.json").read_text())["runs"]
+    alone = infer([reopen(page.parent / f"plain,seed={seed}") for seed in (0, 1)], "threshold")
+    assert rows[0]["attacks"]["threshold"]["auc"]["value"] == alone.auc.value
+    first = page.read_text()
+    before = {path: path.stat().st_mtime_ns for path in page.parent.glob("*/attack.json")}
+    assert sotto(words)[0] == 0
+    assert page.read_text() == first
+    assert {path: path.stat().st_mtime_ns for path in page.parent.glob("*/attack.json")} == before
+
+
+def test_unknown_attacks_of_a_sweep_are_refused(sotto, tmp_path):
+    recipe = tmp_path / "study.toml"
+    recipe.write_text('name = "s"\nattacks = ["magic"]\ntopology.graph = "ring:5"\ntraining.rounds = 5\n')
+    code, out, err = sotto(f"run {recipe} --out {tmp_path / 'runs'}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "attacks = ['magic']; known: threshold, classifier, likelihood, pooled" in err
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["attack", "plain", "--attack", "pooled", "--view", "everyone"], "everyone: node 1 was not recorded"),
+        (["attack", "plain", "--attack", "pooled", "--view", "node:9"], "nodes are 0..4"),
+        (["attack", "plain", "--attack", "pooled", "--view", "eavesdropper:0>1"], "recorded is what nodes received"),
+        (["attack", "plain", "--view", "node:0"], "view node:0 with threshold; views are for pooled"),
+        (["attack", "plain", "--attack", "inversion"], "a batch of 20 rows at node 1; from 1 to 4 can be told apart"),
+        (["attack", "plain", "--attack", "inversion", "--attacker", "1"], "no neighbour's model of the first round"),
+        (["attack", "plain", "--picture", "x.svg"], "--picture with threshold; only inversion draws"),
         (["attack", "mute"], "nothing was recorded; attacks need what attackers received; run again"),
         (["attack", "plain", "--attacker", "7"], "attacker 7; nodes are 0..4"),
         (["attack", "plain", "--attacker", "1"], "attacker 1; recorded is what 0, 2 received"),

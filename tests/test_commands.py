@@ -23,6 +23,7 @@ FINE = {
     "attack": "run",
     "audit": "run",
     "calibrate": "--graph ring:6 --epsilon 1",
+    "compare": "run",
     "data": "",
     "demo": "",
     "graph": "ring:6",
@@ -84,7 +85,7 @@ def options(command: str) -> set[str]:
 def wrong() -> list[tuple[str, list[str]]]:
     lines = []
     for command in COMMANDS:
-        if command in ("attack", "audit"):
+        if command in ("attack", "audit", "compare"):
             continue  # on a run of their own, below
         for option, values in TRADED.items():
             if option in options(command) or option == "--nonsense":
@@ -92,7 +93,7 @@ def wrong() -> list[tuple[str, list[str]]]:
     lines += [("graph", [spec]) for spec in TRADED["--graph"]]
     lines += [("run", [path]) for path in ("missing.toml", "broken.toml", ".", "file", "", "binary.toml", "list.json")]
     lines += [("attack", [path]) for path in ("missing", "file", "", "empty")]
-    lines += [("audit", [path]) for path in ("missing", "file", "", "empty")]
+    lines += [(command, [path]) for command in ("audit", "compare") for path in ("missing", "file", "", "empty")]
     lines += [("run", ["try.toml", "--out", "file"]), ("demo", ["--out", "file"]), ("demo", ["--out", "file/below"])]
     lines += [("noise", ["--out", place]) for place in (".", "", "missing/c.npz", "file/c.npz")]
     lines += [("account", ["--all-pairs", "--out", place]) for place in (".", "missing/x", "file/x")]
@@ -143,7 +144,9 @@ def test_wrong_input_is_one_line_and_writes_nothing(command, words, sotto, place
     if words and words[0] in right:
         at = right.index(words[0])
         right = right[:at] + right[at + 2 :]
-    if not words or (command in ("graph", "run", "attack", "audit", "schema") and not words[0].startswith("--")):
+    if not words or (
+        command in ("graph", "run", "attack", "audit", "compare", "schema") and not words[0].startswith("--")
+    ):
         right = []
     code, out, err = sotto(command, *right, *words)
     assert (code in (2, 3), out, err.count("\n")) == (True, "", 1), (code, out[:200], err[:500])

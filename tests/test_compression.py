@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError, algorithm, compression, dropout, final, push
+from sottovoce.loop import rounds_of
+from sottovoce.topology import weigh
 
 SPECS = ["identity", "rand:0.5", "rand:0.1", "gsgd:2", "gsgd:8", "gsgd:16", "top:0.1", "top:1"]
 
@@ -90,3 +92,70 @@ def test_error_feedback_reaches_the_common_minimum(spec):
     )
     assert abs(plain - target.mean(axis=0)).max() < 0.1
     assert abs(end.mean(axis=0) - target.mean(axis=0)).max() < 0.1
+
+
+def mean_square_rate(W: np.ndarray, kept: float) -> float:
+    """By how much distances grow per round when copies lag behind, from second moments; masks are independent."""
+    n, lost = len(W), 1 - kept
+    L, apart = W - np.eye(n), np.eye(n) - np.ones((n, n)) / n
+    project = np.block([[apart, np.zeros((n, n))], [np.zeros((n, n)), np.eye(n)]])
+    moments = project @ project
+    for _ in range(300):
+        X, XH, H = moments[:n, :n], moments[:n, n:], moments[n:, n:]
+        lag, cross = X - XH - XH.T + H, X - XH
+        XH = X - lost * cross
+        H = X - lost * (cross + cross.T) + lost**2 * lag + kept * lost * np.diag(np.diag(lag))
+        X = X + XH @ L.T + L @ XH.T + L @ H @ L.T
+        XH = XH + L @ H
+        after = project @ np.block([[X, XH], [XH.T, H]]) @ project
+        rate, moments = np.sqrt(np.trace(after) / np.trace(moments)), (after + after.T) / 2
+        moments = moments / np.trace(moments)
+    return float(rate)
+
+
+@pytest.mark.parametrize(
+    ("weights", "kept"),
+    [("push", 0.75), ("push", 0.5), ("push,lazy=0.5", 0.5), ("push", 0.1), ("push,lazy=0.95", 0.1)],
+)
+def test_coarse_compression_needs_lazy_weights(weights, kept):
+    """Directed exponential graph of ten: below 0.61 full steps along lagging copies diverge, without noise."""
+    net, D, rounds = weigh("exponential:10", weights), 4000, 150
+    built = algorithm("dp-csgp", sigma=0.0, compression=f"rand:{kept}", step_size=1.0)
+    kick = np.random.default_rng(0).standard_normal((10, D))
+    apart = []
+    for played in rounds_of(built, net, np.zeros((10, D)), lambda t, x: kick * (t == 0), rounds=rounds):
+        x = played.carry.state.x
+        apart.append(np.sqrt(((x - x.mean(axis=0)) ** 2).sum()))
+    rate = (apart[-1] / apart[49]) ** (1 / (rounds - 50))
+    expected = mean_square_rate(net.at(0).weights.toarray(), kept)
+    assert (rate < 1) == (expected < 1)
+    assert expected - 0.1 < rate < expected + 0.01  # rare long lags, which few coordinates meet, carry the moments
+
+
+@pytest.mark.parametrize(
+    ("spec", "dimension"),
+    [
+        *((spec, dimension) for spec in (*SPECS, "gsgd:3", "gsgd:11", "rand:1", "top:0.5") for dimension in (30, 1000)),
+        *((spec, dimension) for spec in ("identity", "gsgd:2", "gsgd:8", "rand:1", "top:1") for dimension in (1, 2, 7)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_travels_is_decoded_to_what_was_compressed(spec, dimension, dtype):
+    operator = compression(spec)
+    rows = np.random.default_rng(3).standard_normal((6, dimension)).astype(dtype)
+    rows[1] = 0  # no norm
+    rows[2, 1:] = 0  # one coordinate is all of the norm: the highest level
+    rows[3] = -0.0
+    rows[4, ::2] *= 1e-20
+    streams = [[np.random.default_rng([7, i]) for i in range(len(rows))] for _ in range(3)]
+    wanted = operator.apply(rows, streams[0])
+    sent = operator.encode(rows, streams[1])
+    assert sent.dtype == np.uint8
+    assert sent.shape == (6, operator.payload(dimension, rows.dtype))
+    np.testing.assert_array_equal(operator.decode(sent.copy(), streams[2], dimension, rows.dtype), wanted, strict=True)
+
+
+@pytest.mark.parametrize("spec", ["identity", "rand:0.5", "gsgd:8", "gsgd:3", "top:0.1"])
+def test_messages_weigh_what_is_accounted_for_them(spec):
+    operator, dimension = compression(spec), 20_000
+    assert 8 * operator.payload(dimension, np.dtype(np.float32)) == pytest.approx(operator.bits(dimension), rel=0.01)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -34,9 +32,7 @@ def pages(monkeypatch):
         out.write_text("page")
         return out
 
-    stand_in = ModuleType("sottovoce.report.page")
-    stand_in.write_page = write_page
-    monkeypatch.setitem(sys.modules, "sottovoce.report.page", stand_in)
+    monkeypatch.setattr("sottovoce.report.page.write_page", write_page)
     return asked
 
 
@@ -57,7 +53,7 @@ def test_a_small_demo_trains_accounts_attacks_and_reads_the_second_time(sotto, h
         pytest.fail("ran again")
 
     monkeypatch.setattr("sottovoce.run.folder.build", fail)
-    monkeypatch.setattr("sottovoce.demo.infer", fail)
+    monkeypatch.setattr("sottovoce.attacks.finished.infer", fail)
     assert sotto("demo --jobs 1", *small)[:2] == (0, out)
     code, out, err = sotto("--quiet demo --jobs 1 --json", *small)
     assert (code, err) == (0, "")

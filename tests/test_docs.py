@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import doctest
+import os
 import re
+import runpy
 import shlex
+import subprocess
 import sys
 import tomllib
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import sottovoce
 import sottovoce.algorithms
 from sottovoce import algorithm, final, metropolis, names, trace
 from sottovoce.cli import app
@@ -49,7 +56,7 @@ def test_the_run_of_the_readme_prints_what_it_says(sotto, tmp_path):
     code, out, err = sotto(line)
     assert (code, err) == (0, "")
     ours, theirs = ([row.rstrip() for row in text.splitlines()] for text in (out, shown.group(1)))
-    assert ours[:-2] == theirs[:-2]
+    assert ours[:-3] == theirs[:-3]
     assert [row.split()[0] for row in ours] == [row.split()[0] for row in theirs]
 
 
@@ -99,3 +106,115 @@ def test_the_pages_about_commands_show_every_command_and_all_of_them_work(sotto,
         code, out, _ = sotto("", *shlex.split(line))
         assert code == 0, line
         assert out
+
+
+# --- what is typed on a page ---------------------------------------------------------------------------------------
+
+TYPED = sorted(page for page in (ROOT / "docs").glob("*.md") if 'title="' in page.read_text())
+TYPED += [ROOT / "docs" / "index.md"]
+BEFORE = ("make ", "source ")
+"""Commands that set up what tests have already."""
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str, str]]:
+    """Fenced blocks of a page: language, the file that they are to be saved as, text."""
+    for found in re.finditer(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```', page.read_text(), flags=re.DOTALL | re.M):
+        yield found[1], found[2] or "", found[3]
+
+
+def typed(session: str) -> list[tuple[str, str]]:
+    """Commands of a console block, each with what it is said to print."""
+    return [(line, said) for line, said in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", session, flags=re.M)]
+
+
+@pytest.mark.parametrize("page", TYPED, ids=lambda page: page.stem)
+def test_commands_of_a_page_print_what_it_says(page, sotto, tmp_path, monkeypatch, capsys):
+    """In the order of the page, with the files that it tells to save, in a folder where recipes are at hand."""
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(tmp_path)
+    for language, name, text in blocks(page):
+        if name:
+            Path(name).write_text(text)
+        for line, said in typed(text) if language == "console" else []:
+            if line.startswith(BEFORE):
+                assert not line.startswith("make ") or f"\n{line.split()[1]}:" in (ROOT / "Makefile").read_text(), line
+                continue
+            code, out, err = _run(line, sotto, capsys)
+            refused = said.startswith("sotto: ")
+            assert code == (2 if refused else 0), f"{line}: {err}"
+            how = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            assert not said or doctest.OutputChecker().check_output(said, err if refused else out, how), (
+                f"{line}\n{out}"
+            )
+
+
+def _run(line, sotto, capsys):
+    """`sotto ...` or `python FILE`, in this process."""
+    command, *words = shlex.split(line)
+    assert command in ("sotto", "python"), line
+    if command == "sotto":
+        return sotto("", *words)
+    runpy.run_path(words[0], run_name="__main__")
+    return 0, *capsys.readouterr()
+
+
+def test_tests_that_pages_name_are_there():
+    written = "".join(file.read_text() for file in (ROOT / "tests").glob("*.py"))
+    for page in (ROOT / "docs").rglob("*.md"):
+        for name in re.findall(r"`(test(?:_[a-z0-9]+){3,})`", page.read_text()):
+            assert f"def {name}(" in written, f"{page.name}: {name}"
+
+
+# --- pictures and the site -----------------------------------------------------------------------------------------
+
+DRAWN = runpy.run_path(str(ROOT / "docs" / "pictures" / "draw.py"))["PICTURES"]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_pictures_are_what_the_accountant_says(name):
+    assert DRAWN[name]() == (ROOT / "docs" / "pictures" / name).read_text(), "run docs/pictures/draw.py"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The documentation as a site; any warning, a page that no menu leads to or a broken link stops the building."""
+    pytest.importorskip("mkdocs", reason="mkdocs not installed: pip install -e .[docs]")
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (built.returncode, built.stdout + built.stderr) == (0, "")
+    return folder
+
+
+def test_a_page_that_no_menu_leads_to_stops_the_building():
+    assert re.search(r"^    omitted_files: warn$", (ROOT / "mkdocs.yml").read_text(), flags=re.M)
+
+
+def test_the_site_asks_nobody_for_anything(site):
+    """What a page loads lies beside it; links for readers may lead away."""
+    loads = re.compile(r"<(?:script|img|iframe|source|link)\b[^>]*?\b(?:src|href)=[\"']?([^\"'\s>]+)", flags=re.I)
+    pages = [*site.rglob("*.html")]
+    assert len(pages) > 30
+    for page in pages:
+        for target in loads.findall(page.read_text()):
+            assert not re.match(r"(https?:)?//", target), f"{page.name}: {target}"
+            place = (page.parent / target.partition("#")[0].partition("?")[0]).resolve()
+            assert target.startswith(("data:", "#")) or place.exists() or page.name == "404.html", f"{page}: {target}"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", sheet.read_text()), sheet.name
+
+
+def test_the_reference_has_every_public_name(site):
+    raw = (site / "objects.inv").read_bytes()
+    listed = {line.split()[0] for line in zlib.decompress(raw.split(b"\n", 4)[4]).decode().splitlines()}
+    homes = {name: module for module, names in (sottovoce._HOME | sottovoce._WITH_TORCH).items() for name in names}
+    shown = {found.rpartition(".")[2] for found in listed}
+    assert {name for name in homes if name not in shown} == set()
+
+
+def test_sessions_are_shown_as_sessions(site):
+    page = (site / "api" / "graphs.html").read_text()
+    assert '<span class="gp">&gt;&gt;&gt; </span>' in page
+    assert "<blockquote>" not in page

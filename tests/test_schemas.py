@@ -158,7 +158,13 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
         assert free or part["additionalProperties"] is not True
         if "properties" in part:
             assert part["additionalProperties"] is False
-            assert set(part["properties"]) - set(part["required"]) <= {"accuracy", "rmse", "for_view"}
+            assert set(part["properties"]) - set(part["required"]) <= {
+                "accuracy",
+                "rmse",
+                "for_view",
+                "wire_bytes",
+                "attacks",
+            }
 
 
 def test_schemas_come_with_the_package():

@@ -222,6 +222,8 @@ BAD = {
         "changing gave a Topology for round 0; every step is a Mixing",
     ),
     "no rows": (lambda: from_matrix(np.zeros((0, 0))), "W has 0 nodes"),
+    "lazy without a share": (lambda: weigh("ring:5", "push,lazy"), "weights 'push,lazy'; after the kind comes lazy=S"),
+    "wholly lazy": (lambda: weigh("ring:5", "push,lazy=1"), "after the kind comes lazy=S"),
     "unknown weights": (lambda: weigh("ring:5", "lazy"), "weights 'lazy'; known: metropolis"),
     "directed metropolis": (lambda: metropolis("exponential:6"), "exponential:6 is directed; metropolis weights"),
     "dropout rate": (lambda: dropout("ring:5", rate=1.5), "dropout rate 1.5"),

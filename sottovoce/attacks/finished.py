@@ -8,25 +8,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sottovoce.attacks import MEMBERSHIP
 from sottovoce.attacks.classifier import classifier
 from sottovoce.attacks.likelihood import ENOUGH, likelihood
 from sottovoce.attacks.losses import SAMPLES, Series, attacked, candidates_of, series
+from sottovoce.attacks.pooled import Group, pooled, pooled_series
 from sottovoce.attacks.reconstruction import ENTRIES, NOISE_ENTRIES, reconstruct
 from sottovoce.attacks.shadows import shadowed
 from sottovoce.attacks.success import Success
 from sottovoce.attacks.threshold import threshold
+from sottovoce.audit.result import check_confidence
+from sottovoce.config import Document
 from sottovoce.errors import InputError
 from sottovoce.files import write_text
-from sottovoce.privacy.views import node
+from sottovoce.privacy.views import View, node
+from sottovoce.privacy.views import view as named_view
 from sottovoce.run.again import Tell
-from sottovoce.run.folder import Files
-from sottovoce.run.reopen import Opened
+from sottovoce.run.files import Files
+from sottovoce.run.reopen import Opened, reopen
 from sottovoce.threads import threads
 from sottovoce.trace import trace
 
-ATTACKS = ("threshold", "classifier", "likelihood", "reconstruction")
-
-KEPT = "attack.json"
+ASKED = {"samples": SAMPLES, "seed": 0, "confidence": 0.95}
+"""What is asked for unless told; an attack that was asked for something else, by hand, is made again."""
 
 
 def infer(
@@ -34,6 +38,7 @@ def infer(
     attack: str = "threshold",
     *,
     attacker: int | None = None,
+    view: str | View | None = None,
     samples: int = SAMPLES,
     shadows: int = ENOUGH,
     method: str | None = None,
@@ -42,9 +47,16 @@ def infer(
     jobs: int | None = None,
     tell: Tell | None = None,
 ) -> Success:
-    """Membership inference by one attacker, or by all that were recorded, on one run or on several seeds of it."""
-    if attack not in ATTACKS[:3]:
-        raise InputError(f"attack {attack!r}", f"known: {', '.join(ATTACKS)}", "choose one of them")
+    """Membership inference by one attacker, or by all that were recorded, on one run or on several seeds of it.
+
+    For the pooled attack a `view` says who conspires: `coalition:0,3`, or `everyone`, who hears all messages.
+    """
+    if attack not in MEMBERSHIP:
+        raise InputError(f"attack {attack!r}", f"known: {', '.join(MEMBERSHIP)}", "choose one of them")
+    check_confidence(confidence)
+    check_seeds(opened)
+    if view is not None and (attack != "pooled" or attacker is not None):
+        raise InputError(f"view {view} with {attack}", "views are for pooled, without an attacker", "drop one of them")
     with threads():
         if attack == "likelihood":
             pairs = [attacked(one.messages, attacker, one.trial.topology.n) for one in opened]
@@ -53,9 +65,65 @@ def infer(
                 for one, mine in zip(opened, pairs, strict=True)
             ]
             return likelihood(found, method=method, confidence=confidence, seed=seed)
+        if attack == "pooled":
+            return _pooled(opened, attacker, view, samples=samples, confidence=confidence, seed=seed)
         every = [one for run, each in enumerate(opened) for one in _series(each, attacker, samples, seed, run)]
         act = threshold if attack == "threshold" else classifier
         return act(every, confidence=confidence, seed=seed)
+
+
+def attack(folders: Sequence[Path], kind: str, data: Path | None = None) -> Document:
+    """Membership inference by all nodes that were recorded; what was found before is only read."""
+    before = kept(folders[0]).get(kind, {})
+    asked = {"attacker": "all", **ASKED}
+    if before.get("runs") == [str(folder) for folder in folders] and asked.items() <= before.items():
+        return dict(before)
+    return keep(folders, kind, {**asked, **figures(infer([reopen(one, data) for one in folders], kind))})
+
+
+def check_seeds(opened: Sequence[Opened]) -> None:
+    """Refuse a run given twice, which would count its victims twice, and runs of other settings than the first."""
+    places = [one.folder.resolve() for one in opened]
+    settings = [_but_seeds(one.experiment.document()) for one in opened]
+    for number, one in enumerate(opened):
+        if places[number] in places[:number]:
+            raise InputError(f"{one.folder} twice", "victims count once", "give each run once")
+        if settings[number] != settings[0]:
+            key = next(key for key, value in settings[0].items() if settings[number].get(key) != value)
+            raise InputError(
+                f"{opened[0].folder} and {one.folder} differ in {key}", "together go seeds of one experiment",
+                "attack them one by one",
+            )  # fmt: skip
+
+
+def _but_seeds(settings: Document) -> Document:
+    rest = {key: value for key, value in settings.items() if key not in ("name", "seed", "about", "machine")}
+    for part in ("data", "topology"):
+        rest[part] = {key: value for key, value in rest[part].items() if key != "seed"}
+    return rest
+
+
+def keep(folders: Sequence[Path], kind: str, found: Document) -> Document:
+    """What an attack found, written into `attack.json` of its runs: the latest of each kind counts."""
+    document = {"runs": [str(folder) for folder in folders], "attack": kind, **found}
+    for folder in folders:
+        write_text(Files(folder).attack, json.dumps({**kept(folder), kind: document}, indent=1) + "\n")
+    return document
+
+
+def kept(folder: Path) -> Document:
+    """What attacks on a run found so far, by their kind."""
+    files = Files(folder)
+    try:
+        return files.document(files.attack) or {}
+    except InputError as error:
+        raise InputError(error.found, "it is written by sotto attack", "remove this file") from None
+
+
+def figures(success: Success) -> Document:
+    """As JSON; `method` says how, where an attack has several ways."""
+    document = success.document()
+    return {"method": document.pop("attack"), **document}
 
 
 def _series(opened: Opened, attacker: int | None, samples: int, seed: int, run: int) -> list[Series]:
@@ -64,24 +132,43 @@ def _series(opened: Opened, attacker: int | None, samples: int, seed: int, run: 
     return series(job, opened.messages, pairs, candidates_of(job, pairs, samples=samples, seed=seed), run=run)
 
 
-def described(runs: Sequence[Path], attack: str, attacker: int | None, success: Success) -> dict[str, Any]:
-    """Membership inference as JSON: on which runs, by whom, and what it achieved."""
-    found = success.document()
-    whom = "all" if attacker is None else attacker
-    method = found.pop("attack")
-    return {"runs": [str(folder) for folder in runs], "attack": attack, "attacker": whom, "method": method, **found}
+def _pooled(
+    opened: Sequence[Opened],
+    attacker: int | None,
+    view: str | View | None,
+    *,
+    samples: int,
+    confidence: float,
+    seed: int,
+) -> Success:
+    groups, net = _groups(opened[0], attacker, view), opened[0].trial.topology
+    every = []
+    for run, one in enumerate(opened):
+        job = one.trial.task
+        chosen = candidates_of(job, [(0, victim) for victim in range(net.n)], samples=samples, seed=seed)
+        every += pooled_series(job, one.messages, groups, chosen, run=run)
+    if not every:
+        raise InputError("nobody to attack", "attackers received no model of another node", "choose other attackers")
+    return pooled(every, groups, net, confidence=confidence, seed=seed)
 
 
-def keep(runs: Sequence[Path], document: dict[str, Any]) -> None:
-    """All kinds of attack stand in one `attack.json` of each run; the latest of each kind counts."""
-    for folder in runs:
-        before = Files(folder).document(folder / KEPT) or {}
-        write_text(folder / KEPT, json.dumps({**before, document["attack"]: document}, indent=1) + "\n")
-
-
-def kept(folder: Path, attack: str) -> dict[str, Any] | None:
-    """What an attack of this kind found last, if there was one."""
-    return (Files(folder).document(folder / KEPT) or {}).get(attack)
+def _groups(opened: Opened, attacker: int | None, view: str | View | None) -> list[Group]:
+    """Every recorded node by itself, or who a view is."""
+    messages, n = opened.messages, opened.trial.topology.n
+    if view is None:
+        attacked(messages, attacker, n)
+        return [Group((one,), (one,)) for one in (messages.attackers if attacker is None else (attacker,))]
+    seen = named_view(view)
+    seen.check(n)
+    if seen.kind == "eavesdropper" or seen.secure_sum:
+        raise InputError(f"view {seen}", "recorded is what nodes received", "use everyone, node:A or coalition:A,B")
+    hears = tuple(range(n)) if seen.kind == "everyone" else seen.members
+    missing = sorted(set(hears) - set(messages.attackers))
+    if missing:
+        raise InputError(
+            f"{seen}: node {missing[0]} was not recorded", "attacks need what was received", "record more attackers"
+        )
+    return [Group(hears, seen.members)]
 
 
 def solve(opened: Opened, attacker: int) -> dict[str, Any]:

@@ -56,23 +56,21 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
-    except SottovoceError as error:
-        code = _fail(str(error), error.exit_code)
+    except (SottovoceError, MemoryError) as error:
+        code = fail(*explained(error))
     except TyperException as error:
         hint = " Try 'sotto --help'." if error.exit_code == 2 else ""
-        code = _fail(error.format_message() + hint, error.exit_code)
+        code = fail(error.format_message() + hint, error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         code = STOPPED
     except BrokenPipeError:
         code = _closed()
-    except MemoryError:
-        code = _fail("not enough memory for this size; take fewer rounds, a smaller graph, or one --victim", 1)
     except Exception as error:
         if voice.verbose:
             raise
-        code = _fail(f"unexpected {type(error).__name__}: {error}; --verbose before the command shows where", 1)
+        code = fail(f"unexpected {type(error).__name__}: {error}; --verbose before the command shows where", 1)
     if code == STOPPED:  # typer turns an interrupt into this code, and says nothing
-        _fail("stopped", code)
+        fail(*explained(KeyboardInterrupt()))
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -82,6 +80,16 @@ def _closed() -> int:
     return 1
 
 
-def _fail(line: str, code: int) -> int:
+def explained(error: BaseException) -> tuple[str, int]:
+    """What went wrong in one line, and the code to exit with."""
+    if isinstance(error, SottovoceError):
+        return str(error), error.exit_code
+    if isinstance(error, MemoryError):
+        return "not enough memory for this size; take fewer rounds, a smaller graph, or one --victim", 1
+    return "stopped", STOPPED
+
+
+def fail(line: str, code: int) -> int:
+    """Say what went wrong, in one line."""
     typer.echo(f"sotto: {' '.join(line.split())}", err=True)
     return code

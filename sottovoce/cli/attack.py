@@ -10,12 +10,13 @@ import typer
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, doing, progress
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.report.numbers import up
 
 if TYPE_CHECKING:
     from sottovoce.attacks.success import Success
     from sottovoce.audit.claims import Checked
+    from sottovoce.run.reopen import Opened
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")]
 Attacker = Annotated[int | None, typer.Option(help="Only this node; all that were recorded unless given.")]
@@ -27,9 +28,13 @@ Jobs = Annotated[int | None, typer.Option(min=1, max=64, help="Runs at once; one
 def attack(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are seeds of one experiment.")],
     kind: Annotated[
-        str, typer.Option("--attack", help="threshold, classifier, likelihood or reconstruction.")
+        str, typer.Option("--attack", help="threshold, classifier, likelihood, pooled, reconstruction or inversion.")
     ] = "threshold",
     attacker: Attacker = None,
+    view: Annotated[
+        str | None, typer.Option(help="pooled: who conspires, coalition:A,B or everyone; each alone unless given.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="inversion: draw what was found here, as SVG.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Members of a victim to try, and as many others.")] = 500,
     shadows: Annotated[int, typer.Option(min=2, help="likelihood: shadow runs; below 16 by RMIA, else LiRA.")] = 16,
     confidence: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
@@ -39,29 +44,64 @@ def attack(
     as_json: Json = False,
 ) -> None:
     """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
-    from sottovoce.attacks.finished import ATTACKS, described, infer, keep, solve
+    from sottovoce.attacks import ATTACKS
+    from sottovoce.attacks.finished import figures, infer, keep, kept, solve
+    from sottovoce.files import check_writable
+    from sottovoce.report.page import write_page_of
     from sottovoce.run.reopen import reopen
 
     if kind not in ATTACKS:
         raise InputError(f"--attack {kind}", f"known: {', '.join(ATTACKS)}", "choose one of them")
+    if picture is not None and kind != "inversion":
+        raise InputError(f"--picture with {kind}", "only inversion draws", "add --attack inversion")
     with doing("opening"):
         opened = [reopen(folder, data) for folder in runs]
-    if kind == "reconstruction":
+    for folder in runs:
+        kept(folder)  # a damaged attack.json is refused before any work
+    if picture is not None:
+        check_writable(picture)
+    if kind == "inversion":
+        found, table, after = _inverted(opened[0], attacker or 0, picture, seed)
+        runs = runs[:1]
+    elif kind == "reconstruction":
         with doing(kind):
             documents = [solve(one, 0 if attacker is None else attacker) for one in opened]
-        found = documents[0] if len(opened) == 1 else {"attack": kind, "each": documents}
-        document = {"runs": [str(folder) for folder in runs], **found}
+        found = documents[0] if len(opened) == 1 else {"each": documents}
         table, after = _solved(documents[0]), [] if len(opened) == 1 else ["Shown is the first run."]
     else:
         with progress("shadow runs" if kind == "likelihood" else kind) as tell:
             success = infer(
-                opened, kind, attacker=attacker, samples=samples, shadows=shadows, confidence=confidence, seed=seed,
-                jobs=jobs, tell=tell,
+                opened, kind, attacker=attacker, view=view, samples=samples, shadows=shadows, confidence=confidence,
+                seed=seed, jobs=jobs, tell=tell,
             )  # fmt: skip
-        document = described(runs, kind, attacker, success)
-        table, after = _figures(success), [_said(success)]
-    keep(runs, document)
+        who = view or ("all" if attacker is None else attacker)
+        asked = {"attacker": who, "samples": samples, "seed": seed}
+        found, table, after = {**asked, **figures(success)}, _figures(success), [_said(success)]
+    document = keep(runs, kind, found)
+    for folder in runs:
+        write_page_of(folder, again=True)
     answer(document, as_json, table, *after)
+
+
+def _inverted(
+    opened: "Opened", attacker: int, picture: Path | None, seed: int
+) -> tuple[dict[str, Any], Table, list[str]]:
+    from sottovoce.attacks.inversion import inverted
+    from sottovoce.files import write_text
+    from sottovoce.report.pictures import gallery
+
+    found, pictures = inverted(opened, attacker, seed=seed)
+    if picture is not None:
+        rows = {
+            "batches": [one for truth, _ in pictures for one in truth],
+            "found": [one for _, made in pictures for one in made],
+        }
+        write_text(picture, gallery(rows, opened.trial.task.dataset.shape))
+    table = [[f"node seen by {attacker}", "rows", "likeness of what was found", "of strangers"]]
+    for one in found["victims"]:
+        alike = ", ".join(f"{value:.2f}" for value in one["likeness"])
+        table.append([str(one["victim"]), str(one["rows"]), alike, f"{one['strangers']:.2f}"])
+    return found, table, ["Likeness is correlation with the closest picture found: 1 is the same picture."]
 
 
 def _figures(success: "Success") -> Table:
@@ -79,6 +119,8 @@ def _figures(success: "Success") -> Table:
 def _said(success: "Success") -> str:
     trend = ", ".join(f"{auc:.2f}" for _, auc in success.by_round[:: max(1, len(success.by_round) // 6)])
     over = f" Area by round: {trend}." if trend else ""
+    if success.by_distance:
+        over += " Area by hops: " + ", ".join(f"{hops}: {auc}" for hops, auc in success.by_distance) + "."
     return (
         f"{success.pairs} pairs of attacker and victim, {success.victims} victims, {success.members:,} members and "
         f"{success.others:,} others; {success.confidence:.0%} intervals {success.interval}.{over}"
@@ -114,25 +156,35 @@ def audit(
     from sottovoce.audit.canaries import check_inputs
     from sottovoce.audit.claims import any_exceeded, check_gradients
     from sottovoce.files import write_text
+    from sottovoce.privacy.views import node
+    from sottovoce.report.page import write_page_of
+    from sottovoce.run.files import Files
     from sottovoce.run.reopen import reopen
 
     with doing("opening"):
         opened = reopen(run, data)
+    if attacker is not None:
+        node(attacker).check(opened.trial.topology.n)
     with doing("gradient canaries"):
         checked, refused = check_gradients(opened, repetitions=repetitions, confidence=confidence, seed=seed)
-    if runs:
+    try:
         with progress("reruns") as tell:
-            checked.append(
+            checked += [] if not runs else [
                 check_inputs(
                     opened, runs=runs, attacker=attacker, confidence=confidence, seed=seed, jobs=jobs, tell=tell
                 )
-            )
+            ]  # fmt: skip
+    except Unaccountable as refusal:
+        refused.append(str(refusal))
     exceeded = any_exceeded(checked)
     document = {
         "run": str(run), "consistent": not exceeded, "refused": refused, "audits": [one.document() for one in checked],
     }  # fmt: skip
-    write_text(run / "audit.json", json.dumps(document, indent=1) + "\n")
+    write_text(Files(run).audit, json.dumps(document, indent=1) + "\n")
+    write_page_of(run, again=True)
     verdict = "A claim is exceeded: it is wrong, or something else ran." if exceeded else "No claim is exceeded."
+    if not any(one.claims for one in checked):
+        verdict = "There is no claim to compare with."
     answer(document, as_json, _beside(checked), verdict, *(f"Not audited: {line}" for line in refused))
     if exceeded:
         raise typer.Exit(1)

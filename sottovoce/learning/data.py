@@ -1,4 +1,4 @@
-"""Data sets: two that ship with scikit-learn, the others from a folder the user names.
+"""Data sets: two that ship with scikit-learn, the others from a folder the user names, or the user's own.
 
     >>> digits = load("digits")
     >>> digits
@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
-from sottovoce.learning.sources import CATALOGUE, Entry
+from sottovoce.learning.own import read_rows, rows_of
+from sottovoce.learning.sources import CATALOGUE, Entry, Rows
 
 FOLDER = "SOTTOVOCE_DATA"
 """The environment variable that names the folder when no argument does."""
@@ -68,6 +69,10 @@ class Dataset:
             self, inputs=scaled(self.inputs), test_inputs=scaled(self.test_inputs), notes=(*self.notes, note)
         )
 
+    def without_rows(self) -> Dataset:
+        """The same without its training rows, for whoever holds the few that it needs."""
+        return replace(self, inputs=self.inputs[:0].copy(), targets=self.targets[:0].copy(), groups=None)
+
 
 @dataclass(frozen=True)
 class Listed:
@@ -92,6 +97,7 @@ class Listed:
 def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Dataset:
     """The data set of that name, from `folder` or else the folder that SOTTOVOCE_DATA names.
 
+    `file:PATH.npz` is one of your own, looked for here and then in that folder: see `from_arrays` for its arrays.
     `seed` chooses the rows held out for testing where a data set has no split of its own.
 
     >>> load("moons")
@@ -99,10 +105,11 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
     ...
     sottovoce.errors.InputError: data set 'moons'; known: breast-cancer, ...; see docs/data.md
     """
+    if name.startswith("file:"):
+        path = _own_file(name.removeprefix("file:"), folder)
+        return _own(path.stem, read_rows(path, _seed(seed)))
     if name not in CATALOGUE:
-        raise InputError(f"data set {name!r}", f"known: {', '.join(names())}", "see docs/data.md")
-    if seed < 0:
-        raise InputError(f"seed {seed}", "a seed is 0 or more", "use seed 0")
+        raise InputError(f"data set {name!r}", f"known: {', '.join(names())}, file:PATH", "see docs/data.md")
     entry = CATALOGUE[name]
     place = folder_of(folder) if entry.files else None
     if entry.files and place is None:
@@ -111,12 +118,52 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
             f"it is read from {entry.files[0].names[0]}{' and others' if entry.files[1:] else ''} in a folder of yours",
             f"give --data DIR or set {FOLDER}; get it from {entry.source}",
         )
-    rows = entry.read(place or Path(), seed)
+    rows = entry.read(place or Path(), _seed(seed))
     return Dataset(name=name, kind=entry.kind, licence=entry.licence, source=entry.source, **vars(rows))
 
 
+def from_arrays(
+    inputs: Any,
+    targets: Any,
+    *,
+    test: tuple[Any, Any] | None = None,
+    groups: Any = None,
+    name: str = "mine",
+    seed: int = 0,
+) -> Dataset:
+    """A data set of your own arrays: a row of `inputs` for each example, of any shape, and one target each.
+
+    Whole numbers and words are classes, in sorted order; fractions are values to predict. `test` is a pair of arrays
+    for testing; without it a fifth of the rows, of each class or else of each group, is held out by `seed`. `groups`
+    names who a row comes from. Rows are taken as they are: scale them before, with figures that may be public.
+
+    >>> from_arrays([[0.0, 1.0], [1.0, 0.0]] * 10, ["cat", "dog"] * 10, name="pets")
+    Dataset('pets', classes, 16 + 4 rows of 2)
+    """
+    test_inputs, test_targets = (None, None) if test is None else test
+    arrays = {"inputs": inputs, "targets": targets, "test_inputs": test_inputs, "test_targets": test_targets}
+    return _own(name, rows_of({**arrays, "groups": groups}, _seed(seed)))
+
+
+def _own(name: str, rows: Rows) -> Dataset:
+    kind = "classes" if rows.classes else "value"
+    return Dataset(name=name, kind=kind, licence="your own", source="you", **vars(rows))
+
+
+def _own_file(path: str, folder: str | Path | None) -> Path:
+    place = folder_of(folder)
+    here = Path(path)
+    return here if here.exists() or place is None else place / path
+
+
+def _seed(seed: int) -> int:
+    if seed < 0:
+        raise InputError(f"seed {seed}", "a seed is 0 or more", "use seed 0")
+    return seed
+
+
 def names() -> tuple[str, ...]:
-    """Every data set that `load` knows."""
+    """Every data set that `load` knows by name."""
     return tuple(sorted(CATALOGUE))
 
 

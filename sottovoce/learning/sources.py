@@ -108,7 +108,8 @@ def _pieces(rows: int) -> list[slice]:
     return [slice(start, start + 500) for start in range(0, rows, 500)]
 
 
-def _split_note(by: str, seed: int) -> str:
+def split_note(by: str, seed: int) -> str:
+    """What is said about rows that were held out."""
     return f"a fifth of the rows{by} is held out for testing, seed {seed}"
 
 
@@ -122,7 +123,7 @@ def _digits(folder: Path, seed: int) -> Rows:
     test = held_out(labels, seed)
     inputs, test_inputs = _scaled_pixels(pixels[~test].astype(np.uint8), pixels[test].astype(np.uint8), 1)
     targets = labels.astype(np.int64)
-    notes = (PIXELS, _split_note(" of each class", seed))
+    notes = (PIXELS, split_note(" of each class", seed))
     return Rows(inputs, targets[~test], test_inputs, targets[test], (1, 8, 8), notes, classes=DIGITS)
 
 
@@ -130,7 +131,7 @@ def _breast_cancer(folder: Path, seed: int) -> Rows:
     from sklearn.datasets import load_breast_cancer
 
     features, labels = load_breast_cancer(return_X_y=True)
-    notes = (FEATURES, _split_note(" of each class", seed))
+    notes = (FEATURES, split_note(" of each class", seed))
     return _table(features, labels.astype(np.int64), held_out(labels, seed), notes, ("malignant", "benign"))
 
 
@@ -161,7 +162,7 @@ def _housing_price(folder: Path, seed: int) -> Rows:
         FEATURES,
         "as in scikit-learn: rooms, bedrooms, occupancy are averages per household; prices are in 100,000 dollars",
         f"{(raw[:, 8] > 500_000).sum()} prices are capped at 500,001 dollars",
-        _split_note("", seed),
+        split_note("", seed),
     )
     return _table(household_averages(raw), targets, held_out(np.zeros(len(raw)), seed), notes)
 
@@ -171,7 +172,7 @@ def _housing_longitude(folder: Path, seed: int) -> Rows:
     targets = raw[:, 8].astype(np.int64)
     if not np.isin(raw[:, 8], (0, 1)).all():
         raise OPENML_FILE.wrong(OPENML_FILE.path(folder), "a label other than P and N")
-    notes = (FEATURES, LONGITUDE_TRAP, "P is west (1), N is east (0)", _split_note(" of each class", seed))
+    notes = (FEATURES, LONGITUDE_TRAP, "P is west (1), N is east (0)", split_note(" of each class", seed))
     return _table(raw[:, :8], targets, held_out(targets, seed), notes, ("east", "west"))
 
 
@@ -247,7 +248,7 @@ def _movielens(folder: Path, seed: int) -> Rows:
     notes = (
         f"an input is a pair of positions: of {len(users)} users and {len(movies)} rated movies, ordered by id",
         "nothing is standardised; ratings are 0.5 to 5 stars",
-        _split_note(" of each user", seed) + ", so some movies are rated in test rows only",
+        split_note(" of each user", seed) + ", so some movies are rated in test rows only",
     )
     return Rows(
         inputs[~test], stars[~test], inputs[test], stars[test], (2,), notes,

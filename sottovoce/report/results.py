@@ -43,20 +43,10 @@ def markdown(
 ) -> str:
     """The page. `for_nodes` are rows tuned for the mean over nodes, where anything is tuned."""
     metric, seeds = rows[0].metric, max(len(row.runs) for row in rows)
-    parts = [f"# {name}", ""]
-    for heading, text in (
-        ("The paper", about.paper),
-        ("Here", about.scaled),
-        ("Claim", about.claim),
-        ("Takes", about.takes),
-    ):
-        if text:
-            parts += [f"**{heading}.** {' '.join(text.split())}", ""]
-    parts += ["Made by:", "", "```", command, "```", ""]
-    parts += [
+    parts = [
+        *heading(name, about, command),
         f"Test {metric} and loss are means over the last {LAST} rounds, then over {seeds} seeds, ± the deviation "
-        "between seeds. Epsilon is proven for whoever hears every message, "
-        f"at delta {rows[0].runs[0].result['delta']:g}{_protected(rows)}. "
+        f"between seeds. {_protected(rows)} "
         + ("Of the values to tune, that which is best for the average model is shown." if for_nodes else ""),
         "",
         *table(rows),
@@ -69,12 +59,30 @@ def markdown(
     return "\n".join(parts)
 
 
+def heading(name: str, about: About, command: str) -> list[str]:
+    """How a page begins: what was asked, and the command that answers."""
+    said = {"The paper": about.paper, "Here": about.scaled, "Claim": about.claim, "Takes": about.takes}
+    parts = [f"# {name}", ""]
+    for word, text in said.items():
+        if text:
+            parts += [f"**{word}.** {' '.join(text.split())}", ""]
+    return [*parts, "Made by:", "", "```", command, "```", ""]
+
+
 def _protected(rows: Sequence[Row]) -> str:
     """What the epsilons are about; they can only be compared where that is the same."""
-    runs = [run for row in rows for run in row.runs if run.result["headline"] is not None]
+    runs = [run for row in rows if row.epsilon not in (None, math.inf) for run in row.runs]
+    if not runs:
+        return "No epsilon is proven for any of these runs."
     what = {"a node's data" if run.run.experiment.privacy.adjacency == "user" else "one record" for run in runs}
     changes = {CHANGES.get(run.result["headline"].get("change"), "") for run in runs} - {""}
-    return f", about {' or '.join(sorted(what))} {' or '.join(sorted(changes))}" if changes else ""
+    about = f", about {' or '.join(sorted(what))} {' or '.join(sorted(changes))}" if changes else ""
+    return f"Epsilon is proven for whoever hears every message, at delta {runs[0].result['delta']:g}{about}."
+
+
+def epsilon_of(epsilon: Any) -> str:
+    """For reading: what is not proven and what is infinite protect alike, not at all."""
+    return "none" if epsilon is None or float(epsilon) == math.inf else up(float(epsilon))
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -85,9 +93,8 @@ def table(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         found = row.document()
         figures = [shown(found[key]) for key in ("average_model", "mean_node", "worst_node", "loss")]
-        epsilon = "none" if row.epsilon is None else up(row.epsilon)
         chosen = dict(row.tuned)
-        cells = [row.label, str(len(row.runs)), *figures, epsilon, f"{found['megabytes']:,.1f}"]
+        cells = [row.label, str(len(row.runs)), *figures, epsilon_of(row.epsilon), f"{found['megabytes']:,.1f}"]
         out.append("| " + " | ".join([*cells, *(str(chosen.get(key, "")) for key in tuned)]) + " |")
     return out
 
@@ -102,18 +109,15 @@ def shown(spread: Document) -> str:
 
 def charts(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
     """By name: a caption and a drawing. Over rounds, over bytes, and over the first axis of the grid."""
-    metric = rows[0].metric
-    word = next((row.values[0][0].rpartition(".")[2] for row in rows if row.values), None)
-    found: dict[str, tuple[str, str]] = {}
-    at = ""
-    if word is not None:
-        grid = sorted({row.values[0][1] for row in rows if row.values})
-        if len(grid) > 1 and all(isinstance(value, int | float) for value in grid):
-            caption = f"Test {metric} of the average model at the end, over {word}"
-            found[f"over-{word}"] = caption, _over_axis(rows, word, grid, caption)
-        middle = grid[len(grid) // 2]
-        rows = [row for row in rows if not row.values or row.values[0][1] == middle]
-        at = f", {word} {middle}"
+    metric, found = rows[0].metric, dict[str, tuple[str, str]]()
+    word, grid, middle = middle_of(rows)
+    if len(grid) > 1:
+        caption = f"Test {metric} of the average model at the end, over {word}"
+        series = across(rows, grid, _average_model)
+        wide = grid[0] > 0 and grid[-1] / grid[0] >= 8
+        found[f"over-{word}"] = caption, _drawn(series, word, metric, caption, log_x=wide)
+    rows = [row for row in rows if not row.values or row.values[0][1] == middle]
+    at = f", {word} {middle}" if word else ""
     for name, place in OVER.items():
         caption = f"Test {metric} of the average model over {name}{at}"
         series = [_curve(row, place) for row in rows]
@@ -129,18 +133,28 @@ def _curve(row: Row, place: Callable[[Document], float]) -> Line:
     return Line(row.variant or row.label, x, values.mean(axis=0).tolist(), values.std(axis=0).tolist())
 
 
-def _over_axis(rows: Sequence[Row], word: str, grid: list[Any], caption: str) -> str:
-    metric, series = rows[0].metric, []
+def middle_of(rows: Sequence[Row]) -> tuple[str, list[Any], Any]:
+    """The first axis of the grid by its last word, its values if they are numbers, and the middle one of all."""
+    word = next((row.values[0][0].rpartition(".")[2] for row in rows if row.values), "")
+    grid = sorted({row.values[0][1] for row in rows if row.values})
+    numbers = all(isinstance(value, int | float) for value in grid)
+    return word, grid if numbers else [], grid[len(grid) // 2] if grid else None
+
+
+def across(rows: Sequence[Row], grid: list[Any], figure: Callable[[Row], tuple[float, float]]) -> list[Line]:
+    """For each variant a figure and its deviation over the grid; a variant without a grid is a flat line."""
+    series = []
     for variant in dict.fromkeys(row.variant for row in rows):
-        mine = [row for row in rows if row.variant == variant]
-        found = {row.values[0][1] if row.values else None: row.document()["average_model"] for row in mine}
-        flat = found.get(None)
-        at = grid if flat is not None else [value for value in grid if value in found]
-        figures = [flat or found[value] for value in at]
-        means = [math.nan if one["mean"] is None else one["mean"] for one in figures]
-        series.append(Line(variant, at, means, [one["deviation"] or 0.0 for one in figures]))
-    wide = grid[0] > 0 and grid[-1] / grid[0] >= 8
-    return _drawn(series, word, metric, caption, log_x=wide)
+        mine = {row.values[0][1] if row.values else None: row for row in rows if row.variant == variant}
+        at = grid if None in mine else [value for value in grid if value in mine]
+        figures = [figure(mine[None] if None in mine else mine[value]) for value in at]
+        series.append(Line(variant, at, [mean for mean, _ in figures], [spread for _, spread in figures]))
+    return series
+
+
+def _average_model(row: Row) -> tuple[float, float]:
+    found = row.document()["average_model"]
+    return math.nan if found["mean"] is None else found["mean"], found["deviation"] or 0.0
 
 
 def _drawn(series: list[Line], x: str, metric: str, title: str, *, log_x: bool = False) -> str:

@@ -9,7 +9,8 @@
     ['study/plain,step_size=0.1,seed=1', 'study/noisy,sigma=1.0,step_size=0.1,seed=0', ...]
 
 A variant with `grid = false` runs once per seed, whatever the grid; a table there is a grid of its own. Of the values
-to tune, the one that does best over all seeds is reported, for every variant and grid value by itself.
+to tune, the one that does best over all seeds is reported, for every variant and grid value by itself. `attacks` are
+carried out on all runs that are reported, once they are finished.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from sottovoce.attacks import MEMBERSHIP
 from sottovoce.config import Document, Experiment, from_document, merged, put
 from sottovoce.errors import InputError
 
 Point = tuple[tuple[str, Any], ...]
 """Keys with their values."""
 
-VARYING = ("variants", "grid", "tune", "seeds")
+VARYING = ("variants", "grid", "tune", "seeds", "attacks")
+"""Keys that make a sweep of a document."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ def planned(document: Document, where: str = "") -> list[Planned]:
     if len(base) == len(document):
         return [Planned(from_document(base, where), "")]
     seeds = _seeds(document)
+    attacks_of(document)
     runs = [
         _one(base, variant, values, tuned, seed, where)
         for variant in _variants(document)
@@ -51,11 +55,23 @@ def planned(document: Document, where: str = "") -> list[Planned]:
         for tuned in _points(document, variant, "tune")
         for seed in seeds
     ]
+    deaf = next((run.experiment for run in runs if run.experiment.record.attackers in ("none", [])), None)
+    if attacks_of(document) and deaf is not None:
+        raise InputError(f"attacks on {deaf.name}, which records nothing", "attacks need what attackers received",
+                         'write record.attackers = "all"')  # fmt: skip
     names = [run.experiment.name for run in runs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"two runs named {twice}", "names of variants and values differ", "rename one")
     return runs
+
+
+def attacks_of(document: Document) -> list[str]:
+    """The attacks on membership that a sweep ends with."""
+    found = document.get("attacks", [])
+    if not isinstance(found, list) or not all(kind in MEMBERSHIP for kind in found):
+        raise InputError(f"attacks = {found}", f"known: {', '.join(MEMBERSHIP)}", 'write attacks = ["threshold"]')
+    return found
 
 
 def _points(document: Document, variant: Document, key: str) -> list[Point]:

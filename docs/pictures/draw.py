@@ -1,0 +1,198 @@
+"""The computed pictures of the documentation: `python docs/pictures/draw.py` draws them again.
+
+A test draws them too and wants the same bytes, so that no picture says what the accountant no longer does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+from scipy import sparse
+from scipy.stats import norm
+
+from sottovoce import Account, account, algorithm, metropolis, trace
+from sottovoce.graphs import graph
+from sottovoce.privacy.gaussian import mu_of
+from sottovoce.report.figures import Line, lines
+from sottovoce.report.numbers import up
+
+DELTA = 1e-5
+GREY, QUIET, BETWEEN, LOUD = "#808080", (86, 180, 233), (240, 228, 160), (213, 94, 0)
+HEAD = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13" '
+    'fill="#808080" role="img"><title>{title}</title>'
+)
+
+
+def told(graph: str, attacker: int, victims: Iterable[int], *, rounds: int, sigma: float = 4.0) -> Account:
+    """What one node learns about some others by DP-D-SGD."""
+    system = trace(algorithm("dp-d-sgd", sigma=sigma), metropolis(graph), rounds=rounds)
+    return account(system, f"node:{attacker}", victims=tuple(victims))
+
+
+def leak_by_distance() -> str:
+    """Epsilon over hops on a ring, by kind of guarantee."""
+    hops = list(range(1, 16))
+    found = told("ring:30", 0, hops, rounds=40)
+    kinds = {
+        "any-training": "any training",
+        "convex-training": "convex training",
+        "fixed-streams": "fixed streams (averaging)",
+    }
+    series = [Line(name, hops, [found.of(u, kind).epsilon(DELTA) for u in hops]) for kind, name in kinds.items()]
+    title = "What node 0 learns about others on a ring of 30, 40 rounds, sigma 4"
+    return lines(series, x="hops from node 0", y="epsilon at delta 1e-5", title=title, y_range=(0.0, 7.5))
+
+
+def leak_over_rounds() -> str:
+    """Epsilon over rounds on a ring, by hops."""
+    rounds = [5, 10, 20, 30, 45, 60]
+    found = {T: told("ring:30", 0, (1, 2, 3, 5, 10), rounds=T) for T in rounds}
+
+    def of(u: int, kind: str) -> list[float]:
+        return [found[T].of(u, kind).epsilon(DELTA) for T in rounds]
+
+    series = [Line("1 hop, or any training", rounds, of(1, "any-training"))]
+    series += [Line(f"{hops} hops, convex training", rounds, of(hops, "convex-training")) for hops in (2, 3, 5, 10)]
+    title = "The same over rounds"
+    return lines(series, x="rounds", y="epsilon at delta 1e-5", title=title, y_range=(0.0, 10.0))
+
+
+def what_epsilon_means() -> str:
+    """How often the best guess between two data sets is right, over epsilon."""
+    at = [0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 15.0, 20.0]
+    right = [100 * float(norm.cdf(mu_of(epsilon, DELTA) / 2)) for epsilon in at]
+    guess = Line("best attack", at, right)
+    coin = Line("a coin", at, [50.0] * len(at))
+    title = "Of 100 guesses between two equally likely data sets, how many are right"
+    return lines(
+        [guess, coin],
+        x="epsilon at delta 1e-5",
+        y="right guesses of 100",
+        title=title,
+        log_x=True,
+        y_range=(45.0, 100.0),
+    )
+
+
+def leak_on_a_graph() -> str:
+    """The Florentine families around the Medici, coloured by what the Medici learn."""
+    families = graph("florentine")
+    labels = list(families.labels or ())
+    centre = labels.index("Medici")
+    others = [u for u in range(families.n) if u != centre]
+    found = told("florentine", centre, others, rounds=30)
+    hops = hops_from(families.adjacency, centre)
+    places = around(families.adjacency, hops, centre)
+    parts = [HEAD.format(width=520, height=470, title="What the Medici learn about each family")]
+    row, column = families.adjacency.nonzero()
+    for u, v in zip(row.tolist(), column.tolist(), strict=True):
+        if u < v:
+            (a, b), (c, d) = places[u], places[v]
+            parts.append(f'<line x1="{a:.0f}" y1="{b:.0f}" x2="{c:.0f}" y2="{d:.0f}" stroke="#80808080"/>')
+    epsilons = {u: found.of(u, "convex-training").epsilon(DELTA) for u in others}
+    least, most = min(epsilons.values()), max(epsilons.values())
+    for u, (x, y) in places.items():
+        share = 1.0 if u == centre else (epsilons[u] - least) / (most - least)
+        colour = "#404040" if u == centre else mixed(share)
+        word = "listens" if u == centre else up(epsilons[u], 2)
+        ink = "#ffffff" if u == centre else "#000000"
+        parts.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="25" fill="{colour}" stroke="{GREY}"/>')
+        parts.append(f'<text x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle" fill="{ink}">{word}</text>')
+        parts.append(f'<text x="{x:.0f}" y="{y + 41:.0f}" text-anchor="middle">{labels[u]}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def hops_from(adjacency: sparse.csr_array, centre: int) -> list[int]:
+    """Hops from a node to every other."""
+    return sparse.csgraph.shortest_path(adjacency, unweighted=True, indices=centre).astype(int).tolist()
+
+
+def around(adjacency: sparse.csr_array, hops: list[int], centre: int) -> dict[int, tuple[float, float]]:
+    """Nodes on circles around one of them by hops, each near those it hears on the circle within."""
+    angles, places = {centre: 0.0}, {centre: (370.0, 190.0)}
+    for ring in range(1, max(hops) + 1):
+        here = [u for u in range(len(hops)) if hops[u] == ring]
+        if ring > 1:
+            here.sort(key=lambda u: toward(adjacency, angles, hops, u))
+        wanted = [2 * math.pi * k / len(here) for k in range(len(here))]
+        if ring > 1:
+            wanted = spread([toward(adjacency, angles, hops, u) for u in here], 0.62 / ring)
+        for u, angle in zip(here, wanted, strict=True):
+            angles[u] = angle
+            places[u] = (370 + 114 * ring * math.cos(angle), 190 + 78 * ring * math.sin(angle))
+    return places
+
+
+def toward(adjacency: sparse.csr_array, angles: dict[int, float], hops: list[int], u: int) -> float:
+    """The direction of those whom a node hears on the circle within."""
+    within = [v for v in adjacency[[u]].indices.tolist() if hops[v] == hops[u] - 1]
+    x, y = (sum(turn(angles[v]) for v in within) for turn in (math.cos, math.sin))
+    return math.atan2(y, x) % (2 * math.pi)
+
+
+def spread(angles: list[float], apart: float) -> list[float]:
+    """Sorted angles, pushed apart where they are too near."""
+    found = list(angles)
+    for _ in range(50):
+        for k in range(1, len(found)):
+            lack = apart - (found[k] - found[k - 1])
+            if lack > 0:
+                found[k - 1], found[k] = found[k - 1] - lack / 2, found[k] + lack / 2
+    return found
+
+
+def mixed(share: float) -> str:
+    """From quiet to loud, told apart by colour-blind readers."""
+    low, high, part = (QUIET, BETWEEN, 2 * share) if share < 0.5 else (BETWEEN, LOUD, 2 * share - 1)
+    return "#" + "".join(f"{round(a + part * (b - a)):02x}" for a, b in zip(low, high, strict=True))
+
+
+def one_round() -> str:
+    """The three parts of a gossip round at four nodes."""
+    parts = [HEAD.format(width=780, height=250, title="A round: step and add noise, speak, average")]
+    steps = (
+        ("1. step on your own data, add noise", "noise"),
+        ("2. say your model to your neighbours", "speak"),
+        ("3. average what you hear", "average"),
+    )
+    for panel, (caption, kind) in enumerate(steps):
+        left = 260 * panel
+        parts.append(f'<text x="{left + 125}" y="238" text-anchor="middle">{caption}</text>')
+        parts += square(left, kind)
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def square(left: int, kind: str) -> list[str]:
+    """Four nodes on a ring, in one of the three parts."""
+    at = [(left + 65, 60), (left + 185, 60), (left + 185, 165), (left + 65, 165)]
+    models = (0.0, 0.4, 1.0, 0.6)
+    if kind == "average":
+        models = tuple((models[k - 1] + models[k] + models[(k + 1) % 4]) / 3 for k in range(4))
+    line = 'stroke="#d55e00" stroke-width="3" stroke-dasharray="7 5"' if kind == "speak" else 'stroke="#80808080"'
+    parts = []
+    for k in range(4):
+        (a, b), (c, d) = at[k], at[(k + 1) % 4]
+        parts.append(f'<line x1="{a}" y1="{b}" x2="{c}" y2="{d}" {line}/>')
+    for k, (x, y) in enumerate(at):
+        parts.append(f'<circle cx="{x}" cy="{y}" r="20" fill="{mixed(models[k])}" stroke="{GREY}"/>')
+        parts.append(f'<text x="{x}" y="{y + 5}" text-anchor="middle" fill="#000000">x{k}</text>')
+        if kind == "noise":
+            beside = y - 30 if k < 2 else y + 40
+            parts.append(f'<text x="{x}" y="{beside}" text-anchor="middle" fill="#d55e00">+ noise</text>')
+    return parts
+
+
+PICTURES = {
+    "one-round.svg": one_round,
+    "leak-on-a-graph.svg": leak_on_a_graph,
+    "leak-by-distance.svg": leak_by_distance,
+    "leak-over-rounds.svg": leak_over_rounds,
+    "what-epsilon-means.svg": what_epsilon_means,
+}
+
+if __name__ == "__main__":
+    for name, draw in PICTURES.items():
+        (Path(__file__).parent / name).write_text(draw())
