@@ -280,6 +280,24 @@ def test_every_algorithm_trains_the_same_with_the_same_guarantees(pool, alone, t
         assert wired == sorted(wired)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"training": {"batch": "poisson:0.4"}, "model": {"name": "mlp", "hidden": [16]}},
+        {"training": {"batch": "fixed:3", "clip": "whole-gradient", "local_steps": 3}},
+        {"model": {"name": "cnn"}},
+        {"machine": {"precision": "float64"}},
+    ],
+    ids=str,
+)
+def test_batches_local_steps_models_and_precision_are_the_same(change, pools, tmp_path):
+    wanted = merged(document("dp-d-sgd", "undirected"), change)
+    carry_out(from_document(wanted), tmp_path / "alone")
+    assert pools(3)(ranked, wanted, tmp_path / "ranks") == [None] * 3
+    np.testing.assert_allclose(models(tmp_path / "ranks"), models(tmp_path / "alone"), rtol=0, atol=1e-6)
+    assert contents(tmp_path / "ranks")["privacy"] == contents(tmp_path / "alone")["privacy"]
+
+
 # --- checkpoints, whoever wrote them -------------------------------------------------------------------------------
 
 LONG = {"machine": {"checkpoint_seconds": 0.0}, "training": {"rounds": 6, "batch": "cycle:3x2", "clip": "per-example",
