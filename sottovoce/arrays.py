@@ -34,7 +34,7 @@ def convert(values: NDArray[Any], like: Rows) -> Rows:
         return torch.from_numpy(np.ascontiguousarray(values)).to(dtype=like.dtype, device=like.device)
     if isinstance(like, np.ndarray):
         return values.astype(like.dtype, copy=False)
-    return values
+    return like.converted(values)
 
 
 def add_(rows: Rows, factor: float, others: Rows) -> None:

@@ -14,12 +14,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
+
+Streams: TypeAlias = list[np.random.Generator]
+"""One for each row: keyed by node, round and step, so that receivers have the same."""
+
+ESCAPES = 4
+"""At most three coordinates can reach the level that b - 1 bits do not hold; one more for rounding."""
 
 
 @runtime_checkable
@@ -43,8 +49,17 @@ class Compression(Protocol):
     def describe(self, dimension: int) -> str:
         """One line: what it does to messages of this dimension."""
 
-    def apply(self, rows: NDArray[Any], streams: list[np.random.Generator]) -> NDArray[Any]:
+    def apply(self, rows: NDArray[Any], streams: Streams) -> NDArray[Any]:
         """Q of every row."""
+
+    def payload(self, dimension: int, dtype: np.dtype[Any]) -> int:
+        """Bytes of one message as `encode` writes it; values have the precision of the rows."""
+
+    def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
+        """What travels: the bytes of one message a row."""
+
+    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Q of every row, from what travelled: exactly what `apply` gives on fresh streams of the same keys."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +78,17 @@ class Identity:
     def bits(self, dimension: int) -> int:
         return 32 * dimension
 
-    def apply(self, rows: NDArray[Any], streams: list[np.random.Generator]) -> NDArray[Any]:
+    def apply(self, rows: NDArray[Any], streams: Streams) -> NDArray[Any]:
         return rows
+
+    def payload(self, dimension: int, dtype: np.dtype[Any]) -> int:
+        return dimension * dtype.itemsize
+
+    def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
+        return _as_bytes(rows)
+
+    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        return _as_values(sent, dtype)
 
 
 @dataclass(frozen=True)
@@ -114,15 +138,26 @@ class RandomK(_Sparse):
     def bits(self, dimension: int) -> int:
         return 32 * self.kept(dimension)
 
-    def mask(self, dimension: int, streams: list[np.random.Generator]) -> NDArray[np.bool_]:
+    def mask(self, dimension: int, streams: Streams) -> NDArray[np.bool_]:
         """Which coordinates each node sends."""
         mask = np.zeros((len(streams), dimension), dtype=bool)
         for row, stream in zip(mask, streams, strict=True):
             row[stream.permutation(dimension)[: self.kept(dimension)]] = True
         return mask
 
-    def apply(self, rows: NDArray[Any], streams: list[np.random.Generator]) -> NDArray[Any]:
+    def apply(self, rows: NDArray[Any], streams: Streams) -> NDArray[Any]:
         return rows * self.mask(rows.shape[1], streams)
+
+    def payload(self, dimension: int, dtype: np.dtype[Any]) -> int:
+        return self.kept(dimension) * dtype.itemsize
+
+    def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
+        return _as_bytes(rows[self.mask(rows.shape[1], streams)].reshape(len(rows), self.kept(rows.shape[1])))
+
+    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        rows = np.zeros((len(sent), dimension), dtype=dtype)
+        rows[self.mask(dimension, streams)] = _as_values(sent, dtype).ravel()
+        return rows
 
 
 @dataclass(frozen=True)
@@ -171,15 +206,53 @@ class Quantized:
             f"rescaled by 1/(1 + omega^2), omega^2 = {plain / (1 + plain):.3g}"
         )
 
-    def apply(self, rows: NDArray[Any], streams: list[np.random.Generator]) -> NDArray[Any]:
-        steps, dimension = 2.0 ** (self.levels - 1), rows.shape[1]
+    def apply(self, rows: NDArray[Any], streams: Streams) -> NDArray[Any]:
         out = np.zeros_like(rows)
         for row, result, stream in zip(rows, out, streams, strict=True):
-            norm = float(np.linalg.norm(row))
+            norm, levels = self._dithered(row, stream)
             if norm > 0:
-                dithered = np.floor(steps * np.abs(row) / norm + stream.random(dimension))
-                result[:] = np.copysign(dithered * (self.scale(dimension) * norm / steps), row)
+                result[:] = self._valued(norm, levels, np.signbit(row))
         return out
+
+    def _dithered(self, row: NDArray[Any], stream: np.random.Generator) -> tuple[float, NDArray[np.float64]]:
+        """The norm of a row, and each coordinate's level, from 0 to 2^(b-1)."""
+        norm = float(np.linalg.norm(row))
+        if not norm > 0:
+            return 0.0, np.zeros(len(row))
+        return norm, np.floor(2.0 ** (self.levels - 1) * np.abs(row) / norm + stream.random(len(row)))
+
+    def _valued(self, norm: float, levels: NDArray[Any], negative: NDArray[np.bool_]) -> NDArray[np.float64]:
+        value = levels * (self.scale(len(levels)) * norm / 2.0 ** (self.levels - 1))
+        return np.asarray(np.copysign(value, np.where(negative, -1.0, 1.0)))
+
+    def payload(self, dimension: int, dtype: np.dtype[Any]) -> int:
+        return dtype.itemsize + 4 * ESCAPES + _packed_size(dimension, self.levels)
+
+    def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
+        """The norm, where levels are the highest one, and b bits a coordinate: its sign, and its level."""
+        top, sent = 2 ** (self.levels - 1), np.empty((len(rows), self.payload(rows.shape[1], rows.dtype)), np.uint8)
+        for row, out, stream in zip(rows, sent, streams, strict=True):
+            norm, levels = self._dithered(row, stream)
+            highest = np.full(ESCAPES, -1, dtype=np.int32)
+            found = np.flatnonzero(levels == top)
+            highest[: len(found)] = found
+            codes = np.minimum(levels, top - 1).astype(np.uint32) + np.uint32(top) * np.signbit(row)
+            head = (np.array([norm], dtype=rows.dtype), highest)
+            out[:] = np.concatenate([*(part.view(np.uint8) for part in head), _packed(codes, self.levels)])
+        return sent
+
+    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        top, rows = 2 ** (self.levels - 1), np.zeros((len(sent), dimension), dtype=dtype)
+        begin = dtype.itemsize + 4 * ESCAPES
+        for row, bits in zip(rows, sent, strict=True):
+            norm = float(bits[: dtype.itemsize].copy().view(dtype)[0])
+            highest = bits[dtype.itemsize : begin].copy().view(np.int32)
+            codes = _unpacked(bits[begin:], dimension, self.levels)
+            levels = (codes & np.uint32(top - 1)).astype(np.float64)
+            levels[highest[highest >= 0]] = top
+            if norm > 0:
+                row[:] = self._valued(norm, levels, codes >= top)
+        return rows
 
 
 class TopK(_Sparse):
@@ -189,14 +262,40 @@ class TopK(_Sparse):
     linear = False
 
     def bits(self, dimension: int) -> int:
-        return self.kept(dimension) * (32 + max(1, math.ceil(math.log2(dimension))))
+        return self.kept(dimension) * (32 + self._width(dimension))
 
-    def apply(self, rows: NDArray[Any], streams: list[np.random.Generator]) -> NDArray[Any]:
-        k = self.kept(rows.shape[1])
-        largest = np.argpartition(-np.abs(rows), k - 1, axis=1)[:, :k]
+    def apply(self, rows: NDArray[Any], streams: Streams) -> NDArray[Any]:
         out = np.zeros_like(rows)
+        largest = self._largest(rows)
         np.put_along_axis(out, largest, np.take_along_axis(rows, largest, axis=1), axis=1)
         return out
+
+    def _largest(self, rows: NDArray[Any]) -> NDArray[np.intp]:
+        k = self.kept(rows.shape[1])
+        return np.argpartition(-np.abs(rows), k - 1, axis=1)[:, :k]
+
+    def _width(self, dimension: int) -> int:
+        """Bits of a position."""
+        return max(1, math.ceil(math.log2(dimension)))
+
+    def payload(self, dimension: int, dtype: np.dtype[Any]) -> int:
+        kept = self.kept(dimension)
+        return kept * dtype.itemsize + _packed_size(kept, self._width(dimension))
+
+    def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
+        largest, width = self._largest(rows), self._width(rows.shape[1])
+        values, places = np.take_along_axis(rows, largest, axis=1), largest.astype(np.uint32)
+        sent = np.empty((len(rows), self.payload(rows.shape[1], rows.dtype)), np.uint8)
+        for out, value, place in zip(sent, values, places, strict=True):
+            out[:] = np.concatenate([value.view(np.uint8), _packed(place, width)])
+        return sent
+
+    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+        kept, rows = self.kept(dimension), np.zeros((len(sent), dimension), dtype=dtype)
+        begin = kept * dtype.itemsize
+        for row, bits in zip(rows, sent, strict=True):
+            row[_unpacked(bits[begin:], kept, self._width(dimension))] = bits[:begin].copy().view(dtype)
+        return rows
 
 
 def compression(spec: str | Compression) -> Compression:
@@ -217,3 +316,29 @@ def compression(spec: str | Compression) -> Compression:
         if isinstance(error, InputError):
             raise
     raise InputError(f"compression {spec!r}", "known: identity, rand:A, gsgd:B, top:A", "write rand:0.5, say")
+
+
+def _as_bytes(rows: NDArray[Any]) -> NDArray[np.uint8]:
+    return np.ascontiguousarray(rows).view(np.uint8)
+
+
+def _as_values(sent: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return np.ascontiguousarray(sent).view(dtype)
+
+
+def _packed_size(count: int, bits: int) -> int:
+    return -(-count * bits // 8)
+
+
+def _packed(numbers: NDArray[np.uint32], bits: int) -> NDArray[np.uint8]:
+    """Numbers below 2^bits, so many bits each."""
+    if bits == 8:
+        return numbers.astype(np.uint8)
+    return np.packbits((numbers[:, None] >> np.arange(bits, dtype=np.uint32)).astype(np.uint8) & 1)
+
+
+def _unpacked(packed: NDArray[np.uint8], count: int, bits: int) -> NDArray[np.uint32]:
+    if bits == 8:
+        return packed.astype(np.uint32)
+    each = np.unpackbits(packed, count=count * bits).reshape(count, bits)
+    return (each.astype(np.uint32) << np.arange(bits, dtype=np.uint32)).sum(axis=1, dtype=np.uint32)

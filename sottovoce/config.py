@@ -269,3 +269,17 @@ def _keys(path: list[str]) -> list[str]:
     for part in path:
         section = section.model_fields[part].annotation
     return list(section.model_fields)
+
+
+def difference(one: Document, other: Document) -> tuple[str, Any, Any] | None:
+    """The first key in which two documents differ, with both values; None where they do not.
+
+    >>> difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
+    ('a.c', 2, 3)
+    """
+    for key in dict.fromkeys((*one, *other)):
+        mine, theirs = one.get(key), other.get(key)
+        if mine != theirs:
+            deeper = difference(mine, theirs) if isinstance(mine, dict) and isinstance(theirs, dict) else None
+            return (str(key), mine, theirs) if deeper is None else (f"{key}.{deeper[0]}", *deeper[1:])
+    return None

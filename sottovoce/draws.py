@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class Draws:
         self._past: list[Any] = []
         self._next_round = 0
 
-    def __enter__(self) -> Draws:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

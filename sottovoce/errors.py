@@ -3,6 +3,7 @@
     SottovoceError        exit code 1
     ├── InputError        exit code 2: what the user gave is wrong
     │   └── Diverged      a run whose numbers grew beyond all bounds
+    ├── Lost              another process of the run is gone, or does not answer
     └── Unaccountable     exit code 3: refused, because no guarantee exists
 
 Every message is one line and says what was found, which rule it breaks and what to do.
@@ -38,6 +39,10 @@ class InputError(SottovoceError, ValueError):
 
 class Diverged(InputError):
     """Training went astray: a gradient is not finite. Sweeps note it and go on."""
+
+
+class Lost(SottovoceError):
+    """Another process of a run over processes is gone, or does not answer."""
 
 
 class Unaccountable(SottovoceError):

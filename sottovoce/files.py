@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
 
+PIECE = 1 << 24
+"""About so many bytes are read at once where most of them are passed over."""
+
 
 def check_writable(path: Path) -> Path:
     """Where a file will be written, links followed; refused before any work where it cannot be."""
@@ -70,6 +73,27 @@ def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, NDArra
                 return {name: stored[name] for name in stored.files if names is None or name in names}
         reason = f"damaged npz (checksum of {bad!r})"
     except Exception as error:  # zipfile and numpy raise whatever a damaged header provokes, TokenError among them
+        reason = _reason(error)
+    raise InputError(f"{path}: {reason}", "an undamaged npz file is needed", "check the path, or make it again")
+
+
+def read_rows(path: Path, name: str, wanted: NDArray[np.intp]) -> NDArray[Any]:
+    """Some rows, ascending, of one array of an npz file; the others are passed over and never all in memory."""
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
+            np.lib.format.read_magic(file)
+            shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+            width, found = dtype.itemsize * int(np.prod(shape[1:])), np.empty((len(wanted), *shape[1:]), dtype=dtype)
+            if fortran or (len(wanted) and wanted[-1] >= shape[0]):
+                raise ValueError("other rows")
+            at_once = max(1, PIECE // max(1, width))
+            for start in range(0, shape[0], at_once):
+                stop = min(start + at_once, shape[0])
+                rows = np.frombuffer(file.read((stop - start) * width), dtype).reshape(stop - start, *shape[1:])
+                first, last = np.searchsorted(wanted, (start, stop))
+                found[first:last] = rows[wanted[first:last] - start]
+            return found
+    except Exception as error:  # as above: a damaged header provokes whatever it may
         reason = _reason(error)
     raise InputError(f"{path}: {reason}", "an undamaged npz file is needed", "check the path, or make it again")
 

@@ -175,6 +175,11 @@ def _pattern(matrix: Any) -> sparse.csr_array:
 # --- specs ---------------------------------------------------------------------------------------------------------
 
 
+def kinds() -> list[str]:
+    """What a spec may begin with."""
+    return sorted([*_SPECS, "file"])
+
+
 def graph(spec: str | Graph | nx.Graph[Any]) -> Graph:
     """Build the graph that `spec` names, such as `ring:30` or `file:edges.txt.gz`, or take a networkx one.
 
@@ -199,7 +204,7 @@ def graph(spec: str | Graph | nx.Graph[Any]) -> Graph:
     if kind == "file":
         return _from_file(spec, rest)
     if kind not in _SPECS:
-        raise InputError(f"graph {spec!r}", f"known: {', '.join(sorted([*_SPECS, 'file']))}", "see docs/graphs.md")
+        raise InputError(f"graph {spec!r}", f"known: {', '.join(kinds())}", "see docs/graphs.md")
     build, positional, allowed = _SPECS[kind]
     head, *options = rest.split(",") if rest else [""]
     settings = _options(spec, options, allowed)

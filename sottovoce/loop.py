@@ -17,13 +17,12 @@ Shapes: N nodes, D parameters, E directed edges, S noise sources.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from sottovoce import arrays
 from sottovoce.arrays import Rows
@@ -35,6 +34,7 @@ from sottovoce.mixing import Mixing
 from sottovoce.noise import Injection, Spread
 from sottovoce.sources import Sources
 from sottovoce.topology import Topology
+from sottovoce.ways import Way
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm
@@ -77,6 +77,17 @@ class Feed(Protocol):
         """Every row compressed."""
 
 
+class RunFeed(Feed, Protocol):
+    """The feed of a whole run: a context, which may be told what it will be asked for."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def expect(self, injection: Injection, rounds: range) -> None:
+        """Each of these rounds will ask for this noise in turn."""
+
+
 class Heard(NamedTuple):
     """Messages as they travel: row i goes from `sender[i]` to `receiver[i]`.
 
@@ -102,22 +113,22 @@ class Held(NamedTuple):
 class Step:
     """One gossip step as it happened: what was said, and what an observer can take from it."""
 
-    round: int
-    step: int
-    mixing: Mixing
+    way: Way
     said: Rows
     mixed: Rows
-    edge: tuple[Injection, ...]
-    scale: float
-    secure_sum: bool
     feed: Feed
     copies: Rows | None = None
     weight: Rows | None = None
 
     @property
+    def mixing(self) -> Mixing:
+        """The weights of this step."""
+        return self.way.mixing
+
+    @property
     def messages(self) -> int:
         """How many messages are sent; a secure sum takes one to the sum and one back for every node."""
-        return 2 * self.mixing.n if self.secure_sum else len(self._spoken()[0])
+        return 2 * self.mixing.n if self.way.secure_sum else len(self._spoken()[0])
 
     def _spoken(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
         sender, receiver, _ = self.mixing.planned_edges
@@ -128,10 +139,10 @@ class Step:
 
     def heard(self) -> Heard:
         """Every message that leaves a node in this step; messages to oneself do not."""
-        if self.secure_sum:
+        if self.way.secure_sum:
             return Heard(np.array([-1]), np.array([-1]), arrays.take(self.mixed, np.array([0])))
         sender, receiver = self._spoken()
-        if not self.edge:
+        if not self.way.edge:
             sender = np.unique(sender)
             return Heard(sender, np.full(len(sender), -1), arrays.take(self.said, sender))
         return Heard(sender, receiver, self._with_noise(arrays.take(self.said, sender), sender, receiver))
@@ -142,22 +153,24 @@ class Step:
         Messages as received, or what differences add up to, over the public weight if there is one; of a secure sum the
         average, from sender -1. Noise on single messages is drawn for these messages alone.
         """
-        if self.secure_sum:
+        if self.way.secure_sum:
             nobody = np.full(len(by), -1)
-            return Held(nobody, np.asarray(by), np.zeros_like(nobody), arrays.take(self.mixed, np.array([0])))
+            return Held(nobody, np.asarray(by), np.zeros_like(nobody), arrays.take(self.mixed, np.asarray(by)[:1]))
         sender, receiver, _ = self.mixing.edges
         theirs = np.isin(receiver, by) & (sender != receiver)
         sender, receiver = sender[theirs], receiver[theirs]
-        one, row = (sender, np.arange(len(sender))) if self.edge else np.unique(sender, return_inverse=True)
-        rows = arrays.take(self.said if self.copies is None else self.copies, one)
-        if self.edge and len(one):
-            rows = self._with_noise(rows, sender, receiver)
+        one, row = (sender, np.arange(len(sender))) if self.way.edge else np.unique(sender, return_inverse=True)
+        if self.way.edge and not arrays.is_real(self.said):
+            rows = self.said.noisy(self.way, self.feed, sender, receiver)
+        else:
+            rows = arrays.take(self.said if self.copies is None else self.copies, one)
+            rows = self._with_noise(rows, sender, receiver) if self.way.edge and len(one) else rows
         return Held(sender, receiver, row, rows if self.weight is None else rows / arrays.take(self.weight, one))
 
     def _with_noise(self, rows: Rows, sender: NDArray[np.intp], receiver: NDArray[np.intp]) -> Rows:
-        for injection in self.edge:
-            matrix = _on_edges(injection, self.scale, self.mixing.n, sender, receiver)
-            rows = rows + self.feed.noise(injection.sources, matrix, self.round, self.step)
+        for injection in self.way.edge:
+            matrix = self.way.on_edges(injection, sender, receiver)
+            rows = rows + self.feed.noise(injection.sources, matrix, self.way.round, self.way.step)
         return rows
 
 
@@ -178,11 +191,15 @@ class Round:
 
     @property
     def traffic(self) -> Traffic:
-        """Messages and bits that left nodes; a public weight beside a message counts as one more number."""
+        """Messages and bits that left nodes."""
+        return self.traffic_of(_value(self.algorithm.message(self.carry.state)).shape[1])
+
+    def traffic_of(self, dimension: int) -> Traffic:
+        """The same for models of so many parameters; a public weight beside a message counts as one more number."""
         messages = sum(step.messages for step in self.steps)
-        message = self.algorithm.message(self.carry.state)
-        beside = Identity().bits(1) if isinstance(message, Weighted) else 0
-        return Traffic(messages, messages * (self.algorithm.compression.bits(_value(message).shape[1]) + beside))
+        weighted = isinstance(self.algorithm.message(self.carry.state), Weighted)
+        beside = Identity().bits(1) if weighted else 0
+        return Traffic(messages, messages * (self.algorithm.compression.bits(dimension) + beside))
 
 
 def begin(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> tuple[Algorithm, Carry]:
@@ -267,12 +284,11 @@ def play(algorithm: Algorithm, topology: Topology, carry: Carry, feed: Feed, rou
         mixing = topology.at(round, step)
         mixing.require(algorithm.requires)
         message = _checked_message(algorithm, state)
-        said, copies, mixed = _transmit(algorithm.compression, mixing, message, copies, feed, round, step)
-        edge, scale = algorithm.noise.edge(mixing), algorithm.step_size * algorithm.sensitivity
-        for injection in edge:
-            mixed = mixed + feed.noise(injection.sources, _received(injection, scale, mixing), round, step)
+        scale = algorithm.step_size * algorithm.sensitivity
+        way = Way(mixing, algorithm.noise.edge(mixing), scale, algorithm.secure_sum, round, step)
+        said, copies, mixed = _transmit(algorithm.compression, way, message, copies, feed)
         weight = message.weight if isinstance(message, Weighted) else None
-        steps.append(Step(round, step, mixing, said, mixed, edge, scale, algorithm.secure_sum, feed, copies, weight))
+        steps.append(Step(way, said, mixed, feed, copies, weight))
         took = Weighted(mixed, mixing @ message.weight) if isinstance(message, Weighted) else mixed
         state = _next(mixing, algorithm.absorb(state, took), state)
     return Round(round, point, tuple(steps), Carry(state, copies), algorithm)
@@ -287,15 +303,17 @@ def rounds_of(
     rounds: int,
     seed: int = 0,
     after: tuple[int, Carry] | None = None,
+    make: Callable[[int, Gradient, Rows], RunFeed] = Draws,
 ) -> Iterator[Round]:
     """Run round by round, as `final` does; each `Round` tells what was said and carries the state.
 
     `after` goes on where an earlier run stopped: the number of rounds that were played, and what the last one carried.
+    `make` gives the feed of this run.
     """
     algorithm, carry = begin(algorithm, topology, x0, rounds)
     topology.require_connected()
     first, carry = after or (0, carry)
-    with Draws(seed, gradient, x0) as feed:
+    with make(seed, gradient, x0) as feed:
         if topology.static and not algorithm.once:
             for injection in algorithm.noise.local(topology.at(0))[:1]:
                 feed.expect(injection, range(0 if algorithm.noise.correlation else first, rounds))
@@ -334,40 +352,19 @@ def _local_noise(algorithm: Algorithm, mixing: Mixing, feed: Feed, round: int) -
 
 
 def _transmit(
-    operator: Compression, mixing: Mixing, message: Any, copies: Rows | None, feed: Feed, round: int, step: int
+    operator: Compression, way: Way, message: Any, copies: Rows | None, feed: Feed
 ) -> tuple[Rows, Rows | None, Rows]:
     """What is said, the receivers' copies after it, and the mix; with compression the error stays with the sender."""
     value = _value(message)
     if copies is None:
-        return value, None, mixing @ value
-    said = feed.compress(operator, value - copies, round, step)
+        return value, None, way.deliver(value, feed)
+    said = feed.compress(operator, value - copies, way.round, way.step)
     copies = copies + said
-    return said, copies, mixing @ copies + (value - copies)
+    return said, copies, way.mixing @ copies + (value - copies)
 
 
 def _value(message: Any) -> Rows:
     return message.value if isinstance(message, Weighted) else message
-
-
-def _received(injection: Injection, scale: float, mixing: Mixing) -> Spread:
-    """How the sources of noisy messages reach the receivers' sums, N x S: only what is delivered, by its weight."""
-    assert injection.edges is not None
-    sender, receiver, _ = injection.edges
-    weight = np.asarray(mixing.weights[receiver, sender]).ravel()
-    if mixing.planned is not None:  # a receiver's kept weight applies to its own state, which has only planned noise
-        own = sender == receiver
-        weight[own] = np.asarray(mixing.planned[receiver[own], sender[own]]).ravel()
-    carry = sparse.csr_array((scale * weight, (receiver, np.arange(len(sender)))), shape=(mixing.n, len(sender)))
-    return injection.matrix.after(carry)
-
-
-def _on_edges(injection: Injection, scale: float, n: int, sender: NDArray[Any], receiver: NDArray[Any]) -> Spread:
-    """The rows of an injection for the given edges."""
-    assert injection.edges is not None
-    planned = injection.edges.sender * n + injection.edges.receiver
-    at = np.searchsorted(planned, sender * n + receiver)
-    pick = sparse.csr_array((np.full(len(at), scale), (np.arange(len(at)), at)), shape=(len(at), len(planned)))
-    return injection.matrix.after(pick)
 
 
 def _checked_message(algorithm: Algorithm, state: Any) -> Any:

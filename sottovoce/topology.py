@@ -156,6 +156,14 @@ def from_matrix(weights: Any, *, name: str = "matrix") -> Topology:
     return Topology(mixing, name)
 
 
+WEIGHTS: dict[str, Callable[[str | Graph], Topology]] = {
+    "metropolis": metropolis,
+    "max-degree": max_degree,
+    "uniform": uniform,
+    "push": push,
+}
+
+
 def weigh(source: str | Graph, kind: str) -> Topology:
     """The topology with weights of the named kind: metropolis, max-degree, uniform or push.
 
@@ -166,15 +174,9 @@ def weigh(source: str | Graph, kind: str) -> Topology:
     [0.6667, 0.1667, 0.0, 0.1667]
     """
     kind, share = _laziness(kind)
-    kinds: dict[str, Callable[[str | Graph], Topology]] = {
-        "metropolis": metropolis,
-        "max-degree": max_degree,
-        "uniform": uniform,
-        "push": push,
-    }
-    if kind not in kinds:
-        raise InputError(f"weights {kind!r}", f"known: {', '.join(kinds)}", "choose one of them")
-    net = kinds[kind](source)
+    if kind not in WEIGHTS:
+        raise InputError(f"weights {kind!r}", f"known: {', '.join(WEIGHTS)}", "choose one of them")
+    net = WEIGHTS[kind](source)
     if not share:
         return net
     weights = share * sparse.eye_array(net.n) + (1 - share) * net.at(0).weights

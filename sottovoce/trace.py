@@ -37,6 +37,7 @@ from sottovoce.mixing import Mixing
 from sottovoce.noise import Spread
 from sottovoce.sources import Sources, generator
 from sottovoce.topology import Topology
+from sottovoce.ways import Way
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm
@@ -90,9 +91,18 @@ class LinearRows:
     def __truediv__(self, divisor: Any) -> LinearRows:
         return self * (1.0 / divisor) if not isinstance(divisor, LinearRows) else self._refuse("dividing by itself")
 
-    def mixed_by(self, weights: sparse.csr_array) -> LinearRows:
+    def mixed_by(self, mixing: Mixing) -> LinearRows:
         """`W @ rows`: what nodes hold after a gossip step. Only a `Mixing` moves values from node to node."""
-        return LinearRows(weights @ self.matrix)
+        return LinearRows(mixing.weights @ self.matrix)
+
+    def delivered(self, way: Way, feed: Any) -> LinearRows:
+        """What reaches nodes: all rows are at hand."""
+        found: LinearRows = way.sums(self, feed)
+        return found
+
+    def converted(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Public numbers beside traced rows stay as they are."""
+        return values
 
     def taken(self, index: NDArray[np.intp]) -> LinearRows:
         """The rows of some nodes."""
@@ -184,6 +194,7 @@ class StepMatrices:
 
     - `state_out`: the state after the round, one row per node and slot;
     - `point`: where gradients are taken (None when none are);
+    - `models`: where nodes stand after the round;
     - `heard`: for each gossip step its messages, with senders and receivers;
     - `sources`: which noise the last block of columns stands for, as (gossip step, sources);
     - `step_size` and `sensitivity`: by which the algorithm scales what enters.
@@ -194,6 +205,7 @@ class StepMatrices:
     sources: tuple[tuple[int, Sources], ...]
     state_out: sparse.csr_array
     point: sparse.csr_array | None
+    models: sparse.csr_array
     heard: tuple[Heard, ...]
     mixings: tuple[Mixing, ...]
     step_size: float
@@ -385,6 +397,7 @@ def _trace_round(
         sources=tuple((number, sources) for _, number, sources in feed.sources),
         state_out=sparse.vstack([slot.wide(width) for slot in _slots(played.carry)], format="csr"),
         point=played.point.wide(width) if played.point is not None else None,
+        models=played.models.wide(width),
         heard=tuple(heard for _, _, heard in _heard(played, width)),
         mixings=tuple(step.mixing for step in played.steps),
         step_size=algorithm.step_size,
@@ -396,7 +409,7 @@ def _trace_round(
 def _heard(played: Round, width: int) -> Iterator[tuple[int, int, Heard]]:
     for step in played.steps:
         sender, receiver, rows = step.heard()
-        yield step.round, step.step, Heard(sender, receiver, rows.wide(width))
+        yield step.way.round, step.way.step, Heard(sender, receiver, rows.wide(width))
 
 
 def trace_dense(

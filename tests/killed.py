@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.config import from_document
-from sottovoce.run import checkpoint, folder
+from sottovoce.run import checkpoint, folder, pace
 
 SMALL = {
     "name": "try", "data": {"rows": 12}, "topology": {"graph": "ring:4"}, "metrics": {"every": 2, "test_rows": 20},
@@ -74,6 +74,6 @@ MOMENTS = {
 
 def run_until(moment, place):
     """A run, or the rest of one, that dies at a moment."""
-    folder.PATIENCE = 0
+    pace.PATIENCE = 0
     MOMENTS[moment]()
     folder.carry_out(experiment(), Path(place), resume=True)

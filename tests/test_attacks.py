@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_curve
 
 from sottovoce import InputError, algorithm, dropout, metropolis, simulate, weigh
 from sottovoce.attacks.classifier import classifier, spaced
@@ -17,7 +18,7 @@ from sottovoce.attacks.pooled import Group, models_of
 from sottovoce.attacks.success import Scores, area, area_variance, success
 from sottovoce.attacks.threshold import threshold
 from sottovoce.config import Record, from_document
-from sottovoce.learning.data import Dataset
+from sottovoce.learning.data import Dataset, load
 from sottovoce.learning.models import model
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import task
@@ -51,6 +52,22 @@ def test_rates_are_counted_at_thresholds_that_ties_allow():
     assert success("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)]).tpr_at_1_percent.value == 0.75
 
 
+@pytest.mark.parametrize("size", [20, 3000])
+def test_curves_are_those_of_scikit_learn(size):
+    rng = np.random.default_rng(2)
+    members, others = rng.normal(0.5, 1, size).round(2), rng.normal(0, 1, size).round(2)
+    found = success(
+        "try",
+        [Scores(0, members[: size // 2], others[: size // 2]), Scores(1, members[size // 2 :], others[size // 2 :])],
+    )
+    curve = found.document()["roc"]
+    false, true, _ = roc_curve(np.repeat([1, 0], size), np.concatenate([members, others]), drop_intermediate=False)
+    assert {*zip(curve["fpr"], curve["tpr"], strict=True)} <= {*zip(false.tolist(), true.tolist(), strict=True)}
+    assert (curve["fpr"][0], curve["tpr"][0], curve["fpr"][-1], curve["tpr"][-1]) == (0, 0, 1, 1)
+    assert len(curve["fpr"]) <= 200
+    assert np.trapezoid(curve["tpr"], curve["fpr"]) == pytest.approx(area(members, others), abs=0.003)
+
+
 @pytest.mark.parametrize("victims", [2, 12])
 def test_intervals_cover_the_truth_about_as_often_as_they_say(victims):
     rng = np.random.default_rng(2)
@@ -62,6 +79,15 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(victims):
         advantage.append(found.advantage.value)
     assert 0.8 < np.mean(covered) < 0.98
     assert abs(np.mean(advantage)) < 0.03  # the best threshold in sight would show 0.1 where there is nothing
+
+
+def test_a_row_that_several_attackers_score_does_not_choose_its_own_threshold():
+    rng = np.random.default_rng(5)
+    found = []
+    for _ in range(80):
+        chance = [Scores(v, rng.normal(0, 1, 20), rng.normal(0, 1, 20)) for v in range(4)]
+        found.append(success("chance", [one for one in chance for _ in range(5)]).advantage.value)
+    assert abs(np.mean(found)) < 0.03  # 0.06 when copies are halved one by one
 
 
 def test_more_pairs_of_one_victim_are_no_more_victims():
@@ -154,6 +180,19 @@ def test_of_a_secure_sum_only_the_average_is_attacked():
 def test_twenty_six_models_at_fixed_intervals():
     assert len(spaced(range(0, 1000, 3))) == 26
     assert spaced([0, 5, 9]) == (0, 5, 9)
+
+
+def test_others_are_like_members_so_that_skew_is_no_success():
+    """Nodes hold few labels each; models that know labels, and no rows, tell nothing."""
+    digits = load("digits")
+    shards = partition(digits, 8, "dirichlet:0.1", 0)
+    job = task(digits, shards, model("softmax", digits))
+    pairs = tuple((0, victim) for victim in range(1, 8))
+    for victim, (members, others) in candidates_of(job, pairs).items():
+        counts = [np.bincount(part, minlength=10) for part in (digits.targets[members], digits.test_targets[others])]
+        assert (counts[0] == counts[1]).all()
+        assert set(members) <= set(shards.indices[victim])
+    assert len(candidates_of(job, pairs)) > 3
 
 
 def test_too_few_members_are_not_scored():
@@ -272,6 +311,31 @@ def test_inversion_finds_the_row_behind_a_gradient_unless_noise_hides_it(sotto, 
     assert picture.read_text().count("<rect") == 4 * 64
 
 
+@pytest.mark.parametrize("size", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_inversion_reads_labels_from_gradients_of_any_length(size, rows):
+    from sottovoce.attacks.inversion import _labels
+    from sottovoce.learning.data import load
+
+    digits = load("digits")
+    job = task(digits, partition(digits, nodes=4), model("mlp", digits, hidden=(32,)))
+    start = job.start(torch.Generator().manual_seed(1))
+    batches = job.gradients(f"fixed:{rows}", seed=0)
+    moved = batches(0, start)
+    for node in range(4):
+        truth = job.targets[torch.tensor(batches.batches.rows_of(node, 0))]
+        assert sorted(_labels(job, start[node], size * moved[node], rows).tolist()) == sorted(truth.tolist())
+
+
+def test_a_run_counts_once_and_only_with_seeds_of_its_own_kind(finished):
+    plain, loud, second = (reopen(finished / name) for name in ("plain", "loud", "second"))
+    assert infer([plain, second]).victims == 2 * infer([plain]).victims
+    with pytest.raises(InputError, match="twice; victims count once"):
+        infer([plain, plain])
+    with pytest.raises(InputError, match="differ in algorithm"):
+        infer([plain, loud])
+
+
 def test_attacks_at_the_end_of_a_sweep(sotto, tmp_path):
     recipe = tmp_path / "study.toml"
     recipe.write_text(
@@ -327,7 +391,7 @@ def test_unknown_attacks_of_a_sweep_are_refused(sotto, tmp_path):
         (["attack", "plain", "--confidence", "2"], "confidence 2.0; "),
         (["attack", "nowhere"], "no run; the folder of a run has a config.json"),
         (["audit", "nowhere"], "no run; the folder of a run has a config.json"),
-        (["audit", "plain", "--attacker", "9"], "attacker 9; nodes are 0..4"),
+        (["audit", "plain", "--attacker", "9"], "node 9 in view node:9; nodes are 0..4"),
     ],
 )
 def test_bad_input_gets_one_clear_line(words, line, sotto, finished):

@@ -17,7 +17,8 @@ from sottovoce import InputError
 from sottovoce.learning.data import load as load_data
 from sottovoce.run import build, checkpoint, folder
 from sottovoce.run.checkpoint import Saved, load, save
-from sottovoce.run.folder import Files, carry_out
+from sottovoce.run.files import Files
+from sottovoce.run.folder import carry_out
 from sottovoce.run.simulate import measured_rounds
 from sottovoce.run.trial import trial
 from sottovoce.threads import threads

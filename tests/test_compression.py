@@ -130,3 +130,33 @@ def test_coarse_compression_needs_lazy_weights(weights, kept):
     expected = mean_square_rate(net.at(0).weights.toarray(), kept)
     assert (rate < 1) == (expected < 1)
     assert expected - 0.1 < rate < expected + 0.01  # rare long lags, which few coordinates meet, carry the moments
+
+
+@pytest.mark.parametrize(
+    ("spec", "dimension"),
+    [
+        *((spec, dimension) for spec in (*SPECS, "gsgd:3", "gsgd:11", "rand:1", "top:0.5") for dimension in (30, 1000)),
+        *((spec, dimension) for spec in ("identity", "gsgd:2", "gsgd:8", "rand:1", "top:1") for dimension in (1, 2, 7)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_travels_is_decoded_to_what_was_compressed(spec, dimension, dtype):
+    operator = compression(spec)
+    rows = np.random.default_rng(3).standard_normal((6, dimension)).astype(dtype)
+    rows[1] = 0  # no norm
+    rows[2, 1:] = 0  # one coordinate is all of the norm: the highest level
+    rows[3] = -0.0
+    rows[4, ::2] *= 1e-20
+    streams = [[np.random.default_rng([7, i]) for i in range(len(rows))] for _ in range(3)]
+    wanted = operator.apply(rows, streams[0])
+    sent = operator.encode(rows, streams[1])
+    assert sent.dtype == np.uint8
+    assert sent.shape == (6, operator.payload(dimension, rows.dtype))
+    np.testing.assert_array_equal(operator.decode(sent.copy(), streams[2], dimension, rows.dtype), wanted, strict=True)
+    assert operator.encode(rows[:0], []).shape == (0, operator.payload(dimension, rows.dtype))
+
+
+@pytest.mark.parametrize("spec", ["identity", "rand:0.5", "gsgd:8", "gsgd:3", "top:0.1"])
+def test_messages_weigh_what_is_accounted_for_them(spec):
+    operator, dimension = compression(spec), 20_000
+    assert 8 * operator.payload(dimension, np.dtype(np.float32)) == pytest.approx(operator.bits(dimension), rel=0.01)

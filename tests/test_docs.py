@@ -56,7 +56,7 @@ def test_the_run_of_the_readme_prints_what_it_says(sotto, tmp_path):
     code, out, err = sotto(line)
     assert (code, err) == (0, "")
     ours, theirs = ([row.rstrip() for row in text.splitlines()] for text in (out, shown.group(1)))
-    assert ours[:-2] == theirs[:-2]
+    assert ours[:-3] == theirs[:-3]
     assert [row.split()[0] for row in ours] == [row.split()[0] for row in theirs]
 
 

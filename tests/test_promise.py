@@ -79,6 +79,46 @@ def test_the_headline_is_the_account_of_the_same_system(case, adjacency):
     json.dumps(found.document(), allow_nan=False)
 
 
+def test_epsilon_over_rounds_is_that_of_runs_that_end_earlier():
+    """By hand: a record takes part in every second round, and noise is fresh each time."""
+    found = promise(
+        begun(algorithm("dp-d-sgd", sigma=2.0), RING, "cycle:10x2", rounds=20), delta=DELTA, attackers="none"
+    )
+    stages = found.document()["over_rounds"]
+    assert [one["round"] for one in stages] == [1, 4, 6, 9, 12, 15, 17, 20]
+    for one in stages:
+        assert one["epsilon"] == pytest.approx(epsilon_of(math.sqrt(math.ceil(one["round"] / 2)) / 2, DELTA))
+    assert stages[-1]["epsilon"] == found.headline["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "batch"),
+    [
+        ("mafalda", {"sigma": 2.0, "rounds": 9, "participation": "3x3"}, "cycle:3x3"),
+        ("decor", {"sigma": 2.0, "sigma_pair": 5.0}, "full"),
+        ("dp-d-sgd", {"sigma": 2.0}, "poisson:0.5"),
+        ("d-psgd", {}, "full"),
+        ("zip-dl", {"sigma": 2.0}, "full"),
+    ],
+)
+def test_epsilon_over_rounds_grows_to_the_headline(name, settings, batch):
+    what = job(5, data=rows(60))
+    found = promise(begun(algorithm(name, **settings), RING, batch, rounds=9, what=what), delta=DELTA, attackers="all")
+    stages = found.document()["over_rounds"]
+    if found.headline is None:
+        assert stages == []
+        return
+    figures = [float(one["epsilon"]) for one in stages]
+    assert figures == sorted(figures)
+    assert stages[-1] == {"round": 9, "epsilon": found.headline["epsilon"]}
+    assert name == "d-psgd" or 0 < figures[0] < figures[-1] < math.inf
+
+
+def test_long_runs_do_not_tell_epsilon_over_rounds(monkeypatch):
+    monkeypatch.setattr("sottovoce.run.guarantees.NODE_ROUNDS", 19)
+    assert promise(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers="none").over_rounds() == []
+
+
 @pytest.mark.parametrize(
     ("adjacency", "batch", "clip", "most", "times"),
     [

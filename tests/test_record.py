@@ -45,7 +45,7 @@ def test_what_nodes_hold_is_what_was_heard_by_them(case):
                 (at,) = np.flatnonzero((heard.sender == sender) & to)
                 np.testing.assert_allclose(held.rows[row], heard.rows[at], rtol=0, atol=1e-12)
                 assert sender == -1 or step.mixing.weights[receiver, sender] != 0
-            if not step.secure_sum:
+            if not step.way.secure_sum:
                 arrived = step.mixing.weights[by] != 0
                 assert len(held.sender) == arrived.sum() - arrived[:, by].diagonal().sum()
 

@@ -72,12 +72,14 @@ def _examples(found: Sequence[Series], rng: np.random.Generator) -> Examples:
     shape = (len(found), longest)
     features = np.zeros((*shape, len(rounds)), dtype=np.float32)
     member, learnt, tried = (np.zeros(shape, dtype=bool) for _ in range(3))
+    shuffled: dict[tuple[int, int, int], NDArray[np.intp]] = {}  # alike for all who attack a victim
     for p, one in enumerate(found):
         values = np.concatenate([one.members, one.others], axis=1)
         m, B = one.members.shape[1], values.shape[1]
         member[p, :m] = True
         for start, stop in ((0, m), (m, B)):
-            chosen = rng.permutation(np.arange(start, stop))
+            key = one.run, one.victim, start
+            chosen = shuffled.setdefault(key, rng.permutation(np.arange(start, stop)))
             cut = int(SHARE * len(chosen))
             learnt[p, chosen[:cut]], tried[p, chosen[cut:]] = True, True
         features[p, :B] = _scaled(_carried(values)[columns].T, learnt[p, :B])

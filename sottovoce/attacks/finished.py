@@ -1,4 +1,4 @@
-"""Attacks on finished runs, by name, from what they recorded."""
+"""Attacks on finished runs, by name, from what they recorded; what they found is kept beside the run."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from sottovoce.attacks.reconstruction import ENTRIES, NOISE_ENTRIES, reconstruct
 from sottovoce.attacks.shadows import shadowed
 from sottovoce.attacks.success import Success
 from sottovoce.attacks.threshold import threshold
+from sottovoce.audit.result import check_confidence
 from sottovoce.config import Document
 from sottovoce.errors import InputError
 from sottovoce.files import write_text
 from sottovoce.privacy.views import View, node
 from sottovoce.privacy.views import view as named_view
 from sottovoce.run.again import Tell
-from sottovoce.run.folder import Files
-from sottovoce.run.reopen import Opened
+from sottovoce.run.files import Files
+from sottovoce.run.reopen import Opened, reopen
 from sottovoce.threads import threads
 from sottovoce.trace import trace
 
-KEPT = "attack.json"
+ASKED = {"samples": SAMPLES, "seed": 0, "confidence": 0.95}
+"""What is asked for unless told; an attack that was asked for something else, by hand, is made again."""
 
 
 def infer(
@@ -51,6 +53,8 @@ def infer(
     """
     if attack not in MEMBERSHIP:
         raise InputError(f"attack {attack!r}", f"known: {', '.join(MEMBERSHIP)}", "choose one of them")
+    check_confidence(confidence)
+    check_seeds(opened)
     if view is not None and (attack != "pooled" or attacker is not None):
         raise InputError(f"view {view} with {attack}", "views are for pooled, without an attacker", "drop one of them")
     with threads():
@@ -68,17 +72,52 @@ def infer(
         return act(every, confidence=confidence, seed=seed)
 
 
+def attack(folders: Sequence[Path], kind: str, data: Path | None = None) -> Document:
+    """Membership inference by all nodes that were recorded; what was found before is only read."""
+    before = kept(folders[0]).get(kind, {})
+    asked = {"attacker": "all", **ASKED}
+    if before.get("runs") == [str(folder) for folder in folders] and asked.items() <= before.items():
+        return dict(before)
+    return keep(folders, kind, {**asked, **figures(infer([reopen(one, data) for one in folders], kind))})
+
+
+def check_seeds(opened: Sequence[Opened]) -> None:
+    """Refuse a run given twice, which would count its victims twice, and runs of other settings than the first."""
+    places = [one.folder.resolve() for one in opened]
+    settings = [_but_seeds(one.experiment.document()) for one in opened]
+    for number, one in enumerate(opened):
+        if places[number] in places[:number]:
+            raise InputError(f"{one.folder} twice", "victims count once", "give each run once")
+        if settings[number] != settings[0]:
+            key = next(key for key, value in settings[0].items() if settings[number].get(key) != value)
+            raise InputError(
+                f"{opened[0].folder} and {one.folder} differ in {key}", "together go seeds of one experiment",
+                "attack them one by one",
+            )  # fmt: skip
+
+
+def _but_seeds(settings: Document) -> Document:
+    rest = {key: value for key, value in settings.items() if key not in ("name", "seed", "about", "machine")}
+    for part in ("data", "topology"):
+        rest[part] = {key: value for key, value in rest[part].items() if key != "seed"}
+    return rest
+
+
 def keep(folders: Sequence[Path], kind: str, found: Document) -> Document:
     """What an attack found, written into `attack.json` of its runs: the latest of each kind counts."""
     document = {"runs": [str(folder) for folder in folders], "attack": kind, **found}
     for folder in folders:
-        write_text(folder / KEPT, json.dumps({**kept(folder), kind: document}, indent=1) + "\n")
+        write_text(Files(folder).attack, json.dumps({**kept(folder), kind: document}, indent=1) + "\n")
     return document
 
 
 def kept(folder: Path) -> Document:
     """What attacks on a run found so far, by their kind."""
-    return Files(folder).document(folder / KEPT) or {}
+    files = Files(folder)
+    try:
+        return files.document(files.attack) or {}
+    except InputError as error:
+        raise InputError(error.found, "it is written by sotto attack", "remove this file") from None
 
 
 def figures(success: Success) -> Document:
@@ -108,6 +147,8 @@ def _pooled(
         job = one.trial.task
         chosen = candidates_of(job, [(0, victim) for victim in range(net.n)], samples=samples, seed=seed)
         every += pooled_series(job, one.messages, groups, chosen, run=run)
+    if not every:
+        raise InputError("nobody to attack", "attackers received no model of another node", "choose other attackers")
     return pooled(every, groups, net, confidence=confidence, seed=seed)
 
 

@@ -29,6 +29,7 @@ from sottovoce.config import Document
 from sottovoce.errors import InputError
 from sottovoce.learning.tasks import Task
 from sottovoce.run.reopen import Opened
+from sottovoce.threads import threads
 
 MOST = 4
 """So many rows of a batch can be told apart at most."""
@@ -69,7 +70,10 @@ def _labels(job: Task, start: Tensor, gradient: Tensor, rows: int) -> Tensor:
         raise InputError(f"inversion of {job.model.name}", "labels are read from the last bias", "give it a bias")
     with torch.no_grad():
         said = job.model.outputs(start, torch.zeros(1, job.inputs.shape[1], dtype=start.dtype)).softmax(-1)[0]
-    left = said - biases[-1].flatten()
+    bias = biases[-1].flatten()
+    # it comes scaled by step size and clipping: where no row has the label, it is the scale times the prediction
+    scale = (bias / said)[bias > 0].median() if (bias > 0).any() else torch.ones(())
+    left = said - bias / scale
     found = []
     for _ in range(rows):
         found.append(int(left.argmax()))
@@ -100,7 +104,13 @@ def inverted(opened: Opened, attacker: int, *, seed: int = 0) -> tuple[Document,
         truth = job.inputs[torch.tensor(trial.gradients.batches.rows_of(victim, 0))]
         _check(len(truth), victim)
         moved = start - torch.from_numpy(got.rows[got.row[place]]).to(start.dtype)
-        found = invert(job, start, moved, rows=len(truth), seed=seed)
+        if not moved.any():
+            raise InputError(
+                f"the first message of node {victim} is the starting point", "inversion needs a gradient in it",
+                f"attack another algorithm than {trial.algorithm.name}",
+            )  # fmt: skip
+        with threads():
+            found = invert(job, start, moved, rows=len(truth), seed=seed)
         alike = likeness(found, truth)
         victims.append({
             "victim": victim, "rows": len(truth), "likeness": [round(float(one), 4) for one in alike],

@@ -63,13 +63,36 @@ class Series:
 
 
 def candidates(job: Task, victim: int, *, samples: int = SAMPLES, spare: int = 0, seed: int = 0) -> Candidates:
-    """A victim's members and equally many test rows, drawn with a seed; `spare` test rows are left for other uses."""
+    """A victim's members and equally many test rows, drawn with a seed; `spare` test rows are left for other uses.
+
+    Both have as many rows of each label, or of each user whose ratings they are: else an attack on data that is dealt
+    out unevenly would find what a node has much of, not what it trained on.
+    """
     held = np.concatenate(job.shards.indices) if victim < 0 else job.shards.indices[victim]
     rng = np.random.default_rng([seed, victim + 1])
-    count = min(samples, len(held), len(job.test_inputs) - spare)
-    if count < LEAST:
-        return Candidates(np.empty(0, np.int64), np.empty(0, np.int64))
-    return Candidates(*(rng.choice(rows, count, replace=False) for rows in (held, len(job.test_inputs) - spare)))
+    members = rng.choice(held, min(samples, len(held)), replace=False)
+    kind, test_kind = _kinds(job, len(job.test_inputs) - spare)
+    pairs = [
+        _alike(rng, members[kind[members] == one], np.flatnonzero(test_kind == one)) for one in np.unique(kind[members])
+    ]
+    found = Candidates(*(np.concatenate(part) for part in zip(*pairs, strict=True)))
+    return found if len(found.members) >= LEAST else Candidates(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def _kinds(job: Task, tests: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """What each training row and each of the first test rows is: its label, its user, or nothing that can be told."""
+    data = job.dataset
+    if data.entities and data.groups is not None and data.test_groups is not None:
+        return data.groups, data.test_groups[:tests]
+    if data.classes:
+        return data.targets, data.test_targets[:tests]
+    return np.zeros(len(data.targets), np.int64), np.zeros(tests, np.int64)
+
+
+def _alike(rng: np.random.Generator, members: Positions, tests: Positions) -> Candidates:
+    """As many of the one as of the other."""
+    count = min(len(members), len(tests))
+    return Candidates(members[:count], rng.choice(tests, count, replace=False))
 
 
 def attacked(messages: Messages, attacker: int | None, n: int) -> tuple[tuple[int, int], ...]:

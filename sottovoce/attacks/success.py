@@ -2,12 +2,13 @@
 
 - `auc`: the mean over attacked pairs of the area under the ROC curve, 0.5 for guessing;
 - `tpr`: the share of members found when at most 0.1 % or 1 % of others are taken for members, all victims together;
+- `roc`: true positive rates over false ones, all victims together, at no more than 200 thresholds;
 - `advantage`: true less false positive rate at the best threshold; half of the scores choose it for the other half, so
   that chance alone gives 0 on average.
 
 From eight victims on, intervals are by bootstrap over victims (percentiles, expanded for few as Hesterberg does, 2015):
 they say what another draw of victims would give. With fewer, victims are taken as they are and intervals are over
-examples: DeLong's for areas, Clopper's and Pearson's for rates.
+examples: DeLong's for areas, Clopper's and Pearson's for rates, which allow for the choice of the threshold.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -39,6 +40,9 @@ VICTIMS = 8
 RESAMPLES = 1000
 
 RATES = (0.001, 0.01)
+
+POINTS = 200
+"""Thresholds of a ROC curve that are kept."""
 
 
 class Scores(NamedTuple):
@@ -81,6 +85,7 @@ class Success:
     members: int
     others: int
     by_round: tuple[tuple[int, float], ...] = ()
+    roc: tuple[tuple[float, float], ...] = ()
     by_distance: tuple[tuple[int, Estimate], ...] = ()
 
     def named(self, attack: str, by_distance: Sequence[tuple[int, Estimate]]) -> Success:
@@ -92,6 +97,7 @@ class Success:
         found = asdict(self)
         found["by_round"] = [{"round": round, "auc": auc} for round, auc in self.by_round]
         found["by_distance"] = [{"distance": hops, "auc": asdict(auc)} for hops, auc in self.by_distance]
+        found["roc"] = {key: [point[at] for point in self.roc] for at, key in enumerate(("fpr", "tpr"))}
         return found
 
 
@@ -124,6 +130,7 @@ def success(
         members=sum(len(one.members) for one in scores),
         others=sum(len(one.others) for one in scores),
         by_round=tuple(by_round),
+        roc=_roc(pool),
     )
 
 
@@ -172,10 +179,14 @@ def _between(value: float, resampled: Array, victims: int, error: float) -> Esti
 
 
 class Pool(NamedTuple):
-    """The scores of all pairs, the largest first: whose they are, whether a member's, and where groups of ties end."""
+    """The scores of all pairs, the largest first: whose they are, whether a member's, and where groups of ties end.
+
+    `example` numbers rows: what several attackers received about one row of a victim has one number.
+    """
 
     values: Array
     cluster: NDArray[np.intp]
+    example: NDArray[np.intp]
     member: NDArray[np.bool_]
     ends: NDArray[np.intp]
 
@@ -184,10 +195,12 @@ def _pool(scores: Sequence[Scores], cluster: NDArray[np.intp]) -> Pool:
     values = np.concatenate([np.concatenate([one.members, one.others]) for one in scores])
     member = np.concatenate([np.repeat([True, False], [len(one.members), len(one.others)]) for one in scores])
     whose = np.repeat(cluster, [len(one.members) + len(one.others) for one in scores])
+    place = np.concatenate([np.arange(len(part)) for one in scores for part in (one.members, one.others)])
+    example = np.unique(np.stack([whose, member, place]), axis=1, return_inverse=True)[1].reshape(-1)
     order = np.argsort(-values, kind="stable")
     values = values[order]
     ends = np.flatnonzero(np.append(values[1:] != values[:-1], True))
-    return Pool(values, whose[order], member[order], ends)
+    return Pool(values, whose[order], example[order], member[order], ends)
 
 
 def _curve(pool: Pool, weight: Array) -> tuple[Array, Array]:
@@ -195,6 +208,15 @@ def _curve(pool: Pool, weight: Array) -> tuple[Array, Array]:
     found = [np.cumsum(weight * part)[pool.ends] for part in (pool.member, ~pool.member)]
     true, false = (part / max(part[-1], 1e-300) for part in found)
     return true, false
+
+
+def _roc(pool: Pool) -> tuple[tuple[float, float], ...]:
+    """From (0, 0) to (1, 1): as many true positives as evenly spread false positive rates allow, and small ones."""
+    true, false = (np.append(0.0, part) for part in _curve(pool, np.ones(len(pool.values))))
+    rates = np.concatenate([np.linspace(0, 1, POINTS // 2), np.geomspace(1e-4, 1, POINTS // 2 - 1)])
+    few = len(false) <= POINTS
+    kept = np.arange(len(false)) if few else np.unique(np.append(0, np.searchsorted(false, rates, "right") - 1))
+    return tuple(zip(false[kept].tolist(), true[kept].tolist(), strict=True))
 
 
 def _tpr(pool: Pool, weight: Array) -> list[float]:
@@ -207,20 +229,46 @@ def _tpr(pool: Pool, weight: Array) -> list[float]:
 def _tpr_estimates(pool: Pool, times: NDArray[Any] | None, error: float, pairs: int) -> list[Estimate]:
     values = _tpr(pool, np.ones(len(pool.values)))
     if times is None:
-        return [Estimate(value, *_limits(value, int(pool.member.sum()), pool, error, pairs)) for value in values]
+        return [
+            Estimate(value, *_tpr_limits(value, rate, pool, error, pairs))
+            for value, rate in zip(values, RATES, strict=True)
+        ]
     again = np.array([_tpr(pool, counts[pool.cluster].astype(float)) for counts in times])
     return [_between(value, found, times.shape[1], error) for value, found in zip(values, again.T, strict=True)]
 
 
+def _tpr_limits(value: float, rate: float, pool: Pool, error: float, pairs: int) -> tuple[float, float]:
+    """For another draw of examples, which would choose another threshold.
+
+    Low: at the last threshold whose false positives surely stay within the rate; high: at the last that may do so. Half
+    of the error is for that choice, half for the true positives there.
+    """
+    true, false = _curve(pool, np.ones(len(pool.values)))
+    others = _once(int((~pool.member).sum()), pool, pairs)
+    count = np.round(false * others).astype(np.intp)
+    sure = int(np.searchsorted(upper(count, others, error / 4), rate, "right"))
+    may = int(np.searchsorted(lower(count, others, error / 4), rate, "right"))
+    members = int(pool.member.sum())
+    low = _limits(float(true[sure - 1]), members, pool, error / 2, pairs)[0] if sure else 0.0
+    high = _limits(float(true[may - 1]) if may else 0.0, members, pool, error / 2, pairs)[1]
+    return min(value, low), max(value, high)
+
+
+def _once(of: int, pool: Pool, pairs: int) -> int:
+    """How many examples there are, counting what several attackers received of one victim once."""
+    return max(1, round(of * (int(pool.cluster.max()) + 1) / pairs))
+
+
 def _limits(rate: float, of: int, pool: Pool, error: float, pairs: int) -> tuple[float, float]:
-    """Clopper and Pearson, counting what several attackers received of one victim once."""
-    of = max(1, round(of * (int(pool.cluster.max()) + 1) / pairs))
+    """Clopper and Pearson."""
+    of = _once(of, pool, pairs)
     count = np.array(round(rate * of))
     return float(lower(count, of, error / 2)), float(upper(count, of, error / 2))
 
 
 def _advantage(pool: Pool, rng: np.random.Generator, times: NDArray[Any] | None, error: float, pairs: int) -> Estimate:
-    half = rng.integers(0, 2, len(pool.values)).astype(bool)
+    # by rows: a row that several attackers score must not choose the threshold that it is tried with
+    half = rng.integers(0, 2, int(pool.example.max()) + 1).astype(bool)[pool.example]
     called = np.zeros(len(pool.values), dtype=bool)
     for mine in (half, ~half):
         true, false = _curve(pool, mine.astype(float))

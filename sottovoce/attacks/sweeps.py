@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sottovoce.attacks.finished import figures, infer, keep, kept
+from sottovoce.attacks.finished import attack
 from sottovoce.config import Document
 from sottovoce.run.again import Tell
-from sottovoce.run.reopen import reopen
 from sottovoce.run.results import Row
 
 
@@ -29,17 +28,9 @@ def attack_rows(
         found = {}
         for kind in kinds:
             if not any("diverged" in run.result for run in row.runs):
-                found[kind] = _attack([out / run.run.experiment.name for run in row.runs], kind, data)
+                found[kind] = attack([out / run.run.experiment.name for run in row.runs], kind, data)
             done += 1
             if tell is not None:
                 tell(done, len(rows) * len(kinds))
         attacked.append(Attacked(row, found))
     return attacked
-
-
-def _attack(folders: list[Path], kind: str, data: Path | None) -> Document:
-    before = kept(folders[0]).get(kind, {})
-    if before.get("runs") == [str(folder) for folder in folders] and before.get("attacker") == "all":
-        return dict(before)
-    success = infer([reopen(folder, data) for folder in folders], kind)
-    return keep(folders, kind, {"attacker": "all", **figures(success)})

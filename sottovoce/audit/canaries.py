@@ -25,7 +25,7 @@ from sottovoce.attacks.losses import losses_of
 from sottovoce.audit.claims import Checked, Claim, claims_of
 from sottovoce.audit.onerun import audit_one_run
 from sottovoce.config import Document, Record
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.run.again import Arrays, Tell, altered, kept, received_again, reopened
 from sottovoce.run.reopen import Opened
 from sottovoce.threads import threads
@@ -35,6 +35,9 @@ MOST = 100
 
 MODELS = 10
 """About so many received models are looked at."""
+
+LOOKED_AT = 20
+"""In so many first rounds of a changing topology it is looked for whom an attacker hears."""
 
 
 class Job(NamedTuple):
@@ -77,22 +80,35 @@ def check_inputs(
 
 
 def _who(opened: Opened, attacker: int | None) -> tuple[int, int]:
-    """The attacker, and whom it hears of those with the fewest rows: what a row does there is hidden least."""
-    n, record = opened.trial.topology.n, opened.experiment.record.attackers
-    if attacker is None:
-        attacker = record[0] if isinstance(record, list) and record else 0
-    if not 0 <= attacker < n:
+    """The attacker, and whom it hears of those with the fewest rows: what a row does there is hidden least.
+
+    Unless named, the attacker is the first that was recorded, or else the first node that hears such a one.
+    """
+    trial, record = opened.trial, opened.experiment.record.attackers
+    n, held = trial.topology.n, [len(rows) for rows in trial.task.shards.indices]
+    if attacker is not None and not 0 <= attacker < n:
         raise InputError(f"attacker {attacker}", f"nodes are 0..{n - 1}", "choose one of them")
-    sender, receiver, _ = opened.trial.topology.at(0, 0).edges
-    near = sender[(receiver == attacker) & (sender != attacker)].tolist()
-    held = {node: len(opened.trial.task.shards.indices[node]) for node in near}
-    able = [node for node in near if held[node] >= 2]
-    if not able or opened.trial.algorithm.secure_sum:
-        raise InputError(
-            f"node {attacker} hears no single node that holds two rows", "canaries replace half of the rows of one",
-            "choose another --attacker, or --runs 0",
-        )  # fmt: skip
-    return attacker, min(able, key=lambda node: (held[node], node))
+    tried = [attacker] if attacker is not None else [*(record if isinstance(record, list) else ()), *range(n)]
+    for one in () if trial.algorithm.secure_sum else tried:
+        able = [node for node in _heard_by(opened, one) if held[node] >= 2]
+        if able:
+            return one, min(able, key=lambda node: (held[node], node))
+    if attacker is None:
+        raise Unaccountable("input canaries: nobody hears a single node with two rows, of which they replace half")
+    raise InputError(
+        f"node {attacker} hears no single node that holds two rows", "canaries replace half of the rows of one",
+        "choose another --attacker, or --runs 0",
+    )  # fmt: skip
+
+
+def _heard_by(opened: Opened, attacker: int) -> list[int]:
+    """In the first rounds, if the topology changes."""
+    net = opened.trial.topology
+    found = set()
+    for round in range(1 if net.static else min(opened.trial.rounds, LOOKED_AT)):
+        sender, receiver, _ = net.at(round, 0).edges
+        found |= set(sender[(receiver == attacker) & (sender != attacker)].tolist())
+    return sorted(found)
 
 
 def _canaries(opened: Opened, victim: int, seed: int) -> tuple[Tensor, Tensor]:

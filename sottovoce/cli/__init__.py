@@ -1,6 +1,6 @@
 """The command `sotto`. Answers go to stdout, everything else to stderr; errors are one line and an exit code."""
 
-from sottovoce.cli import attack, places, privacy, run
+from sottovoce.cli import attack, compare, demo, places, plan, privacy, run, schema
 from sottovoce.cli.app import app, main
 
-__all__ = ["app", "attack", "main", "places", "privacy", "run"]
+__all__ = ["app", "attack", "compare", "demo", "main", "places", "plan", "privacy", "run", "schema"]

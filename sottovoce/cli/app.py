@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sottovoce import __version__
+from sottovoce.cli.output import voice
 from sottovoce.errors import SottovoceError
 
 app = typer.Typer(
@@ -19,6 +21,7 @@ app = typer.Typer(
 
 
 STOPPED = 130
+"""What a shell says of a command that an interrupt ended."""
 
 
 def _version(show: bool) -> None:
@@ -31,30 +34,62 @@ def _version(show: bool) -> None:
 def _sotto(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say on stderr what is done and how long it takes.")
+    ] = False,
 ) -> None:
-    """Private learning without a server."""
+    """Private learning without a server.
+
+    Example: sotto demo, or sotto --verbose account --graph ring:30 --rounds 40 --view node:0
+    """
+    voice.quiet, voice.verbose = quiet, verbose
+    if quiet and verbose:
+        raise typer.BadParameter("--quiet and --verbose exclude each other.")
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
 def main() -> None:
     """Run `sotto`."""
+    voice.quiet = voice.verbose = False
     try:
         code = app(standalone_mode=False)
-    except SottovoceError as error:
-        code = _fail(str(error), error.exit_code)
+        sys.stdout.flush()
+    except (SottovoceError, MemoryError) as error:
+        code = fail(*explained(error))
     except TyperException as error:
         hint = " Try 'sotto --help'." if error.exit_code == 2 else ""
-        code = _fail(error.format_message() + hint, error.exit_code)
+        code = fail(error.format_message() + hint, error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         code = STOPPED
-    except MemoryError:
-        code = _fail("not enough memory for this size; take fewer rounds, a smaller graph, or one --victim", 1)
+    except BrokenPipeError:
+        code = _closed()
+    except Exception as error:
+        if voice.verbose:
+            raise
+        code = fail(f"unexpected {type(error).__name__}: {error}; --verbose before the command shows where", 1)
     if code == STOPPED:  # typer turns an interrupt into this code, and says nothing
-        _fail("stopped", code)
+        fail(*explained(KeyboardInterrupt()))
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _fail(line: str, code: int) -> int:
+def _closed() -> int:
+    """Nobody reads what is left: end without a word, also when Python flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def explained(error: BaseException) -> tuple[str, int]:
+    """What went wrong in one line, and the code to exit with."""
+    if isinstance(error, SottovoceError):
+        return str(error), error.exit_code
+    if isinstance(error, MemoryError):
+        return "not enough memory for this size; take fewer rounds, a smaller graph, or one --victim", 1
+    return "stopped", STOPPED
+
+
+def fail(line: str, code: int) -> int:
+    """Say what went wrong, in one line."""
     typer.echo(f"sotto: {' '.join(line.split())}", err=True)
     return code

@@ -10,7 +10,7 @@ import typer
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, progress
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.report.numbers import up
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def attack(
 ) -> None:
     """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
     from sottovoce.attacks import ATTACKS
-    from sottovoce.attacks.finished import figures, infer, keep, solve
+    from sottovoce.attacks.finished import figures, infer, keep, kept, solve
+    from sottovoce.files import check_writable
+    from sottovoce.report.page import write_page_of
     from sottovoce.run.reopen import reopen
 
     if kind not in ATTACKS:
@@ -53,12 +55,16 @@ def attack(
     if picture is not None and kind != "inversion":
         raise InputError(f"--picture with {kind}", "only inversion draws", "add --attack inversion")
     opened = [reopen(folder, data) for folder in runs]
+    for folder in runs:
+        kept(folder)  # a damaged attack.json is refused before any work
+    if picture is not None:
+        check_writable(picture)
     if kind == "inversion":
         found, table, after = _inverted(opened[0], attacker or 0, picture, seed)
         runs = runs[:1]
     elif kind == "reconstruction":
         documents = [solve(one, 0 if attacker is None else attacker) for one in opened]
-        found = documents[0] if len(opened) == 1 else {"solved": documents}
+        found = documents[0] if len(opened) == 1 else {"each": documents}
         table, after = _solved(documents[0]), [] if len(opened) == 1 else ["Shown is the first run."]
     else:
         with progress("shadow runs" if kind == "likelihood" else kind) as tell:
@@ -67,8 +73,12 @@ def attack(
                 seed=seed, jobs=jobs, tell=tell,
             )  # fmt: skip
         who = view or ("all" if attacker is None else attacker)
-        found, table, after = {"attacker": who, **figures(success)}, _figures(success), [_said(success)]
-    answer(keep(runs, kind, found), as_json, table, *after)
+        asked = {"attacker": who, "samples": samples, "seed": seed}
+        found, table, after = {**asked, **figures(success)}, _figures(success), [_said(success)]
+    document = keep(runs, kind, found)
+    for folder in runs:
+        write_page_of(folder, again=True)
+    answer(document, as_json, table, *after)
 
 
 def _inverted(
@@ -144,23 +154,33 @@ def audit(
     from sottovoce.audit.canaries import check_inputs
     from sottovoce.audit.claims import any_exceeded, check_gradients
     from sottovoce.files import write_text
+    from sottovoce.privacy.views import node
+    from sottovoce.report.page import write_page_of
+    from sottovoce.run.files import Files
     from sottovoce.run.reopen import reopen
 
     opened = reopen(run, data)
+    if attacker is not None:
+        node(attacker).check(opened.trial.topology.n)
     checked, refused = check_gradients(opened, repetitions=repetitions, confidence=confidence, seed=seed)
-    if runs:
+    try:
         with progress("reruns") as tell:
-            checked.append(
+            checked += [] if not runs else [
                 check_inputs(
                     opened, runs=runs, attacker=attacker, confidence=confidence, seed=seed, jobs=jobs, tell=tell
                 )
-            )
+            ]  # fmt: skip
+    except Unaccountable as refusal:
+        refused.append(str(refusal))
     exceeded = any_exceeded(checked)
     document = {
         "run": str(run), "consistent": not exceeded, "refused": refused, "audits": [one.document() for one in checked],
     }  # fmt: skip
-    write_text(run / "audit.json", json.dumps(document, indent=1) + "\n")
+    write_text(Files(run).audit, json.dumps(document, indent=1) + "\n")
+    write_page_of(run, again=True)
     verdict = "A claim is exceeded: it is wrong, or something else ran." if exceeded else "No claim is exceeded."
+    if not any(one.claims for one in checked):
+        verdict = "There is no claim to compare with."
     answer(document, as_json, _beside(checked), verdict, *(f"Not audited: {line}" for line in refused))
     if exceeded:
         raise typer.Exit(1)

@@ -5,7 +5,7 @@ import functools
 import inspect
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,11 +19,74 @@ if TYPE_CHECKING:
     from sottovoce.topology import Topology
     from sottovoce.trace import LinearSystem
 
+
+def offering(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """What a shell offers to complete a word with."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words() if word.startswith(incomplete)]
+
+    return complete
+
+
+def _graphs() -> list[str]:
+    from sottovoce.graphs import kinds
+
+    return kinds()
+
+
+def _weights() -> Iterable[str]:
+    from sottovoce.topology import WEIGHTS
+
+    return WEIGHTS
+
+
+def _algorithms() -> Iterable[str]:
+    from sottovoce.algorithms import names
+
+    return names()
+
+
+def _views() -> Iterable[str]:
+    return ("everyone", "node:", "coalition:", "eavesdropper:")
+
+
+def _adjacencies() -> Iterable[str]:
+    from sottovoce.privacy.account import ADJACENCIES
+
+    return ADJACENCIES
+
+
+SPEC = "e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz"
+KINDS_OF_WEIGHTS = "metropolis, max-degree, uniform or push"
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
-Weights = Annotated[str, typer.Option(help="metropolis, max-degree, uniform or push.")]
-GraphSpec = Annotated[
-    str, typer.Option("--graph", help="e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz")
+Weights = Annotated[str, typer.Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering(_weights))]
+SuitedWeights = Annotated[
+    str | None,
+    typer.Option(
+        "--weights",
+        help=f"{KINDS_OF_WEIGHTS}; what the algorithm needs if left out.",
+        autocompletion=offering(_weights),
+    ),
 ]
+GraphSpec = Annotated[str, typer.Option("--graph", help=SPEC, autocompletion=offering(_graphs))]
+GraphName = Annotated[str, typer.Argument(help=SPEC, autocompletion=offering(_graphs))]
+Rounds = Annotated[int, typer.Option(min=1, max=10**7, help="Rounds; gossip steps when averaging.")]
+ViewSpec = Annotated[
+    str,
+    typer.Option(
+        "--view",
+        help="everyone, node:A, coalition:A,B or eavesdropper:A>B; names work too.",
+        autocompletion=offering(_views),
+    ),
+]
+Adjacency = Annotated[
+    str,
+    typer.Option(help="user (all of a node's data changes) or record.", autocompletion=offering(_adjacencies)),
+]
+Convex = Annotated[bool, typer.Option("--convex", help="Local steps are non-expansive: use that for the headline.")]
+Delta = Annotated[float, typer.Option(help="delta of (epsilon, delta)-DP.")]
 Part = Annotated[str, typer.Option("--participation", help="every, or KxB: K times, exactly B rounds apart.")]
 
 
@@ -33,25 +96,24 @@ class Setting:
 
     graph: GraphSpec
     algorithm: Annotated[
-        str, typer.Option("--algorithm", help="e.g. dp-d-sgd, zip-dl, muffliato; see docs/algorithms.md")
+        str,
+        typer.Option(
+            "--algorithm",
+            help="e.g. dp-d-sgd, zip-dl, muffliato; see docs/algorithms.md",
+            autocompletion=offering(_algorithms),
+        ),
     ] = "dp-d-sgd"
-    rounds: Annotated[int, typer.Option(min=1, max=10**7, help="Rounds; gossip steps when averaging.")] = 1
-    view: Annotated[
-        str, typer.Option("--view", help="everyone, node:A, coalition:A,B or eavesdropper:A>B; names work too.")
-    ] = "everyone"
+    rounds: Rounds = 1
+    view: ViewSpec = "everyone"
     victim: Annotated[list[str] | None, typer.Option(help="Only this node; may be given more than once.")] = None
-    weights: Annotated[
-        str | None, typer.Option(help="metropolis, max-degree, uniform or push; what the algorithm needs if left out.")
-    ] = None
+    weights: SuitedWeights = None
     secure_sum: Annotated[
         bool, typer.Option("--secure-sum", help="Receivers learn only sums of what they receive.")
     ] = False
-    convex: Annotated[
-        bool, typer.Option("--convex", help="Local steps are non-expansive: use that for the headline.")
-    ] = False
-    adjacency: Annotated[str, typer.Option(help="user (all of a node's data changes) or record.")] = "user"
+    convex: Convex = False
+    adjacency: Adjacency = "user"
     participation: Part = "every"
-    delta: Annotated[float, typer.Option(help="delta of (epsilon, delta)-DP.")] = 1e-5
+    delta: Delta = 1e-5
     seed: Annotated[int, typer.Option(min=0, help="Seed of random topologies.")] = 0
     chebyshev: Annotated[bool, typer.Option("--chebyshev", help="muffliato: accelerated gossip.")] = False
     randomized: Annotated[bool, typer.Option("--randomized", help="One random edge per gossip step.")] = False

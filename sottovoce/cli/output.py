@@ -1,16 +1,38 @@
-"""How commands answer: one document or table on stdout, progress on stderr."""
+"""How commands answer: one document or table on stdout; progress and messages on stderr, more or less of them."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import typer
 
 Table = list[list[str]]
+
+PATIENCE = 2.0
+"""Seconds after which it is shown how far something is."""
+
+
+@dataclass
+class Voice:
+    """What is said on stderr besides errors: `quiet` nothing, `verbose` also what is done and how long it takes."""
+
+    quiet: bool = False
+    verbose: bool = False
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether anybody watches."""
+        return not self.quiet and sys.stderr.isatty()
+
+
+voice = Voice()
+"""Of the command that runs; set by the options before its name."""
 
 
 def answer(document: dict[str, Any], as_json: bool, table: Table, *after: str) -> None:
@@ -25,19 +47,18 @@ def answer(document: dict[str, Any], as_json: bool, table: Table, *after: str) -
 
 def show(table: Table) -> None:
     """A table as wide as it has to be: a figure is never cut off."""
-    from rich.console import Console
-    from rich.measure import Measurement
-    from rich.table import Table as Columns
-
-    shown = Columns(box=None, show_header=any(table[0]), pad_edge=False)
-    for number, heading in enumerate(table[0]):
-        figures = number > 0 and all(row[number][:1].isdigit() or len(row[number]) < 12 for row in table[1:])
-        shown.add_column(heading, justify="right" if figures else "left", no_wrap=True)
-    for row in table[1:]:
-        shown.add_row(*row)
-    console = Console(highlight=False)
-    console.width = max(console.width, Measurement.get(console, console.options.update(max_width=9999), shown).maximum)
-    console.print(shown)
+    heading, *rows = table
+    widths = [max(len(row[column]) for row in table) for column in range(len(heading))]
+    right = [
+        number > 0 and all(row[number][:1].isdigit() or len(row[number]) < 12 for row in rows)
+        for number in range(len(heading))
+    ]
+    for row in table if any(heading) else rows:
+        cells = (
+            cell.rjust(width) if figures else cell.ljust(width)
+            for cell, width, figures in zip(row, widths, right, strict=True)
+        )
+        typer.echo("  ".join(cells).rstrip())
 
 
 def facts(values: dict[str, Any]) -> Table:
@@ -50,18 +71,43 @@ def short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def note(line: str) -> None:
+    """A message beside the answer."""
+    if not voice.quiet:
+        typer.echo(line, err=True)
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """A part of the work that takes time; with --verbose it is said when it is done."""
+    begun = time.monotonic()
+    yield
+    if voice.verbose:
+        typer.echo(f"sotto: {what}: {time.monotonic() - begun:.2f} s", err=True)
+
+
 @contextmanager
 def progress(what: str, *, rate: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr with remaining time, and rounds a second on request; nothing where stderr is no terminal."""
+    with doing(what):
+        if not voice.shows_progress:
+            yield lambda done, total: None
+            return
+        with _bar(what, rate) as tell:
+            yield tell
+
+
+@contextmanager
+def _bar(what: str, rate: bool) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console, begun = Console(stderr=True), time.monotonic()
+    begun = time.monotonic()
     speed = (TextColumn("{task.fields[speed]}"),) if rate else ()
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), *speed, TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *speed, TimeRemainingColumn())
     first: list[int] = []
 
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None, speed="")
 
         def tell(done: int, total: int) -> None:
@@ -75,16 +121,15 @@ def progress(what: str, *, rate: bool = False) -> Iterator[Callable[[int, int], 
 @contextmanager
 def gap_shown(target: float) -> Iterator[Callable[[float], None]]:
     """The gap on stderr while a search takes longer than two seconds; nothing where stderr is no terminal."""
-    from rich.console import Console
-
-    console, begun = Console(stderr=True), time.monotonic()
+    begun, shown = time.monotonic(), voice.shows_progress
 
     def tell(gap: float) -> None:
-        if console.is_terminal and time.monotonic() - begun > 2:
-            console.print(f"gap {gap:.2e}, until {target:g}   ", end="\r", highlight=False)
+        if shown and time.monotonic() - begun > PATIENCE:
+            typer.echo(f"gap {gap:.2e}, until {target:g}   \r", err=True, nl=False)
 
-    try:
-        yield tell
-    finally:
-        if console.is_terminal:
-            console.print(" " * 40, end="\r")
+    with doing("search for the best correlation"):
+        try:
+            yield tell
+        finally:
+            if shown:
+                typer.echo(" " * 40 + "\r", err=True, nl=False)

@@ -1,4 +1,4 @@
-"""`sotto graph`, `sotto data` and `sotto demo`."""
+"""`sotto graph` and `sotto data`: what there is to run on."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,13 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Json, Weights
-from sottovoce.cli.output import answer, facts
+from sottovoce.cli.options import GraphName, Json, Weights
+from sottovoce.cli.output import answer, facts, note
 
 
 @app.command()
 def graph(
-    spec: Annotated[str, typer.Argument(help="e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz")],
+    spec: GraphName,
     weights: Weights = "metropolis",
     as_json: Json = False,
 ) -> None:
@@ -38,31 +38,7 @@ def graph(
     answer({**found, "labels": names}, as_json, facts(found))
     if names is not None and not as_json:
         few = ", ".join(f"{node} is {name}" for node, name in enumerate(names[:4]))
-        typer.echo(f"Nodes are numbered by the order of names: {few}{', ...' if len(names) > 4 else ''}", err=True)
-
-
-@app.command()
-def demo(
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of the noise.")] = 0,
-    as_json: Json = False,
-) -> None:
-    """Train digits on 16 nodes, without noise, with DP-D-SGD and with ZIP-DL. Example: sotto demo --rounds 50"""
-    from sottovoce import demo as small
-
-    every = max(1, rounds // 5)
-    outcomes = list(small.train(rounds=rounds, every=every, seed=seed))
-    shown = sorted({outcome.round for outcome in outcomes})
-    table = [["test accuracy after round", *map(str, shown)]]
-    for name in dict.fromkeys(outcome.algorithm for outcome in outcomes):
-        mine = [outcome for outcome in outcomes if outcome.algorithm == name]
-        table.append([f"{name}, mean model", *(f"{outcome.mean_model:.3f}" for outcome in mine)])
-        table.append([f"{name}, worst node", *(f"{outcome.worst_node:.3f}" for outcome in mine)])
-    document = {"graph": small.GRAPH, "sigma": small.SIGMA, "outcomes": [o._asdict() for o in outcomes]}
-    answer(document, as_json, table)
-    if not as_json:
-        typer.echo(f"16 nodes on {small.GRAPH}, scikit-learn's digits, noise multiplier {small.SIGMA}.", err=True)
-        typer.echo("Equal noise is not equal privacy: zero-sum noise costs less accuracy and hides less.", err=True)
+        note(f"Nodes are numbered by the order of names: {few}{', ...' if len(names) > 4 else ''}")
 
 
 @app.command()
@@ -88,7 +64,7 @@ def data(
         for entry in listed:
             if not entry.found:
                 typer.echo(f"{entry.name}: put {', '.join(entry.missing)} into the folder; from {entry.source}.")
-        typer.echo(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.", err=True)
+        note(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.")
 
 
 def _data_facts(entry: Any) -> dict[str, Any]:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce import __version__, files
+from sottovoce import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
-from sottovoce.cli.output import Table, answer, facts, gap_shown, progress, short
+from sottovoce.cli.output import Table, answer, doing, facts, gap_shown, progress, short
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.report.numbers import up
 
@@ -32,20 +32,22 @@ def account_(
     from sottovoce.privacy.account import KINDS, PUBLISHED, account
 
     _fits_together(setting, all_pairs, published, out)
-    system = setting.system(sigma)
+    with doing(f"tracing {setting.algorithm} on {setting.graph}"):
+        system = setting.system(sigma)
     if all_pairs:
         _all_pairs(setting, system, sigma, out, as_json)
         return
-    result = account(
-        system,
-        setting.adversary,
-        adjacency=setting.adjacency,
-        participation=setting.participation,
-        convex=setting.convex,
-        kinds=(*KINDS, PUBLISHED) if published else KINDS,
-        lipschitz=lipschitz,
-        victims=setting.victims,
-    )
+    with doing(f"accounting for {setting.view}"):
+        result = account(
+            system,
+            setting.adversary,
+            adjacency=setting.adjacency,
+            participation=setting.participation,
+            convex=setting.convex,
+            kinds=(*KINDS, PUBLISHED) if published else KINDS,
+            lipschitz=lipschitz,
+            victims=setting.victims,
+        )
     document = {**_what(setting, sigma), **result.document(setting.delta)}
     answer(document, as_json, _by_distance(result, setting.delta))
     if published and not as_json:
@@ -181,11 +183,12 @@ def calibrate_(
     from sottovoce.privacy.calibrate import calibrated
 
     build, net = setting.chosen
-    found = calibrated(
-        build(1.0), net, setting.adversary, rounds=setting.rounds, epsilon=epsilon, delta=setting.delta,
-        adjacency=setting.adjacency, participation=setting.participation, convex=setting.convex,
-        victims=setting.victims,
-    )  # fmt: skip
+    with doing(f"calibrating {setting.algorithm} on {net.name}"):
+        found = calibrated(
+            build(1.0), net, setting.adversary, rounds=setting.rounds, epsilon=epsilon, delta=setting.delta,
+            adjacency=setting.adjacency, participation=setting.participation, convex=setting.convex,
+            victims=setting.victims,
+        )  # fmt: skip
     document = {
         **_what(setting, found.sigma), "algorithm": setting.algorithm, "graph": net.name,
         "view": str(setting.adversary), "secure_sum": setting.secure_sum, "rounds": setting.rounds,
@@ -221,6 +224,7 @@ def noise_(
     as_json: Json = False,
 ) -> None:
     """Noise that costs least. Example: sotto noise --graph florentine --weights uniform --participation 4x16"""
+    from sottovoce import files
     from sottovoce.factorize import cache, factorize, picture
     from sottovoce.topology import weigh
 

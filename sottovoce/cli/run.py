@@ -1,18 +1,20 @@
 """`sotto run`: one experiment, or a sweep of them, from a TOML file."""
 
+import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce.cli.app import app
+from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, facts, progress
-from sottovoce.errors import InputError
+from sottovoce.cli.output import Table, answer, facts, note, progress
+from sottovoce.errors import InputError, SottovoceError
 from sottovoce.report.numbers import up
 
 if TYPE_CHECKING:
-    from sottovoce.config import Document
+    from sottovoce.config import Document, Experiment
     from sottovoce.run.sweep import Planned
 
 
@@ -29,6 +31,12 @@ def run(
         int | None, typer.Option(min=1, max=64, help="Runs of a sweep at once; one per core unless given.")
     ] = None,
     only: Annotated[str | None, typer.Option(help="Only runs of a sweep whose name contains this.")] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=256, help="Spread the nodes of one run over so many processes.")
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a process that does not answer is given up.")
+    ] = 120.0,
     as_json: Json = False,
 ) -> None:
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
@@ -37,18 +45,90 @@ def run(
 
     document = changed(read(file), settings or [])
     runs = planned(document, str(file))
+    ranked = _ranked()
     if len(runs) == 1 and not runs[0].variant:
-        with progress(runs[0].experiment.name, rate=True) as tell:
-            from sottovoce.run.folder import carry_out
-
-            one = runs[0].experiment
-            result = carry_out(one, out / one.name, data=data, resume=resume, tell=tell)
-        answer(result, as_json, _facts(result))
+        one = runs[0].experiment
+        if ranked:
+            _as_rank(one, timeout, data=data, out=out, resume=resume, as_json=as_json)
+        elif processes is not None and processes > 1:
+            _in_processes(file, settings or [], processes, timeout, data=data, out=out, resume=resume, as_json=as_json)
+        else:
+            _one(one, data=data, out=out, resume=resume, as_json=as_json)
         return
+    if ranked or (processes or 1) > 1:
+        raise InputError(
+            f"{file}: a sweep over processes", "the nodes of one run are spread over them",
+            "use --jobs for several runs at once, or the settings of one run",
+        )  # fmt: skip
     chosen = [run for run in runs if only is None or only in run.experiment.name]
     if not chosen:
         raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].experiment.name}")
     _sweep(document, file, settings or [], chosen, data=data, out=out, resume=resume, jobs=jobs, as_json=as_json)
+
+
+def _one(experiment: "Experiment", *, data: Path | None, out: Path, resume: bool, as_json: bool) -> None:
+    """One run, in this process."""
+    with progress(experiment.name, rate=True) as tell:
+        from sottovoce.run.folder import carry_out
+
+        result = carry_out(experiment, out / experiment.name, data=data, resume=resume, tell=tell)
+    _finish(result, out / experiment.name, as_json)
+
+
+def _finish(result: "Document", folder: Path, as_json: bool) -> None:
+    """The page of a finished run, and what it came to."""
+    from sottovoce.report.page import write_page_of
+
+    write_page_of(folder, again=False)
+    answer(result, as_json, _facts(result))
+
+
+def _ranked() -> bool:
+    """Whether torchrun, or `sotto` itself, started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+
+
+def _as_rank(
+    experiment: "Experiment", timeout: float, *, data: Path | None, out: Path, resume: bool, as_json: bool
+) -> None:
+    """One rank's part of a run. Rank 0 shows how far it is and answers; what went wrong is said once."""
+    from sottovoce.run.folder import carry_out
+    from sottovoce.run.processes import joined
+
+    leads = os.environ["RANK"] == "0"
+    with joined(timeout) as ranks:
+        try:
+            with progress(experiment.name, rate=True) if leads else nullcontext() as tell:
+                folder = out / experiment.name
+                result = carry_out(experiment, folder, data=data, resume=resume, tell=tell, team=ranks)
+        except (SottovoceError, KeyboardInterrupt, MemoryError) as error:
+            line, code = explained(error)
+            ranks.say(error, lambda: fail(line, code))
+            raise SystemExit(code) from None
+    if leads:
+        _finish(result, out / experiment.name, as_json)
+
+
+def _in_processes(
+    file: Path,
+    settings: list[str],
+    processes: int,
+    timeout: float,
+    *,
+    data: Path | None,
+    out: Path,
+    resume: bool,
+    as_json: bool,
+) -> None:
+    """Start the ranks here, and end as they do; they say what there is to say."""
+    from sottovoce.run.launch import launch
+
+    arguments = ["run", str(file), "--out", str(out), "--timeout", str(timeout)]
+    arguments += [word for setting in settings for word in ("--set", setting)]
+    arguments += ["--data", str(data)] if data is not None else []
+    arguments += ["--resume"] if resume else []
+    arguments += ["--json"] if as_json else []
+    raise SystemExit(launch(arguments, processes))
 
 
 def _sweep(
@@ -86,9 +166,7 @@ def _sweep(
         answered["attacks"] = str(write_attacks(out / name, name, runs[0].experiment.about, attacked, command))
     answer(answered, as_json, _table(documents))
     if not as_json:
-        typer.echo(
-            f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}", err=True
-        )
+        note(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
 
 
 def _facts(result: "Document") -> Table:
@@ -100,12 +178,18 @@ def _facts(result: "Document") -> Table:
         "algorithm": f"{result['algorithm']} on {result['topology']}, {result['rounds']} rounds",
         f"test {metric} of the average model": f"{last[metric]['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**last[metric]),
-        "sent": f"{last['messages']:,} messages, {last['bytes'] / 1e6:,.1f} MB",
+        "sent": f"{last['messages']:,} messages, {last['bytes'] / 1e6:,.1f} MB{_between(last)}",
         "epsilon": _epsilon(result),
         "seconds": f"{result['seconds']:.1f}",
         "folder": result["folder"],
+        "page": f"{result['folder']}/report.html",
     }
     return facts(shown)
+
+
+def _between(last: "Document") -> str:
+    """What of it went between processes, as counted there."""
+    return f", {last['wire_bytes'] / 1e6:,.1f} MB between processes" if "wire_bytes" in last else ""
 
 
 def _epsilon(result: "Document") -> str:
@@ -120,12 +204,11 @@ def _epsilon(result: "Document") -> str:
 
 def _table(found: list["Document"]) -> Table:
     """A sweep: means over seeds, with deviations."""
-    from sottovoce.report.results import shown
+    from sottovoce.report.results import epsilon_of, shown
 
     metric = found[0]["metric"] if found else ""
     table = [["run", "seeds", f"{metric}, average model", f"{metric}, nodes", "test loss", "epsilon", "MB sent"]]
     for row in found:
-        epsilon = "none" if row["epsilon"] is None else up(float(row["epsilon"]))
         figures = [shown(row[key]) for key in ("average_model", "mean_node", "loss")]
-        table.append([row["run"], str(row["seeds"]), *figures, epsilon, f"{row['megabytes']:,.1f}"])
+        table.append([row["run"], str(row["seeds"]), *figures, epsilon_of(row["epsilon"]), f"{row['megabytes']:,.1f}"])
     return table

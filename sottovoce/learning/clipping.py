@@ -14,6 +14,8 @@ A node releases `sum_i clip(g_i) / d` over its batch, with a divisor d that depe
 Guarantees: no clipped gradient is longer than the bound, in the arithmetic that is used; a gradient that is not finite
 becomes zero and is counted, never passed on. What is not covered is the rounding of the sum itself.
 
+What a change of data can do is asked of this module without torch; only clipping itself loads it.
+
 Shapes: N nodes, B examples, D parameters.
 """
 
@@ -21,17 +23,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches
 from sottovoce.privacy.account import ADJACENCIES
 from sottovoce.privacy.convexity import CLIPPING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 CHANGES = ("replace", "zero-out")
 
@@ -57,6 +61,8 @@ class Clipping:
 
     def scales(self, lengths: Tensor, dtype: torch.dtype) -> Scales:
         """For gradients of these norms (float64): 1 or less, so that no product is longer than the bound."""
+        import torch
+
         broken = ~lengths.isfinite()
         if self.kind == "none":
             return Scales(torch.ones_like(lengths, dtype=dtype), broken)
@@ -104,6 +110,8 @@ def norms(rows: Tensor) -> Tensor:
 
     torch's own `vector_norm` adds up in float32 without pairing and was found 0.8 % short for 11 million numbers.
     """
+    import torch
+
     squares = rows.square().sum(-1).double()
     limits = torch.finfo(rows.dtype)
     doubtful = ~((squares > limits.tiny / limits.eps) & (squares < limits.max))
@@ -114,6 +122,8 @@ def norms(rows: Tensor) -> Tensor:
 
 
 def _scaled_norms(rows: Tensor) -> Tensor:
+    import torch
+
     largest = rows.abs().amax(-1, keepdim=True)
     safe = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
     return (safe * (rows / safe).square().sum(-1, keepdim=True).sqrt()).squeeze(-1)

@@ -98,17 +98,25 @@ class Model:
         return found.unsqueeze(-1) if found.dim() == 1 else found
 
     def start(
-        self, nodes: int, generator: torch.Generator, *, same: bool = True, dtype: torch.dtype = torch.float32
+        self,
+        nodes: int | Sequence[int],
+        generator: torch.Generator,
+        *,
+        same: bool = True,
+        dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         """A starting point, N x D: one for all nodes, or each node its own. Layers begin as torch begins them.
 
-        A parameter that its module does not know how to reset keeps the value it came with.
+        `nodes` says how many there are, or for which numbers alone rows are made. A parameter that its module does
+        not know how to reset keeps the value it came with.
         """
-        rows = torch.stack([self._fresh(generator) for _ in range(1 if same else nodes)]).to(dtype)
-        return rows.expand(nodes, -1).clone()
+        which = range(nodes) if isinstance(nodes, int) else [int(node) for node in nodes]
+        count = 1 if same else max(which, default=0) + 1
+        seeds = [int(torch.randint(2**63 - 1, (), generator=generator)) for _ in range(count)]
+        rows = torch.stack([self._fresh(seeds[node]) for node in ([0] if same else which)]).to(dtype)
+        return rows.expand(len(which), -1).clone()
 
-    def _fresh(self, generator: torch.Generator) -> Tensor:
-        seed = int(torch.randint(2**63 - 1, (), generator=generator))
+    def _fresh(self, seed: int) -> Tensor:
         fresh = copy.deepcopy(self.module)
 
         def reset() -> None:

@@ -18,8 +18,8 @@ Shapes: N nodes, B examples, F inputs, D parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -69,9 +69,23 @@ class Task:
     def __repr__(self) -> str:
         return f"Task({self.dataset.name} on {len(self.shards.indices)} nodes, {self.model})"
 
-    def start(self, generator: torch.Generator, *, same: bool = True) -> Tensor:
-        """A starting point for every node, N x D."""
-        return self.model.start(len(self.shards.indices), generator, same=same, dtype=self.inputs.dtype)
+    def start(self, generator: torch.Generator, *, same: bool = True, nodes: Sequence[int] | None = None) -> Tensor:
+        """A starting point for every node, N x D, or for some of them."""
+        which = len(self.shards.indices) if nodes is None else nodes
+        return self.model.start(which, generator, same=same, dtype=self.inputs.dtype)
+
+    def hosted(self, nodes: NDArray[np.intp]) -> Task:
+        """The same with the training rows of some nodes alone; shards of the others are left without their rows."""
+        held = [self.shards.indices[node] for node in nodes]
+        kept = torch.from_numpy(np.concatenate(held))
+        stops = np.cumsum([len(rows) for rows in held])
+        indices = list(self.shards.indices)
+        for node, rows, stop in zip(nodes, held, stops, strict=True):
+            indices[node] = np.arange(stop - len(rows), stop)
+        return replace(
+            self, dataset=self.dataset.without_rows(), shards=replace(self.shards, indices=tuple(indices)),
+            inputs=self.inputs[kept], targets=self.targets[kept],
+        )  # fmt: skip
 
     def gradients(
         self,
@@ -88,10 +102,14 @@ class Task:
         clipped = clipping(clip, bound) if isinstance(clip, str) else clip
         return Gradients(self, drawn, clipped, local_steps, step_size)
 
-    def evaluate(self, points: Tensor, rows: int | None = None) -> Evaluation:
-        """On all test rows, or on the first of them; in chunks that fit into memory."""
+    def evaluate(self, points: Tensor, rows: int | None = None, average: Tensor | None = None) -> Evaluation:
+        """On all test rows, or on the first of them; in chunks that fit into memory.
+
+        `average` is that of all models, where `points` are not all of them.
+        """
         loss, metric = self._evaluated(points, rows)
-        average_loss, average_metric = self._evaluated(points.mean(0, keepdim=True), rows)
+        middle = points.mean(0) if average is None else average
+        average_loss, average_metric = self._evaluated(middle.unsqueeze(0), rows)
         return Evaluation(
             self.model.loss.metric, loss.numpy(), metric.numpy(), float(average_loss), float(average_metric)
         )
@@ -198,7 +216,16 @@ class Gradients:
             )
         self.task, self.batches, self.clipping = job, drawn, clip
         self.local_steps, self.step_size = local_steps, step_size
+        self.nodes = np.arange(drawn.nodes)
         self.broken = 0
+
+    def hosted(self, nodes: NDArray[np.intp]) -> Gradients:
+        """The gradients of some nodes alone, with their data alone: the same batches, by the same keys."""
+        job = self.task.hosted(nodes)
+        drawn = replace(self.batches, shards=job.shards.indices)
+        found = Gradients(job, drawn, self.clipping, self.local_steps, self.step_size)
+        found.nodes = nodes
+        return found
 
     def __call__(self, round: int, points: Tensor) -> Tensor:
         """Every node's released gradient at its own point."""
@@ -223,12 +250,12 @@ class Gradients:
 
     def _gathered(self, step: int, points: Tensor, act: Callable[[Tensor, Stack], Clipped]) -> Clipped:
         """`act` on the batches of one step, so many nodes at a time that their inputs fit into memory."""
-        drawn = self.batches.draw(step)
+        drawn, divisors = self.batches.draw(step, self.nodes.tolist()), self.batches.divisors[self.nodes]
         at_once = max(1, VALUES // (drawn.rows.shape[1] * self.task.inputs.shape[1]))
         parts = []
         for nodes in pieces(len(points), at_once):
             rows, present = torch.from_numpy(drawn.rows[nodes]), torch.from_numpy(drawn.present[nodes])
-            weights = present / torch.from_numpy(self.batches.divisors[nodes]).unsqueeze(1)
+            weights = present / torch.from_numpy(divisors[nodes]).unsqueeze(1)
             inputs = self.task.inputs.index_select(0, rows.flatten()).view(*rows.shape, -1)
             parts.append(act(points[nodes], Stack(inputs, self.task.targets[rows], weights.to(points.dtype))))
         if len(parts) == 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,11 @@ from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.released import loss_given_noisy_gradients
 from sottovoce.privacy.sensitivity import Participation, participation
 from sottovoce.privacy.views import Seen, View, see, view
+from sottovoce.topology import Topology
 from sottovoce.trace import LinearSystem
+
+if TYPE_CHECKING:
+    from sottovoce.algorithms import Algorithm
 
 KINDS = ("any-training", "convex-training", "fixed-streams")
 """The kinds that are accounted for; `as-published` comes on request, for comparison only."""
@@ -36,6 +40,7 @@ CONVEX = (
     "example and of scalar-output linear models only; no momentum"
 )
 IDEAL = "what a node contributes does not depend on what it heard (averaging, statistics); an idealisation for training"
+SECRETS = "whoever hears everything shares no secret with a node; a neighbour, who does, can learn more"
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,11 @@ def account(
     order = (*KINDS, PUBLISHED)
     found.sort(key=lambda guarantee: (guarantee.victim, order.index(guarantee.kind)))
     return Account(system, adversary, tuple(found), _headline(found, system.algorithm.once, convex), tuple(refusals))
+
+
+def shares_secrets(algorithm: Algorithm, topology: Topology) -> bool:
+    """Whether neighbours share noise: then a node can learn more than a stranger who hears everything."""
+    return any(part.sources.kind == "pair" for part in algorithm.noise.local(topology.at(0)))
 
 
 def _participation(spec: str | Participation) -> Participation:

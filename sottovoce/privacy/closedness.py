@@ -24,6 +24,7 @@ from scipy import linalg, sparse
 
 from sottovoce.privacy.deflation import Entering, Left, Unknown
 from sottovoce.privacy.views import Inputs, Seen, View, see
+from sottovoce.threads import one_thread
 from sottovoce.trace import LinearSystem
 
 Array = NDArray[np.float64]
@@ -97,6 +98,7 @@ def _outside(rows: sparse.csr_array, wanted: sparse.csr_array) -> NDArray[np.boo
     return np.linalg.norm(rest, axis=1) > TOLERANCE * np.maximum(np.linalg.norm(dense, axis=1), 1e-300)
 
 
+@one_thread()
 def _unrolled(seen: Seen) -> Closedness:
     """The rules on what is left of every query point when all that was seen before it is taken out."""
     V, T = len(seen.victims), seen.gradient_rounds

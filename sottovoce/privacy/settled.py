@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, linalg
+from scipy import linalg
 from scipy.linalg import lapack
 
 from sottovoce.privacy import whiten
@@ -187,6 +187,8 @@ class _Desk(NamedTuple):
 
     @classmethod
     def of(cls, Y_TPK: Array) -> _Desk:
+        from scipy import fft
+
         T, _, K = Y_TPK.shape
         twice = fft.next_fast_len(2 * T - 1, real=True)
         room = np.empty((twice // 2 + 1, VICTIMS, K), dtype=complex)
@@ -198,6 +200,8 @@ def _products_(M_VTT: Array, white_TVP: Array, scale: float, desk: _Desk, share:
 
     `(C A)^T C A` sums the products of the last responses along diagonals; `Y^T C A` correlates Y with the responses.
     """
+    from scipy import fft
+
     T, twice = len(white_TVP), len(desk.lacks_TVK)
     for first in range(share.start, share.stop, VICTIMS):
         some = slice(first, min(share.stop, first + VICTIMS))

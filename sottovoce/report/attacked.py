@@ -37,7 +37,9 @@ def write_attacks(folder: Path, name: str, about: About, attacked: Sequence[Atta
 def markdown(name: str, about: About, attacked: Sequence[Attacked], figures: dict[str, str], command: str) -> str:
     """The page."""
     kinds = list(dict.fromkeys(kind for one in attacked for kind in one.found))
-    first = next(found for one in attacked for found in one.found.values())
+    first = next((found for one in attacked for found in one.found.values()), None)
+    if first is None:
+        return "\n".join([*heading(f"{name}, attacked", about, command), "All runs went astray.", ""])
     parts = [
         *heading(f"{name}, attacked", about, command),
         " ".join(WHAT[kind] for kind in kinds)
@@ -75,6 +77,8 @@ def _interval(estimate: Document) -> str:
 def charts(attacked: Sequence[Attacked]) -> dict[str, tuple[str, str]]:
     """By name: a caption and a drawing."""
     there = [one for one in attacked if one.found]
+    if not there:
+        return {}
     kind = next(iter(there[0].found))
     metric, rows = there[0].row.metric, [one.row for one in there]
     found = {one.row.label: one.found for one in there}

@@ -39,6 +39,7 @@ class Axis:
     start: float
     stop: float
     log: bool = False
+    whole: bool = False
 
     def __call__(self, value: float) -> float:
         low, high, value = (math.log10(part) if self.log else part for part in (self.low, self.high, value))
@@ -55,6 +56,7 @@ class Axis:
         span = (self.high - self.low) or 1.0
         power = 10.0 ** math.floor(math.log10(span / 4))
         step = next(part * power for part in (1, 2, 5, 10) if span / (part * power) <= 6)
+        step = max(1.0, step) if self.whole else step
         first = math.ceil(self.low / step - 1e-9)
         return [count * step for count in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
@@ -70,10 +72,10 @@ def lines(
 ) -> str:
     """A chart of all series with axes, grid and legend."""
     across = [value for one in series for value in one.x]
-    up = [value for one in series for value in one.y if math.isfinite(value)]
+    up = [value + side * wide for one in series for value, wide in _banded(one) for side in (-1, 1)]
     low, high = y_range or (min(up), max(up))
     room = 0.05 * (high - low or 1.0)
-    horizontal = Axis(min(across), max(across), LEFT, WIDTH - LEGEND, log_x)
+    horizontal = Axis(min(across), max(across), LEFT, WIDTH - LEGEND, log_x, all(isinstance(at, int) for at in across))
     vertical = Axis(low - room, high + room, HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
@@ -84,6 +86,12 @@ def lines(
     for number, one in enumerate(series):
         parts += _series(one, number, horizontal, vertical)
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _banded(one: Line) -> list[tuple[float, float]]:
+    """Finite values with how far their band reaches."""
+    wide = one.spread or [0.0] * len(one.y)
+    return [(y, w) for y, w in zip(one.y, wide, strict=True) if math.isfinite(y) and math.isfinite(w)]
 
 
 def _frame(horizontal: Axis, vertical: Axis, x: str, y: str) -> list[str]:

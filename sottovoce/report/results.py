@@ -46,8 +46,7 @@ def markdown(
     parts = [
         *heading(name, about, command),
         f"Test {metric} and loss are means over the last {LAST} rounds, then over {seeds} seeds, ± the deviation "
-        "between seeds. Epsilon is proven for whoever hears every message, "
-        f"at delta {rows[0].runs[0].result['delta']:g}{_protected(rows)}. "
+        f"between seeds. {_protected(rows)} "
         + ("Of the values to tune, that which is best for the average model is shown." if for_nodes else ""),
         "",
         *table(rows),
@@ -72,10 +71,18 @@ def heading(name: str, about: About, command: str) -> list[str]:
 
 def _protected(rows: Sequence[Row]) -> str:
     """What the epsilons are about; they can only be compared where that is the same."""
-    runs = [run for row in rows for run in row.runs if run.result["headline"] is not None]
+    runs = [run for row in rows if row.epsilon not in (None, math.inf) for run in row.runs]
+    if not runs:
+        return "No epsilon is proven for any of these runs."
     what = {"a node's data" if run.run.experiment.privacy.adjacency == "user" else "one record" for run in runs}
     changes = {CHANGES.get(run.result["headline"].get("change"), "") for run in runs} - {""}
-    return f", about {' or '.join(sorted(what))} {' or '.join(sorted(changes))}" if changes else ""
+    about = f", about {' or '.join(sorted(what))} {' or '.join(sorted(changes))}" if changes else ""
+    return f"Epsilon is proven for whoever hears every message, at delta {runs[0].result['delta']:g}{about}."
+
+
+def epsilon_of(epsilon: Any) -> str:
+    """For reading: what is not proven and what is infinite protect alike, not at all."""
+    return "none" if epsilon is None or float(epsilon) == math.inf else up(float(epsilon))
 
 
 def table(rows: Sequence[Row]) -> list[str]:
@@ -86,9 +93,8 @@ def table(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         found = row.document()
         figures = [shown(found[key]) for key in ("average_model", "mean_node", "worst_node", "loss")]
-        epsilon = "none" if row.epsilon is None else up(row.epsilon)
         chosen = dict(row.tuned)
-        cells = [row.label, str(len(row.runs)), *figures, epsilon, f"{found['megabytes']:,.1f}"]
+        cells = [row.label, str(len(row.runs)), *figures, epsilon_of(row.epsilon), f"{found['megabytes']:,.1f}"]
         out.append("| " + " | ".join([*cells, *(str(chosen.get(key, "")) for key in tuned)]) + " |")
     return out
 

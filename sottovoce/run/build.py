@@ -1,10 +1,8 @@
-"""From settings to a trial: data, model, topology, algorithm and noise, each built once for all runs of a sweep."""
+"""From settings to a trial: data, model, algorithm and noise, each built once for all runs of a sweep."""
 
 from __future__ import annotations
 
 import inspect
-import os
-import re
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,22 +10,16 @@ from typing import Any
 import torch
 
 from sottovoce.algorithms import Algorithm, algorithm, builder
-from sottovoce.config import AlgorithmChoice, Experiment, Net
+from sottovoce.config import AlgorithmChoice, Experiment
 from sottovoce.errors import InputError
 from sottovoce.learning.data import Dataset, folder_of, load
 from sottovoce.learning.models import model
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import Gradients, task
 from sottovoce.run.guarantees import calibrated_trial
+from sottovoce.run.network import DERIVED, noise_setting, topology_of
 from sottovoce.run.trial import Trial, trial
-from sottovoce.topology import Topology, dropout, fresh_erdos_renyi, random_edges, suited, weigh
-
-DERIVED = {
-    "sensitivity": "it follows from clipping and batches",
-    "rounds": "it is training.rounds",
-    "participation": "it follows from training.batch",
-}
-"""Settings of algorithms that a run takes from elsewhere."""
+from sottovoce.topology import Topology
 
 
 def build(experiment: Experiment, folder: Path | None = None) -> Trial:
@@ -78,15 +70,15 @@ def _fresh(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
 _kept = lru_cache(maxsize=2)(_fresh)
 
 
+def forget_data() -> None:
+    """Let go of data sets that were kept for the next run: ranks keep the rows of their own nodes."""
+    _kept.cache_clear()
+
+
 def _step_size(choice: AlgorithmChoice) -> Any:
     """As given, or the algorithm's default; averaging has none, and is refused by `trial`."""
     accepted = inspect.signature(builder(choice.name)).parameters
     return choice.settings.get("step_size", accepted["step_size"].default if "step_size" in accepted else 1.0)
-
-
-def _size(choice: AlgorithmChoice) -> str:
-    """The setting that says how large the noise is."""
-    return "message_sigma" if "message_sigma" in choice.settings else "sigma"
 
 
 def _algorithm(choice: AlgorithmChoice, gradients: Gradients, experiment: Experiment) -> Algorithm:
@@ -95,7 +87,7 @@ def _algorithm(choice: AlgorithmChoice, gradients: Gradients, experiment: Experi
         if key in given:
             raise InputError(f"algorithm.{key}", why, "leave it out")
     if "sigma" in accepted:
-        size = _size(choice)
+        size = noise_setting(choice)
         if (experiment.privacy.epsilon is None) == (size not in given):
             found = f"neither algorithm.{size} nor" if size not in given else f"both algorithm.{size} and"
             raise InputError(f"{found} privacy.epsilon", "one decides the noise", "give exactly one")
@@ -109,54 +101,3 @@ def _algorithm(choice: AlgorithmChoice, gradients: Gradients, experiment: Experi
         scheme = gradients.participation(experiment.privacy.adjacency).within(rounds)
         given = {**given, "rounds": rounds, "participation": str(scheme)}
     return algorithm(choice.name, **given)
-
-
-# --- topologies ----------------------------------------------------------------------------------------------------
-
-
-def topology_of(experiment: Experiment, folder: Path | None) -> Topology:
-    """The topology of an experiment; graphs in files are looked for here, then among the data sets."""
-    needs = _requirement(experiment.algorithm)
-    seed = experiment.seed if experiment.topology.seed is None else experiment.topology.seed
-    place = folder_of(folder)
-    return _topology(experiment.topology, needs, seed, None if place is None else str(place))
-
-
-def _requirement(choice: AlgorithmChoice) -> Any:
-    accepted = inspect.signature(builder(choice.name)).parameters
-    given = {key: value for key, value in choice.settings.items() if key not in DERIVED}
-    stand_in = {key: value for key, value in ((_size(choice), 1.0), ("rounds", 1)) if key in accepted}
-    return algorithm(choice.name, **{**stand_in, **given}).requires
-
-
-@lru_cache(maxsize=8)
-def _topology(net: Net, needs: Any, seed: int, folder: str | None) -> Topology:
-    spec, weights = _graph_file(net.graph, folder), suited(needs, net.weights)
-    ways = [name for name in ("fresh", "random_edges", "dropout") if getattr(net, name)]
-    if len(ways) > 1:
-        raise InputError(f"topology.{ways[0]} and topology.{ways[1]}", "a topology changes in one way", "choose one")
-    if net.fresh:
-        found = re.fullmatch(r"erdos-renyi:(\d+),p=([\d.e-]+)", spec)
-        if found is None:
-            raise InputError(
-                f"topology.fresh with {spec}", "fresh graphs are Erdos-Renyi, seeded by the run",
-                "write graph = \"erdos-renyi:100,p=0.1\"",
-            )  # fmt: skip
-        return fresh_erdos_renyi(int(found[1]), float(found[2]), seed=seed, weights=weights)
-    if net.random_edges:
-        return random_edges(weigh(spec, weights), seed=seed)
-    if net.dropout:
-        return dropout(
-            spec, rate=net.dropout, correlation=net.dropout_correlation, seed=seed, weights=weights,
-            announced=net.announced,
-        )  # fmt: skip
-    return weigh(spec, weights)
-
-
-def _graph_file(spec: str, folder: str | None) -> str:
-    """A spec whose file is found: where it says, or under the folder of data sets."""
-    path = re.sub(r"^file:|(,(component|directed)=[^,]*)+$", "", spec)
-    if not spec.startswith("file:") or os.path.exists(path) or folder is None:
-        return spec
-    there = Path(folder) / path
-    return spec.replace(path, str(there)) if there.exists() else spec

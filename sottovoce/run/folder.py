@@ -6,6 +6,7 @@
     messages/        what attackers received, one file for each round that is recorded
     checkpoint.npz   the last stage that was saved; at the end, the end
     result.json      written last: a run that has it is finished
+    report.html      the page about it, by `sotto run`
 
 A run that is killed at any moment goes on from its checkpoint and ends with the same bits.
 """
@@ -18,83 +19,31 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TextIO
+
+import numpy as np
+import torch
 
 from sottovoce import __version__
-from sottovoce.config import Document, Experiment
+from sottovoce.config import Document, Experiment, difference
 from sottovoce.errors import InputError
 from sottovoce.files import write, write_text
 from sottovoce.learning.data import Dataset
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import Saved, load, save
+from sottovoce.run.files import Files
 from sottovoce.run.guarantees import promise
-from sottovoce.run.record import both, recorder_in
+from sottovoce.run.pace import SAVE, STOP, Pace
+from sottovoce.run.record import both, forget_after, recorder_in
 from sottovoce.run.simulate import Watch, measured_rounds
+from sottovoce.run.team import Alone, Team
 from sottovoce.run.trial import Trial
 from sottovoce.threads import threads
 from sottovoce.topology import Topology
 
 Tell = Callable[[int, int], None]
-
-PATIENCE = 20
-"""Checkpoints are at least so many times further apart than one takes to write."""
-
-
-@dataclass(frozen=True)
-class Files:
-    """Where the parts of a run lie."""
-
-    folder: Path
-
-    @property
-    def config(self) -> Path:
-        return self.folder / "config.json"
-
-    @property
-    def privacy(self) -> Path:
-        return self.folder / "privacy.json"
-
-    @property
-    def metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.npz"
-
-    @property
-    def result(self) -> Path:
-        return self.folder / "result.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "lock"
-
-    def document(self, path: Path) -> Document | None:
-        """A JSON file of the run, or None where it is not there."""
-        try:
-            found = json.loads(path.read_text())
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError):
-            found = None
-        if not isinstance(found, dict):
-            raise _damaged(path)
-        return found
-
-    def lines(self) -> list[Document]:
-        """What was measured."""
-        try:
-            return [json.loads(line) for line in self.metrics.read_text().splitlines()]
-        except (OSError, ValueError):
-            raise _damaged(self.metrics) from None
-
-
-def _damaged(path: Path) -> InputError:
-    return InputError(f"{path}: damaged", "it is written by sotto run", "remove the run's folder")
 
 
 def carry_out(
@@ -105,32 +54,68 @@ def carry_out(
     resume: bool = False,
     tell: Tell | None = None,
     watch: Watch | None = None,
+    team: Team | None = None,
 ) -> Document:
     """Run an experiment in its folder and return its result; a finished run of the same settings is only read.
 
-    An unfinished one goes on with `resume`, and is refused without.
+    An unfinished one goes on with `resume`, and is refused without. One of several ranks does its part in the `team`.
     """
-    files = Files(folder)
-    finished = _same_run(files, experiment, resume)
+    files, team = Files(folder), team or Alone()
+    team.agree({**_versions(), "settings": _comparable(experiment.document()), "resume": resume})
+    finished = team.first(lambda: _not_busy(files, experiment, resume))
     if finished is not None:
         return finished
-    if files.lock.exists():
-        with _locked(files.lock):  # refuse before any work; locked for good below, when all that can be wrong is known
-            pass
-    trial = build(experiment, data)
-    watch = both(watch, recorder_in(folder, trial, experiment.record))
-    mark = fingerprint(experiment, trial)
-    privacy = _promised(files, experiment, trial, mark)
-    _make(folder)
-    with _locked(files.lock):
-        finished = _same_run(files, experiment, resume)  # another process may have been here meanwhile
+    trial = team.each(lambda: build(experiment, data))
+    mark = team.each(lambda: fingerprint(experiment, trial))
+    team.agree({"data, graph or noise": mark})
+    placed = team.place(trial)
+    team.each(lambda: recorder_in(folder, trial, experiment.record))  # refuses what would be too much
+    privacy = team.first(lambda: _promised(files, experiment, trial, mark))
+    with ExitStack() as held:
+        finished = team.first(lambda: _taken(held, files, experiment, resume))
         if finished is not None:
             return finished
-        now = _last_saved(files, trial, mark)
-        _write_head(files, experiment, privacy)
-        seconds = _train(experiment, trial, files, now, mark, tell, watch)
-        result = _result(experiment, files, privacy, seconds)
-        _write_json(files.result, result)
+        team.each(lambda: _seen(files))
+        trial = team.share(trial, placed)
+        now = team.each(lambda: _last_saved(files, trial, mark))
+        team.agree({"checkpoint": now.stage.rounds})
+        team.first(lambda: _write_head(files, experiment, privacy, now))
+        watch = both(watch, recorder_in(folder, trial, experiment.record))
+        with team.failing():
+            seconds = _train(experiment, trial, files, now, mark, tell, watch, team)
+        return team.first(lambda: _finished(experiment, files, privacy, seconds))
+
+
+def _versions() -> Document:
+    """What has to be the same wherever a run is carried out."""
+    return {"sottovoce": __version__, "torch": torch.__version__, "numpy": np.__version__}
+
+
+def _not_busy(files: Files, experiment: Experiment, resume: bool) -> Document | None:
+    """The result of a finished run; refuses one that another process is at, before any work."""
+    finished = _same_run(files, experiment, resume)
+    if finished is None and files.lock.exists():
+        with _locked(files.lock):  # for good when all that can be wrong is known
+            pass
+    return finished
+
+
+def _taken(held: ExitStack, files: Files, experiment: Experiment, resume: bool) -> Document | None:
+    """Make and lock the folder; another process may have been here meanwhile."""
+    _make(files.folder)
+    held.enter_context(_locked(files.lock))
+    return _same_run(files, experiment, resume)
+
+
+def _seen(files: Files) -> None:
+    """Whether this rank sees the folder that rank 0 has made."""
+    if not files.lock.exists():
+        raise InputError(f"{files.folder}: not there for all ranks", "they write into one folder", "share it as --out")
+
+
+def _finished(experiment: Experiment, files: Files, privacy: Document, seconds: float) -> Document:
+    result = _result(experiment, files, privacy, seconds)
+    _write_json(files.result, result)
     return result
 
 
@@ -151,15 +136,17 @@ def _make(folder: Path) -> None:
 
 
 def _last_saved(files: Files, trial: Trial, mark: str) -> Saved:
-    """Where the run goes on; metrics are cut back to that."""
+    """Where the run goes on."""
     before = trial.before()
-    now = load(files.checkpoint, before, mark) if files.checkpoint.exists() else Saved(before, 0, 0.0)
+    if files.checkpoint.exists():
+        return load(files.checkpoint, before, mark, trial.host)
+    return Saved(before, 0, 0.0)
+
+
+def _write_head(files: Files, experiment: Experiment, privacy: Document, now: Saved) -> None:
+    """What is known before the first round, and nothing half-written or later beside it."""
     _keep_lines(files.metrics, now.lines)
-    return now
-
-
-def _write_head(files: Files, experiment: Experiment, privacy: Document) -> None:
-    """What is known before the first round, and nothing half-written beside it."""
+    forget_after(files.folder, now.stage.rounds)
     for part in (*files.folder.glob("*.part"), *files.folder.glob("messages/*.part")):
         if part.is_file():
             part.unlink()
@@ -178,10 +165,10 @@ def _same_run(files: Files, experiment: Experiment, resume: bool) -> Document | 
         if files.folder.exists() and any(files.folder.glob("checkpoint.npz")):
             raise InputError(f"{files.folder}: a checkpoint without settings", "a run has both", "remove the folder")
         return None
-    if _comparable(before) != _comparable(experiment.document()):
-        key = _first_difference(_comparable(before), _comparable(experiment.document()))
+    other = difference(_comparable(before), _comparable(experiment.document()))
+    if other is not None:
         raise InputError(
-            f"{files.folder} holds a run with another {key}",
+            f"{files.folder} holds a run with another {other[0]}",
             "a folder holds one run",
             "use another --out, or remove it",
         )
@@ -198,26 +185,25 @@ def _comparable(document: Document) -> Document:
     return {**kept, "machine": {**document.get("machine", {}), "checkpoint_seconds": None}}
 
 
-def _first_difference(one: Any, other: Any) -> str:
-    for key in dict.fromkeys((*one, *other)):
-        mine, theirs = one.get(key), other.get(key)
-        if mine != theirs:
-            deeper = isinstance(mine, dict) and isinstance(theirs, dict)
-            return f"{key}.{_first_difference(mine, theirs)}" if deeper else str(key)
-    return "value"
-
-
 def _train(
-    experiment: Experiment, trial: Trial, files: Files, now: Saved, mark: str, tell: Tell | None, watch: Watch | None
+    experiment: Experiment,
+    trial: Trial,
+    files: Files,
+    now: Saved,
+    mark: str,
+    tell: Tell | None,
+    watch: Watch | None,
+    team: Team,
 ) -> float:
     """Play the rounds that are left, with metrics and checkpoints; returns the seconds of training in all."""
-    begun, saved, took = time.monotonic() - now.seconds, time.monotonic(), 0.0
-    metrics = experiment.metrics
+    begun, metrics = time.monotonic() - now.seconds, experiment.metrics
+    pace = Pace(team, experiment.machine.checkpoint_seconds, trial.rounds, now.stage.rounds)
     played = measured_rounds(
         trial, now.stage, every=metrics.every, test_rows=metrics.test_rows, seconds=now.seconds, start=now.lines == 0,
         watch=watch,
     )  # fmt: skip
-    with threads(experiment.machine.threads), files.metrics.open("a") as lines:
+    path = files.metrics if team.rank == 0 else Path(os.devnull)
+    with threads(experiment.machine.threads), path.open("a") as lines, pace.undisturbed():
         try:
             for stage, measured in played:
                 count = now.lines + (measured is not None)
@@ -227,18 +213,23 @@ def _train(
                 now = Saved(stage, count, time.monotonic() - begun)
                 if tell is not None:
                     tell(stage.rounds, trial.rounds)
-                wait = max(experiment.machine.checkpoint_seconds, PATIENCE * took)
-                if stage.rounds == trial.rounds or time.monotonic() - saved >= wait:
-                    started = time.monotonic()
-                    os.fsync(lines.fileno())
-                    save(files.checkpoint, now, mark)
-                    saved = time.monotonic()
-                    took = saved - started
+                act = pace.after(stage.rounds)
+                if act == STOP:
+                    raise KeyboardInterrupt
+                if act == SAVE:
+                    with pace.saving():
+                        _sync(lines)
+                        save(files.checkpoint, now, mark, team)
         except KeyboardInterrupt:
-            os.fsync(lines.fileno())
-            save(files.checkpoint, now, mark)
+            _sync(lines)
+            save(files.checkpoint, now, mark, team)
             raise
     return now.seconds
+
+
+def _sync(lines: TextIO) -> None:
+    if lines.name != os.devnull:
+        os.fsync(lines.fileno())
 
 
 def _keep_lines(path: Path, count: int) -> None:

@@ -18,7 +18,7 @@ from sottovoce.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.learning.batches import Sampling
 from sottovoce.noise import Noise, Silent, Together, ZeroSum
-from sottovoce.privacy.account import KINDS, Account, account
+from sottovoce.privacy.account import KINDS, SECRETS, Account, account, shares_secrets
 from sottovoce.privacy.calibrate import calibrate, with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive
 from sottovoce.privacy.released import trace_released
@@ -34,12 +34,14 @@ NODE_ROUNDS = 40_000
 LARGEST = 10 * NODE_ROUNDS
 """Runs with more nodes times rounds than this get no attacker unasked."""
 
+STAGES = 8
+"""How often epsilon is told on the way to the last round, in runs of up to NODE_ROUNDS nodes times rounds."""
+
 CUBES, SQUARES = 5e9, 1e8
 """Beyond so many cubed, or squared, numbers of nodes over all different rounds, messages are not traced unasked."""
 
 UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data does, so nothing is promised"
 SAMPLED = "one record is {change}; batches are drawn anew in each round, and nobody learns who was drawn"
-SECRETS = "whoever hears everything shares no secret with a node; a neighbour, who does, can learn more"
 CHANGED = {"replace": "replaced by another", "zero-out": "made to count as nothing (how many there are is public)"}
 
 
@@ -80,14 +82,39 @@ class Promise:
 
     @property
     def _secrets(self) -> bool:
-        """Whether neighbours share noise: then a node can learn more than a stranger who hears everything."""
-        noise, first = self.trial.algorithm.noise, self.trial.topology.at(0)
-        return any(part.sources.kind == "pair" for part in noise.local(first))
+        return shares_secrets(self.trial.algorithm, self.trial.topology)
 
     @property
     def epsilon(self) -> float:
         """Epsilon of the headline; infinite where nothing is proven."""
         return math.inf if self.headline is None else float(self.headline["epsilon"])
+
+    def over_rounds(self) -> list[dict[str, Any]]:
+        """The headline, as it would be if the run had ended earlier; empty where none is proven and in large runs.
+
+        Who has seen more rounds has seen these, so that no figure need be above a later one.
+        """
+        last, trial = self.headline, self.trial
+        if last is None or trial.topology.n * trial.rounds > NODE_ROUNDS:
+            return []
+        found = [{"round": trial.rounds, "epsilon": last["epsilon"]}]
+        for rounds in reversed(np.unique(np.linspace(1, trial.rounds, STAGES).round().astype(int)).tolist()[:-1]):
+            epsilon = min(self._after(replace(trial, rounds=rounds)), float(found[0]["epsilon"]))
+            found.insert(0, {"round": rounds, "epsilon": "inf" if epsilon == math.inf else epsilon})
+        return found
+
+    @one_thread()
+    def _after(self, shorter: Trial) -> float:
+        """The headline's epsilon, by its own way and for its own adversary, of the first rounds."""
+        assert self.headline is not None
+        system = traced(shorter)
+        if self.headline["mu"] is None:
+            return _sampled(shorter, system, self.delta)[0] or math.inf
+        kinds = {found.kind for found in self.accounts[0].guarantees if found.proven_for_training}
+        return account(
+            system, self.headline["view"], adjacency=shorter.adjacency, participation=shorter.participation,
+            convex="convex-training" in kinds, kinds=[kind for kind in KINDS if kind in kinds],
+        ).epsilon(self.delta)  # fmt: skip
 
     def _sampled_document(self) -> dict[str, Any]:
         change = _change(next(iter(_samplings(self.trial))))
@@ -111,6 +138,7 @@ class Promise:
             "participation": str(self.trial.participation),
             "delta": self.delta,
             "headline": self.headline,
+            "over_rounds": self.over_rounds(),
             "sampled": None if self.sampled is None else self._sampled_document(),
             "attackers": self.attackers,
             "convexity": self.convexity,

@@ -2,7 +2,7 @@
 
 Of the first gossip step of every few rounds, of the first and of the last: models with the noise that they carried on
 that very edge. A round is one file, written whole or not at all, so that a run that is killed and goes on leaves the
-same files.
+same files; of a run over processes every rank writes one, with what its own attackers received.
 
     >>> from sottovoce import algorithm, metropolis, simulate
     >>> from sottovoce.learning.data import load
@@ -22,7 +22,7 @@ same files.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -55,8 +55,13 @@ class Delivery(NamedTuple):
 class Messages:
     """All that was recorded of a run: in memory, or in the files of a folder, which are read one at a time."""
 
-    def __init__(self, attackers: tuple[int, ...], deliveries: dict[int, Delivery | Path]) -> None:
-        self.attackers, self._deliveries = attackers, deliveries
+    def __init__(
+        self,
+        attackers: tuple[int, ...],
+        deliveries: Mapping[int, Delivery | list[Path]],
+        shape: tuple[int, int] | None = None,
+    ) -> None:
+        self.attackers, self._deliveries, self._shape = attackers, deliveries, shape
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -68,7 +73,7 @@ class Messages:
         if round not in self._deliveries:
             raise InputError(f"round {round}", f"recorded were {self.rounds}", "choose one of them")
         found = self._deliveries[round]
-        return _read(found) if isinstance(found, Path) else found
+        return found if isinstance(found, Delivery) else _joined([_read(path, self._shape) for path in found])
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -98,9 +103,12 @@ class Recorder:
 
     def __init__(self, trial: Trial, record: Record, folder: Path | None = None) -> None:
         self._attackers = np.array(_attackers(record, trial.topology.n), dtype=np.intp)
-        self._every, self._last, self._folder = record.every, trial.rounds - 1, folder
-        self._deliveries: dict[int, Delivery | Path] = {}
+        self._every, self._last, self._folder, self._rank = record.every, trial.rounds - 1, folder, 0
+        self._deliveries: dict[int, Delivery | list[Path]] = {}
         self._check_size(trial, record)
+        if trial.host is not None and len(self._attackers):
+            trial.host.recording, self._rank = True, trial.host.wire.rank
+            self._attackers = self._attackers[trial.host.here[self._attackers]]
 
     def __call__(self, played: Round, stage: Stage) -> None:
         round = played.round
@@ -113,7 +121,7 @@ class Recorder:
         if self._folder is None:
             self._deliveries[round] = found
         else:
-            _write(self._folder, round, found)
+            _write(self._folder, round, self._rank, found)
 
     @property
     def messages(self) -> Messages:
@@ -170,7 +178,7 @@ def recorder_in(folder: Path, trial: Trial, record: Record) -> Recorder:
 def recorded(folder: Path, trial: Trial, record: Record) -> Messages:
     """What a finished run has recorded; refuses one that recorded nothing."""
     wanted = _attackers(record, trial.topology.n)
-    files = {int(path.stem): path for path in (folder / "messages").glob("*.npz") if re.fullmatch(r"\d+", path.stem)}
+    files = _files(folder)
     if not wanted or not files:
         raise InputError(
             f"{folder}: nothing was recorded",
@@ -181,7 +189,39 @@ def recorded(folder: Path, trial: Trial, record: Record) -> Messages:
     if expected - files.keys():
         missing = min(expected - files.keys())
         raise InputError(f"{folder}: no recording of round {missing}", f"{len(expected)} rounds were kept", "run again")
-    return Messages(wanted, {round: files[round] for round in sorted(expected)})
+    shape = trial.topology.n, trial.task.model.layout.size
+    return Messages(wanted, {round: files[round] for round in sorted(expected)}, shape)
+
+
+def forget_after(folder: Path, rounds: int) -> None:
+    """Remove recordings of rounds that will be played again, perhaps by other ranks."""
+    for round, paths in _files(folder).items():
+        for path in paths if round >= rounds else ():
+            path.unlink()
+
+
+def _files(folder: Path) -> dict[int, list[Path]]:
+    """The files of each round, one of each rank that had an attacker."""
+    found: dict[int, list[Path]] = {}
+    for path in sorted((folder / "messages").glob("*.npz")):
+        if re.fullmatch(r"\d+(-\d+)?", path.stem):
+            found.setdefault(int(path.stem.partition("-")[0]), []).append(path)
+    return found
+
+
+def _joined(parts: list[Delivery]) -> Delivery:
+    """What several ranks recorded, in the order in which one would have."""
+    if len(parts) == 1:
+        return parts[0]
+    starts = np.cumsum([0, *(len(part.rows) for part in parts)])
+    sender, receiver, row = (
+        np.concatenate(each)
+        for each in zip(
+            *((p.sender, p.receiver, p.row + start) for p, start in zip(parts, starts, strict=False)), strict=True
+        )
+    )
+    order = np.lexsort((receiver, sender))
+    return Delivery(sender[order], receiver[order], row[order], np.concatenate([part.rows for part in parts]))
 
 
 def _attackers(record: Record, n: int) -> tuple[int, ...]:
@@ -193,17 +233,29 @@ def _attackers(record: Record, n: int) -> tuple[int, ...]:
     return tuple(sorted(set(record.attackers)))
 
 
-def _write(folder: Path, round: int, found: Delivery) -> None:
+def _write(folder: Path, round: int, rank: int, found: Delivery) -> None:
     folder.mkdir(exist_ok=True)
 
     def write_to(file: BinaryIO) -> None:
         np.savez(file, **found._asdict())
 
-    write(folder / f"{round:07d}.npz", write_to)
+    write(folder / (f"{round:07d}-{rank}.npz" if rank else f"{round:07d}.npz"), write_to)
 
 
-def _read(path: Path) -> Delivery:
+def _read(path: Path, shape: tuple[int, int] | None) -> Delivery:
     stored = read_npz(path)
-    if stored.keys() != set(Delivery._fields):
-        raise InputError(f"{path}: no recording of a round", "it is written by sotto run", "run again")
+    if stored.keys() != set(Delivery._fields) or not _fits(Delivery(**stored), shape):
+        raise InputError(f"{path}: no recording of a round of this run", "it is written by sotto run", "run again")
     return Delivery(**stored)
+
+
+def _fits(found: Delivery, shape: tuple[int, int] | None) -> bool:
+    """Whether all numbers are of nodes and models that are there; the shape is the number of nodes and parameters."""
+    sender, receiver, row, rows = found
+    if rows.ndim != 2 or rows.dtype.kind != "f" or any(part.dtype.kind != "i" for part in found[:3]):
+        return False
+    if not (sender.ndim == 1 and sender.shape == receiver.shape == row.shape):
+        return False
+    nodes, size = shape or (np.iinfo(np.int64).max, rows.shape[1])
+    inside = ((sender, -1, nodes), (receiver, 0, nodes), (row, 0, len(rows)))
+    return rows.shape[1] == size and all(bool(((low <= part) & (part < high)).all()) for part, low, high in inside)

@@ -13,7 +13,8 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.views import Seen, View, see
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
-from sottovoce.run.folder import Files, fingerprint
+from sottovoce.run.files import Files
+from sottovoce.run.folder import fingerprint
 from sottovoce.run.record import Messages, recorded
 from sottovoce.run.trial import Trial
 from sottovoce.trace import trace
@@ -58,5 +59,10 @@ def reopen(folder: Path, data: Path | None = None) -> Opened:
         raise InputError(f"{folder}: an unfinished run", "only finished ones are looked at", "go on with --resume")
     experiment = from_document(settings, str(files.config))
     trial = build(experiment, data)
-    load(files.checkpoint, trial.before(), fingerprint(experiment, trial))
-    return Opened(folder, data, experiment, trial, files.document(files.privacy) or {})
+    mark = fingerprint(experiment, trial)
+    load(files.checkpoint, trial.before(), mark)
+    privacy = files.document(files.privacy)
+    if privacy is None or privacy.get("fingerprint") != mark:
+        what = "not there" if privacy is None else "of another run"
+        raise InputError(f"{files.privacy}: {what}", "it holds what the run promised", "run again")
+    return Opened(folder, data, experiment, trial, privacy)

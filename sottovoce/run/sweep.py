@@ -55,6 +55,10 @@ def planned(document: Document, where: str = "") -> list[Planned]:
         for tuned in _points(document, variant, "tune")
         for seed in seeds
     ]
+    deaf = next((run.experiment for run in runs if run.experiment.record.attackers in ("none", [])), None)
+    if attacks_of(document) and deaf is not None:
+        raise InputError(f"attacks on {deaf.name}, which records nothing", "attacks need what attackers received",
+                         'write record.attackers = "all"')  # fmt: skip
     names = [run.experiment.name for run in runs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

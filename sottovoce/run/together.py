@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from sottovoce.config import Document, Experiment
 from sottovoce.errors import Diverged, SottovoceError
-from sottovoce.run.folder import Files, Tell, carry_out
+from sottovoce.run.files import Files
+from sottovoce.run.folder import Tell, carry_out
 from sottovoce.run.results import Finished
 from sottovoce.run.sweep import Planned
 from sottovoce.threads import WORKERS

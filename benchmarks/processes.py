@@ -1,0 +1,211 @@
+"""Two processes against one: `python -m benchmarks.processes`.
+
+Convolutional nets on 64 nodes, with made-up images. Ranks are started as `sotto run --processes` starts them, play
+rounds, and say how long they took, what they sent and how much memory they needed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from benchmarks.learning import job_of
+from benchmarks.loop import peak_gigabytes, settings
+from sottovoce import Topology, algorithm, metropolis, weigh
+from sottovoce.placement import blocks, cut
+from sottovoce.run.launch import LOOPBACK, MEETING
+from sottovoce.run.processes import joined
+from sottovoce.run.trial import Trial, trial
+
+NODES, ROWS, SHAPE = 64, 64, (1, 28, 28)
+SPECS = ("identity", "rand:0.5", "gsgd:8")
+
+
+def made(graph: str, spec: str, nodes: int, batch: int, model: str, filters: tuple[int, ...]) -> Trial:
+    """DP-D-SGD, or DP-CSGP where messages are compressed, clipped per example."""
+    words = {"filters": filters} if model == "cnn" else {"hidden": filters}
+    job = job_of(nodes, ROWS, SHAPE, model, **words)
+    gradients = job.gradients(f"fixed:{batch}", "per-example", 1.0)
+    if spec == "none":
+        net, built = metropolis(graph), algorithm("dp-d-sgd", sigma=1.0)
+    else:
+        net, built = weigh(graph, "push"), algorithm("dp-csgp", sigma=1.0, compression=spec)
+    return trial(built, net, gradients, rounds=10**6)
+
+
+def crossing(net: Topology, placed: tuple) -> tuple[int, int]:
+    """Messages of a round that cross, and how many there are when one to several nodes of a rank is counted once."""
+    owner = torch.empty(net.n, dtype=torch.int64).numpy()
+    for rank, nodes in enumerate(placed):
+        owner[nodes] = rank
+    sender, receiver, _ = net.at(0).edges
+    away = owner[sender] != owner[receiver]
+    return int(away.sum()), len({(int(s), int(r)) for s, r in zip(sender[away], owner[receiver[away]], strict=True)})
+
+
+def play(begun: Trial, rounds: int) -> dict[str, object]:
+    """Seconds of each round after the first, and what went over the wire meanwhile."""
+    torch.set_num_threads(1)
+    wire = None if begun.host is None else begun.host.wire
+    took, gradient, inner = [], 0.0, begun.gradients
+
+    def timed(round: int, points: torch.Tensor) -> torch.Tensor:
+        nonlocal gradient
+        start = time.perf_counter()
+        found = inner(round, points)
+        gradient += time.perf_counter() - start
+        return found
+
+    timed.broken = 0
+    timed.task = inner.task
+    played = replace(begun, gradients=timed).play(begun.before())
+    next(played)
+    at_first = (0, 0.0, 0.0) if wire is None else (wire.sent, wire.packing, wire.waiting)
+    gradient, processor = 0.0, time.process_time()
+    for _ in range(rounds):
+        start = time.perf_counter()
+        next(played)
+        took.append(time.perf_counter() - start)
+    processor = time.process_time() - processor
+    played.close()
+    sent, packing, waiting = (0, 0.0, 0.0) if wire is None else (wire.sent, wire.packing, wire.waiting)
+    return {
+        "round": statistics.median(took), "rounds": took, "processor": processor / rounds,
+        "gradient": gradient / rounds, "bytes": (sent - at_first[0]) / rounds,
+        "pack": (packing - at_first[1]) / rounds, "wire": (waiting - at_first[2]) / rounds, "memory": peak_gigabytes(),
+    }  # fmt: skip
+
+
+def rank(what: str, rounds: str) -> None:
+    """In a process of its own: play a rank's part, or the whole run, and print what was measured."""
+    begun = made(*json.loads(what))
+    if "RANK" not in os.environ:
+        print(json.dumps(play(begun, int(rounds))))
+        return
+    with joined(300.0) as ranks:
+        begun = ranks.share(begun, ranks.place(begun))
+        found = play(begun, int(rounds))
+        ranks.wire.gathered(None)
+        print(json.dumps(found))
+
+
+def swaps(what: str) -> None:
+    """In one of two processes: how long swaps of so many bytes take, and how long it takes to pack them."""
+    with joined(300.0) as ranks:
+        found = {}
+        for size in json.loads(what):
+            there, here = torch.zeros(64, size // 256), torch.zeros(64, size // 256)
+            took, pack = [], []
+            for _ in range(30 if size < 10**6 else 7):
+                start = time.perf_counter()
+                packed = there[torch.arange(64)]
+                pack.append(time.perf_counter() - start)
+                ranks.wire.gathered(None)
+                start = time.perf_counter()
+                ranks.wire.swap({1 - ranks.rank: packed}, {1 - ranks.rank: here}).land()
+                took.append(time.perf_counter() - start)
+            found[size] = [statistics.median(took), statistics.median(pack)]
+        print(json.dumps(found))
+
+
+def measured(size: int, rounds: int, *what: object, act: str = "rank") -> list[dict]:
+    """What each of so many processes measured."""
+    command = [sys.executable, "-m", "benchmarks.processes", act, json.dumps(what)]
+    command += [str(rounds)] if act == "rank" else []
+    if size == 1:
+        return [json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)]
+    with tempfile.TemporaryDirectory() as folder:
+        told = {"WORLD_SIZE": str(size), MEETING: f"{folder}/meeting", "GLOO_SOCKET_IFNAME": LOOPBACK}
+        started = [
+            subprocess.Popen(command, env={**os.environ, **told, "RANK": str(rank)}, stdout=subprocess.PIPE)
+            for rank in range(size)
+        ]
+        return [json.loads(process.communicate()[0]) for process in started]
+
+
+def speed(rounds: int = 6, repeat: int = 3) -> None:
+    """One process and two in turn."""
+    what = (f"regular:{NODES},d=4,seed=0", "none", NODES, 32, "cnn", (16, 32))
+    print(f"{NODES} convolutional nets, 4-regular, minibatch of 32 clipped per example; seconds a round")
+    for _ in range(repeat):
+        times, processor = {}, {}
+        for size in (1, 2):
+            found = measured(size, rounds, *what)
+            times[size], processor[size] = (max(each[key] for each in found) for key in ("round", "processor"))
+            parts = [statistics.mean(each[key] for each in found) for key in ("gradient", "pack", "wire")]
+            rest = statistics.mean(statistics.mean(each["rounds"]) for each in found) - sum(parts)
+            print(
+                f"  {size} processes: {times[size]:.2f}, processor time of the busiest {processor[size]:.2f}; "
+                f"gradient {parts[0]:.2f}, pack {parts[1]:.4f}, wire {parts[2]:.4f}, the rest {rest:.3f}; "
+                f"load {os.getloadavg()[0]:.1f}", flush=True,
+            )  # fmt: skip
+        print(f"  speed-up {times[1] / times[2]:.2f}, by processor time {processor[1] / processor[2]:.2f}", flush=True)
+
+
+def traffic(rounds: int = 3) -> None:
+    """Bytes on the wire against the accounted bits of what crosses."""
+    for graph in (f"ring:{NODES}", f"exponential:{NODES}"):
+        for spec in SPECS:
+            what = (graph, spec, NODES, 4, "cnn", (16, 32))
+            begun = made(*what)
+            edges, messages = crossing(begun.topology, blocks(begun.topology, 2))
+            each = begun.algorithm.compression.bits(begun.task.model.layout.size) / 8
+            sent = sum(found["bytes"] for found in measured(2, rounds, *what))
+            print(
+                f"  {graph:15} {spec:9} {sent:12,.0f} bytes a round on the wire; accounted for {messages} messages "
+                f"that cross {messages * each:12,.0f}: {sent / (messages * each) - 1:+.3%}  ({edges} edges cross)",
+                flush=True,
+            )
+
+
+def link() -> None:
+    """The wire itself, both ways at once, between two processes of this machine."""
+    found = measured(2, 0, 1_024, 102_400, 10_240_000, 102_400_000, act="swaps")[0]
+    for size, (took, pack) in found.items():
+        rate = int(size) / took / 1e9
+        print(f"  {int(size):11,} bytes each way: {1e3 * took:.2f} ms, {rate:.2f} GB/s; packed in {1e3 * pack:.2f} ms")
+
+
+def memory() -> None:
+    """Peak memory of a rank, by their number; large nets, so that they matter."""
+    for size in (1, 2, 3, 4):
+        found = measured(size, 1, f"ring:{NODES}", "none", NODES, 4, "mlp", (1500,))
+        print(f"  {size} processes: {max(each['memory'] for each in found):.2f} GB the largest", flush=True)
+
+
+def placement() -> None:
+    """Edges between blocks, and processor time to find them, against blocks by chance."""
+    import numpy as np
+
+    for spec in ("geometric:1000,r=0.06,seed=0", "regular:1000,d=10,seed=0"):
+        net = metropolis(spec)
+        start = time.process_time()
+        found = blocks(net, 10)
+        took, order = time.process_time() - start, np.random.default_rng(0).permutation(net.n)
+        chance = cut(net, tuple(np.array_split(order, 10)))
+        strangers = [len(np.setdiff1d(np.unique(net.at(0).weights[block].indices), block)) for block in found]
+        print(
+            f"  {spec}, 10 blocks: {cut(net, found):,} of {net.at(0).weights.nnz - net.n:,} directed edges cross "
+            f"(by chance {chance:,}), {np.mean(strangers):.0f} strangers a block, {took:.1f} s of processor time"
+        )
+
+
+if __name__ == "__main__":
+    parts = {"speed": speed, "traffic": traffic, "link": link, "memory": memory, "placement": placement}
+    if sys.argv[1:2] in (["rank"], ["swaps"]):
+        {"rank": rank, "swaps": swaps}[sys.argv[1]](*sys.argv[2:])
+    elif len(sys.argv) > 1:
+        partial(parts[sys.argv[1]], **settings(sys.argv[2:]))()
+    else:
+        for name, part in parts.items():
+            print(name)
+            part()

@@ -1,0 +1,110 @@
+"""`sotto plan`: which algorithm to take, before anything is trained."""
+
+import math
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sottovoce import __version__
+from sottovoce.cli.app import app
+from sottovoce.cli.options import (
+    Adjacency,
+    Convex,
+    Delta,
+    GraphSpec,
+    Json,
+    Part,
+    Rounds,
+    SuitedWeights,
+    ViewSpec,
+)
+from sottovoce.cli.output import Table, answer, progress
+from sottovoce.errors import Unaccountable
+from sottovoce.report.numbers import up
+
+if TYPE_CHECKING:
+    from sottovoce.plan import Entry, Plan
+
+
+@app.command("plan")
+def plan_(
+    graph: GraphSpec,
+    epsilon: Annotated[float, typer.Option(help="Target epsilon.")],
+    records: Annotated[int, typer.Option(min=1, max=10**9, help="Records that each node holds.")],
+    rounds: Rounds = 100,
+    dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Parameters of the model.")] = 1000,
+    view: ViewSpec = "everyone",
+    weights: SuitedWeights = None,
+    convex: Convex = False,
+    adjacency: Adjacency = "record",
+    participation: Part = "every",
+    delta: Delta = 1e-5,
+    as_json: Json = False,
+) -> None:
+    """Every algorithm at a target epsilon, ranked by the noise it leaves in models. No training.
+
+    Example: sotto plan --graph ring:16 --records 80 --rounds 50 --participation 10x5 --epsilon 4
+    """
+    from sottovoce.graphs import graph as build
+    from sottovoce.plan import Question, plan
+
+    question = Question(
+        graph=build(graph), rounds=rounds, epsilon=epsilon, delta=delta, records=records, dimension=dimension,
+        view=view, adjacency=adjacency, participation=participation, weights=weights, convex=convex,
+    )  # fmt: skip
+    with progress("algorithms") as tell:
+        found = plan(question, tell)
+    if not found.ranked:
+        reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
+        raise Unaccountable(f"no algorithm meets epsilon {epsilon:g} against {view}: {reasons}")
+    answer(_document(found), as_json, _table(found), *_words(found))
+
+
+def _document(found: "Plan") -> dict[str, Any]:
+    question = found.question
+    best = found.recommended
+    return {
+        "version": __version__, "graph": question.graph.name, "rounds": question.rounds, "epsilon": question.epsilon,
+        "delta": question.delta, "view": question.view, "adjacency": question.adjacency,
+        "participation": question.participation, "convex": question.convex, "records": question.records,
+        "dimension": question.dimension, "sensitivity": question.sensitivity,
+        "ranked": [_entry(entry, question.delta) for entry in found.ranked],
+        "not_applicable": [{**one._asdict(), "settings": dict(one.settings)} for one in found.refused],
+        "recommendation": {"algorithm": None if best is None else best.label, "reason": found.reason},
+    }  # fmt: skip
+
+
+def _entry(entry: "Entry", delta: float) -> dict[str, Any]:
+    return {
+        "algorithm": entry.algorithm, "settings": dict(entry.settings), "weights": entry.weights, "sigma": entry.sigma,
+        "guarantee": entry.guarantee.document(delta), "note": entry.note or None,
+        "error_average_model": entry.error_average, "error_node": entry.error_node,
+        "not_predicted": entry.unpredicted or None, "bytes_per_node": entry.bytes_per_node,
+    }  # fmt: skip
+
+
+def _table(found: "Plan") -> Table:
+    table = [["algorithm", "sigma", "noise in average model", "in a node", "MB per node", "epsilon", "kind"]]
+    for entry in found.ranked:
+        noise = [
+            "not predicted" if x is None else f"{math.sqrt(x):.4g}" for x in (entry.error_average, entry.error_node)
+        ]
+        epsilon = up(entry.guarantee.epsilon(found.question.delta))
+        size = f"{entry.bytes_per_node / 1e6:,.2f}"
+        table.append([entry.label, up(entry.sigma), *noise, size, epsilon, entry.guarantee.kind])
+    return table
+
+
+def _words(found: "Plan") -> list[str]:
+    question = found.question
+    about = "one record" if question.adjacency == "record" else "all data of a node"
+    lines = [
+        f"Epsilon against {question.view} at delta {question.delta:g}, {about} replaced. Noise: the root mean square "
+        "distance it moves a model, for steps of size one and gradients clipped to one; training itself is left out.",
+        f"Recommended: {found.reason}.",
+    ]
+    lines += [f"{entry.label}: {entry.note}." for entry in found.ranked if entry.note]
+    for one in found.refused:
+        shown = ",".join(f"{key}={value}" for key, value in one.settings.items())
+        lines.append(f"Not applicable: {one.algorithm}{f'({shown})' if shown else ''}: {one.reason}.")
+    return lines

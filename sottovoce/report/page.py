@@ -1,0 +1,170 @@
+"""The report page: one HTML file with its figures, data and scripts inside, which asks nobody for anything.
+
+The page is `parts/page.html` with style, scripts, plotly.js and the data, as one block of JSON, in their places.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sottovoce import __version__
+from sottovoce.config import Document
+from sottovoce.errors import SottovoceError
+from sottovoce.files import check_writable, write_text
+from sottovoce.report.figures import COLOURS
+from sottovoce.report.leaks import rounded
+from sottovoce.report.story import story
+from sottovoce.report.told import Told, finite, told, unfinished
+from sottovoce.report.words import KINDS
+from sottovoce.run.files import Files
+from sottovoce.run.results import LESS_IS_BETTER
+
+WITH_PAIRS = 24
+"""So many runs show who learns what from whom; of others a page has curves and promises."""
+
+POINTS = 400
+"""Of a curve, at most."""
+
+SCRIPTS = ("frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trades.js", "promises.js", "choose.js")
+"""In the order in which they need each other; they share one scope."""
+
+SEED, NOISE = r",?seed=[^,]*", r",?(seed|epsilon|sigma|message_sigma)=[^,]*"
+"""Words of a label that tell apart seeds, and runs with more or less noise."""
+
+
+def write_page(out: Path, runs: Sequence[Path], *, title: str | None = None) -> Path:
+    """A page about finished runs, given by their folders or those of sweeps; returns where it is."""
+    check_writable(out)
+    write_text(out, page(told(runs), title, left_out=len(unfinished(runs))))
+    return out
+
+
+def write_page_of(folder: Path, *, again: bool) -> None:
+    """A run's own page, in its folder: where it has none, or `again` where it has one and something was added."""
+    place = Files(folder).page
+    if place.exists() == again:
+        write_page(place, [folder])
+
+
+def page(runs: Sequence[Told], title: str | None = None, *, left_out: int = 0) -> str:
+    """The page as text. It says how many unfinished runs were left out."""
+    named = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared")
+    parts = {
+        "title": html.escape(named),
+        "css": _own("page.css"),
+        "plotly": _plotly(),
+        "data": _inside_script({"left_out": left_out, **document(runs, named)}),
+        "script": "\n".join(_own(name) for name in SCRIPTS),
+    }
+    return re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], _own("page.html"))
+
+
+def _own(name: str) -> str:
+    return files("sottovoce.report").joinpath("parts", name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    """plotly.js as its Python package ships it, which need not be imported for that."""
+    found = find_spec("plotly")
+    if found is None or found.origin is None:
+        raise SottovoceError("plotly is not installed, which report pages are drawn with; pip install plotly")
+    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def _inside_script(document: Document) -> str:
+    """JSON that no name can break out of."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def document(runs: Sequence[Told], title: str) -> Document:
+    """The data of the page."""
+    series = _series(runs)
+    first = [members[0] for members in series]
+    with_pairs = {*[*first, *(number for number in range(len(runs)) if number not in first)][:WITH_PAIRS]}
+    return {
+        "title": title,
+        "version": __version__,
+        "metric": runs[0].metric,
+        "less_is_better": runs[0].metric in LESS_IS_BETTER,
+        "colours": COLOURS,
+        "kinds": KINDS,
+        "runs": [
+            {"label": label, **story(run, pairs=number in with_pairs)}
+            for number, (label, run) in enumerate(zip(_labels(runs), runs, strict=True))
+        ],
+        "series": [_mean(runs, members) for members in series],
+    }
+
+
+# --- runs that differ only by their seed are one series; series that differ only by their noise lie on one curve -----
+
+
+def _alike(run: Told, *, noise: bool) -> str:
+    """What decides a run, but for its seed and, without `noise`, for how much of that there is."""
+    settings = run.experiment.document()
+    for key in ("name", "seed", "record", "machine", "about", "metrics"):
+        settings.pop(key)
+    settings["privacy"].pop("attackers")
+    if not noise:
+        settings["privacy"].pop("epsilon")
+        for key in ("sigma", "message_sigma"):
+            settings["algorithm"].pop(key, None)
+    return json.dumps(settings, sort_keys=True)
+
+
+def _series(runs: Sequence[Told]) -> list[list[int]]:
+    found: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        found.setdefault(_alike(run, noise=True), []).append(number)
+    return list(found.values())
+
+
+def _mean(runs: Sequence[Told], members: Sequence[int]) -> Document:
+    """Means over seeds; epsilon and the attack's success are those of the worst seed."""
+    mine, every = [runs[number] for number in members], _labels(runs)
+    labels = [every[number] for number in members]
+    metric, endings = mine[0].metric, [run.ending() for run in mine]
+    length = min(len(run.lines) for run in mine)
+    kept = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int)).tolist()
+    lines = [[run.lines[at] for at in kept] for run in mine]
+    epsilons = [ending["epsilon"] for ending in endings]
+    attacks = [ending["attack"] for ending in endings if ending["attack"] is not None]
+    return {
+        "name": _without(SEED, labels) if len(mine) > 1 else labels[0],
+        "curve": _alike(mine[0], noise=False),
+        "curve_name": _without(NOISE, labels),
+        "runs": list(members),
+        "round": [line["round"] for line in lines[0]],
+        "megabytes": [line["bytes"] / 1e6 for line in lines[0]],
+        **{key: _over(lines, metric, key) for key in ("average", "mean", "min", "max")},
+        "ending": _over([run.lines[-1:] for run in mine], metric, "average")[0],
+        "epsilon": None if None in epsilons else rounded(max(epsilons, key=float)),
+        "attack": max(attacks, key=lambda one: one["value"], default=None),
+    }
+
+
+def _over(lines: Sequence[Sequence[Document]], metric: str, key: str) -> list[Any]:
+    values = np.array([[line[metric][key] for line in one] for one in lines], dtype=float).mean(axis=0)
+    return [finite(value) for value in values.tolist()]
+
+
+def _labels(runs: Sequence[Told]) -> list[str]:
+    """The runs' names, without a folder that they all share."""
+    parts = [run.name.rpartition("/") for run in runs]
+    shared = len(runs) > 1 and len({folder for folder, _, _ in parts}) == 1
+    return [last if shared else "".join((folder, slash, last)) for folder, slash, last in parts]
+
+
+def _without(words: str, labels: Sequence[str]) -> str:
+    """A label of a sweep without what differs among its runs; other runs differ in their whole names."""
+    return re.sub(words, "", labels[0]).strip(",") or labels[0]

@@ -1,0 +1,148 @@
+// The ROC curve of attacks, what can be solved for, and audits.
+
+const ATTACKS = {
+  threshold: "takes rows with a low loss for members",
+  classifier: "learns from known members what a member's losses look like",
+  likelihood: "compares with many runs in which the row was or was not used",
+};
+const percent = (one) =>
+  `${(100 * one.value).toFixed(1)} % (${(100 * one.low).toFixed(1)} to ${(100 * one.high).toFixed(1)})`;
+const area = (one) => `${one.value.toFixed(3)} (${one.low.toFixed(3)} to ${one.high.toFixed(3)})`;
+
+function drawRoc() {
+  const place = figure("roc", "Can a curious node tell who was trained on?", "square");
+  const made = data.series.flatMap((one) =>
+    one.runs
+      .filter((number) => data.runs[number].attack)
+      .slice(0, 1)
+      .flatMap((number) =>
+        Object.entries(data.runs[number].attacks).map(([kind, found]) => ({
+          one,
+          kind,
+          found,
+          run: data.runs[number],
+        })),
+      ),
+  );
+  const drawn = made.filter(({ found }) => found.roc);
+  if (!drawn.length) return place.missing(run().missing.attack || run().missing.roc);
+  const kinds = [...new Set(drawn.map(({ kind }) => kind))];
+  const without = data.series
+    .filter((one) => !made.some((other) => other.one === one))
+    .map((one) => data.runs[one.runs[0]]);
+  const dashOf = ({ one, kind }) => (kinds.length > 1 ? DASH[kinds.indexOf(kind)] : one.dash);
+  const name = ({ one, kind }) => (kinds.length > 1 ? `${one.name}, ${kind}` : one.name);
+  place.draw({
+    traces: [
+      {
+        type: "scatter",
+        mode: "lines",
+        x: [0, 1],
+        y: [0, 1],
+        line: { color: css("--soft"), dash: "dot", width: 1.5 },
+        hoverinfo: "skip",
+      },
+      ...drawn.map((each) => ({
+        type: "scatter",
+        mode: "lines",
+        x: each.found.roc.fpr,
+        y: each.found.roc.tpr,
+        line: { color: each.one.colour, width: each.run === run() ? 3.2 : 1.8, dash: dashOf(each) },
+        hovertemplate: `${safe(name(each))}<br>finds %{y:.1%} of members<br>accuses %{x:.1%} of others<extra></extra>`,
+      })),
+    ],
+    layout: {
+      margin: { l: 12, r: 26, t: 10, b: 12 },
+      xaxis: { title: "others taken for members", tickformat: ".0%", range: [0, 1.01] },
+      yaxis: { title: "members found", tickformat: ".0%", range: [0, 1.01] },
+    },
+    legend: [
+      ...drawn.map((each) => lineKey({ ...each.one, name: name(each), dash: dashOf(each) })),
+      key(
+        svg(`<line x1="0" y1="7" x2="26" y2="7" stroke="currentColor" stroke-width="2" stroke-dasharray="2 3"/>`),
+        "guessing",
+      ),
+    ],
+    caption: [
+      "Shown rows of data and the models it received, an attacker says which rows were trained on. " +
+        "The further a line bends above the dotted one, the more it knows; on it, it guesses. " +
+        kinds.map((kind) => `The attack “${kind}” ${ATTACKS[kind]}. `).join("") +
+        "One attack shows what is possible, not what is impossible: only the guarantees say that." +
+        (without.length
+          ? ` Not attacked yet: ${without.map((one) => one.label).join(", ")} (${without[0].missing.attack[1]}).`
+          : ""),
+    ],
+    numbers: table(
+      ["run", "attack", "area (0.5 is guessing)", "members found at 1 % false alarms", "at 0.1 %", "intervals"],
+      made.map((each) => [
+        each.one.name,
+        each.found.method,
+        area(each.found.auc),
+        percent(each.found.tpr_at_1_percent),
+        percent(each.found.tpr_at_0_1_percent),
+        `${100 * each.found.confidence} %, ${each.found.interval}, ${each.found.victims} victims`,
+      ]),
+    ),
+  });
+}
+
+function drawChecks() {
+  const place = at("checks"),
+    { audit, solved } = run();
+  place.replaceChildren();
+  const card = (title, ...parts) => {
+    const box = made("div", null, "table-card");
+    box.append(made("h3", title), ...parts);
+    place.append(box);
+  };
+  if (solved && solved.nodes) {
+    const open = solved.nodes.filter((one) => one.solved_rounds > 0);
+    card(
+      `What node ${solved.attacker} can solve for`,
+      made(
+        "p",
+        open.length
+          ? `From its messages in ${solved.rounds} rounds, gradients of these nodes can be computed up to the deviation shown.`
+          : `From its messages in ${solved.rounds} rounds, no node's gradients can be solved for.`,
+      ),
+      ...(open.length
+        ? [
+            table(
+              ["node", "hops", "gradients solved for", "sharpest"],
+              open.map((one) => [
+                String(one.node),
+                String(one.distance),
+                `${one.solved_rounds} of ${solved.rounds}`,
+                `± ${one.deviation.toPrecision(3)}`,
+              ]),
+            ),
+          ]
+        : []),
+    );
+  }
+  if (audit.length)
+    card(
+      "Claims checked by audit",
+      table(
+        ["canaries", "against", "kind", "epsilon is at least", "claimed at most", "verdict"],
+        audit.map((one) => [
+          one.canaries,
+          one.view,
+          one.kind,
+          isInf(one.found) ? "infinite" : one.found.toFixed(3),
+          said(one.claimed),
+          one.verdict,
+        ]),
+        { stack: true },
+      ),
+    );
+  else {
+    const note = made(
+      "p",
+      "No audit has been made of this run. An audit proves from below how much leaks, beside what is claimed from above:",
+      "missing",
+    );
+    note.append(made("code", `sotto audit ${run().folder}`));
+    place.append(note);
+  }
+}

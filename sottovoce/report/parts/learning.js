@@ -1,0 +1,91 @@
+// What was learned over rounds and bytes, and epsilon over rounds.
+
+function drawLearning(id, title, xs, xTitle, words) {
+  const own = chosenSeries(),
+    traces = [];
+  traces.push({
+    type: "scatter",
+    mode: "lines",
+    x: [...own[xs], ...[...own[xs]].reverse()],
+    y: [...own.max, ...[...own.min].reverse()],
+    fill: "toself",
+    fillcolor: own.colour + "26",
+    line: { width: 0 },
+    hoverinfo: "skip",
+  });
+  data.series.forEach((one) => {
+    const wide = one === own ? 3.2 : 1.8;
+    traces.push({
+      type: "scatter",
+      mode: "lines",
+      x: one[xs],
+      y: one.average,
+      line: { color: one.colour, width: wide, dash: one.dash },
+      hovertemplate: `${safe(one.name)}<br>%{x:.4g}: %{y:.4f}<extra>average model</extra>`,
+    });
+  });
+  figure(id, title).draw({
+    traces,
+    layout: { xaxis: { title: xTitle }, yaxis: { title: `test ${data.metric}` } },
+    legend: data.series.map(lineKey),
+    caption: [
+      `${words} Lines: the average of all nodes' models on data nobody trained on (${better}). The band, of `,
+      own.name,
+      ", runs from the worst node to the best.",
+    ],
+    numbers: table(
+      [xTitle, ...data.series.flatMap((one) => [`${one.name}, average model`, `${one.name}, nodes`])],
+      own[xs].map((_, i) => [
+        own[xs][i].toPrecision(4).replace(/\.?0+$/, ""),
+        ...data.series.flatMap((one) => [share(one.average[i]), share(one.mean[i])]),
+      ]),
+    ),
+  });
+}
+
+function drawStages() {
+  const place = figure("stages", "Epsilon over rounds");
+  const known = data.series.map((one) => [one, data.runs[one.runs[0]]]).filter(([, first]) => first.over_rounds.length);
+  if (!known.length) return place.missing(run().missing.over_rounds);
+  const drawn = known.filter(([, first]) => first.over_rounds.some((stage) => !isInf(stage.epsilon)));
+  const endless = known.filter((pair) => !drawn.includes(pair)).map(([one]) => one.name);
+  const untold = data.series.filter((one) => !known.some(([other]) => other === one)).map((one) => one.name);
+  const notes =
+    (endless.length ? ` Infinite from the first round on, so not drawn: ${endless.join(", ")}.` : "") +
+    (untold.length ? ` Not told over rounds, or nothing proven: ${untold.join(", ")}.` : "");
+  if (!drawn.length)
+    return place.missing([
+      `Epsilon is infinite from the first round on: ${endless.join(", ")}. ` +
+        "Without noise, or where it does not cover everything that is sent, nothing is hidden at any time.",
+      "",
+    ]);
+  place.draw({
+    traces: drawn.map(([one, first]) => ({
+      type: "scatter",
+      mode: "lines+markers",
+      x: first.over_rounds.map((stage) => stage.round),
+      y: first.over_rounds.map((stage) => (isInf(stage.epsilon) ? null : stage.epsilon)),
+      line: { color: one.colour, dash: one.dash, width: one === chosenSeries() ? 3.2 : 1.8 },
+      marker: { symbol: one.symbol, size: 8, color: one.colour },
+      hovertemplate: `${safe(one.name)}<br>after %{x} rounds: epsilon %{y}<extra>${first.kind}, ${first.adversary}</extra>`,
+    })),
+    layout: { xaxis: { title: "rounds" }, yaxis: { title: "epsilon, proven", rangemode: "tozero" } },
+    legend: drawn.map(([one]) => lineKey(one)),
+    caption: [
+      `What would have been promised if training had ended earlier: every round that is listened to costs privacy. ` +
+        `By each run's own headline: ${headlines(drawn.map((pair) => pair[1]))}; delta ${small(run().delta)}.${notes}`,
+    ],
+    numbers: table(
+      ["run", "rounds", "epsilon", "kind", "adversary"],
+      known.flatMap(([one, first]) =>
+        first.over_rounds.map((stage) => [
+          one.name,
+          String(stage.round),
+          said(stage.epsilon),
+          first.kind,
+          first.adversary,
+        ]),
+      ),
+    ),
+  });
+}

@@ -1,0 +1,121 @@
+// Guarantees in words, the summary, and what was trained.
+
+function promised(one) {
+  const meaning = made("div"),
+    assumed = made("div");
+  meaning.append(
+    made("p", one.kind, "kind"),
+    made(
+      "p",
+      isInf(one.epsilon)
+        ? "No limit: nothing here keeps a change of data from being seen."
+        : data.kinds[one.kind] || "",
+    ),
+  );
+  one.assumptions.forEach((line) => assumed.append(made("p", first(line) + ".")));
+  return [
+    one.adversary,
+    one.protects,
+    said(one.epsilon),
+    one.guess == null ? "no limit" : guessed(one.epsilon, one.guess),
+    meaning,
+    assumed,
+  ];
+}
+
+// What the curious node can learn about the node it can learn most about, and about the one it can learn least about.
+function chosenPromises() {
+  if (!way() || !way().epsilon) return [];
+  const row = leaks().attackers.indexOf(state.attacker),
+    epsilon = way().epsilon[row],
+    size = (i) => (isInf(epsilon[i]) ? Infinity : epsilon[i]);
+  const order = epsilon
+    .map((_, i) => i)
+    .filter((i) => epsilon[i] != null)
+    .sort((a, b) => size(b) - size(a) || a - b);
+  if (!order.length) return [];
+  return [
+    [order[0], "most"],
+    [order[order.length - 1], "least"],
+  ].map(([victim, how]) => ({
+    adversary: `node ${node(state.attacker)}, the curious one, about node ${node(victim)}, of which it can learn ${how}`,
+    protects: run().promises.length ? run().protects : "",
+    epsilon: epsilon[victim],
+    guess: way().guess[row][victim],
+    kind: way().kinds[way().kind[row][victim]],
+    assumptions: way().assumptions[way().kinds[way().kind[row][victim]]],
+  }));
+}
+
+function drawPromises() {
+  const rows = [...run().promises, ...chosenPromises()].map(promised),
+    card = made("div", null, "table-card");
+  card.append(made("h3", `Guarantees of ${run().label}, at delta ${small(run().delta)}`));
+  if (run().epsilon == null) card.append(made("p", run().verdict, "missing"));
+  if (rows.length)
+    card.append(
+      table(
+        [
+          "against",
+          "what is protected",
+          "epsilon",
+          "a guess between two data sets is right at most",
+          "kind, and what it means",
+          "assumes",
+        ],
+        rows,
+        { stack: true },
+      ),
+    );
+  const notes = [
+    run().bound,
+    first(run().convexity) + ".",
+    ...(leaks()
+      ? leaks()
+          .refusals.slice(0, 1)
+          .map(
+            (line) =>
+              `Not offered for single nodes: ${line}${leaks().refusals.length > 1 ? ` (and ${leaks().refusals.length - 1} alike)` : ""}.`,
+          )
+      : []),
+  ];
+  notes.forEach((line) => card.append(made("p", line, "note")));
+  at("promises").replaceChildren(card);
+  at("uncovered").replaceChildren(...run().not_covered.map((line) => made("li", line)));
+}
+
+function drawSummary() {
+  const one = run(),
+    best = one.promises.filter((row) => row.proven).sort((a, b) => a.guess - b.guess)[0];
+  at("verdict").textContent = one.verdict;
+  at("verdict").className = one.epsilon == null || isInf(one.epsilon) ? "bad" : "";
+  const cards = [
+    [
+      `test ${data.metric}, average model`,
+      share(one.average_model),
+      `nodes: ${share(one.mean_node)}, worst ${share(one.worst_node)}`,
+    ],
+    [
+      "epsilon",
+      said(one.epsilon),
+      one.kind ? `delta ${small(one.delta)}, ${one.adversary} as adversary, ${one.kind}` : "see the guarantees below",
+    ],
+    ["a spy’s best guess", best ? `${best.guess.toFixed(1)} %` : "no limit", "right at most so often; 50 % is a coin"],
+    [
+      "attack’s area",
+      one.attack ? one.attack.value.toFixed(3) : "none yet",
+      one.attack ? `${one.attack.attack}; 0.5 is guessing` : "nobody attacked this run",
+    ],
+    ["sent", bytes(one.bytes), `by ${one.n} nodes in ${one.rounds} rounds`],
+  ];
+  at("cards").replaceChildren(
+    ...cards.map(([name, value, note]) => {
+      const box = made("div"),
+        figure = made("dd", value);
+      figure.append(made("small", note));
+      box.append(made("dt", name), figure);
+      return box;
+    }),
+  );
+  at("facts").replaceChildren(...one.facts.flatMap(([name, value]) => [made("dt", name), made("dd", value)]));
+}

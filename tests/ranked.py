@@ -1,0 +1,199 @@
+"""Runs of ranks in their folders, as tests ask for them; and ranks that die as `kill -9` would have it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import sottovoce
+from sottovoce import sources
+from sottovoce.config import from_document
+from sottovoce.draws import Draws
+from sottovoce.errors import Diverged, SottovoceError
+from sottovoce.loop import rounds_of
+from sottovoce.placement import blocks
+from sottovoce.run import checkpoint, folder, hosted, pace
+from sottovoce.run.build import build
+from sottovoce.run.folder import carry_out
+from sottovoce.run.hosted import Hosted
+from sottovoce.run.hosting import Halo, Host, HostedRows
+from sottovoce.run.processes import joined
+from sottovoce.run.wire import Flight, Wire
+from tests.cases import DIMENSION, cases, task
+from tests.killed import Count, half_written
+
+TIMEOUT = 20.0
+CASES = {str(case): case for case in cases() if case.place not in ("path:4", "star:5")}
+SEED, ROUNDS = 9, 3
+
+
+# --- cases of the laws ---------------------------------------------------------------------------------------------
+
+
+def start(case, dtype=torch.float32):
+    """A public starting point of all nodes; averaging begins at zero."""
+    rows = torch.from_numpy(np.random.default_rng(4).standard_normal((case.topology.n, DIMENSION))).to(dtype)
+    return 0 * rows if case.algorithm.once else rows
+
+
+def hosted_rounds(ranks, name):
+    """The host of this rank, and the rounds of a case as it plays them."""
+    case = CASES[name]
+    net = case.topology
+    host = Host(blocks(net, ranks.size), ranks.wire)
+    x0, away = start(case), host.plan(net.at(0)).strangers
+    compressed = case.algorithm.compression.name != "identity"
+    halo = Halo(away, x0[torch.from_numpy(away)]) if compressed else None
+    everyone = task(net.n)
+
+    def gradient(round, points):
+        whole = np.zeros((net.n, DIMENSION), dtype=np.float32)
+        whole[host.nodes] = points.numpy()
+        return torch.from_numpy(everyone(round, whole)[host.nodes])
+
+    return host, rounds_of(
+        case.algorithm, net, HostedRows(host, host.share(x0), halo), gradient, rounds=ROUNDS, seed=SEED,
+        make=partial(Hosted, first=net.at(0)),
+    )  # fmt: skip
+
+
+def alone_rounds(name):
+    """The same in one process."""
+    case = CASES[name]
+    everyone = task(case.topology.n)
+    return rounds_of(
+        case.algorithm, case.topology, start(case), lambda t, x: torch.from_numpy(everyone(t, x.numpy())),
+        rounds=ROUNDS, seed=SEED,
+    )  # fmt: skip
+
+
+def hosted_end(ranks, names):
+    """The nodes here and where they end, of each case."""
+    found = {}
+    for name in names:
+        host, played = hosted_rounds(ranks, name)
+        found[name] = host.nodes, list(played)[-1].models.own.numpy()
+    return found
+
+
+def overheard(ranks, name):
+    """Of each exchange: what this rank hands to the wire for whom; and whose noise it draws, and compresses, in all."""
+    sent, drawn, real, draw = [], set(), ranks.wire.swap, sources.generator
+
+    def swap(outgoing, incoming):
+        sent.append({peer: rows.clone().numpy() for peer, rows in outgoing.items()})
+        return real(outgoing, incoming)
+
+    def generator(seed, kind, ids, *when):
+        drawn.add((kind, *ids))
+        return draw(seed, kind, ids, *when)
+
+    try:
+        ranks.wire.swap, sources.generator, hosted.generator = swap, generator, generator
+        host, played = hosted_rounds(ranks, name)
+        list(played)
+    finally:
+        del ranks.wire.swap
+        sources.generator = hosted.generator = draw
+    return host.nodes, sent, drawn
+
+
+# --- runs in their folders -----------------------------------------------------------------------------------------
+
+
+def held_data(ranks, wanted):
+    trial = build(from_document(wanted))
+    mine = ranks.share(trial, ranks.place(trial))
+    rows = [mine.task.inputs[mine.task.shards.indices[node]].numpy() for node in mine.host.nodes]
+    return mine.host.nodes, rows, len(mine.task.inputs), len(mine.task.dataset.inputs)
+
+
+def differing(ranks, one, other, place, version):
+    """Rank 1 is given another document, or is of another version."""
+    if version is not None and ranks.rank == 1:
+        folder.__version__ = version
+    try:
+        return ranked(ranks, other if ranks.rank == 1 else one, place)
+    finally:
+        folder.__version__ = sottovoce.__version__
+
+
+def ranked(ranks, document, place, resume=False, stop=None):
+    """Carry out an experiment at each rank, or its first rounds; what it raises is returned."""
+
+    def interrupt(_, stage):
+        if stage.rounds == stop:
+            raise KeyboardInterrupt
+
+    try:
+        carry_out(from_document(document), Path(place), resume=resume, team=ranks, watch=interrupt)
+    except SottovoceError as error:
+        return f"{type(error).__name__}: {error}"
+    except KeyboardInterrupt:
+        return "stopped"
+    return None
+
+
+class After(Count):
+    """Ends this process when the right call has been made."""
+
+    def __call__(self, *arguments, **more):
+        self.left -= 1
+        answer = self.inner(*arguments, **more)
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return answer
+
+
+def bound(act):
+    """A callable object as a method."""
+    return lambda *arguments, **more: act(*arguments, **more)
+
+
+FAULTS = {
+    "before sending in round 3": lambda: setattr(Wire, "swap", bound(Count(Wire.swap, 4))),
+    "after sending in round 3": lambda: setattr(Wire, "swap", bound(After(Wire.swap, 4))),
+    "after hearing in round 3": lambda: setattr(Flight, "land", bound(After(Flight.land, 4))),
+    "while writing its part": lambda: setattr(checkpoint.np, "savez", half_written(4)),
+    "before its part has its name": lambda: setattr(checkpoint, "write", Count(checkpoint.write, 4)),
+    "when its part is written": lambda: setattr(checkpoint, "write", After(checkpoint.write, 4)),
+    "goes astray in round 3": lambda: setattr(Draws, "gradient", bound(Astray(Draws.gradient, 4))),
+    "does not answer in round 3": lambda: setattr(Wire, "swap", bound(Hang(Wire.swap, 4))),
+}
+"""What befalls a rank. Of rank 0, its part is the one that names the others."""
+
+
+class Astray(Count):
+    """Refuses at the right call."""
+
+    def __call__(self, *arguments, **more):
+        self.left -= 1
+        if not self.left:
+            raise Diverged("gradient with nan", "it would spread", "clip it")
+        return self.inner(*arguments, **more)
+
+
+class Hang(Count):
+    """Stops this process, without ending it, at the right call."""
+
+    def __call__(self, *arguments, **more):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return self.inner(*arguments, **more)
+
+
+def rank_until(fault, victim, told, document, place, timeout):
+    """One rank of a run of which the victim meets a fault; exits 1 where a rank is lost to it, 2 where one refused."""
+    os.environ |= told
+    pace.PATIENCE = 0
+    if int(told["RANK"]) == victim:
+        FAULTS[fault]()
+    with joined(timeout) as ranks:
+        said = ranked(ranks, document, place, True)
+        os._exit({"Lost": 1, "Diverged": 2}.get((said or "").partition(":")[0], 9))

@@ -1,0 +1,484 @@
+"""The report page: its numbers are those of the run's files, and it works in a real browser, offline and from disk."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import statistics
+from pathlib import Path
+
+import pytest
+
+from sottovoce import InputError
+from sottovoce.cli.attack import attack
+from sottovoce.config import from_document
+from sottovoce.report.leaks import percent, rounded
+from sottovoce.report.page import write_page, write_page_of
+from sottovoce.report.told import guess_of, told
+from sottovoce.report.words import KINDS
+from sottovoce.run.folder import carry_out
+
+AGAIN = "sotto run {}/config.json --set "
+EVIL = "</script><script>window.bad=1</script>"
+COMMON = {
+    "data": {"rows": 20}, "topology": {"graph": "erdos-renyi:8,p=0.4,seed=3"},
+    "training": {"rounds": 12, "batch": "cycle:4x3", "clip": "per-example", "bound": 1.0},
+    "algorithm": {"name": "dp-d-sgd", "sigma": 2.0, "step_size": 0.5}, "metrics": {"every": 3},
+    "record": {"attackers": "all", "every": 6}, "privacy": {"attackers": "all"},
+}  # fmt: skip
+RUNS = {
+    "noisy": {},
+    "convex": {"data": {"name": "breast-cancer", "rows": 20, "unit_norm": True}, "model": {"name": "logistic"}},
+    "plain": {"algorithm": {"name": "d-psgd", "step_size": 0.5}},
+    "mute": {"record": {}, "privacy": {"attackers": "none"}, "seed": 1},
+    "unclipped": {"training": {"rounds": 12}},
+    "fresh": {"topology": {"graph": "erdos-renyi:8,p=0.5", "fresh": True}, "privacy": {"attackers": [2]}},
+    "poisson": {"training": COMMON["training"] | {"batch": "poisson:0.5", "rounds": 3}, "privacy": {"attackers": [0]}},
+    "zip-dl": {"algorithm": {"name": "zip-dl", "sigma": 2.0, "step_size": 0.5}, "privacy": {"attackers": [1]}},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """`runs("noisy")` is the folder of a finished run; the first of them was attacked."""
+    out = tmp_path_factory.mktemp("runs")
+
+    def find(name: str) -> Path:
+        if not (out / name).exists():
+            carry_out(from_document(COMMON | {"name": name} | RUNS[name]), out / name)
+            if name == "noisy":
+                attack([out / name])
+        return out / name
+
+    return find
+
+
+def inside(page: Path) -> dict:
+    """The data of a page."""
+    found = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), flags=re.DOTALL)
+    assert len(found) == 1
+    return json.loads(found[0])
+
+
+def stored(folder: Path, name: str = "privacy.json") -> dict:
+    return json.loads((folder / name).read_text())
+
+
+def shown_rightly(shown, value) -> bool:
+    """Rounded up, by less than one in a thousand."""
+    value = float(value)
+    return shown == "inf" if math.isinf(value) else value <= shown <= value * 1.0011
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["noisy", "convex", "plain", "zip-dl", "fresh"])
+def test_pairs_are_those_of_the_promise(name, runs, tmp_path):
+    found = inside(write_page(tmp_path / "page.html", [runs(name)]))["runs"][0]["leaks"]
+    views = {view["view"]: view["guarantees"] for view in stored(runs(name))["views"]}
+    assert {f"node:{attacker}" for attacker in found["attackers"]} == {*views} - {"everyone"}
+    seen = 0
+    for way, counts in (
+        ("proven", lambda one: one["proven_for_training"]),
+        ("fixed-streams", lambda one: one["kind"] == "fixed-streams"),
+    ):
+        every = []
+        for row, attacker in enumerate(found["attackers"]):
+            for victim in range(8):
+                mine = [one for one in views[f"node:{attacker}"] if one["victim"] == victim and counts(one)]
+                if way not in found["ways"]:
+                    assert mine == []
+                    continue
+                shown = found["ways"][way]["epsilon"][row][victim]
+                if victim == attacker:
+                    assert shown is None
+                    continue
+                best = min(mine, key=lambda one: float(one["epsilon"]))
+                assert shown_rightly(shown, best["epsilon"])
+                assert found["distance"][row][victim] == best["distance"]
+                assert found["ways"][way]["kinds"][found["ways"][way]["kind"][row][victim]] == best["kind"]
+                right = statistics.NormalDist().cdf(float(best["mu"]) / 2)
+                assert right <= found["ways"][way]["guess"][row][victim] / 100 <= right + 0.00101
+                every.append((best["distance"], float(best["epsilon"])))
+                seen += 1
+        for one in found["ways"].get(way, {"by_distance": []})["by_distance"]:
+            figures = sorted(epsilon for hops, epsilon in every if hops == one["distance"])
+            assert one["pairs"] == len(figures)
+            assert shown_rightly(one["least"], figures[0])
+            assert shown_rightly(one["most"], figures[-1])
+    assert seen >= 7
+
+
+def test_curves_and_attacks_are_those_that_were_measured(runs, tmp_path):
+    page = inside(write_page(tmp_path / "page.html", [runs("noisy")]))
+    lines = [json.loads(line) for line in (runs("noisy") / "metrics.jsonl").read_text().splitlines()]
+    (series,) = page["series"]
+    assert series["round"] == [line["round"] for line in lines] == [0, 3, 6, 9, 12]
+    assert series["megabytes"] == [line["bytes"] / 1e6 for line in lines]
+    for key in ("average", "mean", "min", "max"):
+        assert series[key] == [line["accuracy"][key] for line in lines]
+    (run,) = page["runs"]
+    stages = stored(runs("noisy"))["over_rounds"]
+    assert [one["round"] for one in run["over_rounds"]] == [one["round"] for one in stages]
+    assert all(
+        shown_rightly(ours["epsilon"], theirs["epsilon"])
+        for ours, theirs in zip(run["over_rounds"], stages, strict=True)
+    )
+    assert run["over_rounds"][-1]["epsilon"] == run["epsilon"]
+    made = stored(runs("noisy"), "attack.json")["threshold"]
+    assert run["attacks"]["threshold"]["roc"] == made["roc"]
+    assert run["attack"] == {"attack": "threshold", **made["auc"]}
+    assert run["missing"] == {}
+
+
+def test_graphs_are_drawn_as_they_are(runs, tmp_path):
+    from sottovoce.graphs import graph
+
+    drawn = inside(write_page(tmp_path / "page.html", [runs("noisy")]))["runs"][0]["graph"]
+    rows, columns = graph(COMMON["topology"]["graph"]).adjacency.nonzero()
+    assert {tuple(edge) for edge in drawn["edges"]} == {
+        (a, b) for a, b in zip(rows.tolist(), columns.tolist(), strict=True) if a < b
+    }
+    assert len({tuple(place) for place in drawn["positions"]}) == 8
+
+
+def test_what_is_infinite_or_not_proven_is_said_plainly(runs, tmp_path):
+    plain, unclipped = inside(write_page(tmp_path / "page.html", [runs("plain"), runs("unclipped")]))["runs"]
+    assert plain["epsilon"] == "inf"
+    assert plain["verdict"].startswith("Nothing is hidden: epsilon is infinite.")
+    assert all(one["epsilon"] == "inf" and one["guess"] == 100 for one in plain["promises"])
+    assert unclipped["epsilon"] is None
+    assert unclipped["verdict"].startswith("Nothing is proven for this run: gradients are not clipped")
+    assert unclipped["promises"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "words", "command"),
+    [
+        ("mute", "attack", "not recorded", AGAIN + "record.attackers=all --set name=mute-recorded"),
+        ("mute", "pairs", "not accounted for", AGAIN + "privacy.attackers=all --set name=mute-all-nodes"),
+        ("plain", "attack", "Nobody has attacked", "sotto attack {}"),
+        ("fresh", "graph", "changes from round to round", ""),
+        ("unclipped", "pairs", "not clipped", ""),
+        ("unclipped", "over_rounds", "nothing is proven", ""),
+    ],
+)  # fmt: skip
+def test_what_a_run_does_not_have_is_said_with_the_command_that_makes_it(name, figure, words, command, runs, tmp_path):
+    missing = inside(write_page(tmp_path / "page.html", [runs(name)]))["runs"][0]["missing"][figure]
+    assert words in missing[0]
+    assert missing[1] == command.format(runs(name))
+
+
+def test_commands_that_a_page_names_work(sotto, runs, tmp_path):
+    missing = inside(write_page(tmp_path / "page.html", [runs("mute")]))["runs"][0]["missing"]
+    code, _, err = sotto(missing["pairs"][1].removeprefix("sotto ") + f" --out {tmp_path}")
+    assert (code, err) == (0, "")
+    assert len(inside(tmp_path / "mute-all-nodes" / "report.html")["runs"][0]["leaks"]["attackers"]) == 8
+
+
+def test_promises_are_told_kind_by_kind_in_plain_words(runs, tmp_path):
+    (poisson,) = inside(write_page(tmp_path / "page.html", [runs("poisson")]))["runs"]
+    first, *others = poisson["promises"]
+    assert first["protects"] == "one record, made to count as nothing"
+    assert shown_rightly(first["epsilon"], stored(runs("poisson"))["sampled"]["epsilon"])
+    assert {one["protects"] for one in others} == {"one record, replaced by another"}
+    assert [one["kind"] for one in others] == ["any-training", "fixed-streams"]
+    assert [one["proven"] for one in others] == [True, False]
+    assert any("chance" in line for line in poisson["not_covered"])
+    assert {one["kind"] for one in poisson["promises"]} <= {*KINDS}
+
+
+def test_a_guess_is_right_as_often_as_the_definition_allows():
+    """An adversary of (epsilon, delta): with delta it knows, else it hears a coin of odds e^epsilon."""
+    odds, delta = math.exp(1.5), 1e-3
+    assert guess_of({"mu": None, "epsilon": 1.5}, delta) >= delta + (1 - delta) * odds / (1 + odds)
+    assert guess_of({"mu": None, "epsilon": 1.5}, 0.0) == pytest.approx(odds / (1 + odds))
+    assert guess_of({"mu": None, "epsilon": "inf"}, delta) == guess_of({"mu": "inf", "epsilon": "inf"}, delta) == 1
+    assert (percent(0.5), percent(0.50001), rounded(1.00001), rounded("inf")) == (50, 50.1, 1.001, "inf")
+
+
+def test_seeds_are_averaged_and_runs_that_differ_by_noise_lie_on_one_curve(sotto, runs, tmp_path):
+    for name, more in (("s1", {"seed": 5}), ("loud", {"algorithm": COMMON["algorithm"] | {"sigma": 4.0}})):
+        carry_out(
+            from_document(COMMON | {"name": f"sweep/{name}", "privacy": {"attackers": "none"}} | more),
+            tmp_path / "sweep" / name,
+        )
+    page = inside(write_page(tmp_path / "page.html", [runs("noisy"), tmp_path / "sweep"], title="Ours"))
+    assert page["title"] == "Ours"
+    assert [run["run"] for run in page["runs"]] == ["noisy", "sweep/loud", "sweep/s1"]
+    assert [one["runs"] for one in page["series"]] == [[0, 2], [1]]
+    assert len({one["curve"] for one in page["series"]}) == 1
+    (tmp_path / "sweep" / "stopped").mkdir()
+    shutil.copy(runs("noisy") / "config.json", tmp_path / "sweep" / "stopped")
+    alone = inside(write_page(tmp_path / "page.html", [tmp_path / "sweep"]))
+    assert [run["label"] for run in alone["runs"]] == ["loud", "s1"]
+    assert alone["left_out"] == 1
+    _, _, err = sotto(f"compare {tmp_path / 'sweep'}")
+    assert err.startswith(f"Left out, stopped or gone astray: {tmp_path / 'sweep' / 'stopped'}\n")
+    ours, theirs = (
+        [json.loads(line)["accuracy"]["average"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (runs("noisy"), tmp_path / "sweep" / "s1")
+    )
+    assert page["series"][0]["average"] == pytest.approx([(a + b) / 2 for a, b in zip(ours, theirs, strict=True)])
+
+
+def test_large_graphs_are_summed_up(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("sottovoce.report.leaks.PAIRS", 10)
+    monkeypatch.setattr("sottovoce.report.story.NODES", 7)
+    (run,) = inside(write_page(tmp_path / "page.html", [runs("noisy")]))["runs"]
+    assert "too many to draw" in run["missing"]["graph"][0]
+    way = run["leaks"]["ways"]["fixed-streams"]
+    assert "epsilon" not in way
+    assert sum(way["histogram"]["counts"]) == sum(one["pairs"] for one in way["by_distance"]) == 8 * 7
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def measured_otherwise(folder: Path) -> Path:
+    """The same run, as if it had learned a value."""
+    for name in ("metrics.jsonl", "result.json"):
+        (folder / name).write_text((folder / name).read_text().replace('"accuracy"', '"rmse"'))
+    return folder
+
+
+def test_runs_that_went_astray_are_shown_as_such(sotto, runs, tmp_path):
+    folder = shutil.copytree(runs("noisy"), tmp_path / "astray")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])
+    last["accuracy"] = dict.fromkeys(last["accuracy"], math.nan)
+    (folder / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
+    code, out, _ = sotto(f"compare {folder} --out {tmp_path / 'page.html'}")
+    assert (code, "astray" in out) == (0, True)
+    (series,) = inside(tmp_path / "page.html")["series"]
+    assert series["ending"] is series["average"][-1] is None
+
+
+def test_errors_are_better_when_they_are_smaller(runs, tmp_path):
+    folder = measured_otherwise(shutil.copytree(runs("noisy"), tmp_path / "value"))
+    page = inside(write_page(tmp_path / "page.html", [folder]))
+    last = json.loads((runs("noisy") / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"]
+    assert (page["metric"], page["less_is_better"]) == ("rmse", True)
+    assert page["runs"][0]["worst_node"] == last["max"]
+
+
+def test_wrong_folders_get_one_clear_line(sotto, runs, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "begun").mkdir()
+    shutil.copy(runs("noisy") / "config.json", tmp_path / "begun")
+    (tmp_path / "broken").mkdir()
+    for name in ("config.json", "result.json", "metrics.jsonl"):
+        shutil.copy(runs("noisy") / name, tmp_path / "broken")
+    (tmp_path / "broken" / "privacy.json").write_text("{}")
+    measured_otherwise(shutil.copytree(runs("noisy"), tmp_path / "value"))
+    for words, folders in (
+        ("no such folder", ["nowhere"]), ("no run", ["empty"]), ("unfinished", ["begun"]), ("damaged", ["broken"]),
+        ("one scale cannot show both", [runs("noisy"), "value"]),
+    ):  # fmt: skip
+        out = tmp_path / "page.html"
+        code, said, err = sotto("compare --out", str(out), *(str(tmp_path / folder) for folder in folders))
+        assert (code, said, err.count("\n")) == (2, "", 1)
+        assert words in err
+        assert not out.exists()
+    with pytest.raises(InputError, match="no such folder"):
+        write_page(tmp_path / "not" / "there.html", [runs("noisy")])
+    with pytest.raises(InputError, match="at least one"):
+        told([])
+
+
+def test_compare_prints_trade_offs_and_writes_the_page(sotto, runs, tmp_path):
+    both = f"{runs('noisy')} {runs('plain')}"
+    code, out, err = sotto(f"compare {both} --out {tmp_path / 'both.html'}")
+    assert (code, err) == (0, f"Page: {tmp_path / 'both.html'}\n")
+    noisy, plain = out.splitlines()[1:]
+    assert re.search(r"noisy +dp-d-sgd .* any-training +everyone +0\.\d+ \(0\.\d+ to 0\.\d+\) threshold", noisy)
+    assert re.search(r"plain +d-psgd .* inf +any-training +everyone +not attacked", plain)
+    document = json.loads(sotto(f"compare {both} --json")[1])
+    assert document["page"] == str(runs("noisy").parent / "compare.html")
+    assert [one["epsilon"] for one in document["runs"]] == [stored(runs("noisy"))["headline"]["epsilon"], "inf"]
+    assert inside(Path(document["page"]))["title"] == "2 runs compared"
+
+
+def test_a_runs_own_page_is_written_once_and_renewed_by_attacks(runs, tmp_path):
+    folder = shutil.copytree(runs("noisy"), tmp_path / "noisy")
+    write_page_of(folder, again=True)
+    assert not (folder / "report.html").exists()
+    (folder / "attack.json").unlink()
+    write_page_of(folder, again=False)
+    assert inside(folder / "report.html")["runs"][0]["attacks"] == {}
+    attack([folder])
+    assert "threshold" in inside(folder / "report.html")["runs"][0]["attacks"]
+
+
+# --- in a browser --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """The installed browser; tests that need it are skipped without."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no browser is installed: apt-get install chromium")
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with driver.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium):
+    """`opened(file, width=360)` is its page from disk, offline; nothing may complain and nothing may be asked for."""
+    contexts, wrong = [], []
+
+    def show(file: Path, *, width: int = 1280, height: int = 900, dark: bool = False):
+        context = chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", offline=True
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: request.url != file.as_uri() and wrong.append(request.url))
+        page.goto(file.as_uri())
+        page.wait_for_selector("#graph figure h3")
+        return page
+
+    yield show
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def written(runs, tmp_path_factory):
+    """One page about all kinds of runs."""
+    return write_page(tmp_path_factory.mktemp("page") / "page.html", [runs(name) for name in RUNS])
+
+
+def text(page, selector: str) -> str:
+    return page.inner_text(selector)
+
+
+def numbers(page, figure: str) -> str:
+    """The table behind a figure."""
+    return page.locator(f"#{figure} details table").evaluate("table => table.textContent")
+
+
+def test_every_figure_is_drawn_from_disk_without_a_single_request(written, opened):
+    page = opened(written)
+    for figure in ("graph", "distance", "pairs", "rounds", "bytes", "stages", "roc", "privacy", "success"):
+        assert page.locator(f"#{figure} .plot svg.main-svg").count() > 0, figure
+        assert len(text(page, f"#{figure} figcaption")) > 80, figure
+        assert len(numbers(page, figure)) > 40, figure
+    assert "any-training" in text(page, "#promises")
+
+
+def test_clicking_a_node_changes_figures_table_and_captions(written, opened):
+    page, data = opened(written), inside(written)["runs"][0]
+    pairs = data["leaks"]["ways"]["proven"]
+    before = {figure: (text(page, f"#{figure} figcaption"), numbers(page, figure)) for figure in ("graph", "pairs")}
+    assert "Node 0 is curious." in before["graph"][0]
+    page.locator("#graph").scroll_into_view_if_needed()
+    label = page.locator("#graph .textpoint text", has_text=re.compile("^5$")).bounding_box()
+    page.mouse.click(label["x"] + label["width"] / 2, label["y"] + label["height"] / 2)
+    page.wait_for_function("document.getElementById('attacker').value === '5'")
+    assert "Node 5 is curious." in text(page, "#graph figcaption")
+    assert "learned by node 5" in text(page, "#distance .legend")
+    assert "node 5" in text(page, "#pairs figcaption")
+    assert "node 5, the curious one" in text(page, "#promises")
+    after = numbers(page, "graph")
+    assert after != before["graph"][1]
+    cells = page.locator("#graph details table").evaluate(
+        "t => [...t.tBodies[0].rows].map(r => [...r.cells].map(c => c.textContent))"
+    )
+    assert [row[0] for row in cells] == [str(node) for node in range(8) if node != 5]
+    for node, hops, epsilon, guess, kind in cells:
+        assert float(epsilon) == pairs["epsilon"][5][int(node)]
+        assert int(hops) == data["leaks"]["distance"][5][int(node)]
+        assert (float(guess.split()[0]), kind) == (pairs["guess"][5][int(node)], "any-training")
+    frame = page.evaluate("document.querySelector('#pairs .plot').layout.shapes[0]")
+    assert (frame["y0"], frame["y1"]) == (4.5, 5.5)
+    drawn = page.evaluate("document.querySelector('#distance .plot').data[1].y")
+    assert sorted(drawn) == sorted(value for value in pairs["epsilon"][5] if value is not None)
+
+
+def test_keys_do_what_clicks_do_and_the_idealisation_is_named(written, opened):
+    page = opened(written)
+    page.focus("#attacker")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function("document.getElementById('attacker').value === '1'")
+    assert "Node 1 is curious." in text(page, "#graph figcaption")
+    page.select_option("#way", "fixed-streams")
+    for figure in ("graph", "distance", "pairs"):
+        assert "idealisation, no proof for training" in text(page, f"#{figure} figcaption")
+    ideal = inside(written)["runs"][0]["leaks"]["ways"]["fixed-streams"]["epsilon"][1]
+    assert str(ideal[0]) in numbers(page, "graph")
+
+
+def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, opened):
+    page = opened(written)
+    by_name = {run["run"]: number for number, run in enumerate(inside(written)["runs"])}
+    page.select_option("#run", str(by_name["convex"]))
+    assert "convex-training" in numbers(page, "graph")
+    page.select_option("#run", str(by_name["plain"]))
+    assert "infinite" in text(page, "#cards")
+    assert "Nothing is hidden" in text(page, "#verdict")
+    assert "infinite: nothing protects" in text(page, "#graph .legend")
+    page.select_option("#run", str(by_name["mute"]))
+    assert "privacy.attackers=all" in text(page, "#graph .missing")
+    assert not page.locator("#graph .plot").is_visible()
+    page.select_option("#run", str(by_name["unclipped"]))
+    assert "none proven" in text(page, "#cards")
+    page.select_option("#run", str(by_name["fresh"]))
+    assert "changes from round to round" in text(page, "#graph .missing")
+    assert page.locator("#distance .plot").is_visible()
+    page.select_option("#run", str(by_name["noisy"]))
+    assert page.locator("#graph .plot").is_visible()
+
+
+@pytest.mark.parametrize(("width", "height", "dark"), [(360, 740, False), (1280, 900, True)])
+def test_it_fits_a_phone_and_follows_dark_mode(width, height, dark, written, opened, tmp_path):
+    page = opened(written, width=width, height=height, dark=dark)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    ground, ink = (page.evaluate(f"getComputedStyle(document.body).{part}") for part in ("backgroundColor", "color"))
+    plotted = page.evaluate("document.querySelector('#rounds .plot')._fullLayout.font.color")
+    assert (brightness(ground) < 60) == dark
+    assert (brightness(ink) > 200) == dark
+    assert (brightness(plotted) > 200) == dark
+    picture = page.screenshot(path=tmp_path / "page.png", full_page=True)
+    assert len(picture) > 50_000
+
+
+def brightness(colour: str) -> float:
+    parts = [int(part, 16) for part in re.findall("..", colour[1:])] if colour[0] == "#" else re.findall(r"\d+", colour)
+    return sum(map(int, parts[:3])) / 3
+
+
+def test_names_cannot_break_out_of_the_page(runs, opened, tmp_path):
+    folder = shutil.copytree(runs("noisy"), tmp_path / "evil")
+    ring = [EVIL, *"bcdefgh"]
+    (tmp_path / "edges.txt").write_text("".join(f"{ring[i]},{ring[i - 1]}\n" for i in range(8)))
+    settings = stored(folder, "config.json")
+    settings["topology"]["graph"] = f"file:{tmp_path / 'edges.txt'}"
+    (folder / "config.json").write_text(json.dumps(settings))
+    file = write_page(tmp_path / "page.html", [folder], title=EVIL + "&amp;")
+    assert EVIL in inside(file)["runs"][0]["graph"]["labels"]
+    assert EVIL not in file.read_text()
+    page = opened(file)
+    assert page.evaluate("window.bad") is None
+    assert text(page, "h1") == EVIL + "&amp;"
+    assert EVIL in numbers(page, "graph") + text(page, "#graph figcaption")
+
+
+def test_a_large_run_has_a_histogram_instead(runs, opened, tmp_path, monkeypatch):
+    monkeypatch.setattr("sottovoce.report.leaks.PAIRS", 10)
+    monkeypatch.setattr("sottovoce.report.story.NODES", 7)
+    page = opened(write_page(tmp_path / "page.html", [runs("noisy")]))
+    assert page.locator("#histogram .plot").is_visible()
+    assert "too many to draw" in text(page, "#graph .missing")
+    assert page.locator("#distance .plot").is_visible()

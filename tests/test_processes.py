@@ -1,0 +1,470 @@
+"""One run in one, two and three processes: the same models, the same guarantees, and only what must cross crosses."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import signal
+import tempfile
+import time
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.processes import measured
+from sottovoce import InputError
+from sottovoce.algorithms import examples, names
+from sottovoce.config import from_document, merged
+from sottovoce.run.build import build
+from sottovoce.run.checkpoint import load
+from sottovoce.run.folder import Files, carry_out
+from sottovoce.run.reopen import reopen
+from tests.cases import DIMENSION
+from tests.ranked import (
+    CASES,
+    FAULTS,
+    ROUNDS,
+    TIMEOUT,
+    alone_rounds,
+    differing,
+    held_data,
+    hosted_end,
+    overheard,
+    rank_until,
+    ranked,
+)
+from tests.ranks import Pool, environment
+
+FEW = ("complete:4", "exponential:6", "fresh", "dropout")
+
+
+@pytest.fixture(scope="module")
+def pools():
+    """Ranks by their number, started when they are asked for."""
+    found = {}
+
+    def of(size):
+        if size not in found:
+            found[size] = Pool(size)
+        return found[size]
+
+    yield of
+    for each in found.values():
+        each.close()
+
+
+@pytest.fixture(params=[2, 3])
+def pool(request, pools):
+    return pools(request.param)
+
+
+# --- the law: any number of processes, one run ---------------------------------------------------------------------
+
+
+@cache
+def alone_end(name):
+    return list(alone_rounds(name))[-1].models.numpy()
+
+
+def test_every_algorithm_on_every_topology_ends_the_same(pool):
+    """Bit for bit, but where noise on single messages or a secure sum is added up in another order."""
+    chosen = {name: case for name, case in CASES.items() if pool.size == 2 or case.place in FEW}
+    assert {str(case.example) for case in chosen.values()} == set(map(str, examples()))
+    ends = pool(hosted_end, list(chosen))
+    for name, case in chosen.items():
+        alone = alone_end(name)
+        whole = np.full_like(alone, np.nan)
+        for nodes, rows in (end[name] for end in ends):
+            whole[nodes] = rows
+        if case.algorithm.noise.edge(case.topology.at(0)) or case.algorithm.secure_sum:
+            np.testing.assert_allclose(whole, alone, rtol=1e-6, atol=1e-6, err_msg=name)
+        else:
+            np.testing.assert_array_equal(whole, alone, err_msg=name)
+
+
+# --- what crosses, and who draws -----------------------------------------------------------------------------------
+
+
+def crossing(name, blocks, rank, peer, round):
+    """Edges from a rank to another in a round."""
+    sender, receiver, _ = CASES[name].topology.at(round).edges
+    some = np.isin(sender, blocks[rank]) & np.isin(receiver, blocks[peer])
+    return sender[some], receiver[some]
+
+
+DECOR = "decor(sigma_pair=4.0) on ring:5"
+PLAIN = ["dp-d-sgd on ring:5", "dp-d-sgd on exponential:6", "dp-d-sgd on fresh", "dp-d-sgd on dropout",
+         "dp2sgd on ring:5", DECOR, "anti-pgd on announced"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_each_row_that_another_rank_needs_crosses_once_and_no_other(name, pool):
+    found = pool(overheard, name)
+    nodes = [each[0] for each in found]
+    for round, now in enumerate(alone_rounds(name)):
+        said = now.steps[0].said.numpy()
+        for rank, (_, sent, _) in enumerate(found):
+            for peer in range(pool.size):
+                wanted = np.unique(crossing(name, nodes, rank, peer, round)[0]) if peer != rank else []
+                if len(wanted):
+                    np.testing.assert_array_equal(sent[round][peer], said[wanted])
+                else:
+                    assert peer not in sent[round]
+
+
+@pytest.mark.parametrize("name", ["zip-dl on ring:5", "zip-dl on dropout", "rss-lb on complete:4"])
+def test_noise_on_single_messages_is_added_before_they_cross(name, pool):
+    found = pool(overheard, name)
+    nodes = [each[0] for each in found]
+    for round, now in enumerate(alone_rounds(name)):
+        step = now.steps[0]
+        heard, said = step.heard(), step.said.numpy()
+        number = {pair: at for at, pair in enumerate(zip(heard.sender.tolist(), heard.receiver.tolist(), strict=True))}
+        for rank, (_, sent, _) in enumerate(found):
+            for peer, rows in sent[round].items():
+                pairs = list(zip(*(ends.tolist() for ends in crossing(name, nodes, rank, peer, round)), strict=True))
+                wanted = heard.rows.numpy()[[number[pair] for pair in pairs]]
+                np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-6)
+                assert (abs(rows - said[[sender for sender, _ in pairs]]) > 1e-3).any(axis=1).all()
+
+
+@pytest.mark.parametrize(
+    "name", ["dp-csgp(compression=rand:0.5) on exponential:6", "dp-csgp(compression=gsgd:8) on ring:5"]
+)
+def test_compressed_messages_cross_compressed(name, pool):
+    found = pool(overheard, name)
+    operator = CASES[name].algorithm.compression
+    size, blocks = operator.payload(DIMENSION, np.dtype(np.float32)), [each[0] for each in found]
+    for rank, (_, sent, _) in enumerate(found):
+        assert len(sent) == ROUNDS
+        for peer, rows in sent[0].items():
+            assert rows.dtype == np.uint8
+            assert rows.shape == (len(np.unique(crossing(name, blocks, rank, peer, 0)[0])), size)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("dp-d-sgd on ring:5", "node"), ("mafalda(rounds=12,participation=2x6) on ring:5", "node"),
+     ("zip-dl on ring:5", "edge"), (DECOR, "pair"), (DECOR, "node")],
+)  # fmt: skip
+def test_a_rank_draws_for_its_own_nodes_and_for_the_secrets_they_share(name, kind, pool):
+    net = CASES[name].topology.at(0)
+    for nodes, _, drawn in pool(overheard, name):
+        ids = {tuple(each[1:]) for each in drawn if each[0] == kind}
+        if kind == "pair":
+            pairs = {(int(u), int(v)) for u, v, _ in zip(*net.edges, strict=True) if u < v and {u, v} & set(nodes)}
+            assert ids == pairs
+        else:
+            assert ids == {(int(node),) for node in nodes}
+
+
+def test_each_rank_keeps_the_data_of_its_own_nodes(pool):
+    wanted = document("dp-d-sgd", "undirected")
+    whole = build(from_document(wanted)).task
+    for nodes, rows, kept, of_dataset in pool(held_data, wanted):
+        assert (kept, of_dataset) == (12 * len(nodes), 0)
+        for node, held in zip(nodes, rows, strict=True):
+            np.testing.assert_array_equal(held, whole.dataset.inputs[whole.shards.indices[node]])
+
+
+# --- runs in their folders -----------------------------------------------------------------------------------------
+
+PLACES = {
+    "undirected": {"graph": "ring:6"},
+    "directed": {"graph": "exponential:6"},
+    "changing": {"graph": "erdos-renyi:6,p=0.6", "fresh": True},
+    "dropout": {"graph": "ring:6", "dropout": 0.3},
+}
+SETTINGS = {
+    "decor": {"sigma": 1.0, "sigma_pair": 2.0}, "d-psgd": {}, "muffliato-sgd": {"sigma": 1.0, "gossip_steps": 2},
+    "mf-d-sgd": {"sigma": 1.0, "correlation": "C.npz"},
+}  # fmt: skip
+COMPRESSED = {f"dp-csgp {spec}": {"sigma": 1.0, "compression": spec} for spec in ("rand:0.5", "gsgd:8", "top:0.2")}
+
+
+def document(name, where, **sections):
+    """A small run of an algorithm; `same_start = false` so that who begins where matters."""
+    word = name.partition(" ")[0]
+    settings = COMPRESSED.get(name) or SETTINGS.get(name) or ({} if name == "d-psgd" else {"sigma": 1.0})
+    if settings.get("correlation"):
+        settings = {**settings, "correlation": str(CORRELATION)}
+    net = {"graph": "complete:6"} if word == "dp-fedavg" else PLACES[where]
+    if where == "directed" and word not in ("dp-csgp", "dp-fedavg"):
+        net = {**net, "weights": "uniform"}
+    return {
+        "name": "try", "data": {"rows": 12}, "topology": net, "metrics": {"every": 2, "test_rows": 20},
+        "algorithm": {"name": word, **settings}, "privacy": {"attackers": "none"},
+        "training": {"rounds": 4, "batch": "cycle:2x2", "clip": "per-example", "bound": 1.0, "same_start": False},
+    } | sections  # fmt: skip
+
+
+def contents(place):
+    """All that a run holds, rows by node: but how long it took, where it lies, and what its processes sent."""
+    files = Files(place)
+    lines = [{**line, "seconds": 0, "wire_bytes": 0} for line in files.lines()]
+    with np.load(files.checkpoint) as stored:
+        about = json.loads(stored["about"].tobytes())
+    return {
+        "lines": lines, "privacy": files.document(files.privacy), "config": files.document(files.config),
+        "about": {key: about[key] for key in ("rounds", "sent", "broken", "lines", "fingerprint")},
+        "done": files.result.exists(),
+    }  # fmt: skip
+
+
+def models(place):
+    """Where every node ended, from the parts of a checkpoint, by hand."""
+    with np.load(place / "checkpoint.npz") as stored:
+        about = json.loads(stored["about"].tobytes())
+        parts = [dict(stored)]
+    for name in about["parts"]:
+        with np.load(place / name) as stored:
+            parts.append(dict(stored))
+    if not about["parts"]:
+        return parts[0]["0"]
+    nodes = np.concatenate([part["nodes"] for part in parts])
+    assert sorted(nodes) == list(range(len(nodes)))
+    return np.concatenate([part["0"] for part in parts])[np.argsort(nodes)]
+
+
+def admitted(name, where):
+    try:
+        build(from_document(document(name, where)))
+    except InputError:
+        return False
+    return True
+
+
+CORRELATION = Path(tempfile.mkdtemp()) / "C.npz"
+np.savez(CORRELATION, C=np.eye(4) + 0.5 * np.eye(4, k=-1))
+TRAINING = [name for name in names() if name not in ("muffliato", "zip-dl-averaging")]
+
+
+@cache
+def runs():
+    """Every algorithm that trains, compressed in each way, on every place that it admits."""
+    return [(name, where) for name in (*TRAINING, *COMPRESSED) for where in PLACES if admitted(name, where)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """`alone(name, where)` is the folder of that run in one process."""
+    place = tmp_path_factory.mktemp("alone")
+
+    @cache
+    def run(name, where):
+        there = place / f"{name} {where}".replace(":", "")
+        carry_out(from_document(document(name, where)), there)
+        return there
+
+    return run
+
+
+def test_every_algorithm_trains_the_same_with_the_same_guarantees(pool, alone, tmp_path):
+    places = {where for _, where in runs()}
+    assert places == set(PLACES)
+    assert {name.partition(" ")[0] for name, _ in runs()} == set(TRAINING)
+    for name, where in runs() if pool.size == 2 else runs()[::3]:
+        place = tmp_path / f"{name} {where}".replace(":", "")
+        assert pool(ranked, document(name, where), place) == [None] * pool.size, (name, where)
+        exact = name not in ("zip-dl", "rss-lb", "dp-fedavg")
+        wanted, found = models(alone(name, where)), models(place)
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=0 if exact else 1e-6, err_msg=f"{name} {where}")
+        if exact:
+            assert contents(place) == contents(alone(name, where)), (name, where)
+        assert (place / "privacy.json").read_bytes() == (alone(name, where) / "privacy.json").read_bytes()
+        wired = [line["wire_bytes"] for line in Files(place).lines()]
+        assert wired[0] == 0 < wired[2], (name, where)
+        assert wired == sorted(wired)
+
+
+# --- checkpoints, whoever wrote them -------------------------------------------------------------------------------
+
+LONG = {"machine": {"checkpoint_seconds": 0.0}, "training": {"rounds": 6, "batch": "cycle:3x2", "clip": "per-example",
+        "bound": 1.0, "same_start": False}}  # fmt: skip
+CARRIED = [("dp-csgp rand:0.5", "directed"), ("muffliato-sgd", "undirected"), ("anti-pgd", "changing")]
+"""States of all kinds: push-sum weights and copies that strangers hold, earlier models, noise that looks back."""
+
+
+def go_on(pools, size, wanted, place, stop=None):
+    """Carry on in so many processes, up to some round or to the end."""
+    if size > 1:
+        assert set(pools(size)(ranked, wanted, place, True, stop)) == {None if stop is None else "stopped"}
+        return
+
+    def interrupt(_, stage):
+        if stage.rounds == stop:
+            raise KeyboardInterrupt
+
+    with nullcontext() if stop is None else pytest.raises(KeyboardInterrupt):
+        carry_out(from_document(wanted), place, resume=True, watch=interrupt)
+
+
+@pytest.mark.parametrize(("name", "where"), CARRIED)
+def test_a_run_goes_on_in_any_number_of_processes(name, where, pools, tmp_path):
+    wanted = document(name, where, **LONG)
+    carry_out(from_document(wanted), tmp_path / "whole")
+    for number, sizes in enumerate([(1, 2, 3), (3, 1, 2), (2, 3, 1)]):
+        place = tmp_path / str(number)
+        for size, stop in zip(sizes, (3, 5, None), strict=True):
+            go_on(pools, size, wanted, place, stop)
+            parts = list(place.glob("checkpoint*.npz"))
+            assert len(parts) == size, "its own part, those it names, and no others"
+        assert contents(place) == contents(tmp_path / "whole")
+        np.testing.assert_array_equal(models(place), models(tmp_path / "whole"))
+        load(place / "checkpoint.npz", build(from_document(wanted)).before(), contents(place)["about"]["fingerprint"])
+
+
+# --- faults --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def unhurt(tmp_path_factory):
+    place = tmp_path_factory.mktemp("unhurt")
+    carry_out(from_document(document("dp-d-sgd", "undirected", **LONG)), place)
+    return place
+
+
+@pytest.fixture(scope="module")
+def started():
+    """`started(fault, victim, place, timeout)`: exit codes of two ranks of which one meets a fault, by rank."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.ranked"])
+
+    def start(fault, victim, place, timeout):
+        with tempfile.TemporaryDirectory() as shared:
+            wanted = document("dp-d-sgd", "undirected", **LONG)
+            told = [environment(rank, 2, f"{shared}/meeting") for rank in range(2)]
+            ranks = [
+                context.Process(target=rank_until, args=(fault, victim, env, wanted, str(place), timeout))
+                for env in told
+            ]
+            for rank in ranks:
+                rank.start()
+            ranks[1 - victim].join(60)
+            if "astray" not in fault:
+                ranks[victim].kill()
+            for rank in ranks:
+                rank.join()
+            return [rank.exitcode for rank in ranks]
+
+    return start
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if "astray" not in fault])
+def test_a_rank_that_is_lost_stops_the_others_and_the_run_goes_on(fault, victim, started, unhurt, pools, tmp_path):
+    """The one that is left ends by itself, saying so; nothing half-written is taken up; in the end nothing shows."""
+    begun = time.monotonic()
+    codes = started(fault, victim, tmp_path, 3.0 if "answer" in fault else TIMEOUT)
+    assert codes == ([-signal.SIGKILL, 1] if victim == 0 else [1, -signal.SIGKILL])
+    assert time.monotonic() - begun < 60
+    about = contents(tmp_path)
+    assert 1 <= about["about"]["rounds"] <= 4
+    assert not about["done"]
+    for size in (2, 1) if victim else (1,):
+        go_on(pools, size, document("dp-d-sgd", "undirected", **LONG), tmp_path, 5 if size == 2 else None)
+    assert contents(tmp_path) == contents(unhurt)
+    np.testing.assert_array_equal(models(tmp_path), models(unhurt))
+    assert not list(tmp_path.glob("*.part"))
+
+
+# --- recordings ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("dp-d-sgd", "undirected"), ("dp-d-sgd", "dropout"), ("zip-dl", "undirected"), ("dp-csgp rand:0.5", "directed"),
+     ("dp-fedavg", "undirected"), ("muffliato-sgd", "changing")],
+)  # fmt: skip
+def test_attackers_record_the_same(name, where, pools, tmp_path):
+    wanted = document(name, where, record={"attackers": [0, 1, 4, 5], "every": 2})
+    carry_out(from_document(wanted), tmp_path / "alone")
+    assert pools(3)(ranked, wanted, tmp_path / "ranks", False, 3) == ["stopped"] * 3
+    assert pools(2)(ranked, wanted, tmp_path / "ranks", True) == [None] * 2
+    one, other = (reopen(tmp_path / place).messages for place in ("alone", "ranks"))
+    assert one.rounds == other.rounds == (0, 2, 3)
+    assert one.pairs == other.pairs
+    for attacker, sender in one.pairs:
+        np.testing.assert_allclose(other.of(attacker, sender), one.of(attacker, sender), rtol=0, atol=1e-6)
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "version", "said"),
+    [
+        ({"training": {"rounds": 2}}, None, "rank 1 has another settings.training.rounds: 2, rank 0 has 4"),
+        ({"seed": 3}, None, "rank 1 has another settings.seed: 3, rank 0 has 0"),
+        ({}, "99.0", "rank 1 has another sottovoce: '99.0', rank 0 has"),
+    ],
+)
+def test_ranks_that_differ_refuse_to_begin(change, version, said, pool, tmp_path):
+    one = document("dp-d-sgd", "undirected")
+    answers = pool(differing, one, merged(one, change), tmp_path / "try", version)
+    assert len(set(answers)) == 1
+    assert answers[0].startswith("InputError")
+    assert said in answers[0]
+    assert not (tmp_path / "try").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"topology": {"graph": "path:2"}}, "3 processes for 2 nodes"),
+        ({"algorithm": {"sigma": -1.0}}, "sigma = -1.0"),
+        ({"record": {"attackers": [9]}}, "record.attackers: node 9"),
+        ({"privacy": {"epsilon": 1.0}}, "both algorithm.sigma and privacy.epsilon"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_all_and_nothing_is_written(change, said, pools, tmp_path):
+    wanted = merged(document("dp-d-sgd", "undirected"), change)
+    answers = pools(3)(ranked, wanted, tmp_path / "try")
+    assert len(set(answers)) == 1
+    assert said in answers[0]
+    assert not (tmp_path / "try").exists()
+
+
+def test_a_finished_run_is_only_read_and_an_unfinished_one_not_overwritten(pools, tmp_path):
+    wanted = document("dp-d-sgd", "undirected")
+    assert pools(2)(ranked, wanted, tmp_path, False, 3) == ["stopped"] * 2
+    assert all("unfinished run" in said for said in pools(2)(ranked, wanted, tmp_path))
+    assert pools(3)(ranked, wanted, tmp_path, True) == [None] * 3
+    before = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert pools(2)(ranked, wanted, tmp_path) == [None] * 2
+    assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("how", ["missing", "cut", "of another run"])
+def test_a_damaged_part_is_refused_by_all(how, pools, tmp_path):
+    wanted = document("dp-d-sgd", "undirected")
+    assert pools(2)(ranked, wanted, tmp_path, False, 3) == ["stopped"] * 2
+    (part,) = tmp_path.glob("checkpoint.*.npz")
+    if how == "missing":
+        part.unlink()
+    elif how == "cut":
+        part.write_bytes(part.read_bytes()[:-20])
+    else:
+        np.savez(part, nodes=np.array([0, 1]), **{"0": np.zeros((2, 3))})
+    for size in (2, 3):
+        answers = pools(size)(ranked, wanted, tmp_path, True)
+        assert len(set(answers)) == 1
+        assert "InputError" in answers[0]
+        assert "checkpoint" in answers[0]
+
+
+def test_what_one_rank_raises_in_a_round_all_raise(started, tmp_path):
+    """Gradients that are not finite at one rank: the other learns why it is left alone."""
+    assert started("goes astray in round 3", 1, tmp_path, TIMEOUT) == [2, 2]
+
+
+@pytest.mark.slow
+def test_memory_of_a_rank_falls_with_their_number():
+    """64 nets of 600,000 parameters, 150 MB for each copy of all: ranks in processes of their own."""
+    what = ("ring:64", "none", 64, 4, "mlp", (750,))
+    most = [max(rank["memory"] for rank in measured(size, 1, *what)) for size in (1, 2, 4)]
+    assert most[1] < 0.75 * most[0]
+    assert most[2] < 0.75 * most[1]
