@@ -26,6 +26,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.factorize
 	$(BIN)/python -m benchmarks.learning
 	$(BIN)/python -m benchmarks.attacks
+	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.processes
 
 docs: $(READY)

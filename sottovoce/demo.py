@@ -12,6 +12,7 @@ from typing import Any
 
 from sottovoce.attacks.finished import attack
 from sottovoce.config import Document, changed, read
+from sottovoce.files import check_folder
 from sottovoce.run.files import Files
 from sottovoce.run.results import Finished
 from sottovoce.run.sweep import planned
@@ -59,8 +60,11 @@ class Demonstration:
 
 def demonstrate(out: Path, settings: list[str], progress: Progress, *, jobs: int | None = None) -> Demonstration:
     """Train, account, attack, and write the page. What is finished is only read, what was stopped goes on."""
+    check_folder(out)
     document = changed(read(RECIPE), settings)
     runs = planned(document, RECIPE.name)
+    if all(Files(out / run.experiment.name).result.exists() for run in runs):
+        jobs = 1  # processes of their own would take longer to start than there is to read
     with progress("training and accounting") as tell:
         finished = carry_out_all(runs, out, resume=True, jobs=jobs, tell=tell)
     with progress("attacks") as tell:

@@ -28,6 +28,15 @@ def check_writable(path: Path) -> Path:
     return target
 
 
+def check_folder(path: Path) -> None:
+    """Refuse a folder that cannot be there or cannot be written into, before any work."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise InputError(f"{there} is no folder", "runs are written into one", "use another --out")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{there}: not writable", "runs are written into it", "use another --out")
+
+
 def write(path: Path, write_to: Callable[[BinaryIO], None]) -> None:
     """Write beside, then rename: whoever reads meets the old file or the new one, never half of it."""
     target = check_writable(path)

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
+from scipy.sparse.linalg import ArpackNoConvergence, eigs, eigsh
 
 from sottovoce import arrays
 from sottovoce.errors import InputError
@@ -207,8 +208,6 @@ def _second_eigenvalue(mixing: Mixing) -> float:
         dense = (weights if symmetric is None else symmetric).toarray()
         values = linalg.eigvals(dense) if symmetric is None else linalg.eigvalsh(dense)
         return float(np.sort(abs(values))[-2])
-    from scipy.sparse.linalg import ArpackNoConvergence, eigs, eigsh
-
     start = np.random.default_rng(0).standard_normal(n)  # ARPACK's own start vector would differ from call to call
     if symmetric is None:
         return float(np.sort(abs(eigs(weights, k=3, which="LM", v0=start, return_eigenvectors=False)))[-2])

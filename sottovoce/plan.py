@@ -42,11 +42,16 @@ if TYPE_CHECKING:
 
 Tell = Callable[[int, int], None]
 
+MOST = {"rounds": 10**7, "records": 10**7, "dimension": 10**12}
+
 SIZES = ("sigma", "message_sigma", "sigma_pair", "correlation", "rounds", "participation")
 """Settings that the target, the graph and the batches decide here."""
 
 PAIRED = (1.0, 4.0)
 """Secrets that neighbours share are tried at so many times a node's own noise."""
+
+MASKS = 1e8
+"""Most coordinates, over nodes and rounds, for which it is drawn what compression keeps."""
 
 COORDINATES = 4
 """Where compression keeps some coordinates, so many are traced and averaged."""
@@ -89,8 +94,10 @@ class Question:
     def __post_init__(self) -> None:
         """Refuses what is wrong for every algorithm."""
         for name in ("rounds", "records", "dimension"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} {getattr(self, name)}", "a whole number from 1 is needed", "give 100, say")
+            if not 1 <= getattr(self, name) <= MOST[name]:
+                raise InputError(
+                    f"{name} {getattr(self, name)}", f"it lies between 1 and {MOST[name]:,}", "give 100, say"
+                )
         mu_of(self.epsilon, self.delta)
         view(self.view).check(self.graph.n)
         participation(self.participation).check(self.rounds)
@@ -321,6 +328,8 @@ def _traced(question: Question, ready: Algorithm, net: Topology) -> Iterator[Lin
         return
     if not isinstance(ready.compression, RandomK):
         raise Unaccountable(f"{ready.compression.name} is not linear, so its error is not predicted")
+    if question.rounds * net.n * question.dimension > MASKS:
+        raise Unaccountable(f"{ready.compression.name}: too many coordinates to draw, so its error is not predicted")
     for index in np.linspace(0, question.dimension - 1, min(COORDINATES, question.dimension)).astype(int):
         yield trace(ready, net, rounds=question.rounds, coordinate=Coordinate(int(index), question.dimension))
 

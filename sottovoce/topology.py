@@ -200,7 +200,9 @@ def _laziness(kind: str) -> tuple[str, float]:
 
 def suited(needs: Requirement, kind: str | None = None) -> str:
     """The kind of weights: the one that is asked for, or the one that suits an algorithm's requirement."""
-    return kind or {"column-stochastic": "push", "complete average": "uniform"}.get(needs, "metropolis")
+    if kind is not None:
+        return kind
+    return {"column-stochastic": "push", "complete average": "uniform"}.get(needs, "metropolis")
 
 
 def _fixed(source: Graph, kind: str, weights: Callable[[Graph], sparse.csr_array]) -> Topology:

@@ -21,6 +21,7 @@ import pytest
 import sottovoce
 import sottovoce.algorithms
 from sottovoce import algorithm, final, metropolis, names, trace
+from sottovoce.cli import app
 from sottovoce.config import Experiment
 from sottovoce.run.sweep import planned
 
@@ -83,6 +84,29 @@ def test_links_between_pages_lead_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def shown_commands(*pages: str) -> list[str]:
+    """Every `$ sotto ...` of these pages, as words for a shell."""
+    found = []
+    for page in pages:
+        for block in re.findall(r"```console\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL):
+            found += [line.removeprefix("$ sotto ") for line in block.splitlines() if line.startswith("$ sotto ")]
+    return found
+
+
+def test_the_pages_about_commands_show_every_command_and_all_of_them_work(sotto, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    commands = {command.name or command.callback.__name__ for command in app.registered_commands}
+    shown = shown_commands("docs/commands.md", "docs/plan.md")
+    assert {line.split()[0] for line in shown} == commands
+    for line in shown:
+        if line.split()[0] == "demo":  # test_demo.py runs it
+            continue
+        code, out, _ = sotto("", *shlex.split(line))
+        assert code == 0, line
+        assert out
 
 
 # --- what is typed on a page ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, progress
+from sottovoce.cli.output import Table, answer, doing, progress
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.report.numbers import up
 
@@ -54,7 +54,8 @@ def attack(
         raise InputError(f"--attack {kind}", f"known: {', '.join(ATTACKS)}", "choose one of them")
     if picture is not None and kind != "inversion":
         raise InputError(f"--picture with {kind}", "only inversion draws", "add --attack inversion")
-    opened = [reopen(folder, data) for folder in runs]
+    with doing("opening"):
+        opened = [reopen(folder, data) for folder in runs]
     for folder in runs:
         kept(folder)  # a damaged attack.json is refused before any work
     if picture is not None:
@@ -63,7 +64,8 @@ def attack(
         found, table, after = _inverted(opened[0], attacker or 0, picture, seed)
         runs = runs[:1]
     elif kind == "reconstruction":
-        documents = [solve(one, 0 if attacker is None else attacker) for one in opened]
+        with doing(kind):
+            documents = [solve(one, 0 if attacker is None else attacker) for one in opened]
         found = documents[0] if len(opened) == 1 else {"each": documents}
         table, after = _solved(documents[0]), [] if len(opened) == 1 else ["Shown is the first run."]
     else:
@@ -159,10 +161,12 @@ def audit(
     from sottovoce.run.files import Files
     from sottovoce.run.reopen import reopen
 
-    opened = reopen(run, data)
+    with doing("opening"):
+        opened = reopen(run, data)
     if attacker is not None:
         node(attacker).check(opened.trial.topology.n)
-    checked, refused = check_gradients(opened, repetitions=repetitions, confidence=confidence, seed=seed)
+    with doing("gradient canaries"):
+        checked, refused = check_gradients(opened, repetitions=repetitions, confidence=confidence, seed=seed)
     try:
         with progress("reruns") as tell:
             checked += [] if not runs else [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -79,7 +80,33 @@ def note(line: str) -> None:
 
 @contextmanager
 def doing(what: str) -> Iterator[None]:
-    """A part of the work that takes time; with --verbose it is said when it is done."""
+    """Work of unknown length: on a terminal, how long it has taken once that is more than two seconds."""
+    with _timed(what):
+        if not voice.shows_progress:
+            yield
+            return
+        done, begun = threading.Event(), time.monotonic()
+        ticker = threading.Thread(target=_tick, args=(what, begun, done), daemon=True)
+        ticker.start()
+        try:
+            yield
+        finally:
+            done.set()
+            ticker.join()
+
+
+def _tick(what: str, begun: float, done: threading.Event) -> None:
+    wait = PATIENCE
+    while not done.wait(wait):
+        typer.echo(f"{what}, {time.monotonic() - begun:.0f} s\r", err=True, nl=False)
+        wait = 1.0
+    if wait != PATIENCE:
+        typer.echo(" " * (len(what) + 10) + "\r", err=True, nl=False)
+
+
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    """With --verbose it is said how long something took."""
     begun = time.monotonic()
     yield
     if voice.verbose:
@@ -89,7 +116,7 @@ def doing(what: str) -> Iterator[None]:
 @contextmanager
 def progress(what: str, *, rate: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr with remaining time, and rounds a second on request; nothing where stderr is no terminal."""
-    with doing(what):
+    with _timed(what):
         if not voice.shows_progress:
             yield lambda done, total: None
             return
@@ -127,7 +154,7 @@ def gap_shown(target: float) -> Iterator[Callable[[float], None]]:
         if shown and time.monotonic() - begun > PATIENCE:
             typer.echo(f"gap {gap:.2e}, until {target:g}   \r", err=True, nl=False)
 
-    with doing("search for the best correlation"):
+    with _timed("search for the best correlation"):
         try:
             yield tell
         finally:

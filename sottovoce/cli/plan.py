@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def plan_(
     graph: GraphSpec,
     epsilon: Annotated[float, typer.Option(help="Target epsilon.")],
-    records: Annotated[int, typer.Option(min=1, max=10**9, help="Records that each node holds.")],
+    records: Annotated[int, typer.Option(min=1, max=10**7, help="Records that each node holds.")],
     rounds: Rounds = 100,
     dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Parameters of the model.")] = 1000,
     view: ViewSpec = "everyone",

@@ -1,5 +1,6 @@
 """`sotto account`, `sotto calibrate` and `sotto noise`."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +32,7 @@ def account_(
     """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
     from sottovoce.privacy.account import KINDS, PUBLISHED, account
 
-    _fits_together(setting, all_pairs, published, out)
+    _fits_together(setting, all_pairs, published, lipschitz, out)
     with doing(f"tracing {setting.algorithm} on {setting.graph}"):
         system = setting.system(sigma)
     if all_pairs:
@@ -60,7 +61,13 @@ def account_(
             typer.echo(line)
 
 
-def _fits_together(setting: Setting, all_pairs: bool, published: bool, out: Path | None) -> None:
+def _fits_together(
+    setting: Setting, all_pairs: bool, published: bool, lipschitz: float | None, out: Path | None
+) -> None:
+    if lipschitz is not None and not published:
+        raise InputError("--lipschitz without --published", "only papers' formulas use it", "add --published")
+    if lipschitz is not None and not 0 <= lipschitz < math.inf:
+        raise InputError(f"--lipschitz {lipschitz}", "it is finite and not negative", "give 1.0, say")
     if all_pairs:
         given = {"--published": published, "--convex": setting.convex, "--victim": bool(setting.victim)}
         given["--view"] = setting.view != "everyone"

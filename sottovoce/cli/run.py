@@ -41,10 +41,14 @@ def run(
 ) -> None:
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
     from sottovoce.config import changed, read
+    from sottovoce.files import check_folder
     from sottovoce.run.sweep import planned
 
+    check_folder(out)
     document = changed(read(file), settings or [])
     runs = planned(document, str(file))
+    if only is not None and not any(only in run.experiment.name for run in runs):
+        raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].experiment.name}")
     ranked = _ranked()
     if len(runs) == 1 and not runs[0].variant:
         one = runs[0].experiment
@@ -61,8 +65,6 @@ def run(
             "use --jobs for several runs at once, or the settings of one run",
         )  # fmt: skip
     chosen = [run for run in runs if only is None or only in run.experiment.name]
-    if not chosen:
-        raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].experiment.name}")
     _sweep(document, file, settings or [], chosen, data=data, out=out, resume=resume, jobs=jobs, as_json=as_json)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse.linalg import svds
 
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.trace import LinearSystem
@@ -45,8 +46,6 @@ def _second_moment(rows: NDArray[np.float64], full_batch: bool) -> float:
         return float((rows**2).sum(axis=1).max(initial=0.0))
     if min(rows.shape) <= 400:
         return float(np.linalg.norm(rows, 2) ** 2 / len(rows))
-    from scipy.sparse.linalg import svds
-
     return float(svds(rows, k=1, return_singular_vectors=False)[0] ** 2 / len(rows)) * (1 + 1e-6)
 
 
