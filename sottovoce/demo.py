@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sottovoce.attacks.finished import attack
+from sottovoce.attacks.finished import attack, keep, kept, solve
 from sottovoce.config import Document, changed, read
 from sottovoce.files import check_folder
 from sottovoce.run.files import Files
+from sottovoce.run.reopen import reopen
 from sottovoce.run.results import Finished
 from sottovoce.run.sweep import planned
 from sottovoce.run.together import carry_out_all
@@ -30,15 +31,18 @@ Progress = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Shown:
-    """One of the runs: how well it did, what it promises to whom, and what an attack on it achieved."""
+    """One of the runs: how well it did, what it promises to whom, and what two attacks on it achieved."""
 
     finished: Finished
     folder: Path
     privacy: Document
     attack: Document
+    solved: Document
 
     def document(self) -> Document:
-        """As JSON. `proven_for` says what the epsilons are about: a record, or all data of a node, which covers it."""
+        """As JSON. `sharpest_gradient` is the deviation with which node 0 can solve for the gradient of another.
+
+        `proven_for` says what the epsilons are about: a record, or all data of a node, which covers it."""
         last, config = self.finished.result["metrics"], self.finished.run.experiment
         headline = self.privacy["headline"]
         return {
@@ -47,6 +51,7 @@ class Shown:
             "delta": self.privacy["delta"], "everyone": None if headline is None else _kept(headline),
             "worst_node": worst_node(self.privacy),
             "attack": {"name": ATTACK, "auc": self.attack["auc"], "confidence": self.attack["confidence"]},
+            "sharpest_gradient": min((one["deviation"] for one in self.solved["nodes"]), key=float),
         }  # fmt: skip
 
 
@@ -82,7 +87,10 @@ def demonstrate(out: Path, settings: list[str], progress: Progress, *, jobs: int
 def _attacked(finished: Finished, out: Path) -> Shown:
     folder = out / finished.run.experiment.name
     files = Files(folder)
-    return Shown(finished, folder, files.document(files.privacy) or {}, attack([folder], ATTACK))
+    solved = kept(folder).get("reconstruction")
+    if solved is None or solved["attacker"] != 0:
+        solved = keep([folder], "reconstruction", solve(reopen(folder), 0))
+    return Shown(finished, folder, files.document(files.privacy) or {}, attack([folder], ATTACK), solved)
 
 
 def worst_node(privacy: Document) -> Document | None:

@@ -13,6 +13,9 @@ from sottovoce.report.numbers import up
 if TYPE_CHECKING:
     from sottovoce.demo import Demonstration
 
+EXACT = 1e-9
+"""Below this a gradient is solved for exactly, up to rounding."""
+
 ABOUT = {"record": "one record replaced", "user": "all data of a node replaced, so also one record"}
 
 
@@ -42,14 +45,14 @@ def demo(
 
 
 def _table(runs: list[dict[str, Any]]) -> Table:
-    table = [
-        ["algorithm", "accuracy, average model", "nodes", "epsilon, everyone", "worst single node", "attack's area", ""]
-    ]
+    figures = ["accuracy, average model", "nodes", "epsilon, everyone", "worst single node"]
+    table = [["algorithm", *figures, "members: area", "", "a gradient"]]
     for one in runs:
         auc, accuracy = one["attack"]["auc"], one["accuracy"]
         table.append([
             one["algorithm"], f"{accuracy['average']:.3f}", f"{accuracy['mean']:.3f}", _promise(one["everyone"]),
             _promise(one["worst_node"]), f"{auc['value']:.3f}", f"({auc['low']:.3f} to {auc['high']:.3f})",
+            _sharp(one["sharpest_gradient"]),
         ])  # fmt: skip
     return table
 
@@ -59,6 +62,12 @@ def _promise(found: dict[str, Any] | None) -> str:
     if found is None:
         return "none is proven"
     return f"{up(float(found['epsilon']))} {found['kind']}" if _limited(found) else "no limit"
+
+
+def _sharp(deviation: Any) -> str:
+    if deviation == "inf":
+        return "hidden"
+    return "exactly" if deviation < EXACT else f"± {float(f'{deviation:.2g}'):g}"
 
 
 def _limited(found: dict[str, Any] | None) -> bool:
@@ -73,9 +82,10 @@ def _words(runs: list[dict[str, Any]]) -> list[str]:
             lines.append(f"{', '.join(names)}: {about}.")
     confidence = runs[0]["attack"]["confidence"]
     lines.append(
-        "The attack: every node tells its neighbours' training rows from others by what it received; 0.5 is guessing, "
+        "Members: every node tells its neighbours' training rows from others by their models; 0.5 is guessing, "
         f"in brackets {confidence:.0%} intervals."
     )
+    lines.append("A gradient: how sharply node 0 solves for that of a neighbour, whose length is 1 at most.")
     return lines
 
 
