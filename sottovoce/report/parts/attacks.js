@@ -113,7 +113,7 @@ function drawChecks() {
                 String(one.node),
                 String(one.distance),
                 `${one.solved_rounds} of ${solved.rounds}`,
-                `± ${one.deviation.toPrecision(3)}`,
+                one.deviation < 1e-9 ? "exactly" : `± ${one.deviation.toPrecision(3)}`,
               ]),
             ),
           ]

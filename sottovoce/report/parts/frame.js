@@ -2,7 +2,9 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
-const state = { run: 0, attacker: null, way: null };
+// A page begins with a run that protects somebody, if there is one.
+const protective = data.runs.findIndex((one) => typeof one.epsilon === "number");
+const state = { run: Math.max(0, protective), attacker: null, way: null };
 const DASH = ["solid", "dash", "dot", "dashdot", "longdash"];
 const SYMBOLS = {
   circle: "M7,1.5 A5.5,5.5 0 1 1 6.99,1.5Z",
