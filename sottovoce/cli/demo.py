@@ -77,7 +77,8 @@ def _limited(found: dict[str, Any] | None) -> bool:
 def _words(runs: list[dict[str, Any]]) -> list[str]:
     lines = [f"Epsilon at delta {runs[0]['delta']:g}; whoever hears every message, or one node, is the adversary."]
     for adjacency, about in ABOUT.items():
-        names = [one["algorithm"] for one in runs if one["proven_for"] == adjacency and _limited(one["everyone"])]
+        proven = [one for one in runs if one["proven_for"] == adjacency and _limited(one["everyone"])]
+        names = list(dict.fromkeys(one["algorithm"] for one in proven))
         if names:
             lines.append(f"{', '.join(names)}: {about}.")
     confidence = runs[0]["attack"]["confidence"]
