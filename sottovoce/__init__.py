@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sottovoce.privacy.views import View, coalition, eavesdropper, everyone, node
     from sottovoce.run.simulate import Run as Run
     from sottovoce.run.simulate import simulate as simulate
+    from sottovoce.system import LinearSystem
     from sottovoce.topology import (
         Changing,
         Topology,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
         uniform,
         weigh,
     )
-    from sottovoce.trace import Coordinate, LinearSystem, trace
+    from sottovoce.trace import Coordinate, trace
 
 _HOME = {
     "algorithms": ("Algorithm", "algorithm", "cite", "names"),
@@ -55,11 +56,12 @@ _HOME = {
     "privacy.account": ("Account", "Guarantee", "account"),
     "privacy.calibrate": ("calibrate",),
     "privacy.views": ("View", "coalition", "eavesdropper", "everyone", "node"),
+    "system": ("LinearSystem",),
     "topology": (
         *("Changing", "Topology", "dropout", "fresh_erdos_renyi", "from_matrix"),
         *("max_degree", "metropolis", "push", "random_edges", "uniform", "weigh"),
     ),
-    "trace": ("Coordinate", "LinearSystem", "trace"),
+    "trace": ("Coordinate", "trace"),
 }
 
 _WITH_TORCH = {"run.simulate": ("Run", "simulate")}

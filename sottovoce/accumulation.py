@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.trace import LinearSystem
+from sottovoce.system import LinearSystem
 
 ENTRIES = 3e7
 """About how many responses of models to noise are held at once; of larger graphs some nodes stand for all."""

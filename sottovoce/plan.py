@@ -33,9 +33,10 @@ from sottovoce.privacy.calibrate import Calibrated, calibrated
 from sottovoce.privacy.gaussian import mu_of
 from sottovoce.privacy.sensitivity import participation
 from sottovoce.privacy.views import view
+from sottovoce.system import LinearSystem
 from sottovoce.threads import one_thread
 from sottovoce.topology import Topology, suited, weigh
-from sottovoce.trace import Coordinate, LinearSystem, trace
+from sottovoce.trace import Coordinate, trace
 
 if TYPE_CHECKING:
     from sottovoce.learning.batches import Batches

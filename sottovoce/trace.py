@@ -32,142 +32,16 @@ from scipy import sparse
 from sottovoce.compression import Compression, RandomK
 from sottovoce.correlation import Correlation
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.linear import LinearRows
 from sottovoce.loop import Carry, Heard, Round, begin, play
 from sottovoce.mixing import Mixing
 from sottovoce.noise import Spread
 from sottovoce.sources import Sources, generator
+from sottovoce.system import Labels, LinearSystem, StepMatrices, labelled
 from sottovoce.topology import Topology
-from sottovoce.ways import Way
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm
-
-
-class LinearRows:
-    """Rows that are linear forms in the inputs: row u is what node u holds, column j its coefficient of input j.
-
-    Adding, scaling by public numbers and mixing are all it can do. Anything else is not linear, and refuses.
-    """
-
-    __slots__ = ("matrix",)
-
-    def __init__(self, matrix: Any) -> None:
-        self.matrix: sparse.csr_array = sparse.csr_array(matrix)
-
-    def wide(self, width: int) -> sparse.csr_array:
-        """The matrix with inputs added that it does not depend on."""
-        rows, known = self.matrix.shape
-        parts = (self.matrix.data, self.matrix.indices, self.matrix.indptr)
-        return self.matrix if known == width else sparse.csr_array(parts, shape=(rows, width))
-
-    @property
-    def shape(self) -> tuple[int, Any]:
-        """Number of nodes; how many parameters they have is not known while tracing."""
-        return self.matrix.shape[0], UNKNOWN
-
-    def __add__(self, other: Any) -> LinearRows:
-        if isinstance(other, LinearRows):
-            width = max(self.matrix.shape[1], other.matrix.shape[1])
-            return LinearRows(self.wide(width) + other.wide(width))
-        return self if isinstance(other, int | float) and other == 0 else self._refuse("adding a constant")
-
-    def __sub__(self, other: Any) -> LinearRows:
-        return self + (-other)
-
-    def __rsub__(self, other: Any) -> LinearRows:
-        return -self + other
-
-    def __neg__(self) -> LinearRows:
-        return LinearRows(-self.matrix)
-
-    def __mul__(self, factor: Any) -> LinearRows:
-        if isinstance(factor, int | float | np.integer | np.floating) and np.isfinite(factor):
-            return LinearRows(self.matrix * float(factor)) if factor else LinearRows(self.matrix.shape)
-        per_node = isinstance(factor, np.ndarray) and factor.shape == (self.shape[0], 1) and factor.dtype.kind in "fiub"
-        if per_node and np.isfinite(factor).all():
-            return LinearRows(sparse.diags_array(factor.ravel().astype(float)) @ self.matrix)
-        return self._refuse("multiplying by anything but a number per node")
-
-    def __truediv__(self, divisor: Any) -> LinearRows:
-        return self * (1.0 / divisor) if not isinstance(divisor, LinearRows) else self._refuse("dividing by itself")
-
-    def mixed_by(self, mixing: Mixing) -> LinearRows:
-        """`W @ rows`: what nodes hold after a gossip step. Only a `Mixing` moves values from node to node."""
-        return LinearRows(mixing.weights @ self.matrix)
-
-    def delivered(self, way: Way, feed: Any) -> LinearRows:
-        """What reaches nodes: all rows are at hand."""
-        found: LinearRows = way.sums(self, feed)
-        return found
-
-    def converted(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Public numbers beside traced rows stay as they are."""
-        return values
-
-    def taken(self, index: NDArray[np.intp]) -> LinearRows:
-        """The rows of some nodes."""
-        return LinearRows(self.matrix[index])
-
-    __radd__, __rmul__ = __add__, __mul__
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> LinearRows:
-        """`array * rows` and the like come here first; any other function of numpy's is not linear."""
-        reflected = {np.add: self.__radd__, np.subtract: self.__rsub__, np.multiply: self.__rmul__}
-        if method == "__call__" and ufunc in reflected and inputs[-1] is self:
-            return reflected[ufunc](inputs[0])
-        return self._refuse(f"{ufunc.__name__} of a node's values")
-
-    def _refuse(self, what: str) -> LinearRows:
-        raise Unaccountable(f"{what} is not linear, so what is sent cannot be traced; use linear maps only")
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._refuse(f"{name!r} of a node's values")
-
-
-def _refusing(name: str) -> Callable[..., Any]:
-    def method(self: LinearRows, *_: Any) -> Any:
-        return self._refuse(f"{name} of a node's values")
-
-    return method
-
-
-for _name in (
-    *(
-        "abs",
-        "array",
-        "array_function",
-        "bool",
-        "complex",
-        "contains",
-        "eq",
-        "float",
-        "floordiv",
-        "ge",
-        "getitem",
-        "gt",
-    ),
-    *("iadd", "imul", "index", "int", "isub", "iter", "itruediv", "le", "len", "lt", "matmul", "mod", "ne", "pow"),
-    *("rfloordiv", "rmatmul", "rmod", "round", "rpow", "rtruediv", "setitem"),
-):
-    setattr(LinearRows, f"__{_name}__", _refusing(_name))
-
-
-class _Unknown:
-    """A number that is not known while tracing; asking for it is refused."""
-
-
-for _name in ("add", "bool", "eq", "float", "floordiv", "ge", "gt", "index", "int", "le", "lt", "mod", "mul", "ne",
-              "neg", "pow", "radd", "rfloordiv", "rmul", "rpow", "rsub", "rtruediv", "sub", "truediv"):  # fmt: skip
-    setattr(_Unknown, f"__{_name}__", lambda *_: _refuse_unknown())
-
-
-def _refuse_unknown() -> Any:
-    raise Unaccountable("the number of parameters is not known while tracing; do not scale by it")
-
-
-UNKNOWN = _Unknown()
 
 
 @dataclass(frozen=True)
@@ -186,120 +60,6 @@ class Coordinate:
 
 FIRST = Coordinate(0, 1)
 """The only coordinate of a one-dimensional run."""
-
-
-@dataclass(frozen=True, eq=False)
-class StepMatrices:
-    """One round as sparse matrices over its inputs, columns `[state | gradients | noise]`.
-
-    - `state_out`: the state after the round, one row per node and slot;
-    - `point`: where gradients are taken (None when none are);
-    - `models`: where nodes stand after the round;
-    - `heard`: for each gossip step its messages, with senders and receivers;
-    - `sources`: which noise the last block of columns stands for, as (gossip step, sources);
-    - `step_size` and `sensitivity`: by which the algorithm scales what enters.
-    """
-
-    state_size: int
-    gradients: int
-    sources: tuple[tuple[int, Sources], ...]
-    state_out: sparse.csr_array
-    point: sparse.csr_array | None
-    models: sparse.csr_array
-    heard: tuple[Heard, ...]
-    mixings: tuple[Mixing, ...]
-    step_size: float
-    sensitivity: float
-
-    @property
-    def noise_size(self) -> int:
-        """Number of noise sources."""
-        return sum(sources.size for _, sources in self.sources)
-
-    def split(self, matrix: sparse.csr_array) -> tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]:
-        """A matrix of this round by its inputs: state, gradients, noise.
-
-        In units: gradients of `sensitivity`, and everything that enters of `step_size * sensitivity`, so that privacy
-        figures are about a change of one whatever these are.
-        """
-        by_input = matrix.tocsc()
-        a, b = self.state_size, self.state_size + self.gradients
-        gradient, noise = by_input[:, a:b] / self.step_size, by_input[:, b:] / (self.step_size * self.sensitivity)
-        return by_input[:, :a].tocsr(), gradient.tocsr(), noise.tocsr()
-
-
-class Labels(NamedTuple):
-    """Which message a row of A and B is: round, gossip step, sender, receiver (-1: see `Heard`)."""
-
-    round: NDArray[np.intp]
-    step: NDArray[np.intp]
-    sender: NDArray[np.intp]
-    receiver: NDArray[np.intp]
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class LinearSystem:
-    """What a run says, as step matrices. Equal rounds share one object.
-
-    Where `only_gradients` gives a reason, messages were not traced as they are sent: only how noise is added to
-    gradients can be taken from it.
-    """
-
-    n: int
-    steps: tuple[StepMatrices, ...]
-    correlation: Correlation | None
-    algorithm: Algorithm
-    topology: Topology
-    only_gradients: str = ""
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds."""
-        return len(self.steps)
-
-    def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64], Labels]:
-        """A, B and the labels of their rows, by unrolling the step matrices; for small systems."""
-        G_total = sum(step.gradients for step in self.steps)
-        Z_total = sum(step.noise_size for step in self.steps)
-        state = np.zeros((self.steps[0].state_size, G_total + Z_total))
-        rows, labels = [], []
-        g, z = 0, G_total
-        for round, step in enumerate(self.steps):
-            inputs = np.zeros((step.gradients + step.noise_size, G_total + Z_total))
-            inputs[: step.gradients, g : g + step.gradients] = np.eye(step.gradients)
-            inputs[step.gradients :, z : z + step.noise_size] = np.eye(step.noise_size)
-            g, z = g + step.gradients, z + step.noise_size
-            everything = np.concatenate([state, inputs])
-            for number, heard in enumerate(step.heard):
-                rows.append(heard.rows @ everything)
-                labels.append((round, number, heard))
-            state = step.state_out @ everything
-        O = np.concatenate(rows)
-        A, B = O[:, :G_total], O[:, G_total:]
-        if self.correlation is not None:
-            B = B @ np.kron(self.correlation.inverse(self.rounds), np.eye(self.steps[0].noise_size))
-        return A, B, _label(labels)
-
-    def __repr__(self) -> str:
-        return f"LinearSystem({self.algorithm.name} on {self.topology.name}, {self.n} nodes, {self.rounds} rounds)"
-
-    def draw(self, seed: int, dimension: int, dtype: Any = np.float64) -> NDArray[Any]:
-        """Z of a run with this seed and precision: its rows are the columns of B."""
-        blocks = [
-            rows
-            for round, step in enumerate(self.steps)
-            for number, sources in step.sources
-            for _, rows in sources.draw(seed, round, number, dimension, dtype)
-        ]
-        return np.concatenate(blocks) if blocks else np.zeros((0, dimension), dtype=dtype)
-
-
-def _label(labels: list[tuple[int, int, Heard]]) -> Labels:
-    columns = [
-        (np.full(len(heard.sender), round), np.full(len(heard.sender), step), heard.sender, heard.receiver)
-        for round, step, heard in labels
-    ]
-    return Labels(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))
 
 
 def trace(
@@ -429,7 +189,7 @@ def trace_dense(
         carry = played.carry
         heard += [(number, step, said.rows, said) for number, step, said in _heard(played, feed.width)]
     O = np.concatenate([LinearRows(rows).wide(feed.width).toarray() for _, _, rows, _ in heard])
-    labels = _label([(number, step, said) for number, step, _, said in heard])
+    labels = labelled([(number, step, said) for number, step, _, said in heard])
     return O[:, feed.columns("gradient")], O[:, feed.columns("noise")], labels
 
 

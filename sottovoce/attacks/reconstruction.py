@@ -27,8 +27,8 @@ from sottovoce.attacks.received import need_messages, receive
 from sottovoce.draws import Gradient
 from sottovoce.errors import InputError
 from sottovoce.privacy.views import Seen, View, see, view
+from sottovoce.system import LinearSystem
 from sottovoce.threads import one_thread
-from sottovoce.trace import LinearSystem
 
 Array = NDArray[np.float64]
 

@@ -33,8 +33,8 @@ from sottovoce.errors import InputError
 from sottovoce.privacy import exact
 from sottovoce.privacy.sensitivity import Participation, participation, worst_change
 from sottovoce.privacy.views import Seen, View, see, view
+from sottovoce.system import LinearSystem
 from sottovoce.threads import one_thread
-from sottovoce.trace import LinearSystem
 
 Array = NDArray[np.float64]
 

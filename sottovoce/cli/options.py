@@ -16,8 +16,8 @@ from sottovoce.errors import InputError
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm
     from sottovoce.privacy.views import View
+    from sottovoce.system import LinearSystem
     from sottovoce.topology import Topology
-    from sottovoce.trace import LinearSystem
 
 
 def offering(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:

@@ -15,7 +15,7 @@ from sottovoce.report.numbers import up
 
 if TYPE_CHECKING:
     from sottovoce.privacy.account import Account, Guarantee
-    from sottovoce.trace import LinearSystem
+    from sottovoce.system import LinearSystem
 
 
 @app.command("account")

@@ -23,7 +23,7 @@ from scipy import sparse
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.sensitivity import Participation
 from sottovoce.privacy.views import View
-from sottovoce.trace import LinearSystem, StepMatrices
+from sottovoce.system import LinearSystem, StepMatrices
 
 Array = NDArray[np.float64]
 

@@ -18,8 +18,8 @@ from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.released import loss_given_noisy_gradients
 from sottovoce.privacy.sensitivity import Participation, participation
 from sottovoce.privacy.views import Seen, View, see, view
+from sottovoce.system import LinearSystem
 from sottovoce.topology import Topology
-from sottovoce.trace import LinearSystem
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm

@@ -14,8 +14,9 @@ from sottovoce.privacy.account import Account, account
 from sottovoce.privacy.gaussian import mu_of
 from sottovoce.privacy.released import trace_released
 from sottovoce.privacy.views import View
+from sottovoce.system import LinearSystem
 from sottovoce.topology import Topology
-from sottovoce.trace import LinearSystem, trace
+from sottovoce.trace import trace
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm

@@ -24,8 +24,8 @@ from scipy import linalg, sparse
 
 from sottovoce.privacy.deflation import Entering, Left, Unknown
 from sottovoce.privacy.views import Inputs, Seen, View, see
+from sottovoce.system import LinearSystem
 from sottovoce.threads import one_thread
-from sottovoce.trace import LinearSystem
 
 Array = NDArray[np.float64]
 

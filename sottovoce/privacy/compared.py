@@ -37,8 +37,8 @@ from sottovoce.privacy.published import (
 )
 from sottovoce.privacy.sensitivity import GAP, Participation
 from sottovoce.privacy.views import View, see, view
+from sottovoce.system import LinearSystem
 from sottovoce.topology import Topology
-from sottovoce.trace import LinearSystem
 
 Array = NDArray[np.float64]
 

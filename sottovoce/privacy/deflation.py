@@ -20,7 +20,7 @@ from scipy import linalg, sparse
 
 from sottovoce.loop import Heard
 from sottovoce.privacy.views import Inputs, Seen, SeenStep, reduce, select
-from sottovoce.trace import StepMatrices
+from sottovoce.system import StepMatrices
 
 Array = NDArray[np.float64]
 

@@ -22,8 +22,8 @@ from sottovoce.errors import InputError
 from sottovoce.privacy import exact
 from sottovoce.privacy.sensitivity import Participation
 from sottovoce.privacy.views import node, see
+from sottovoce.system import LinearSystem
 from sottovoce.threads import WORKERS, one_thread
-from sottovoce.trace import LinearSystem
 
 Progress = Callable[[int, int], None]
 """Called with how many attackers are done, and how many there are."""

@@ -17,8 +17,9 @@ from sottovoce.compression import Identity
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.sensitivity import Participation, worst_case
 from sottovoce.privacy.views import View, known_noise
+from sottovoce.system import LinearSystem, StepMatrices
 from sottovoce.topology import Topology
-from sottovoce.trace import LinearSystem, StepMatrices, trace
+from sottovoce.trace import trace
 
 if TYPE_CHECKING:
     from sottovoce.algorithms import Algorithm

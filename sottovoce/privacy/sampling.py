@@ -15,7 +15,7 @@ from typing import Any
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.gaussian import mu_of
 from sottovoce.privacy.views import View
-from sottovoce.trace import LinearSystem
+from sottovoce.system import LinearSystem
 
 LARGEST = 1e6
 """A target that no noise multiplier below this meets is refused."""

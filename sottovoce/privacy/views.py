@@ -24,7 +24,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.loop import Heard
 from sottovoce.mixing import Mixing
 from sottovoce.sources import Sources
-from sottovoce.trace import LinearSystem, StepMatrices
+from sottovoce.system import LinearSystem, StepMatrices
 
 
 @dataclass(frozen=True)

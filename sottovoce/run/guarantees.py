@@ -25,8 +25,9 @@ from sottovoce.privacy.released import trace_released
 from sottovoce.privacy.sampling import noise_for, noise_multiplier, sampled_epsilon
 from sottovoce.privacy.views import View, everyone, node, view
 from sottovoce.run.trial import Trial
+from sottovoce.system import LinearSystem
 from sottovoce.threads import one_thread
-from sottovoce.trace import LinearSystem, trace
+from sottovoce.trace import trace
 
 NODE_ROUNDS = 40_000
 """Attackers times nodes times rounds that are accounted for unasked: some seconds to a minute."""
