@@ -15,7 +15,7 @@ import torch
 
 from sottovoce import InputError
 from sottovoce.learning.data import load as load_data
-from sottovoce.run import build, checkpoint, folder
+from sottovoce.run import checkpoint, folder, network
 from sottovoce.run.checkpoint import Saved, load, save
 from sottovoce.run.files import Files
 from sottovoce.run.folder import carry_out
@@ -277,7 +277,7 @@ def test_a_graph_file_that_changed_is_refused(tmp_path, monkeypatch):
             if interrupted and stage.rounds == 3:
                 raise KeyboardInterrupt
 
-        build._topology.cache_clear()
+        network._topology.cache_clear()
         where = experiment(topology={"graph": f"file:{edges}"})
         return carry_out(where, tmp_path / "run", resume=True, watch=watch)
 

@@ -34,6 +34,8 @@ def epsilon_of_batches(
         raise InputError(f"batch share {share}", "it lies in (0, 1]", "give the batch size over the number of records")
     if not noise > 0:
         return float("inf")
+    if noise == float("inf"):  # nothing that was sent depends on a record
+        return 0.0
     return float(_accountant(noise, share, rounds, size, accountant).get_epsilon(delta))
 
 

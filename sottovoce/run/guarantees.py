@@ -110,7 +110,8 @@ class Promise:
         assert self.headline is not None
         system = traced(shorter)
         if self.headline["mu"] is None:
-            return _sampled(shorter, system, self.delta)[0] or math.inf
+            sampled, _ = _sampled(shorter, system, self.delta)
+            return math.inf if sampled is None else sampled
         kinds = {found.kind for found in self.accounts[0].guarantees if found.proven_for_training}
         return account(
             system, self.headline["view"], adjacency=shorter.adjacency, participation=shorter.participation,
