@@ -15,7 +15,7 @@ import torch
 
 from sottovoce import InputError
 from sottovoce.learning.data import load as load_data
-from sottovoce.run import checkpoint, folder, network
+from sottovoce.run import build, checkpoint, folder, network
 from sottovoce.run.checkpoint import Saved, load, save
 from sottovoce.run.files import Files
 from sottovoce.run.folder import carry_out
