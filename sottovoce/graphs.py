@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 MOST_NODES = 20_000_000
+MOST_EDGES = 100_000_000
 """Larger graphs are refused rather than left to run out of memory."""
 
 FAST_ERDOS_RENYI = 10_000
@@ -212,7 +213,7 @@ def graph(spec: str | Graph | nx.Graph[Any]) -> Graph:
         if head:
             raise InputError(f"graph {spec!r}", f"{kind} takes no size", f"write {kind}")
         return build(spec, **settings)
-    pattern, example = (r"(\d+)x(\d+)", "8x8") if positional == "grid" else (r"(\d+)", "30")
+    pattern, example = (r"([0-9]+)x([0-9]+)", "8x8") if positional == "grid" else (r"([0-9]+)", "30")
     found = re.fullmatch(pattern, head)
     if not found:
         raise InputError(f"graph {spec!r}", f"{kind} needs a size like {example}", f"write {kind}:{example}")
@@ -244,6 +245,11 @@ def _need(name: str, n: int, least: int, instead: str) -> None:
         raise InputError(f"{name}: {n} nodes", f"at least {least} are needed here", instead)
 
 
+def _few(name: str, edges: float) -> None:
+    if edges > MOST_EDGES:
+        raise InputError(f"{name}: {edges:,.0f} edges", f"at most {MOST_EDGES:,} are built", "use a smaller one")
+
+
 def _numbered(name: str, n: int, edges: Any, *, directed: bool = False) -> Graph:
     _need(name, n, 1, "give a positive number of nodes")
     return Graph.from_edges(np.asarray(edges, dtype=np.int64).reshape(-1, 2), name=name, directed=directed, nodes=n)
@@ -261,6 +267,7 @@ def _path(name: str, n: int) -> Graph:
 
 
 def _complete(name: str, n: int) -> Graph:
+    _few(name, n * (n - 1) / 2)
     return _numbered(name, n, np.stack(np.triu_indices(n, 1), axis=1))
 
 
@@ -305,6 +312,7 @@ def _erdos_renyi(name: str, n: int, *, p: float | None = None, seed: int = 0) ->
     _need(name, n, 1, "give a positive number of nodes")
     if p is None or not 0 <= p <= 1:
         raise InputError(f"{name}: p={p}", "an edge probability in [0, 1] is needed", f"write erdos-renyi:{n},p=0.2")
+    _few(name, p * n * (n - 1) / 2)
     import networkx as nx
 
     build = nx.fast_gnp_random_graph if n >= FAST_ERDOS_RENYI else nx.erdos_renyi_graph
@@ -317,6 +325,7 @@ def _regular(name: str, n: int, *, d: int | None = None, seed: int = 0) -> Graph
         raise InputError(
             f"{name}: d={d}", f"a degree with 0 <= d < {n} and n*d even is needed", "write regular:100,d=6"
         )
+    _few(name, n * d / 2)
     import networkx as nx
 
     return Graph.from_networkx(nx.random_regular_graph(d, n, seed=seed), name=name)

@@ -299,6 +299,10 @@ class Together(_Fresh):
         return tuple(injection for part in self.parts for injection in part.edge(mixing))
 
 
+LARGEST = 1e100
+"""Largest standard deviation: squares of it, and sums of them, are still numbers."""
+
+
 def _size(name: str, value: Any, *, single: bool = False) -> PerNode:
     """A standard deviation, one for all nodes or (unless `single`) one for each, in a form that can be hashed."""
     try:
@@ -306,6 +310,8 @@ def _size(name: str, value: Any, *, single: bool = False) -> PerNode:
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"{name} = {value!r}", "a standard deviation is a number", "correct it") from None
     bad = ~np.isfinite(values) | (values < 0)
+    if not bad.any() and (values > LARGEST).any():
+        raise InputError(f"{name} = {values.max():g}", f"variances must fit: at most {LARGEST:g}", "take less noise")
     if bad.any() or values.ndim > (0 if single else 1):
         shown = values[bad].ravel()[0] if bad.any() else f"an array of shape {values.shape}"
         raise InputError(f"{name} = {shown}", "a standard deviation is finite and not negative", "correct it")

@@ -347,4 +347,7 @@ def _of_average(entry: Entry) -> float:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    """Sizes of noise are rounded up, as sigma is: with less of it the target is missed."""
+    from sottovoce.report.numbers import up
+
+    return up(value) if isinstance(value, float) else str(value)

@@ -53,6 +53,8 @@ def _sotto(
 def main() -> None:
     """Run `sotto`."""
     voice.quiet = voice.verbose = False
+    if sys.stdout is None:
+        sys.exit(fail("stdout is closed; answers are written to it; redirect it, to /dev/null say", 1))
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`sotto demo`: the whole of it in half a minute."""
+"""`sotto demo`: the whole of it in a minute."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -94,14 +94,15 @@ def _next(found: "Demonstration") -> list[str]:
     """Commands to paste, about what was just run."""
     from sottovoce.compression import Identity
 
-    run = next((one for one in found.runs if one.privacy["sigma"] is not None), found.runs[-1])
+    noisy = [one for one in found.runs if one.privacy["sigma"] is not None]
+    run = noisy[min(1, len(noisy) - 1)] if noisy else found.runs[-1]
     experiment, sent = run.finished.run.experiment, run.finished.result["metrics"]
     dimension = 8 * sent["bytes"] // max(1, sent["messages"]) // Identity().bits(1)
     about = f"--graph {experiment.topology.graph} --rounds {experiment.training.rounds}"
     about += f" --adjacency {run.privacy['adjacency']} --participation {run.privacy['participation']}"
     lines = [f"sotto audit {run.folder} --runs 0"]
     if run.privacy["sigma"] is not None:
-        lines.append(f"sotto account {about} --sigma {run.privacy['sigma']:.4g} --view node:0")
+        lines.append(f"sotto account {about} --sigma {up(run.privacy['sigma'])} --view node:0")
     if experiment.privacy.epsilon is not None and experiment.data.rows is not None:
         size = f"--records {experiment.data.rows} --dimension {dimension}"
         lines.append(f"sotto plan {about} {size} --epsilon {experiment.privacy.epsilon:g}")

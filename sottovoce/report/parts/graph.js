@@ -48,13 +48,18 @@ function wayWords() {
     return "This is an idealisation, no proof for training (fixed-streams): true leaks can be larger.";
   const flat =
     by.length > 1 && !isInf(by[0].least) && by.every((one) => one.least === by[0].least && one.most === by[0].least);
-  return (
-    `Proven (${named(kinds)}).` +
-    (flat
-      ? " All pairs have the same figure, because this proof does not count on distance." +
-        (leaks().ways["fixed-streams"] ? " Choose the idealised figures to see what distance may bring." : "")
-      : "")
-  );
+  const columns = way().epsilon || [],
+    own = columns.length > 1 && columns[0].every((_, victim) => {
+      const told = columns.map((row) => row[victim]).filter((one) => one != null);
+      return told.every((one) => one === told[0]);
+    });
+  const same = flat
+    ? " All pairs have the same figure, because this proof does not count on distance."
+    : own
+      ? " A figure depends on whom it is about, not on who is curious: this proof does not count on distance."
+      : "";
+  const ideal = same && leaks().ways["fixed-streams"];
+  return `Proven (${named(kinds)}).${same}${ideal ? " Choose the idealised figures to see what distance may bring." : ""}`;
 }
 
 function drawGraph() {

@@ -65,7 +65,8 @@ function drawStages() {
       mode: "lines+markers",
       x: first.over_rounds.map((stage) => stage.round),
       y: first.over_rounds.map((stage) => (isInf(stage.epsilon) ? null : stage.epsilon)),
-      line: { color: one.colour, dash: one.dash, width: one === chosenSeries() ? 3.2 : 1.8 },
+      // between two of the rounds asked about, the later one's figure holds; a straight line would lie below the truth
+      line: { shape: "vh", color: one.colour, dash: one.dash, width: one === chosenSeries() ? 3.2 : 1.8 },
       marker: { symbol: one.symbol, size: 8, color: one.colour },
       hovertemplate: `${safe(one.name)}<br>after %{x} rounds: epsilon %{y}<extra>${first.kind}, ${first.adversary}</extra>`,
     })),
@@ -73,6 +74,7 @@ function drawStages() {
     legend: drawn.map(([one]) => lineKey(one)),
     caption: [
       `What would have been promised if training had ended earlier: every round that is listened to costs privacy. ` +
+        `Points are computed; between them the line is at the later one's figure, which holds there too. ` +
         `By each run's own headline: ${headlines(drawn.map((pair) => pair[1]))}; delta ${small(run().delta)}.${notes}`,
     ],
     numbers: table(
