@@ -291,12 +291,17 @@ def test_a_graph_file_that_changed_is_refused(tmp_path, monkeypatch):
     carry(False)
 
 
-def test_a_promise_made_for_other_data_is_made_again(processes, tmp_path, monkeypatch):
-    """Killed before its first checkpoint, a run has a promise and nothing that ties it to its data but the promise."""
+def test_a_promise_made_for_other_data_is_refused(processes, tmp_path):
+    """Killed before its first checkpoint, a run has a promise and nothing that ties it to its data but the promise.
+
+    Its first rounds were played: their noise is not drawn again with other data.
+    """
     die(processes, "before the first checkpoint", tmp_path)
     before = Files(tmp_path).document(tmp_path / "privacy.json")
-    edited = {**before, "headline": {**before["headline"], "epsilon": 0.001}, "fingerprint": "of another run"}
-    (tmp_path / "privacy.json").write_text(json.dumps(edited))
+    (tmp_path / "privacy.json").write_text(json.dumps({**before, "fingerprint": "of another run"}))
+    with pytest.raises(InputError, match="other settings, data or code"):
+        resumed(tmp_path)
+    (tmp_path / "privacy.json").write_text(json.dumps(before))
     resumed(tmp_path)
     assert Files(tmp_path).document(tmp_path / "privacy.json") == before
     assert Files(tmp_path).document(tmp_path / "result.json")["headline"] == before["headline"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.run import launch
 from tests.test_checkpoint import LONG, saved_at, until
 from tests.test_processes import contents, models
 
@@ -100,6 +101,27 @@ def test_interrupted_killed_and_left_alone_it_ends_the_same(tmp_path, sotto, com
     assert sotto("run long.toml --out whole")[0] == 0
     assert contents(place) == contents(tmp_path / "whole" / "long")
     assert (models(place) == models(tmp_path / "whole" / "long")).all()
+
+
+@pytest.mark.parametrize("codes", [(None, 1), (1, None)])
+def test_one_that_failed_is_noticed_while_another_hangs(codes, monkeypatch):
+    """Whichever of them hangs."""
+
+    class Rank:
+        def __init__(self, code):
+            self.code, self.returncode = code, None
+
+        def poll(self):
+            self.returncode = self.code
+            return self.code
+
+    monkeypatch.setattr(launch, "PATIENCE", 0.0)
+    launch._wait([Rank(code) for code in codes])
+
+
+def test_a_run_that_rank_0_has_finished_ended_well():
+    assert launch._code([0, 130]) == launch._code([0, -signal.SIGKILL]) == 0
+    assert launch._code([-signal.SIGKILL, 1]) == 1
 
 
 @pytest.mark.slow

@@ -70,8 +70,8 @@ def main() -> None:
     except Exception as error:
         if voice.verbose:
             raise
-        code = fail(f"unexpected {type(error).__name__}: {error}; --verbose before the command shows where", 1)
-    if code == STOPPED:  # typer turns an interrupt into this code, and says nothing
+        code = fail(*explained(error))
+    if code == STOPPED and os.environ.get("RANK", "0") == "0":  # typer turns an interrupt into this code, silently
         fail(*explained(KeyboardInterrupt()))
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -88,6 +88,8 @@ def explained(error: BaseException) -> tuple[str, int]:
         return str(error), error.exit_code
     if isinstance(error, MemoryError):
         return "not enough memory for this size; take fewer rounds, a smaller graph, or one --victim", 1
+    if isinstance(error, Exception):
+        return f"unexpected {type(error).__name__}: {error}; --verbose before the command shows where", 1
     return "stopped", STOPPED
 
 

@@ -94,8 +94,8 @@ def _next(found: "Demonstration") -> list[str]:
     """Commands to paste, about what was just run."""
     from sottovoce.compression import Identity
 
-    noisy = [one for one in found.runs if one.privacy["sigma"] is not None]
-    run = noisy[min(1, len(noisy) - 1)] if noisy else found.runs[-1]
+    noisy = [one for one in found.runs if one.privacy["sigma"] is not None and one.privacy["adjacency"] == "record"]
+    run = noisy[len(noisy) // 4] if noisy else found.runs[-1]
     experiment, sent = run.finished.run.experiment, run.finished.result["metrics"]
     dimension = 8 * sent["bytes"] // max(1, sent["messages"]) // Identity().bits(1)
     about = f"--graph {experiment.topology.graph} --rounds {experiment.training.rounds}"

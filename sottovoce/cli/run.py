@@ -1,7 +1,10 @@
 """`sotto run`: one experiment, or a sweep of them, from a TOML file."""
 
 import os
+import sys
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,8 +12,8 @@ import typer
 
 from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, facts, note, progress
-from sottovoce.errors import InputError, SottovoceError
+from sottovoce.cli.output import Table, answer, facts, note, progress, voice
+from sottovoce.errors import InputError, Lost, SottovoceError
 from sottovoce.report.numbers import up
 
 if TYPE_CHECKING:
@@ -40,32 +43,44 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
+    if _ranked():
+        wanted = partial(_alone, file, settings or [], only, out)
+        _as_rank(wanted, timeout, data=data, out=out, resume=resume, as_json=as_json)
+        return
+    if (processes or 1) > 1:
+        _alone(file, settings or [], only, out)
+        _in_processes(file, settings or [], processes or 1, timeout, data=data, out=out, resume=resume, as_json=as_json)
+    document, runs = _planned(file, settings or [], only, out)
+    if len(runs) == 1 and not runs[0].variant:
+        _one(runs[0].experiment, data=data, out=out, resume=resume, as_json=as_json)
+        return
+    chosen = [run for run in runs if only is None or only in run.experiment.name]
+    _sweep(document, file, settings or [], chosen, data=data, out=out, resume=resume, jobs=jobs, as_json=as_json)
+
+
+def _planned(file: Path, settings: list[str], only: str | None, out: Path) -> "tuple[Document, list[Planned]]":
+    """What a file asks for; refused before any work where it cannot be."""
     from sottovoce.config import changed, read
     from sottovoce.files import check_folder
     from sottovoce.run.sweep import planned
 
     check_folder(out)
-    document = changed(read(file), settings or [])
+    document = changed(read(file), settings)
     runs = planned(document, str(file))
     if only is not None and not any(only in run.experiment.name for run in runs):
         raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].experiment.name}")
-    ranked = _ranked()
-    if len(runs) == 1 and not runs[0].variant:
-        one = runs[0].experiment
-        if ranked:
-            _as_rank(one, timeout, data=data, out=out, resume=resume, as_json=as_json)
-        elif processes is not None and processes > 1:
-            _in_processes(file, settings or [], processes, timeout, data=data, out=out, resume=resume, as_json=as_json)
-        else:
-            _one(one, data=data, out=out, resume=resume, as_json=as_json)
-        return
-    if ranked or (processes or 1) > 1:
+    return document, runs
+
+
+def _alone(file: Path, settings: list[str], only: str | None, out: Path) -> "Experiment":
+    """The one run of a file, which processes can share."""
+    _, runs = _planned(file, settings, only, out)
+    if len(runs) > 1 or runs[0].variant:
         raise InputError(
             f"{file}: a sweep over processes", "the nodes of one run are spread over them",
             "use --jobs for several runs at once, or the settings of one run",
         )  # fmt: skip
-    chosen = [run for run in runs if only is None or only in run.experiment.name]
-    _sweep(document, file, settings or [], chosen, data=data, out=out, resume=resume, jobs=jobs, as_json=as_json)
+    return runs[0].experiment
 
 
 def _one(experiment: "Experiment", *, data: Path | None, out: Path, resume: bool, as_json: bool) -> None:
@@ -91,21 +106,37 @@ def _ranked() -> bool:
 
 
 def _as_rank(
-    experiment: "Experiment", timeout: float, *, data: Path | None, out: Path, resume: bool, as_json: bool
+    wanted: "Callable[[], Experiment]",
+    timeout: float,
+    *,
+    data: Path | None,
+    out: Path,
+    resume: bool,
+    as_json: bool,
 ) -> None:
     """One rank's part of a run. Rank 0 shows how far it is and answers; what went wrong is said once."""
+    from sottovoce.run.launch import listen, orphaned
+
+    listen()
     from sottovoce.run.folder import carry_out
     from sottovoce.run.processes import joined
 
     leads = os.environ["RANK"] == "0"
     with joined(timeout) as ranks:
         try:
+            experiment = ranks.each(wanted)
             with progress(experiment.name, rate=True) if leads else nullcontext() as tell:
                 folder = out / experiment.name
                 result = carry_out(experiment, folder, data=data, resume=resume, tell=tell, team=ranks)
-        except (SottovoceError, KeyboardInterrupt, MemoryError) as error:
+        except (Exception, KeyboardInterrupt) as error:
+            if voice.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
+                raise
             line, code = explained(error)
-            ranks.say(error, lambda: fail(line, code))
+            if not orphaned():
+                ranks.say(error, lambda: fail(line, code))
+            if isinstance(error, Lost):
+                sys.stderr.flush()
+                os._exit(code)  # threads of the backend that wait for a lost rank would abort the interpreter's end
             raise SystemExit(code) from None
     if leads:
         _finish(result, out / experiment.name, as_json)
@@ -125,7 +156,8 @@ def _in_processes(
     """Start the ranks here, and end as they do; they say what there is to say."""
     from sottovoce.run.launch import launch
 
-    arguments = ["run", str(file), "--out", str(out), "--timeout", str(timeout)]
+    arguments = [word for word in ("quiet", "verbose") if getattr(voice, word)]
+    arguments = [*(f"--{word}" for word in arguments), "run", str(file), "--out", str(out), "--timeout", str(timeout)]
     arguments += [word for setting in settings for word in ("--set", setting)]
     arguments += ["--data", str(data)] if data is not None else []
     arguments += ["--resume"] if resume else []

@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -75,7 +76,8 @@ def carry_out(
         finished = team.first(lambda: _taken(held, files, experiment, resume))
         if finished is not None:
             return finished
-        team.each(lambda: _seen(files))
+        word = team.first(lambda: _signed(files))
+        team.each(lambda: _seen(files, word))
         trial = team.share(trial, placed)
         now = team.each(lambda: _last_saved(files, trial, mark))
         team.agree({"checkpoint": now.stage.rounds})
@@ -107,9 +109,22 @@ def _taken(held: ExitStack, files: Files, experiment: Experiment, resume: bool) 
     return _same_run(files, experiment, resume)
 
 
-def _seen(files: Files) -> None:
+def _signed(files: Files) -> str:
+    """A word left in the lock: a folder of the same name that another machine has for itself lacks it."""
+    word = secrets.token_hex(8)
+    try:
+        with files.lock.open("w") as file:
+            file.write(word)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _unwritable(files.lock, error) from None
+    return word
+
+
+def _seen(files: Files, word: str) -> None:
     """Whether this rank sees the folder that rank 0 has made."""
-    if not files.lock.exists():
+    if not files.lock.exists() or files.lock.read_text() != word:
         raise InputError(f"{files.folder}: not there for all ranks", "they write into one folder", "share it as --out")
 
 
@@ -120,9 +135,18 @@ def _finished(experiment: Experiment, files: Files, privacy: Document, seconds: 
 
 
 def _promised(files: Files, experiment: Experiment, trial: Trial, mark: str) -> Document:
-    """What the run promises: read where it was written for this very run."""
+    """What the run promises: read where it was written for this very run.
+
+    It is written before the first round, so rounds may have been played without a checkpoint to show for it. Their
+    noise must not be drawn again with other data: who saw both would see the difference without noise.
+    """
     before, wanted = files.document(files.privacy), experiment.privacy
-    if before is not None and before.get("fingerprint") == mark:
+    if before is not None:
+        if before.get("fingerprint") != mark:
+            raise InputError(
+                f"{files.privacy}: a promise for other settings, data or code", "a run goes on as it began",
+                "restore them, or start anew in another folder with another seed",
+            )  # fmt: skip
         return before
     found = promise(trial, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view)
     return {**found.document(), "fingerprint": mark}
@@ -203,7 +227,7 @@ def _train(
         watch=watch,
     )  # fmt: skip
     path = files.metrics if team.rank == 0 else Path(os.devnull)
-    with threads(experiment.machine.threads), path.open("a") as lines, pace.undisturbed():
+    with threads(experiment.machine.threads), _appending(path) as lines, pace.undisturbed():
         try:
             for stage, measured in played:
                 count = now.lines + (measured is not None)
@@ -225,6 +249,20 @@ def _train(
             save(files.checkpoint, now, mark, team)
             raise
     return now.seconds
+
+
+@contextmanager
+def _appending(path: Path) -> Iterator[TextIO]:
+    """A file that grows; closing it may fail as well, where the disk is full."""
+    try:
+        with path.open("a") as lines:
+            yield lines
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: {error.strerror}", "a run writes into its folder", "make room, or use another --out")
 
 
 def _sync(lines: TextIO) -> None:
@@ -295,7 +333,7 @@ def _write_json(path: Path, document: Document) -> None:
 def _locked(path: Path) -> Iterator[None]:
     """One process at a time; the lock dies with its process."""
     try:
-        file = path.open("w")
+        file = path.open("a")  # what is written there stays, for the run that another process is at
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", "a run writes into its folder", "use another --out") from None
     with file:

@@ -174,8 +174,10 @@ class Ranks:
         except Lost as lost:
             error = self._reason()
             raise (error or lost) from None
-        except SottovoceError as error:
-            self._store.set("failed", pickle.dumps(error))
+        except Exception as error:
+            known = isinstance(error, SottovoceError)
+            told = error if known else SottovoceError(f"rank {self.rank}: unexpected {type(error).__name__}: {error}")
+            self._store.set("failed", pickle.dumps(told))
             dist.destroy_process_group()  # so that the others need not wait
             raise
 
