@@ -360,7 +360,7 @@ def test_who_comes_second_does_not_take_over_the_promise_of_the_first(tmp_path, 
         return building(*arguments)
 
     monkeypatch.setattr(folder, "build", slow)
-    with pytest.raises(InputError, match=r"holds a run with another algorithm\.sigma"):
+    with pytest.raises(InputError, match="a promise for other settings, data or code"):
         carry_out(experiment(), tmp_path)
 
 
