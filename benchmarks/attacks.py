@@ -12,6 +12,7 @@ from sottovoce.attacks.classifier import classifier
 from sottovoce.attacks.losses import Candidates, candidates_of, series
 from sottovoce.attacks.threshold import threshold
 from sottovoce.learning.data import Dataset
+from sottovoce.learning.examples import Examples
 from sottovoce.learning.models import mlp
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import Task, task
@@ -27,7 +28,8 @@ def job_of(features: int = 8) -> Task:
     rows = VICTIMS * SAMPLES // 2
     inputs = rng.standard_normal((rows, features), dtype=np.float32)
     data = Dataset(
-        name="made-up", kind="classes", inputs=inputs, targets=rng.integers(0, 2, rows), test_inputs=inputs[:SAMPLES],
+        name="made-up", kind="classes", examples=Examples(inputs), targets=rng.integers(0, 2, rows),
+        test_inputs=inputs[:SAMPLES],
         test_targets=rng.integers(0, 2, SAMPLES), shape=(features,), classes=("0", "1"), groups=None,
         test_groups=None, entities=(), licence="", source="", notes=(),
     )  # fmt: skip

@@ -18,6 +18,7 @@ from sottovoce.learning import models
 from sottovoce.learning.clipping import clipping
 from sottovoce.learning.data import Dataset
 from sottovoce.learning.engines import Stack, engine_for
+from sottovoce.learning.examples import Examples
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import Task, task
 from sottovoce.threads import threads
@@ -34,7 +35,7 @@ def made_up(rows: int, shape: tuple[int, ...], classes: int = 10) -> Dataset:
     inputs = rng.standard_normal((rows, int(np.prod(shape))), dtype=np.float32)
     targets = rng.integers(0, classes, rows)
     return Dataset(
-        name="made-up", kind="classes", inputs=inputs, targets=targets, test_inputs=inputs[:100],
+        name="made-up", kind="classes", examples=Examples(inputs), targets=targets, test_inputs=inputs[:100],
         test_targets=targets[:100], shape=shape, classes=tuple(map(str, range(classes))), groups=None,
         test_groups=None, entities=(), licence="", source="", notes=(),
     )  # fmt: skip

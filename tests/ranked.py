@@ -109,8 +109,9 @@ def overheard(ranks, name):
 def held_data(ranks, wanted):
     trial = build(from_document(wanted))
     mine = ranks.share(trial, ranks.place(trial))
+    whole = "inputs" in vars(trial.task) or "inputs" in vars(trial.task.dataset)
     rows = [mine.task.inputs[mine.task.shards.indices[node]].numpy() for node in mine.host.nodes]
-    return mine.host.nodes, rows, len(mine.task.inputs), len(mine.task.dataset.inputs)
+    return mine.host.nodes, rows, len(mine.task.inputs), whole
 
 
 def differing(ranks, one, other, place, version):

@@ -19,6 +19,7 @@ from sottovoce.attacks.success import Scores, area, area_variance, success
 from sottovoce.attacks.threshold import threshold
 from sottovoce.config import Record, from_document
 from sottovoce.learning.data import Dataset, load
+from sottovoce.learning.examples import Examples
 from sottovoce.learning.models import model
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import task
@@ -108,7 +109,7 @@ def meaningless(nodes=8, rows=25, features=20):
     targets = rng.integers(0, 2, len(inputs))
     cut = nodes * rows
     data = Dataset(
-        name="chance", kind="classes", inputs=inputs[:cut], targets=targets[:cut], test_inputs=inputs[cut:],
+        name="chance", kind="classes", examples=Examples(inputs[:cut]), targets=targets[:cut], test_inputs=inputs[cut:],
         test_targets=targets[cut:], shape=(features,), classes=("0", "1"), groups=None, test_groups=None,
         entities=(), licence="", source="", notes=(),
     )  # fmt: skip

@@ -134,9 +134,25 @@ def test_mnist_needs_little_more_memory_than_it_keeps(data):
     folder = data("mnist/train-images-idx3-ubyte.gz").parents[1]
     tracemalloc.start()
     dataset = load("mnist", folder)
+    _, some = tracemalloc.get_traced_memory()
+    inputs = dataset.inputs
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 1.4 * (dataset.inputs.nbytes + dataset.test_inputs.nbytes)
+    assert some < 0.8 * inputs.nbytes
+    assert peak < 1.4 * (inputs.nbytes + dataset.test_inputs.nbytes)
+
+
+@pytest.mark.parametrize("unit", [False, True])
+def test_some_rows_are_those_of_all(unit):
+    digits = load("digits").unit_norm() if unit else load("digits")
+    rows = np.random.default_rng(0).choice(len(digits.examples), 700, replace=False)
+    np.testing.assert_array_equal(digits.examples[rows], digits.inputs[rows])
+    np.testing.assert_array_equal(np.concatenate(list(digits.examples.pieces())), digits.inputs)
+    few = digits.only(rows)
+    np.testing.assert_array_equal(few.inputs, digits.inputs[rows])
+    np.testing.assert_array_equal(few.targets, digits.targets[rows])
+    assert len(few.examples) == 700
+    assert np.allclose(np.linalg.norm(few.inputs, axis=1), 1, atol=1e-6) == unit
 
 
 def test_fashion_mnist_is_balanced(real):

@@ -14,6 +14,7 @@ from sottovoce.learning import models
 from sottovoce.learning.clipping import clipping
 from sottovoce.learning.data import Dataset, load
 from sottovoce.learning.engines import Stack, engine_for
+from sottovoce.learning.examples import Examples
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import task
 from sottovoce.threads import threads
@@ -234,7 +235,7 @@ def ratings():
     pairs = np.stack([rng.integers(0, 6, 80), rng.integers(0, 9, 80)], axis=1).astype(np.float32)
     stars = rng.integers(1, 6, 80).astype(np.float32)
     return Dataset(
-        name="stars", kind="ratings", inputs=pairs[:60], targets=stars[:60], test_inputs=pairs[60:],
+        name="stars", kind="ratings", examples=Examples(pairs[:60]), targets=stars[:60], test_inputs=pairs[60:],
         test_targets=stars[60:], shape=(2,), classes=(), groups=None, test_groups=None, entities=(6, 9),
         licence="", source="", notes=(),
     )  # fmt: skip
@@ -258,8 +259,8 @@ def test_ratings_are_learned_and_reported_as_rmse():
 def test_features_carry_a_one_for_the_bias():
     cancer = load("breast-cancer")
     shards = partition(cancer, 3)
-    assert task(cancer, shards, models.model("logistic", cancer)).features()[0].shape == (152, 31)
-    assert task(cancer, shards, models.model("logistic", cancer, bias=False)).features()[0].shape == (152, 30)
+    assert next(task(cancer, shards, models.model("logistic", cancer)).features()).shape == (152, 31)
+    assert next(task(cancer, shards, models.model("logistic", cancer, bias=False)).features()).shape == (152, 30)
 
 
 # --- starting points, layout, refusals -----------------------------------------------------------------------------

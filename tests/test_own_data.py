@@ -61,6 +61,7 @@ def test_a_file_is_the_same_as_its_arrays(tmp_path, monkeypatch):
 
 def test_runs_read_a_changed_file_again(tmp_path, sotto, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SOTTOVOCE_DATA", raising=False)
     for rows in (20, 40):
         np.savez("mine.npz", inputs=np.resize(X, (rows, 3)), targets=np.resize(Y, rows))
         file = f'name = "of-{rows}"\ndata.name = "file:mine.npz"\ntopology.graph = "ring:4"\ntraining.rounds = 2\n'

@@ -161,11 +161,11 @@ def test_a_rank_draws_for_its_own_nodes_and_for_the_secrets_they_share(name, kin
             assert ids == {(int(node),) for node in nodes}
 
 
-def test_each_rank_keeps_the_data_of_its_own_nodes(pool):
+def test_each_rank_makes_numbers_of_the_rows_of_its_own_nodes_alone(pool):
     wanted = document("dp-d-sgd", "undirected")
     whole = build(from_document(wanted)).task
-    for nodes, rows, kept, of_dataset in pool(held_data, wanted):
-        assert (kept, of_dataset) == (12 * len(nodes), 0)
+    for nodes, rows, kept, all_of_them in pool(held_data, wanted):
+        assert (kept, all_of_them) == (12 * len(nodes), False)
         for node, held in zip(nodes, rows, strict=True):
             np.testing.assert_array_equal(held, whole.dataset.inputs[whole.shards.indices[node]])
 

@@ -17,6 +17,7 @@ from sottovoce import InputError, Unaccountable, account, algorithm, metropolis,
 from sottovoce.config import from_document
 from sottovoce.learning import models
 from sottovoce.learning.data import Dataset, load
+from sottovoce.learning.examples import Examples
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import task
 from sottovoce.privacy.calibrate import with_sigma
@@ -39,7 +40,7 @@ def rows(n=60, features=3, seed=0, classes=2, scale=1.0):
     x = (scale * x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
     y = rng.integers(0, classes, n) if classes else rng.standard_normal(n).astype(np.float32)
     return Dataset(
-        name="made-up", kind="classes" if classes else "value", inputs=x, targets=y, test_inputs=x[:8],
+        name="made-up", kind="classes" if classes else "value", examples=Examples(x), targets=y, test_inputs=x[:8],
         test_targets=y[:8], shape=(features,), classes=tuple("abcdef"[:classes]), groups=None, test_groups=None,
         entities=(), licence="", source="", notes=(),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from sottovoce import InputError, algorithm, dropout, metropolis, random_edges, weigh
 from sottovoce.learning import models
 from sottovoce.learning.data import load
+from sottovoce.learning.examples import Examples
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import task
 from sottovoce.run.simulate import simulate
@@ -191,7 +193,7 @@ def test_who_drops_out_sends_nothing(announced):
 def test_gradients_that_are_not_finite_are_counted():
     broken = DIGITS.inputs[:40].copy()
     broken[::10] = np.float32(3e38)
-    data = type(DIGITS)(**{**vars(DIGITS), "inputs": broken, "targets": DIGITS.targets[:40]})
+    data = replace(DIGITS, examples=Examples(broken), targets=DIGITS.targets[:40])
     what = task(data, partition(data, 2), models.model("mlp", data, hidden=(8,)))
     run = simulate(
         algorithm("d-psgd"), metropolis("path:2"), what.gradients("full", "per-example", 1.0), rounds=3, every=1,

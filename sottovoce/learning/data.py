@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
+from sottovoce.learning.examples import Examples, Floats
 from sottovoce.learning.own import read_rows, rows_of
 from sottovoce.learning.sources import CATALOGUE, Entry, Rows
 
@@ -31,7 +33,8 @@ FOLDER = "SOTTOVOCE_DATA"
 class Dataset:
     """Rows to learn from and rows to test on.
 
-    `inputs` is float32, one flat row per example, contiguous; `shape` is the shape of one example (channels first).
+    `examples` are the training rows, flat, as numbers where they are asked for; `inputs` is all of them in one array.
+    `shape` is the shape of one example (channels first).
     `targets` are int64 positions in `classes`, or float32 when `kind` is "value" or "ratings".
     For ratings an input is a pair (user, movie) of positions, exact in float32, and `entities` counts both.
     `groups` names who each row comes from (a writer, a user), or is None.
@@ -39,9 +42,9 @@ class Dataset:
 
     name: str
     kind: str
-    inputs: NDArray[np.float32]
+    examples: Examples
     targets: NDArray[Any]
-    test_inputs: NDArray[np.float32]
+    test_inputs: Floats
     test_targets: NDArray[Any]
     shape: tuple[int, ...]
     classes: tuple[str, ...]
@@ -53,25 +56,31 @@ class Dataset:
     notes: tuple[str, ...]
 
     def __repr__(self) -> str:
-        rows = f"{len(self.inputs)} + {len(self.test_inputs)} rows of {self.inputs.shape[1]}"
+        rows = f"{len(self.examples)} + {len(self.test_inputs)} rows of {self.examples.width}"
         return f"Dataset({self.name!r}, {self.kind}, {rows})"
+
+    @cached_property
+    def inputs(self) -> Floats:
+        """All training rows, contiguous."""
+        return self.examples[:]
 
     def unit_norm(self) -> Dataset:
         """Every example scaled to norm one by itself, so that its gradient is bounded without clipping."""
         if self.entities:
             raise InputError(f"unit norm of {self.name}", "its rows are positions, not features", "leave it out")
 
-        def scaled(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        def scaled(rows: Floats) -> Floats:
             return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-30))
 
         note = "each example is scaled to norm one"
         return replace(
-            self, inputs=scaled(self.inputs), test_inputs=scaled(self.test_inputs), notes=(*self.notes, note)
+            self, examples=self.examples.then(scaled), test_inputs=scaled(self.test_inputs), notes=(*self.notes, note)
         )
 
-    def without_rows(self) -> Dataset:
-        """The same without its training rows, for whoever holds the few that it needs."""
-        return replace(self, inputs=self.inputs[:0].copy(), targets=self.targets[:0].copy(), groups=None)
+    def only(self, rows: NDArray[np.int64]) -> Dataset:
+        """The same with some of its training rows, in that order, and nothing kept of the others."""
+        groups = None if self.groups is None else self.groups[rows]
+        return replace(self, examples=Examples(self.examples[rows]), targets=self.targets[rows], groups=groups)
 
 
 @dataclass(frozen=True)

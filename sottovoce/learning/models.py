@@ -271,14 +271,14 @@ def _mlp_for(dataset: Dataset, hidden: Sequence[int] = (64,), **settings: Any) -
     one = len(dataset.classes) <= 2
     loss = "squared" if dataset.kind == "value" else "logistic" if one else "cross-entropy"
     outputs = 1 if one else len(dataset.classes)
-    return mlp((dataset.inputs.shape[1], *hidden, outputs), loss=loss, **settings)
+    return mlp((dataset.examples.width, *hidden, outputs), loss=loss, **settings)
 
 
 ANY_CLASSES = ("classes", "two classes")
 BUILDERS: dict[str, tuple[tuple[str, ...], Callable[..., Model]]] = {
-    "linear": (("value",), lambda data, **settings: linear(data.inputs.shape[1], **settings)),
-    "logistic": (("two classes",), lambda data, **settings: logistic(data.inputs.shape[1], **settings)),
-    "softmax": (ANY_CLASSES, lambda data, **settings: softmax(data.inputs.shape[1], len(data.classes), **settings)),
+    "linear": (("value",), lambda data, **settings: linear(data.examples.width, **settings)),
+    "logistic": (("two classes",), lambda data, **settings: logistic(data.examples.width, **settings)),
+    "softmax": (ANY_CLASSES, lambda data, **settings: softmax(data.examples.width, len(data.classes), **settings)),
     "mlp": ((*ANY_CLASSES, "value"), _mlp_for),
     "cnn": (ANY_CLASSES, lambda data, **settings: cnn(data.shape, len(data.classes), **settings)),
     "gn-resnet18": (ANY_CLASSES, lambda data, **settings: gn_resnet18(data.shape, len(data.classes), **settings)),

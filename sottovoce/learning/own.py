@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
 from sottovoce.files import read_npz
+from sottovoce.learning.examples import Examples
 from sottovoce.learning.sources import Rows, held_out, split_note
 
 ARRAYS = ("inputs", "targets", "test_inputs", "test_targets", "groups")
@@ -49,8 +50,8 @@ def rows_of(arrays: Mapping[str, Any], seed: int, where: str = "") -> Rows:
                 f"training rows are of shape {shape}, classes {_few(classes)}", "make them alike",
             )  # fmt: skip
         return Rows(
-            inputs, _positions(targets, classes), test_inputs, _positions(test_targets, classes), shape, notes,
-            classes=classes, groups=groups,
+            Examples(inputs), _positions(targets, classes),
+            test_inputs, _positions(test_targets, classes), shape, notes, classes=classes, groups=groups,
         )  # fmt: skip
     positions = _positions(targets, classes)
     strata = positions if classes else np.zeros(len(inputs)) if groups is None else groups
@@ -61,7 +62,7 @@ def rows_of(arrays: Mapping[str, Any], seed: int, where: str = "") -> Rows:
         )
     by = " of each class" if classes else " of each group" if groups is not None else ""
     return Rows(
-        inputs[~test], positions[~test], inputs[test], positions[test], shape, (*notes, split_note(by, seed)),
+        Examples(inputs[~test]), positions[~test], inputs[test], positions[test], shape, (*notes, split_note(by, seed)),
         classes=classes, groups=None if groups is None else groups[~test],
         test_groups=None if groups is None else groups[test],
     )  # fmt: skip

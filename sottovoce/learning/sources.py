@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.learning.examples import AT_ONCE, Examples, Floats
 from sottovoce.learning.files import File
 
 HELD_OUT = 0.2
@@ -28,9 +30,9 @@ CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse"
 class Rows:
     """What a reader hands over; `load` adds name, licence and source."""
 
-    inputs: NDArray[np.float32]
+    examples: Examples
     targets: NDArray[Any]
-    test_inputs: NDArray[np.float32]
+    test_inputs: Floats
     test_targets: NDArray[Any]
     shape: tuple[int, ...]
     notes: tuple[str, ...]
@@ -71,41 +73,33 @@ def held_out(strata: NDArray[Any], seed: int) -> NDArray[np.bool_]:
     return mask
 
 
-def _standardised(train: NDArray[Any], test: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _standardised(train: NDArray[Any], test: NDArray[Any]) -> tuple[Floats, Floats]:
     mean, deviation = train.mean(axis=0), train.std(axis=0)
     scale = np.where(deviation > 0, deviation, 1.0)
     return ((train - mean) / scale).astype(np.float32), ((test - mean) / scale).astype(np.float32)
 
 
-def _scaled_pixels(
-    train: NDArray[np.uint8], test: NDArray[np.uint8], channels: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _scaled_pixels(train: NDArray[np.uint8], test: NDArray[np.uint8], channels: int) -> tuple[Examples, Floats]:
     """Rows of pixels, flat, each channel with mean 0 and deviation 1 over the training rows."""
-    train, test = (pixels.reshape(len(pixels), channels, -1) for pixels in (train, test))
-    tables = [_pixel_table(train[:, channel]) for channel in range(channels)]
-    return _looked_up(train, tables), _looked_up(test, tables)
+    train, test = (pixels.reshape(len(pixels), -1) for pixels in (train, test))
+    tables = [_pixel_table(train.reshape(len(train), channels, -1)[:, channel]) for channel in range(channels)]
+    scaled = partial(_looked_up, tables=tables)
+    return Examples(train, scaled), Examples(test, scaled)[:]
 
 
-def _pixel_table(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+def _pixel_table(pixels: NDArray[np.uint8]) -> Floats:
     """Standardised value of each of the 256 levels; exact, from a histogram."""
-    share = sum(np.bincount(pixels[piece].ravel(), minlength=256) for piece in _pieces(len(pixels))) / pixels.size
+    pieces = (pixels[start : start + AT_ONCE] for start in range(0, len(pixels), AT_ONCE))
+    share = sum(np.bincount(piece.ravel(), minlength=256) for piece in pieces) / pixels.size
     levels = np.arange(256.0)
     mean = float(share @ levels)
     deviation = float(np.sqrt(share @ (levels - mean) ** 2)) or 1.0
     return ((levels - mean) / deviation).astype(np.float32)
 
 
-def _looked_up(pixels: NDArray[np.uint8], tables: list[NDArray[np.float32]]) -> NDArray[np.float32]:
-    out = np.empty(pixels.shape, dtype=np.float32)
-    for piece in _pieces(len(pixels)):
-        for channel, table in enumerate(tables):
-            out[piece, channel] = table[pixels[piece, channel]]
-    return out.reshape(len(pixels), -1)
-
-
-def _pieces(rows: int) -> list[slice]:
-    """Rows in pieces, because counting and looking up make copies of four and eight bytes a pixel."""
-    return [slice(start, start + 500) for start in range(0, rows, 500)]
+def _looked_up(pixels: NDArray[np.uint8], tables: list[Floats]) -> Floats:
+    channels = np.split(pixels, len(tables), axis=1)
+    return np.concatenate([table[levels] for table, levels in zip(tables, channels, strict=True)], axis=1)
 
 
 def split_note(by: str, seed: int) -> str:
@@ -121,10 +115,10 @@ def _digits(folder: Path, seed: int) -> Rows:
 
     pixels, labels = load_digits(return_X_y=True)
     test = held_out(labels, seed)
-    inputs, test_inputs = _scaled_pixels(pixels[~test].astype(np.uint8), pixels[test].astype(np.uint8), 1)
+    examples, test_inputs = _scaled_pixels(pixels[~test].astype(np.uint8), pixels[test].astype(np.uint8), 1)
     targets = labels.astype(np.int64)
     notes = (PIXELS, split_note(" of each class", seed))
-    return Rows(inputs, targets[~test], test_inputs, targets[test], (1, 8, 8), notes, classes=DIGITS)
+    return Rows(examples, targets[~test], test_inputs, targets[test], (1, 8, 8), notes, classes=DIGITS)
 
 
 def _breast_cancer(folder: Path, seed: int) -> Rows:
@@ -143,7 +137,9 @@ def _table(
     classes: tuple[str, ...] = (),
 ) -> Rows:
     inputs, test_inputs = _standardised(features[~test], features[test])
-    return Rows(inputs, targets[~test], test_inputs, targets[test], features.shape[1:], notes, classes=classes)
+    return Rows(
+        Examples(inputs), targets[~test], test_inputs, targets[test], features.shape[1:], notes, classes=classes
+    )
 
 
 def household_averages(raw: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -187,8 +183,8 @@ def _fashion_mnist(folder: Path, seed: int) -> Rows:
 def _idx_images(files: tuple[File, ...], folder: Path, classes: tuple[str, ...]) -> Rows:
     train_labels, test_labels = (_labels(files[part], folder, rows) for part, rows in ((1, 60_000), (3, 10_000)))
     train, test = files[0].idx(folder, (60_000, 28, 28)), files[2].idx(folder, (10_000, 28, 28))
-    inputs, test_inputs = _scaled_pixels(train, test, 1)
-    return Rows(inputs, train_labels, test_inputs, test_labels, (1, 28, 28), (PIXELS,), classes=classes)
+    examples, test_inputs = _scaled_pixels(train, test, 1)
+    return Rows(examples, train_labels, test_inputs, test_labels, (1, 28, 28), (PIXELS,), classes=classes)
 
 
 def _labels(file: File, folder: Path, rows: int) -> NDArray[np.int64]:
@@ -229,10 +225,10 @@ def _cifar10(folder: Path, seed: int) -> Rows:
                 CIFAR_FILE.path(folder),
                 f"{len(images)} images and {len(labels)} labels from {labels.min()} to {labels.max()} in {part}",
             )
-    inputs, test_inputs = _scaled_pixels(found["x_train"], found["x_test"], 3)
-    notes = (PIXELS, f"{len(inputs):,} of the 50,000 training and {len(test_inputs):,} of the 10,000 test images")
+    examples, test_inputs = _scaled_pixels(found["x_train"], found["x_test"], 3)
+    notes = (PIXELS, f"{len(examples):,} of the 50,000 training and {len(test_inputs):,} of the 10,000 test images")
     targets, test_targets = (found[f"y_{part}"].astype(np.int64) for part in ("train", "test"))
-    return Rows(inputs, targets, test_inputs, test_targets, (3, 32, 32), notes, classes=CIFAR)
+    return Rows(examples, targets, test_inputs, test_targets, (3, 32, 32), notes, classes=CIFAR)
 
 
 def _movielens(folder: Path, seed: int) -> Rows:
@@ -251,7 +247,7 @@ def _movielens(folder: Path, seed: int) -> Rows:
         split_note(" of each user", seed) + ", so some movies are rated in test rows only",
     )
     return Rows(
-        inputs[~test], stars[~test], inputs[test], stars[test], (2,), notes,
+        Examples(inputs[~test]), stars[~test], inputs[test], stars[test], (2,), notes,
         groups=groups[~test], test_groups=groups[test], entities=(len(users), len(movies)),
     )  # fmt: skip
 

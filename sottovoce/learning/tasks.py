@@ -18,8 +18,10 @@ Shapes: N nodes, B examples, F inputs, D parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,31 +63,49 @@ class Task:
     shards: Shards
     model: Model
     engine: Engine
-    inputs: Tensor
-    targets: Tensor
-    test_inputs: Tensor
-    test_targets: Tensor
+    dtype: torch.dtype
 
     def __repr__(self) -> str:
         return f"Task({self.dataset.name} on {len(self.shards.indices)} nodes, {self.model})"
 
+    @cached_property
+    def inputs(self) -> Tensor:
+        """All training rows; made when they are first needed, for a task that hosts few nodes needs few."""
+        return torch.from_numpy(self.dataset.inputs).to(self.dtype)
+
+    @cached_property
+    def test_inputs(self) -> Tensor:
+        """The test rows."""
+        return torch.from_numpy(self.dataset.test_inputs).to(self.dtype)
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """What the training rows are to give."""
+        return self._targets(self.dataset.targets)
+
+    @cached_property
+    def test_targets(self) -> Tensor:
+        """What the test rows are to give."""
+        return self._targets(self.dataset.test_targets)
+
+    def _targets(self, given: NDArray[Any]) -> Tensor:
+        found = torch.from_numpy(given)
+        return found if self.model.loss.name == "cross-entropy" else found.to(self.dtype)
+
     def start(self, generator: torch.Generator, *, same: bool = True, nodes: Sequence[int] | None = None) -> Tensor:
         """A starting point for every node, N x D, or for some of them."""
         which = len(self.shards.indices) if nodes is None else nodes
-        return self.model.start(which, generator, same=same, dtype=self.inputs.dtype)
+        return self.model.start(which, generator, same=same, dtype=self.dtype)
 
     def hosted(self, nodes: NDArray[np.intp]) -> Task:
         """The same with the training rows of some nodes alone; shards of the others are left without their rows."""
         held = [self.shards.indices[node] for node in nodes]
-        kept = torch.from_numpy(np.concatenate(held))
         stops = np.cumsum([len(rows) for rows in held])
         indices = list(self.shards.indices)
         for node, rows, stop in zip(nodes, held, stops, strict=True):
             indices[node] = np.arange(stop - len(rows), stop)
-        return replace(
-            self, dataset=self.dataset.without_rows(), shards=replace(self.shards, indices=tuple(indices)),
-            inputs=self.inputs[kept], targets=self.targets[kept],
-        )  # fmt: skip
+        kept = self.dataset.only(np.concatenate(held))
+        return replace(self, dataset=kept, shards=replace(self.shards, indices=tuple(indices)))
 
     def gradients(
         self,
@@ -137,27 +157,23 @@ class Task:
         trained = all(part.requires_grad for part in inner.parameters())
         return inner if type(inner) is nn.Linear and trained else None
 
-    def features(self) -> list[NDArray[np.float64]]:
+    def features(self) -> Iterator[NDArray[np.float64]]:
         """Each node's features as a generalised linear model sees them, a one for the bias: for `non_expansive`."""
         layer = self._only_layer()
         if layer is None:
             raise InputError(
                 f"features of {self.model.name}", "only linear models see the inputs as they are", "use softmax"
             )
-        held = [self.dataset.inputs[rows].astype(float) for rows in self.shards.indices]
-        return held if layer.bias is None else [np.column_stack([rows, np.ones(len(rows))]) for rows in held]
+        held = (self.dataset.examples[rows].astype(float) for rows in self.shards.indices)
+        return held if layer.bias is None else (np.column_stack([rows, np.ones(len(rows))]) for rows in held)
 
 
 def task(
     dataset: Dataset, shards: Shards, model: Model, *, engine: str | None = None, dtype: torch.dtype = torch.float32
 ) -> Task:
     """Join the three, and refuse a model that does not fit the data or lets examples touch each other."""
-    inputs, test_inputs = (torch.from_numpy(part).to(dtype) for part in (dataset.inputs, dataset.test_inputs))
-    targets, test_targets = (torch.from_numpy(part) for part in (dataset.targets, dataset.test_targets))
-    if model.loss.name != "cross-entropy":
-        targets, test_targets = targets.to(dtype), test_targets.to(dtype)
-    _check_fit(dataset, model, inputs[:PROBES])
-    return Task(dataset, shards, model, engine_for(model, engine), inputs, targets, test_inputs, test_targets)
+    _check_fit(dataset, model, torch.from_numpy(dataset.examples[:PROBES]).to(dtype))
+    return Task(dataset, shards, model, engine_for(model, engine), dtype)
 
 
 def _check_fit(dataset: Dataset, model: Model, probes: Tensor) -> None:

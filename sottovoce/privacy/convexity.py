@@ -8,7 +8,7 @@ features' second moments takes the place of the largest norm.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ CLIPPING = ("none", "per-example", "whole-gradient")
 
 
 def smoothness(
-    model: str, shards: Sequence[NDArray[np.float64]], *, full_batch: bool = False, ridge: float = 0.0
+    model: str, shards: Iterable[NDArray[np.float64]], *, full_batch: bool = False, ridge: float = 0.0
 ) -> float:
     """The largest L over the nodes' shards of features, one row per example, rounded up.
 
@@ -57,7 +57,7 @@ def least_weight(system: LinearSystem) -> float:
 
 def non_expansive(
     model: str,
-    shards: Sequence[NDArray[np.float64]],
+    shards: Iterable[NDArray[np.float64]],
     *,
     step_size: float,
     clipping: str = "none",

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.config import Record
 from sottovoce.files import read_npz, write
+from sottovoce.learning.examples import Examples
 from sottovoce.run.record import Messages, Recorder
 from sottovoce.run.reopen import Opened, reopen
 from sottovoce.run.together import in_processes
@@ -47,10 +47,13 @@ def altered(opened: Opened, seed: int, rows: Mapping[int, NDArray[Any]], extra: 
     for node, new in rows.items():
         assert len(new) == len(held[node])
         held[node] = np.asarray(new, dtype=np.int64)
-    inputs = torch.cat([job.inputs, job.test_inputs, *extra[:1]])
-    targets = torch.cat([job.targets, job.test_targets, *extra[1:]])
-    shards = dataclasses.replace(job.shards, indices=tuple(held))
-    changed = dataclasses.replace(job, inputs=inputs, targets=targets, shards=shards)
+    data, more = job.dataset, [part.numpy() for part in extra]
+    inputs = np.concatenate([data.inputs, data.test_inputs, *more[:1]], dtype=np.float32)
+    targets = np.concatenate([data.targets, data.test_targets, *more[1:]])
+    changed = dataclasses.replace(
+        job, dataset=dataclasses.replace(data, examples=Examples(inputs), targets=targets, groups=None),
+        shards=dataclasses.replace(job.shards, indices=tuple(held)),
+    )  # fmt: skip
     gradients = changed.gradients(
         training.batch, training.clip, training.bound, seed=seed,
         local_steps=trial.gradients.local_steps, step_size=trial.gradients.step_size,

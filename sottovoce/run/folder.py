@@ -311,7 +311,8 @@ def fingerprint(experiment: Experiment, trial: Trial) -> str:
 
 def _of_data(dataset: Dataset) -> bytes:
     digest = hashlib.blake2b()
-    for part in (dataset.inputs, dataset.targets, dataset.test_inputs, dataset.test_targets, dataset.groups):
+    rest = (dataset.targets, dataset.test_inputs, dataset.test_targets, dataset.groups)
+    for part in (*dataset.examples.pieces(), *rest):
         digest.update(b"" if part is None else part.tobytes())
     return digest.digest()
 
