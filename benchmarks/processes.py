@@ -16,11 +16,16 @@ import time
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from benchmarks.learning import job_of
 from benchmarks.loop import peak_gigabytes, settings
 from sottovoce import Topology, algorithm, metropolis, weigh
+from sottovoce.learning.data import load
+from sottovoce.learning.models import model
+from sottovoce.learning.partition import partition
+from sottovoce.learning.tasks import task
 from sottovoce.placement import blocks, cut
 from sottovoce.run.launch import LOOPBACK, MEETING
 from sottovoce.run.processes import joined
@@ -182,10 +187,25 @@ def memory() -> None:
         print(f"  {size} processes: {max(each['memory'] for each in found):.2f} GB the largest", flush=True)
 
 
+def data() -> None:
+    """Peak memory of reading MNIST for some of 100 nodes, beyond the interpreter: from the folder in SOTTOVOCE_DATA."""
+    for hosted in (100, 50, 10):
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.processes", "read", str(hosted)], check=True, stdout=subprocess.PIPE
+        )
+        print(f"  {hosted} of 100 nodes: {float(done.stdout):.2f} GB", flush=True)
+
+
+def read(hosted: str) -> None:
+    """What reading takes, in a process of its own."""
+    before, images = peak_gigabytes(), load("mnist")
+    job = task(images, partition(images, 100), model("softmax", images)).hosted(np.arange(int(hosted)))
+    assert len(job.inputs) == 600 * int(hosted)
+    print(peak_gigabytes() - before)
+
+
 def placement() -> None:
     """Edges between blocks, and processor time to find them, against blocks by chance."""
-    import numpy as np
-
     for spec in ("geometric:1000,r=0.06,seed=0", "regular:1000,d=10,seed=0"):
         net = metropolis(spec)
         start = time.process_time()
@@ -200,9 +220,11 @@ def placement() -> None:
 
 
 if __name__ == "__main__":
-    parts = {"speed": speed, "traffic": traffic, "link": link, "memory": memory, "placement": placement}
-    if sys.argv[1:2] in (["rank"], ["swaps"]):
-        {"rank": rank, "swaps": swaps}[sys.argv[1]](*sys.argv[2:])
+    parts = {
+        "speed": speed, "traffic": traffic, "link": link, "memory": memory, "data": data, "placement": placement,
+    }  # fmt: skip
+    if sys.argv[1:2] in (["rank"], ["swaps"], ["read"]):
+        {"rank": rank, "swaps": swaps, "read": read}[sys.argv[1]](*sys.argv[2:])
     elif len(sys.argv) > 1:
         partial(parts[sys.argv[1]], **settings(sys.argv[2:]))()
     else:
