@@ -32,10 +32,13 @@ from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, Sampling, batches
 from sottovoce.learning.clipping import Clipping, clipping
 from sottovoce.learning.data import Dataset
-from sottovoce.learning.engines import VALUES, Clipped, Engine, Stack, clip_rows, engine_for, pieces
+from sottovoce.learning.engines import Clipped, Engine, Stack, clip_rows, engine_for, pieces
 from sottovoce.learning.models import Model
 from sottovoce.learning.partition import Shards
 from sottovoce.privacy.sensitivity import Participation
+
+GATHERED = 1 << 22
+"""About so many numbers of a batch are copied together at once: 64 MB at a time took twice as long as 16."""
 
 PROBES = 3
 """So many examples are put through a model together and one by one, to see that they do not touch each other."""
@@ -265,9 +268,9 @@ class Gradients:
         return found
 
     def _gathered(self, step: int, points: Tensor, act: Callable[[Tensor, Stack], Clipped]) -> Clipped:
-        """`act` on the batches of one step, so many nodes at a time that their inputs fit into memory."""
+        """`act` on the batches of one step, so many nodes at a time that their inputs stay in the cache."""
         drawn, divisors = self.batches.draw(step, self.nodes.tolist()), self.batches.divisors[self.nodes]
-        at_once = max(1, VALUES // (drawn.rows.shape[1] * self.task.inputs.shape[1]))
+        at_once = max(1, GATHERED // (drawn.rows.shape[1] * self.task.inputs.shape[1]))
         parts = []
         for nodes in pieces(len(points), at_once):
             rows, present = torch.from_numpy(drawn.rows[nodes]), torch.from_numpy(drawn.present[nodes])
