@@ -7,7 +7,7 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer
+from sottovoce.cli.output import Table, answer, size
 from sottovoce.report.numbers import up
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ def _shown(figure: float | None) -> str:
 def _table(found: "list[Document]") -> Table:
     metric, area = found[0]["metric"], "{value:.3f} ({low:.3f} to {high:.3f}) {attack}"
     figures = [f"{metric}, average model", f"{metric}, nodes"]
-    table = [["run", "algorithm", *figures, "epsilon", "kind", "adversary", "attack's AUC", "MB sent"]]
+    table = [["run", "algorithm", *figures, "epsilon", "kind", "adversary", "attack's AUC", "sent"]]
     for one in found:
         epsilon = "none proven" if one["epsilon"] is None else up(float(one["epsilon"]))
         attack = "not attacked" if one["attack"] is None else area.format(**one["attack"])
         table.append([
             one["run"], one["algorithm"], _shown(one["average_model"]), _shown(one["mean_node"]), epsilon,
-            one["kind"] or "", one["adversary"] or "", attack, f"{one['bytes'] / 1e6:,.1f}",
+            one["kind"] or "", one["adversary"] or "", attack, size(one["bytes"]),
         ])  # fmt: skip
     return table

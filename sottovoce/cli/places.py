@@ -7,7 +7,7 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphName, Json, Weights
-from sottovoce.cli.output import answer, facts, note
+from sottovoce.cli.output import answer, doing, facts, note, size
 
 
 @app.command()
@@ -20,8 +20,11 @@ def graph(
     from sottovoce.graphs import graph as build
     from sottovoce.topology import weigh
 
-    source = build(spec)
-    net = weigh(source, weights)
+    with doing("reading the graph"):
+        source = build(spec)
+    with doing("weights and their spectral gap"):
+        net = weigh(source, weights)
+        gap = net.spectral_gap
     found = {
         "graph": source.name,
         "weights": weights,
@@ -32,7 +35,7 @@ def graph(
         "degree_mean": float(source.out_degrees.mean()),
         "degree_max": int(source.out_degrees.max()),
         "components": int(source.components.max()) + 1,
-        "spectral_gap": net.spectral_gap,
+        "spectral_gap": gap,
     }
     names = None if source.labels is None else [str(label) for label in source.labels]
     answer({**found, "labels": names}, as_json, facts(found))
@@ -52,11 +55,11 @@ def data(
     listed = catalogue(folder)
     place = folder_of(folder)
     document = {"folder": None if place is None else str(place), "data": [_data_facts(entry) for entry in listed]}
-    table = [["data set", "kind", "training", "test", "MB", "found", "licence"]]
+    table = [["data set", "kind", "training", "test", "size", "found", "licence"]]
     for entry in listed:
         rows = [f"{count:,}" for count in entry.rows] if entry.rows else ["?", "?"]
         found = "no" if entry.missing else "yes" if entry.files else "built in"
-        table.append([entry.name, entry.kind, *rows, f"{entry.bytes / 1e6:.1f}", found, entry.licence])
+        table.append([entry.name, entry.kind, *rows, size(entry.bytes) if entry.bytes else "", found, entry.licence])
     answer(document, as_json, table)
     if not as_json:
         for entry in listed:

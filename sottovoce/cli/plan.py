@@ -18,7 +18,7 @@ from sottovoce.cli.options import (
     SuitedWeights,
     ViewSpec,
 )
-from sottovoce.cli.output import Table, answer, progress
+from sottovoce.cli.output import Table, answer, progress, size
 from sottovoce.errors import Unaccountable
 from sottovoce.report.numbers import up
 
@@ -84,14 +84,13 @@ def _entry(entry: "Entry", delta: float) -> dict[str, Any]:
 
 
 def _table(found: "Plan") -> Table:
-    table = [["algorithm", "sigma", "noise in average model", "in a node", "MB per node", "epsilon", "kind"]]
+    table = [["algorithm", "sigma", "noise in average model", "in a node", "sent per node", "epsilon", "kind"]]
     for entry in found.ranked:
         noise = [
             "not predicted" if x is None else f"{math.sqrt(x):.4g}" for x in (entry.error_average, entry.error_node)
         ]
         epsilon = up(entry.guarantee.epsilon(found.question.delta))
-        size = f"{entry.bytes_per_node / 1e6:,.2f}"
-        table.append([entry.label, up(entry.sigma), *noise, size, epsilon, entry.guarantee.kind])
+        table.append([entry.label, up(entry.sigma), *noise, size(entry.bytes_per_node), epsilon, entry.guarantee.kind])
     return table
 
 

@@ -12,7 +12,7 @@ import typer
 
 from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, facts, note, progress, voice
+from sottovoce.cli.output import Table, answer, facts, note, progress, size, voice
 from sottovoce.errors import InputError, Lost, SottovoceError
 from sottovoce.report.numbers import up
 
@@ -209,10 +209,10 @@ def _facts(result: "Document") -> Table:
     metric = next(key for key in ("accuracy", "rmse") if key in last)
     shown: dict[str, Any] = {
         "run": result["name"],
-        "algorithm": f"{result['algorithm']} on {result['topology']}, {result['rounds']} rounds",
+        "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
         f"test {metric} of the average model": f"{last[metric]['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**last[metric]),
-        "sent": f"{last['messages']:,} messages, {last['bytes'] / 1e6:,.1f} MB{_between(last)}",
+        "sent": f"{last['messages']:,} messages, {size(last['bytes'])}{_between(last)}",
         "epsilon": _epsilon(result),
         "seconds": f"{result['seconds']:.1f}",
         "folder": result["folder"],
@@ -221,9 +221,13 @@ def _facts(result: "Document") -> Table:
     return facts(shown)
 
 
+def _rounds(count: int) -> str:
+    return "1 round" if count == 1 else f"{count:,} rounds"
+
+
 def _between(last: "Document") -> str:
     """What of it went between processes, as counted there."""
-    return f", {last['wire_bytes'] / 1e6:,.1f} MB between processes" if "wire_bytes" in last else ""
+    return f", {size(last['wire_bytes'])} between processes" if "wire_bytes" in last else ""
 
 
 def _epsilon(result: "Document") -> str:
@@ -241,8 +245,10 @@ def _table(found: list["Document"]) -> Table:
     from sottovoce.report.results import epsilon_of, shown
 
     metric = found[0]["metric"] if found else ""
-    table = [["run", "seeds", f"{metric}, average model", f"{metric}, nodes", "test loss", "epsilon", "MB sent"]]
+    table = [["run", "seeds", f"{metric}, average model", f"{metric}, nodes", "test loss", "epsilon", "sent"]]
     for row in found:
         figures = [shown(row[key]) for key in ("average_model", "mean_node", "loss")]
-        table.append([row["run"], str(row["seeds"]), *figures, epsilon_of(row["epsilon"]), f"{row['megabytes']:,.1f}"])
+        table.append(
+            [row["run"], str(row["seeds"]), *figures, epsilon_of(row["epsilon"]), size(1e6 * row["megabytes"])]
+        )
     return table
