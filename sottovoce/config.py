@@ -27,6 +27,8 @@ from sottovoce.errors import InputError
 
 Document: TypeAlias = dict[str, Any]
 
+LARGEST_SEED = 2**63 - 1
+
 NAME = r"[A-Za-z0-9][A-Za-z0-9._=,+-]*"
 
 
@@ -52,7 +54,7 @@ class Data(_Section):
     partition: str = "iid"
     unit_norm: bool = False
     rows: int | None = Field(default=None, ge=1)
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
 
 
 class ModelChoice(_Open):
@@ -71,7 +73,7 @@ class Net(_Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     dropout_correlation: float = Field(default=0.0, ge=0, lt=1)
     announced: bool = False
-    seed: int | None = Field(default=None, ge=0)
+    seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
 
 
 class AlgorithmChoice(_Open):
@@ -119,7 +121,7 @@ class Record(_Section):
 class Machine(_Section):
     """What decides speed only."""
 
-    threads: int = Field(default=1, ge=1)
+    threads: int = Field(default=1, ge=1, le=1024)
     engine: str | None = None
     precision: Literal["float32", "float64"] = "float32"
     checkpoint_seconds: float = Field(default=30.0, ge=0)
@@ -138,7 +140,7 @@ class Experiment(_Section):
     """One run."""
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     topology: Net
     training: Training
     data: Data = Data()
@@ -237,11 +239,18 @@ def from_document(document: Document, where: str = "") -> Experiment:
     except ValidationError as error:
         problems = error.errors(include_url=False)
         unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
-        raise _explained((unknown or problems)[0], where) from None
+        first, *others = unknown or problems
+        raise _explained(first, [one for one in others if _branch(one) == _branch(first)], where) from None
 
 
-def _explained(problem: Any, where: str) -> InputError:
-    """The first problem, in our words."""
+def _branch(problem: Any) -> list[str]:
+    """The key that a problem is about, whichever form of its value it tells of."""
+    plain = _plain([str(part) for part in problem["loc"]])
+    return plain[:-1] if plain[-1].isdigit() else plain
+
+
+def _explained(problem: Any, alternatives: list[Any], where: str) -> InputError:
+    """The first problem, in our words; `alternatives` are what the other forms of the value lack."""
     path = [str(part) for part in problem["loc"]]
     key = ".".join(_plain(path))
     at = f"{where}: {key}" if where else key
@@ -256,7 +265,11 @@ def _explained(problem: Any, where: str) -> InputError:
     if problem["type"] == "model_type":
         return InputError(f"{at} = {problem['input']!r}", "it is a table of keys", f"write [{key}]")
     message = re.sub(r"^(Input|String|Value) ", "it ", problem["msg"])
-    return InputError(f"{at} = {problem['input']!r}", message[:1].lower() + message[1:], "correct it")
+    if problem["type"] == "string_pattern_mismatch":
+        message = "letters, digits and . _ = , + - from a letter or digit on, parts divided by /"
+    rules = [message[:1].lower() + message[1:], *(one["msg"].lower() for one in alternatives)]
+    rule = " or ".join(dict.fromkeys(rules))
+    return InputError(f"{at} = {problem['input']!r:.60}", re.sub(r" or input should be", ", or", rule), "correct it")
 
 
 def _plain(path: list[str]) -> list[str]:

@@ -306,9 +306,11 @@ LARGEST = 1e100
 def _size(name: str, value: Any, *, single: bool = False) -> PerNode:
     """A standard deviation, one for all nodes or (unless `single`) one for each, in a form that can be hashed."""
     try:
+        if np.asarray(value).dtype.kind not in "iuf":
+            raise TypeError
         values = np.asarray(value, dtype=float)
-    except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"{name} = {value!r}", "a standard deviation is a number", "correct it") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise InputError(f"{name} = {value!r:.60}", "a standard deviation is a number", "correct it") from None
     bad = ~np.isfinite(values) | (values < 0)
     if not bad.any() and (values > LARGEST).any():
         raise InputError(f"{name} = {values.max():g}", f"variances must fit: at most {LARGEST:g}", "take less noise")

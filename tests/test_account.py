@@ -29,6 +29,7 @@ from sottovoce import (
     trace,
     uniform,
 )
+from sottovoce.privacy.gaussian import epsilon_of
 from sottovoce.privacy.sampling import epsilon_of_batches, sampled_epsilon
 
 
@@ -255,6 +256,7 @@ def test_sampling_only_for_everyone_and_fresh_noise():
     with pytest.raises(Unaccountable, match="correlated over rounds"):
         sampled_epsilon(correlated, everyone(), share=0.01, delta=1e-5)
     assert math.isinf(epsilon_of_batches(noise=0.0, share=0.1, rounds=3, delta=1e-5))
+    assert epsilon_of_batches(noise=0.01, share=0.1, rounds=4, delta=1e-5) == epsilon_of(200, 1e-5)
     with pytest.raises(InputError, match="batch share 0"):
         epsilon_of_batches(noise=1.0, share=0.0, rounds=3, delta=1e-5)
 

@@ -69,13 +69,18 @@ WRONG = {
     "algorithm.sigma=large": "sigma = 'large'; a standard deviation is a number",
     "algorithm.step_size=[0.1]": "step_size = [0.1]; it is a number",
     "algorithm.step_size=2020-01-01": "step_size = ",
+    "algorithm.step_size=true": "step_size = True; it is a number",
+    f"algorithm.step_size=1{400 * '0'}": "step_size = 1000",
+    "algorithm.sigma=true": "sigma = True; a standard deviation is a number",
+    'algorithm.sigma="2"': "sigma = '2'; a standard deviation is a number",
+    f"algorithm.sigma=1{400 * '0'}": "sigma = 1000",
     "model.bias=maybe": "bias = 'maybe' of softmax; it is true or false",
     "name=3": "name = 3",
     "seed=-1": "seed = -1",
     "seed=0.5": "seed = 0.5",
     "privacy.attackers=some": "privacy.attackers = 'some'",
     "privacy.attackers=true": "privacy.attackers",
-    "privacy.attackers=[0.5]": "privacy.attackers",
+    "privacy.attackers=[0.5]": "it should be 'auto', 'all' or 'none', or a valid integer",
     # impossible values
     "training.rounds=0": "training.rounds = 0",
     "training.rounds=5": "5 rounds of cycle:2x2; it ends after 4",
@@ -99,6 +104,10 @@ WRONG = {
     "metrics.every=0": "metrics.every = 0",
     "metrics.test_rows=0": "metrics.test_rows = 0",
     "machine.threads=0": "machine.threads = 0",
+    "machine.threads=100000": "machine.threads = 100000; it should be less than or equal to 1024",
+    "seed=18446744073709551616": "seed = 18446744073709551616; it should be less than",
+    "topology.announced=true": "topology.announced without dropout",
+    "topology.dropout_correlation=0.5": "topology.dropout_correlation without dropout",
     "machine.engine=warp": "engine 'warp'",
     "machine.precision=float16": "machine.precision = 'float16'",
     "data.name=moons": "data set 'moons'; known: breast-cancer",
@@ -157,6 +166,20 @@ def test_wrong_settings_are_one_line_and_leave_nothing_behind(setting, sotto, re
     assert err.startswith("sotto: ")
     assert " ".join(WRONG[setting].split()) in err
     assert os.listdir(recipe.parent) == ["try.toml"]
+
+
+def test_models_that_are_no_numbers_are_no_result(sotto, recipe):
+    code, out, err = sotto("run try.toml --set algorithm.step_size=1e300")
+    assert (code, out) == (2, "")
+    assert err.startswith("sotto: models or losses with nan or infinity after round")
+    assert not list(recipe.parent.glob("runs/*/result.json"))
+
+
+def test_sigma_may_be_one_for_each_node(sotto, recipe):
+    code, out, _ = sotto("run try.toml --set algorithm.sigma=[1,2,2,4]")
+    assert code == 0
+    assert "seconds of training" in out
+    assert "sigma from 1 to 4 times" in (recipe.parent / "runs/try/report.html").read_text()
 
 
 TOGETHER = {
@@ -335,7 +358,7 @@ def test_runs_that_differ_by_seed_are_averaged():
     found = [row.document() for row in rows([
         finished("", 0, 1.0), finished("", 1, 3.0, epsilon="inf"), finished("a", 0, 5.0, epsilon=None),
     ])]  # fmt: skip
-    assert [(row["run"], row["seeds"]) for row in found] == [("", 2), ("a", 1)]
+    assert [(row["run"], row["seeds"]) for row in found] == [("all seeds", 2), ("a", 1)]
     assert (found[0]["mean_node"]["mean"], found[0]["average_model"]["mean"], found[0]["consensus"]) == (2.0, 3.0, 2.0)
     assert found[0]["mean_node"]["deviation"] == pytest.approx(2**0.5)
     assert found[1]["mean_node"]["deviation"] is None

@@ -20,9 +20,12 @@ from sottovoce.learning.data import Dataset, load
 from sottovoce.learning.examples import Examples
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import task
+from sottovoce.privacy.account import shares_secrets
 from sottovoce.privacy.calibrate import with_sigma
 from sottovoce.privacy.gaussian import epsilon_of
+from sottovoce.privacy.kept import KEPT
 from sottovoce.privacy.released import trace_released
+from sottovoce.privacy.views import everyone
 from sottovoce.run.build import build
 from sottovoce.run.guarantees import calibrated_trial, promise
 from sottovoce.run.trial import trial
@@ -70,7 +73,8 @@ def test_the_headline_is_the_account_of_the_same_system(case, adjacency):
     found = promise(began, delta=DELTA, attackers="none")
     how = trace if case.algorithm.compression.name == "identity" else trace_released
     system = how(case.algorithm, case.topology, rounds=4)
-    wanted = account(system, adjacency=adjacency, participation="2x2" if adjacency == "record" else "every")
+    whom = everyone(secrets_of=tuple(range(system.n)) if shares_secrets(case.algorithm, case.topology) else ())
+    wanted = account(system, whom, adjacency=adjacency, participation="2x2" if adjacency == "record" else "every")
     if wanted.headline is None:
         assert found.headline is None
         assert found.epsilon == math.inf
@@ -293,13 +297,31 @@ def test_decor_under_sampling_has_the_noise_of_one_round_given_all_others():
 def test_a_neighbour_that_shares_secrets_is_the_headline():
     """Path of two, pair noise 5, three rounds: mu^2 is 1.53 for a stranger who hears all, and 3 for the neighbour."""
     began = begun(algorithm("decor", sigma=1.0, sigma_pair=5.0), metropolis("path:2"), what=job(2), rounds=3)
-    stranger, found = promise(began, attackers="none"), promise(began, attackers="all")
-    assert stranger.headline["mu"] ** 2 == pytest.approx(1.53, abs=0.005)
-    assert "a neighbour, who does, can learn more" in stranger.headline["assumptions"][-1]
+    some, found = promise(began, attackers="none"), promise(began, attackers="all")
+    assert some.accounts[0].mu ** 2 == pytest.approx(1.53, abs=0.005)
+    assert "a neighbour, who does, can learn more" in some.accounts[0].assumptions[-1]
+    assert some.headline["mu"] ** 2 == pytest.approx(3.0)
+    assert some.headline["view"] == "everyone with the secrets of 0,1"
     assert found.headline["mu"] ** 2 == pytest.approx(3.0)
     assert found.headline["view"].startswith("node:")
     sampled = promise(begun(began.algorithm, began.topology, "poisson:0.25", what=job(2), rounds=3), attackers="all")
     assert sampled.sampled < sampled.epsilon == pytest.approx(found.epsilon)
+
+
+@pytest.mark.parametrize("attackers", ["none", [2], 2, "auto", "all"])
+def test_secrets_are_known_to_whoever_was_not_accounted_for(attackers):
+    """The hub of a star shares a secret with everybody, and only a node's own noise is left."""
+    decor = algorithm("decor", sigma=3.0, sigma_pair=9.0)
+    found = promise(begun(decor, metropolis("star:5"), rounds=16), attackers=attackers)
+    assert found.headline["mu"] == pytest.approx(4 / 3)
+    assert found.over_rounds()[0]["epsilon"] == pytest.approx(epsilon_of(1 / 3, DELTA))
+
+
+@pytest.mark.parametrize(("name", "kept"), [("dp-d-sgd", False), ("dp2sgd", True), ("zip-dl", True)])
+def test_models_that_hold_more_than_was_sent_are_not_covered(name, kept):
+    adjacency = "user" if name == "zip-dl" else "record"
+    found = promise(begun(algorithm(name, sigma=1.0), RING, adjacency=adjacency, rounds=3)).headline
+    assert (KEPT in found["assumptions"]) == kept
 
 
 # --- calibration ---------------------------------------------------------------------------------------------------
@@ -323,12 +345,19 @@ NOISY = {
 def test_calibration_meets_the_target_and_wastes_nothing(name, batch, epsilon):
     net = weigh("complete:5", {"dp-csgp": "push", "dp-fedavg": "uniform"}.get(name, "metropolis"))
     began = begun(algorithm(name, sigma=1.0, **NOISY[name]), net, batch, rounds=20)
-    met = calibrated_trial(began, epsilon=epsilon, delta=DELTA)
+    met = calibrated_trial(began, epsilon=epsilon, delta=DELTA, attackers="none")
     assert promise(met, delta=DELTA, attackers="none").epsilon <= epsilon
     sigma = getattr(met.algorithm.noise, "sigma", None) or met.algorithm.noise.parts[0].sigma
     less = replace(met, algorithm=with_sigma(met.algorithm, 0.99 * sigma))
     assert promise(less, delta=DELTA, attackers="none").epsilon > epsilon
     assert (met.algorithm.sensitivity, met.gradients) == (began.algorithm.sensitivity, began.gradients)
+
+
+@pytest.mark.parametrize("attackers", ["all", "none", [1]])
+def test_a_target_is_met_for_those_who_share_secrets(attackers):
+    began = begun(algorithm("decor", sigma=1.0, sigma_pair=6.0), metropolis("ring:4"), rounds=10)
+    met = calibrated_trial(began, epsilon=2.0, delta=DELTA, attackers=attackers)
+    assert 1.98 < promise(met, delta=DELTA, attackers=attackers).epsilon <= 2.0
 
 
 def test_calibration_for_one_view_promises_that_view():

@@ -10,6 +10,7 @@ Its fields say which noise, which compression, how many gossip steps; its five m
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,12 +48,13 @@ class Gossip:
     def __post_init__(self) -> None:
         for name in ("step_size", "sensitivity", "gossip_steps"):
             kind = int | np.integer if name == "gossip_steps" else int | float | np.integer | np.floating
-            if not isinstance(getattr(self, name), kind):
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool) or abs(value) > sys.float_info.max:
                 wanted = "a whole number" if name == "gossip_steps" else "a number"
-                raise InputError(f"{name} = {getattr(self, name)!r}", f"it is {wanted}", "correct it")
+                raise InputError(f"{name} = {str(value)[:40]}", f"it is {wanted}", "correct it")
         if not isinstance(self.compression, Compression):
             raise InputError(f"compression {self.compression!r}", "it is an operator or its spec", "write rand:0.5")
-        if not math.isfinite(self.step_size) or self.step_size == 0:
+        if math.isnan(self.step_size) or self.step_size == 0:
             raise InputError(f"step size {self.step_size}", "it is finite and not zero", "give 0.1, say")
         if not 0 < self.sensitivity < math.inf:
             raise InputError(f"sensitivity {self.sensitivity}", "it is positive and finite", "give the clipping bound")

@@ -1,5 +1,6 @@
 """`sotto run`: one experiment, or a sweep of them, from a TOML file."""
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -43,6 +44,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
+    if not math.isfinite(timeout):
+        raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
     if _ranked():
         wanted = partial(_alone, file, settings or [], only, out)
         _as_rank(wanted, timeout, data=data, out=out, resume=resume, as_json=as_json)
@@ -205,8 +208,11 @@ def _sweep(
 
 def _facts(result: "Document") -> Table:
     """What one run came to."""
+    from sottovoce.privacy.kept import KEPT
+
     last = result["metrics"]
     metric = next(key for key in ("accuracy", "rmse") if key in last)
+    kept = result["headline"] is not None and KEPT in result["headline"]["assumptions"]
     shown: dict[str, Any] = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
@@ -214,7 +220,8 @@ def _facts(result: "Document") -> Table:
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**last[metric]),
         "sent": f"{last['messages']:,} messages, {size(last['bytes'])}{_between(last)}",
         "epsilon": _epsilon(result),
-        "seconds": f"{result['seconds']:.1f}",
+        **({"not covered": "models at the end, if they are published: they hold more than was sent"} if kept else {}),
+        "seconds of training": f"{result['seconds']:.1f}",
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",
     }

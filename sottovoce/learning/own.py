@@ -75,7 +75,7 @@ def _checked(
     if inputs.ndim < 2 or inputs.dtype.kind not in "biuf" or inputs.size == 0:
         raise InputError(
             f"{where}inputs are {inputs.dtype} of shape {inputs.shape}", "they are numbers, a row for each example",
-            "give an array of at least two dimensions",
+            "give real numbers in at least two dimensions, none of length 0",
         )  # fmt: skip
     if targets.shape != inputs.shape[:1] or targets.dtype.kind not in "biufU":
         raise InputError(

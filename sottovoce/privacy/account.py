@@ -183,6 +183,7 @@ def account(
     if adjacency not in ADJACENCIES:
         raise InputError(f"adjacency {adjacency!r}", f"known: {', '.join(ADJACENCIES)}", "choose one of them")
     seen = see(system, adversary, victims=victims)
+    outsider = shares_secrets(system.algorithm, system.topology)
     rounds = seen.gradient_rounds
     scheme.check(rounds)
     work = _Work(system, adversary, seen, scheme, adjacency)
@@ -200,6 +201,8 @@ def account(
         except Unaccountable as refusal:
             refusals.append(f"{kind}: {refusal}")
             continue
+        if len(adversary.secrets_of) < system.n and not adversary.members and outsider:
+            assumptions = (*assumptions, SECRETS)
         mus = np.sqrt(squares)
         found += [
             Guarantee(int(victim), distance, kind, float(mu), proven, assumptions)

@@ -13,9 +13,12 @@ from functools import lru_cache
 from typing import Any
 
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.gaussian import mu_of
+from sottovoce.privacy.gaussian import epsilon_of, mu_of
 from sottovoce.privacy.views import View
 from sottovoce.system import LinearSystem
+
+LEAST = 0.3
+"""Below this noise multiplier sampling is not counted: epsilon is beyond any use, and loss distributions are huge."""
 
 LARGEST = 1e6
 """A target that no noise multiplier below this meets is refused."""
@@ -36,6 +39,8 @@ def epsilon_of_batches(
         return float("inf")
     if noise == float("inf"):  # nothing that was sent depends on a record
         return 0.0
+    if noise < LEAST:
+        return epsilon_of(rounds**0.5 / noise, delta)
     return float(_accountant(noise, share, rounds, size, accountant).get_epsilon(delta))
 
 

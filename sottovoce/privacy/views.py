@@ -26,6 +26,9 @@ from sottovoce.mixing import Mixing
 from sottovoce.sources import Sources
 from sottovoce.system import LinearSystem, StepMatrices
 
+NAMED = 8
+"""Of more nodes than this whose secrets are known, their number is said."""
+
 
 @dataclass(frozen=True)
 class View:
@@ -46,8 +49,9 @@ class View:
 
     def __str__(self) -> str:
         if self.kind == "everyone":
-            known = f" with the secrets of {','.join(map(str, self.secrets_of))}" if self.secrets_of else ""
-            return f"everyone{known}"
+            of = self.secrets_of
+            named = f"{len(of)} nodes" if len(of) > NAMED else ",".join(map(str, of))
+            return f"everyone with the secrets of {named}" if of else "everyone"
         if self.kind == "eavesdropper":
             return "eavesdropper:" + ",".join(f"{a}>{b}" for a, b in self.edges)
         return f"{'node' if len(self.members) == 1 else 'coalition'}:{','.join(map(str, self.members))}"

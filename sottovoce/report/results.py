@@ -52,7 +52,9 @@ def markdown(
         *table(rows),
         "",
     ]
-    if for_nodes:
+    if for_nodes and table(for_nodes) == table(rows):
+        parts += ["Tuned for the mean over nodes, the same values are best.", ""]
+    elif for_nodes:
         parts += ["Tuned for the mean over nodes instead:", "", *table(for_nodes), ""]
     for stem, caption in figures.items():
         parts += [f"![{caption}]({stem}.svg)", "", f"*{caption}*", ""]

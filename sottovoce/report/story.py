@@ -127,7 +127,8 @@ def _facts(run: Told, n: int) -> list[list[str]]:
     settings, privacy = run.experiment, run.privacy
     rows = "" if settings.data.rows is None else f", at most {settings.data.rows} records a node"
     sigma = privacy["sigma"]
-    noise = "none" if sigma is None else f"sigma {sigma:.4g} times what one change of data can do"
+    size = f"from {min(sigma):.4g} to {max(sigma):.4g}" if isinstance(sigma, list) else f"{sigma or 0:.4g}"
+    noise = "none" if sigma is None else f"sigma {size} times what one change of data can do"
     clipped = settings.training.clip
     return [
         ["algorithm", privacy["algorithm"]],

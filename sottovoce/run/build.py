@@ -37,7 +37,10 @@ def build(experiment: Experiment, folder: Path | None = None) -> Trial:
     )  # fmt: skip
     if wanted is None:
         return started
-    return calibrated_trial(started, epsilon=wanted, delta=experiment.privacy.delta, view=experiment.privacy.view)
+    privacy = experiment.privacy
+    return calibrated_trial(
+        started, epsilon=wanted, delta=privacy.delta, view=privacy.view, attackers=privacy.attackers
+    )
 
 
 def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> Gradients:

@@ -7,7 +7,7 @@ The headline is what whoever hears every message can learn at most, by the best 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,9 +18,10 @@ from sottovoce.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.learning.batches import Sampling
 from sottovoce.noise import Noise, Silent, Together, ZeroSum
-from sottovoce.privacy.account import KINDS, SECRETS, Account, account, shares_secrets
+from sottovoce.privacy.account import KINDS, Account, account, shares_secrets
 from sottovoce.privacy.calibrate import calibrate, with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive
+from sottovoce.privacy.kept import KEPT, models_are_said
 from sottovoce.privacy.released import trace_released
 from sottovoce.privacy.sampling import noise_for, noise_multiplier, sampled_epsilon
 from sottovoce.privacy.views import View, everyone, node, view
@@ -61,6 +62,7 @@ class Promise:
     attackers: str
     convexity: str
     refusals: tuple[str, ...]
+    kept: bool = False
 
     @cached_property
     def headline(self) -> dict[str, Any] | None:
@@ -68,22 +70,22 @@ class Promise:
 
         Data is replaced by other data; with Poisson batches it may be one record that is made to count as nothing, a
         change half as large. `change` says which. Where neighbours share secrets (DECOR), one of them can learn more
-        than whoever hears everything: the headline is then the worst of all views that were accounted for.
+        than whoever hears everything: the headline is then the worst of all views, among which is either every node
+        or one that hears everything and knows all secrets. `kept` models at the end are named among its assumptions.
         """
-        if self._secrets and len(self.accounts) > 1:
+        best = self._proven()
+        if best is not None and self.kept:
+            best["assumptions"].append(KEPT)
+        return best
+
+    def _proven(self) -> dict[str, Any] | None:
+        if shares_secrets(self.trial.algorithm, self.trial.topology):
             found = [view for view in self.accounts if view.headline is not None]
             return _headline(max(found, key=lambda view: view.mu), self.delta) if found == [*self.accounts] else None
         options = [self._sampled_document()] if self.sampled is not None else []
         if self.accounts and self.accounts[0].headline is not None:
             options.append(_headline(self.accounts[0], self.delta))
-        best = min(options, key=lambda found: float(found["epsilon"]), default=None)
-        if best is not None and self._secrets:
-            best["assumptions"].append(SECRETS)
-        return best
-
-    @property
-    def _secrets(self) -> bool:
-        return shares_secrets(self.trial.algorithm, self.trial.topology)
+        return min(options, key=lambda found: float(found["epsilon"]), default=None)
 
     @property
     def epsilon(self) -> float:
@@ -113,8 +115,9 @@ class Promise:
             sampled, _ = _sampled(shorter, system, self.delta)
             return math.inf if sampled is None else sampled
         kinds = {found.kind for found in self.accounts[0].guarantees if found.proven_for_training}
+        whom = next(found.view for found in self.accounts if str(found.view) == self.headline["view"])
         return account(
-            system, self.headline["view"], adjacency=shorter.adjacency, participation=shorter.participation,
+            system, whom, adjacency=shorter.adjacency, participation=shorter.participation,
             convex="convex-training" in kinds, kinds=[kind for kind in KINDS if kind in kinds],
         ).epsilon(self.delta)  # fmt: skip
 
@@ -186,13 +189,23 @@ def promise(
     chosen, said = _attackers(trial, attackers)
     checked, convexity = _convexity(trial, system)
     kinds = KINDS if checked else tuple(kind for kind in KINDS if kind != "convex-training")
-    views: Iterable[View] = dict.fromkeys((everyone(), view(target), *(node(attacker) for attacker in chosen)))
     found = tuple(
         account(system, each, adjacency=trial.adjacency, participation=trial.participation, convex=checked, kinds=kinds)
-        for each in views
+        for each in dict.fromkeys((*_views(trial, chosen), view(target)))
     )
     sampled, refusals = _sampled(trial, system, delta)
-    return Promise(trial, delta, found, sampled, said, convexity, refusals)
+    kept = not isinstance(trial.algorithm.noise, Silent) and not models_are_said(system)
+    return Promise(trial, delta, found, sampled, said, convexity, refusals, kept)
+
+
+def _views(trial: Trial, attackers: Sequence[int]) -> list[View]:
+    """Everyone and the attackers. Where neighbours share secrets and not every node is among these, one that hears
+    everything and knows all secrets stands for the rest.
+    """
+    found = [everyone(), *(node(attacker) for attacker in attackers)]
+    if shares_secrets(trial.algorithm, trial.topology) and len(attackers) < trial.topology.n:
+        found.append(everyone(secrets_of=tuple(range(trial.topology.n))))
+    return found
 
 
 def traced(trial: Trial) -> LinearSystem:
@@ -286,21 +299,35 @@ def _sampled(trial: Trial, system: LinearSystem, delta: float) -> tuple[float | 
 
 
 @one_thread()
-def calibrated_trial(trial: Trial, *, epsilon: float, delta: float, view: str | View = "everyone") -> Trial:
+def calibrated_trial(
+    trial: Trial,
+    *,
+    epsilon: float,
+    delta: float,
+    view: str | View = "everyone",
+    attackers: str | int | Sequence[int] = "auto",
+) -> Trial:
     """The trial at the least sigma that meets a target, by the best kind that is proven for it.
 
-    A view of nodes is met by the account of that view; for everyone, sampling counts too.
+    A view of nodes is met by the account of that view; for everyone, sampling counts too. Where neighbours share
+    secrets, everyone's target is met for all views that the headline of `promise` with these attackers is about.
     """
     if not trial.clipped:
         raise Unaccountable(UNCLIPPED)
     checked, _ = _convexity(trial, traced(trial))
     kinds = ("any-training", "convex-training") if checked else ("any-training",)
-    sigmas = _sampled_sigma(trial, epsilon, delta) if str(view) == "everyone" else []
+    whom: list[str | View] = [view]
+    if str(view) == "everyone" and shares_secrets(trial.algorithm, trial.topology):
+        whom = [*_views(trial, _attackers(trial, attackers)[0])]
+    sigmas = _sampled_sigma(trial, epsilon, delta) if [str(one) for one in whom] == ["everyone"] else []
     try:
-        found = calibrate(
-            trial.algorithm, trial.topology, view, rounds=trial.rounds, epsilon=epsilon, delta=delta,
-            adjacency=trial.adjacency, participation=trial.participation, convex=checked, kinds=kinds,
-            tracer=lambda built: traced(replace(trial, algorithm=built)),
+        found = max(
+            calibrate(
+                trial.algorithm, trial.topology, one, rounds=trial.rounds, epsilon=epsilon, delta=delta,
+                adjacency=trial.adjacency, participation=trial.participation, convex=checked, kinds=kinds,
+                tracer=lambda built: traced(replace(trial, algorithm=built)),
+            )
+            for one in whom
         )  # fmt: skip
         sigmas.append(found)
     except Unaccountable:

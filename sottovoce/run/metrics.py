@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sottovoce.errors import Diverged
 from sottovoce.run.hosting import Host
 from sottovoce.run.trial import Stage, Trial
 
@@ -70,6 +71,12 @@ def measure(trial: Trial, stage: Stage, seconds: float, rows: int | None = None)
     apart = (own - average).double().square().sum(1).numpy()
     all_of = _gathered(host, np.stack([found.loss, found.metric, apart]), stage.broken, stage.wire)
     loss, metric, apart = all_of.figures
+    if not (np.isfinite(all_of.figures).all() and math.isfinite(found.average_loss)):
+        raise Diverged(
+            f"models or losses with nan or infinity after round {stage.rounds}",
+            "there is nothing to measure",
+            "lower the step size, or the noise",
+        )
     return Measured(
         stage.rounds, found.metric_name, Nodes.of(loss, found.average_loss), Nodes.of(metric, found.average_metric),
         math.sqrt(float(apart.mean())), stage.sent.messages, -(-stage.sent.bits // 8), all_of.broken, seconds,

@@ -47,6 +47,9 @@ def _requirement(choice: AlgorithmChoice) -> Any:
 def _topology(net: Net, needs: Any, seed: int, folder: str | None) -> Topology:
     spec, weights = _graph_file(net.graph, folder), suited(needs, net.weights)
     ways = [name for name in ("fresh", "random_edges", "dropout") if getattr(net, name)]
+    idle = [name for name in ("dropout_correlation", "announced") if getattr(net, name) and not net.dropout]
+    if idle:
+        raise InputError(f"topology.{idle[0]} without dropout", "it is about nodes that drop out", "give dropout, too")
     if len(ways) > 1:
         raise InputError(f"topology.{ways[0]} and topology.{ways[1]}", "a topology changes in one way", "choose one")
     if net.fresh:

@@ -40,7 +40,7 @@ class Row:
     def label(self) -> str:
         """Variant and grid values."""
         words = (f"{key.rpartition('.')[2]} {value}" for key, value in self.values)
-        return ", ".join(word for word in (self.variant, *words) if word)
+        return ", ".join(word for word in (self.variant, *words) if word) or "all seeds"
 
     @property
     def metric(self) -> str:
