@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sottovoce.config import Document
+from sottovoce.privacy.kept import KEPT
 from sottovoce.report.leaks import percent
 from sottovoce.report.numbers import up
 from sottovoce.report.told import Told, guess_of
@@ -28,6 +29,7 @@ NOT_COVERED = (
 )
 RECORDS = "Somebody who has several records at a node: one record is protected, not all of them together."
 ALONE = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
+PUBLISHED = "Models at the end, if they are published: here they hold more than was ever sent."
 CHANCE = "Figures for single nodes do not count on the chance by which batches are drawn; that for everyone may."
 
 
@@ -36,8 +38,12 @@ def adversary(view: str) -> str:
 
     >>> adversary("node:3"), adversary("coalition:3,5")
     ('node 3, with what it receives', 'nodes 3,5 together, with what they receive')
+    >>> adversary("everyone with the secrets of 20 nodes")
+    'whoever hears every message and knows the secrets of 20 nodes'
     """
     kind, _, members = view.partition(":")
+    if view.startswith("everyone with "):
+        return f"whoever hears every message and knows {view.removeprefix('everyone with ')}"
     return {
         "everyone": "whoever hears every message",
         "node": f"node {members}, with what it receives",
@@ -55,6 +61,8 @@ def protects(adjacency: str, change: str) -> str:
 def not_covered(run: Told) -> list[str]:
     """What no figure of a run is about."""
     found = [*NOT_COVERED]
+    if run.privacy["headline"] is not None and KEPT in run.privacy["headline"]["assumptions"]:
+        found.insert(0, PUBLISHED)
     if run.privacy["adjacency"] == "record":
         found.insert(0, RECORDS)
     if any(view["view"].startswith("node:") for view in run.privacy["views"]):
