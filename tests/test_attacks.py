@@ -13,7 +13,7 @@ from sklearn.metrics import roc_curve
 from sottovoce import InputError, algorithm, dropout, metropolis, simulate, weigh
 from sottovoce.attacks.classifier import classifier, spaced
 from sottovoce.attacks.finished import infer
-from sottovoce.attacks.losses import attacked, candidates_of, series
+from sottovoce.attacks.losses import Series, attacked, candidates_of, series
 from sottovoce.attacks.pooled import Group, models_of
 from sottovoce.attacks.success import Scores, area, area_variance, success
 from sottovoce.attacks.threshold import threshold
@@ -194,6 +194,19 @@ def test_others_are_like_members_so_that_skew_is_no_success():
         assert (counts[0] == counts[1]).all()
         assert set(members) <= set(shards.indices[victim])
     assert len(candidates_of(job, pairs)) > 3
+
+
+def test_labels_alone_tell_the_classifier_nothing():
+    """Losses that depend on labels and chance: nets that learn labels of members must not be right, nor wrong."""
+    rng = np.random.default_rng(0)
+    found = []
+    for victim in range(60):
+        labels = rng.integers(0, 10, 32)
+        members, others = (np.exp(labels + 0.1 * rng.standard_normal((5, 32))) for _ in range(2))
+        found.append(Series(99, victim, (1, 2, 3, 4, 5), members, others))
+    area = classifier(found).auc
+    assert area.low < 0.5 < area.high
+    assert area.high - area.low < 0.1
 
 
 def test_too_few_members_are_not_scored():

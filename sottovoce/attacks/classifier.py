@@ -4,6 +4,10 @@ For each pair of attacker and victim a net with two hidden layers learns from 70
 the attacker is told, and is tried on the others (zip-dl, section 6.1 and A.7). So it is a strong attacker. The
 classes have the same weight. All nets are trained at once.
 
+A member and the candidate of the same label that stands beside it are learnt from together or tried together. Shuffled
+apart, labels of which more members are learnt from would have fewer members to be tried, and nets would do worse than
+guess.
+
 The paper leaves widths and optimiser open: here 32 and 16 units, Adam, logarithms of losses scaled round by round.
 
 Shapes: P pairs, B candidates, M rounds.
@@ -72,16 +76,16 @@ def _examples(found: Sequence[Series], rng: np.random.Generator) -> Examples:
     shape = (len(found), longest)
     features = np.zeros((*shape, len(rounds)), dtype=np.float32)
     member, learnt, tried = (np.zeros(shape, dtype=bool) for _ in range(3))
-    shuffled: dict[tuple[int, int, int], NDArray[np.intp]] = {}  # alike for all who attack a victim
+    shuffled: dict[tuple[int, int], NDArray[np.intp]] = {}  # alike for all who attack a victim
     for p, one in enumerate(found):
         values = np.concatenate([one.members, one.others], axis=1)
         m, B = one.members.shape[1], values.shape[1]
         member[p, :m] = True
-        for start, stop in ((0, m), (m, B)):
-            key = one.run, one.victim, start
-            chosen = shuffled.setdefault(key, rng.permutation(np.arange(start, stop)))
-            cut = int(SHARE * len(chosen))
-            learnt[p, chosen[:cut]], tried[p, chosen[cut:]] = True, True
+        assert 2 * m == B, "members and others come in pairs"
+        chosen = shuffled.setdefault((one.run, one.victim), rng.permutation(m))
+        for kind in (chosen, chosen + m):
+            cut = int(SHARE * m)
+            learnt[p, kind[:cut]], tried[p, kind[cut:]] = True, True
         features[p, :B] = _scaled(_carried(values)[columns].T, learnt[p, :B])
     return Examples(features, member, learnt, tried)
 

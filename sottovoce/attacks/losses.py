@@ -65,8 +65,8 @@ class Series:
 def candidates(job: Task, victim: int, *, samples: int = SAMPLES, spare: int = 0, seed: int = 0) -> Candidates:
     """A victim's members and equally many test rows, drawn with a seed; `spare` test rows are left for other uses.
 
-    Both have as many rows of each label, or of each user whose ratings they are: else an attack on data that is dealt
-    out unevenly would find what a node has much of, not what it trained on.
+    They come in pairs of the same label, or of the same user whose ratings they are: else an attack on data that is
+    dealt out unevenly would find what a node has much of, not what it trained on.
     """
     held = np.concatenate(job.shards.indices) if victim < 0 else job.shards.indices[victim]
     rng = np.random.default_rng([seed, victim + 1])
