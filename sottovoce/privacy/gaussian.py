@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 from scipy.special import erfcx, log_ndtr
@@ -66,6 +67,7 @@ def _mills_slope(x: np.ndarray) -> np.ndarray:
     return np.where(x > 30, series, plain)
 
 
+@lru_cache(maxsize=10_000)
 def epsilon_of(mu: float, delta: float) -> float:
     """The least epsilon with delta(epsilon) <= delta, rounded up."""
     _check_mu(mu)
