@@ -13,6 +13,7 @@ from typing import Any
 from sottovoce.attacks.finished import attack, keep, kept, solve
 from sottovoce.config import Document, changed, read
 from sottovoce.files import check_folder
+from sottovoce.privacy.kept import KEPT
 from sottovoce.run.files import Files
 from sottovoce.run.reopen import reopen
 from sottovoce.run.results import Finished
@@ -42,7 +43,8 @@ class Shown:
     def document(self) -> Document:
         """As JSON. `sharpest_gradient` is the deviation with which node 0 can solve for the gradient of another.
 
-        `proven_for` says what the epsilons are about: a record, or all data of a node, which covers it."""
+        `proven_for` says what the epsilons are about: a record, or all data of a node, which covers it;
+        `models_covered` whether they hold for models that are published at the end, too."""
         last, config = self.finished.result["metrics"], self.finished.run.experiment
         headline = self.privacy["headline"]
         return {
@@ -50,6 +52,7 @@ class Shown:
             "accuracy": last["accuracy"], "bytes": last["bytes"], "proven_for": self.privacy["adjacency"],
             "delta": self.privacy["delta"], "everyone": None if headline is None else _kept(headline),
             "worst_node": worst_node(self.privacy),
+            "models_covered": headline is not None and KEPT not in headline["assumptions"],
             "attack": {"name": ATTACK, "auc": self.attack["auc"], "confidence": self.attack["confidence"]},
             "sharpest_gradient": min((one["deviation"] for one in self.solved["nodes"]), key=float),
         }  # fmt: skip

@@ -81,6 +81,13 @@ def _words(runs: list[dict[str, Any]]) -> list[str]:
         names = list(dict.fromkeys(one["algorithm"] for one in proven))
         if names:
             lines.append(f"{', '.join(names)}: {about}.")
+    open_ended = dict.fromkeys(
+        one["algorithm"] for one in runs if _limited(one["everyone"]) and not one["models_covered"]
+    )
+    if open_ended:
+        lines.append(
+            f"{', '.join(open_ended)}: models at the end hold more than was sent; publishing them is not covered."
+        )
     confidence = runs[0]["attack"]["confidence"]
     lines.append(
         "Members: every node tells its neighbours' training rows from others by their models; 0.5 is guessing, "
