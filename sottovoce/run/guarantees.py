@@ -80,8 +80,9 @@ class Promise:
 
     def _proven(self) -> dict[str, Any] | None:
         if shares_secrets(self.trial.algorithm, self.trial.topology):
-            found = [view for view in self.accounts if view.headline is not None]
-            return _headline(max(found, key=lambda view: view.mu), self.delta) if found == [*self.accounts] else None
+            if not self.accounts or any(view.headline is None for view in self.accounts):
+                return None
+            return _headline(max(self.accounts, key=lambda view: view.mu), self.delta)
         options = [self._sampled_document()] if self.sampled is not None else []
         if self.accounts and self.accounts[0].headline is not None:
             options.append(_headline(self.accounts[0], self.delta))
