@@ -498,9 +498,9 @@ def test_push_sum_allows_less():
 # --- nothing promised ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["dp-d-sgd", "decor"])
-def test_noise_without_clipping_promises_nothing_and_says_so(name):
-    found = promise(begun(algorithm(name, sigma=5.0), RING, clip="none", bound=None))
+@pytest.mark.parametrize("built", [algorithm("dp-d-sgd", sigma=5.0), algorithm("decor", sigma=5.0, sigma_pair=2.0)])
+def test_noise_without_clipping_promises_nothing_and_says_so(built):
+    found = promise(begun(built, RING, clip="none", bound=None))
     document = found.document()
     assert (document["headline"], document["views"], document["sensitivity"]) == (None, [], "inf")
     assert "gradients are not clipped" in document["refusals"][0]
