@@ -20,7 +20,7 @@ from sottovoce.learning.data import Dataset, load
 from sottovoce.learning.examples import Examples
 from sottovoce.learning.partition import partition
 from sottovoce.learning.tasks import task
-from sottovoce.privacy.account import shares_secrets
+from sottovoce.privacy.account import SECRETS, shares_secrets
 from sottovoce.privacy.calibrate import with_sigma
 from sottovoce.privacy.gaussian import epsilon_of
 from sottovoce.privacy.kept import KEPT
@@ -305,6 +305,7 @@ def test_a_neighbour_that_shares_secrets_is_the_headline():
     assert found.headline["mu"] ** 2 == pytest.approx(3.0)
     assert found.headline["view"].startswith("node:")
     sampled = promise(begun(began.algorithm, began.topology, "poisson:0.25", what=job(2), rounds=3), attackers="all")
+    assert SECRETS in sampled.document()["sampled"]["assumptions"]
     assert sampled.sampled < sampled.epsilon == pytest.approx(found.epsilon)
 
 

@@ -10,6 +10,8 @@ import pytest
 from sottovoce import Unaccountable, algorithm, final, fresh_erdos_renyi, metropolis, push, random_edges, trace
 from sottovoce.algorithms.dsgd import Gossip, Model
 from sottovoce.loop import Weighted
+from sottovoce.privacy.kept import models_are_said
+from tests.cases import ROUNDS, cases
 
 
 class Squares(Gossip):
@@ -215,3 +217,23 @@ def test_chebyshev_messages_span_those_of_plain_gossip():
         spans.append(A)
     joint = np.concatenate(spans)
     assert np.linalg.matrix_rank(joint) == np.linalg.matrix_rank(spans[0]) == np.linalg.matrix_rank(spans[1])
+
+
+@pytest.mark.parametrize("case", [case for case in cases() if case.algorithm.compression.name == "identity"], ids=str)
+def test_models_are_said_where_no_model_adds_to_the_rank_of_all_messages(case):
+    """The whole run as one dense matrix: messages of all rounds, then models at the end."""
+    system = trace(case.algorithm, case.topology, rounds=ROUNDS)
+    inputs = [step.gradients + step.noise_size for step in system.steps]
+    state = np.zeros((system.steps[0].state_size, sum(inputs)))
+    messages, at = [], 0
+    for step, width in zip(system.steps, inputs, strict=True):
+        fresh = np.zeros((width, sum(inputs)))
+        fresh[:, at : at + width] = np.eye(width)
+        known, at = np.concatenate([state, fresh]), at + width
+        messages += [heard.rows @ known for heard in step.heard]
+        models, state = step.models @ known, step.state_out @ known
+    said = np.concatenate(messages)
+    more = np.linalg.matrix_rank(np.concatenate([said, models]), tol=1e-9) > np.linalg.matrix_rank(said, tol=1e-9)
+    assert not (models_are_said(system) and more)
+    if case.topology.static:
+        assert models_are_said(system) != more

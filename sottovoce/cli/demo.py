@@ -75,19 +75,17 @@ def _limited(found: dict[str, Any] | None) -> bool:
 
 
 def _words(runs: list[dict[str, Any]]) -> list[str]:
+    from sottovoce.privacy.kept import PUBLISHED
+
     lines = [f"Epsilon at delta {runs[0]['delta']:g}; whoever hears every message, or one node, is the adversary."]
     for adjacency, about in ABOUT.items():
         proven = [one for one in runs if one["proven_for"] == adjacency and _limited(one["everyone"])]
         names = list(dict.fromkeys(one["algorithm"] for one in proven))
         if names:
             lines.append(f"{', '.join(names)}: {about}.")
-    open_ended = dict.fromkeys(
-        one["algorithm"] for one in runs if _limited(one["everyone"]) and not one["models_covered"]
-    )
-    if open_ended:
-        lines.append(
-            f"{', '.join(open_ended)}: models at the end hold more than was sent; publishing them is not covered."
-        )
+    kept = dict.fromkeys(one["algorithm"] for one in runs if _limited(one["everyone"]) and not one["models_covered"])
+    if kept:
+        lines.append(f"{', '.join(kept)}: not covered are {PUBLISHED}.")
     confidence = runs[0]["attack"]["confidence"]
     lines.append(
         "Members: every node tells its neighbours' training rows from others by their models; 0.5 is guessing, "

@@ -208,7 +208,7 @@ def _sweep(
 
 def _facts(result: "Document") -> Table:
     """What one run came to."""
-    from sottovoce.privacy.kept import KEPT
+    from sottovoce.privacy.kept import KEPT, PUBLISHED
 
     last = result["metrics"]
     metric = next(key for key in ("accuracy", "rmse") if key in last)
@@ -220,7 +220,7 @@ def _facts(result: "Document") -> Table:
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**last[metric]),
         "sent": f"{last['messages']:,} messages, {size(last['bytes'])}{_between(last)}",
         "epsilon": _epsilon(result),
-        **({"not covered": "models at the end, if they are published: they hold more than was sent"} if kept else {}),
+        **({"not covered": PUBLISHED} if kept else {}),
         "seconds of training": f"{result['seconds']:.1f}",
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",

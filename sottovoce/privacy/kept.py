@@ -12,7 +12,8 @@ from scipy.sparse.linalg import lsmr
 
 from sottovoce.system import LinearSystem, StepMatrices
 
-KEPT = "about what is sent: models at the end hold more than that, and are not covered if they are published"
+PUBLISHED = "models at the end, if they are published: they hold more than was sent"
+KEPT = f"about what is sent; not covered are {PUBLISHED}"
 
 NEAR = 1e-6
 """A combination of models counts as one of messages when it is one up to this share of its length."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sottovoce.config import Document
-from sottovoce.privacy.kept import KEPT
+from sottovoce.privacy.kept import KEPT, PUBLISHED
 from sottovoce.report.leaks import percent
 from sottovoce.report.numbers import up
 from sottovoce.report.told import Told, guess_of
@@ -29,7 +29,6 @@ NOT_COVERED = (
 )
 RECORDS = "Somebody who has several records at a node: one record is protected, not all of them together."
 ALONE = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
-PUBLISHED = "Models at the end, if they are published: here they hold more than was ever sent."
 CHANCE = "Figures for single nodes do not count on the chance by which batches are drawn; that for everyone may."
 
 
@@ -62,7 +61,7 @@ def not_covered(run: Told) -> list[str]:
     """What no figure of a run is about."""
     found = [*NOT_COVERED]
     if run.privacy["headline"] is not None and KEPT in run.privacy["headline"]["assumptions"]:
-        found.insert(0, PUBLISHED)
+        found.insert(0, f"M{PUBLISHED[1:]}.")
     if run.privacy["adjacency"] == "record":
         found.insert(0, RECORDS)
     if any(view["view"].startswith("node:") for view in run.privacy["views"]):

@@ -18,7 +18,7 @@ from sottovoce.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.learning.batches import Sampling
 from sottovoce.noise import Noise, Silent, Together, ZeroSum
-from sottovoce.privacy.account import KINDS, Account, account, shares_secrets
+from sottovoce.privacy.account import KINDS, SECRETS, Account, account, shares_secrets
 from sottovoce.privacy.calibrate import calibrate, with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive
 from sottovoce.privacy.kept import KEPT, models_are_said
@@ -124,10 +124,11 @@ class Promise:
 
     def _sampled_document(self) -> dict[str, Any]:
         change = _change(next(iter(_samplings(self.trial))))
+        shared = [SECRETS] if shares_secrets(self.trial.algorithm, self.trial.topology) else []
         return {
             "view": "everyone", "change": change, "victim": None, "distance": None, "kind": "any-training", "mu": None,
             "epsilon": "inf" if self.sampled == math.inf else self.sampled, "proven_for_training": True,
-            "assumptions": [SAMPLED.format(change=CHANGED[change])],
+            "assumptions": [SAMPLED.format(change=CHANGED[change]), *shared],
         }  # fmt: skip
 
     def document(self) -> dict[str, Any]:
