@@ -8,16 +8,16 @@ import numpy as np
 import torch
 
 from benchmarks.loop import peak_gigabytes
+from sottovoce.attacks.candidate_losses import Candidates, candidates_of, series
 from sottovoce.attacks.classifier import classifier
-from sottovoce.attacks.losses import Candidates, candidates_of, series
 from sottovoce.attacks.threshold import threshold
-from sottovoce.learning.data import Dataset
-from sottovoce.learning.examples import Examples
+from sottovoce.core.threads import threads
+from sottovoce.learning.datasets import Dataset
+from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.models import mlp
-from sottovoce.learning.partition import partition
+from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task
-from sottovoce.run.record import Delivery, Messages
-from sottovoce.threads import threads
+from sottovoce.run.recording import Delivery, Messages
 
 VICTIMS, MODELS, SAMPLES = 100, 26, 1000
 

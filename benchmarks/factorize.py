@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce import factorize, graph, metropolis, uniform
-from sottovoce.factorize.result import error_of, normalised
-from sottovoce.factorize.structures import dense
-from sottovoce.privacy.sensitivity import participation
+from sottovoce.core.participation import parse_participation
+from sottovoce.matrix_factorization.result import error_of, normalised
+from sottovoce.matrix_factorization.structures import dense
 
 DATA = Path(os.environ.get("SOTTOVOCE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
@@ -38,7 +38,7 @@ def on(net, scheme: str) -> str:
 
 
 def prefix_sums(k: int, b: int) -> str:
-    T, scheme = k * b, participation(f"{k}x{b}")
+    T, scheme = k * b, parse_participation(f"{k}x{b}")
     rows = np.arange(T, 0, -1.0)
     H = np.minimum.outer(rows, rows)
     found = dense(H, scheme, 1e-6)

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 
 from benchmarks.loop import peak_gigabytes, seconds, settings
-from sottovoce import algorithm, metropolis, rounds_of
+from sottovoce import algorithm, iterate_rounds, metropolis
+from sottovoce.core.threads import threads
 from sottovoce.learning import models
-from sottovoce.learning.clipping import clipping
-from sottovoce.learning.data import Dataset
+from sottovoce.learning.clipping import parse_clipping
+from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.engines import Stack, engine_for
-from sottovoce.learning.examples import Examples
-from sottovoce.learning.partition import partition
+from sottovoce.learning.lazy_rows import Examples
+from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task
-from sottovoce.threads import threads
 
 STEP_SIZE = 0.05
 
@@ -55,7 +55,7 @@ def rounds(
     extra = {} if clip[0] == "none" else {"sigma": 1.0, "sensitivity": gradient.sensitivity()}
     net = metropolis(f"regular:{len(job.shards.indices)},d=4,seed=0")
     x0 = job.start(torch.Generator().manual_seed(0))
-    played = rounds_of(algorithm(name, step_size=STEP_SIZE, **extra), net, x0, gradient, rounds=10**6)
+    played = iterate_rounds(algorithm(name, step_size=STEP_SIZE, **extra), net, x0, gradient, rounds=10**6)
     return lambda: next(played)
 
 
@@ -201,7 +201,7 @@ def engines(count: int = 1) -> None:
 def engine_actions(net: models.Model, nodes: int, batch: int) -> dict[str, Callable[[], object]]:
     """Gradients of one batch, clipped and not, by every engine that takes the model; the chosen one first."""
     draw = torch.Generator().manual_seed(0)
-    x, clip = net.start(nodes, draw), clipping("per-example", 1.0)
+    x, clip = net.start(nodes, draw), parse_clipping("per-example", 1.0)
     inputs = torch.randn(nodes, batch, int(np.prod(net.shape or (net.layout.shapes[0][1],))), generator=draw)
     targets = torch.randint(10, (nodes, batch), generator=draw)
     stack = Stack(inputs, targets, torch.full((nodes, batch), 1 / batch))

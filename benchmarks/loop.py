@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sottovoce import Graph, algorithm, metropolis, rounds_of, trace
+from sottovoce import Graph, algorithm, iterate_rounds, metropolis, trace
 
 
 def seconds(action: Callable[[], object], repeat: int = 7) -> list[float]:
@@ -38,7 +38,7 @@ def mixing(nodes: int = 10_000, parameters: int = 1_000) -> None:
     W = net.at(0).weights
 
     def rounds(name: str, **settings: float) -> Callable[[], object]:
-        played = rounds_of(algorithm(name, **settings), net, x0, lambda t, x: grad, rounds=10**6)
+        played = iterate_rounds(algorithm(name, **settings), net, x0, lambda t, x: grad, rounds=10**6)
         return lambda: next(played)
 
     actions = {

@@ -14,13 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce import algorithm, everyone, graph, metropolis, node, trace
-from sottovoce.privacy import exact
+from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.absorption import couple, least_cost
-from sottovoce.privacy.pairs import all_pairs
-from sottovoce.privacy.sensitivity import participation, worst_case
-from sottovoce.privacy.views import see
+from sottovoce.privacy.all_pairs import all_pairs
+from sottovoce.privacy.exact import routes
+from sottovoce.privacy.observation import observe
+from sottovoce.privacy.worst_case import worst_case
 
-EVERY = participation("every")
+EVERY = parse_participation("every")
 DATA = Path(os.environ.get("SOTTOVOCE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
 
@@ -46,12 +47,12 @@ def timed(action: Callable[[], object]) -> float:
 def against_dense() -> None:
     """Erdos-Renyi(100, 0.2), T = 100, one node, all victims: Gram by lags against the pseudo-inverse."""
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("erdos-renyi:100,p=0.2,seed=1"), rounds=100)
-    seen = see(system, node(0))
-    ours = statistics.median(timed(lambda: exact.losses(seen)) for _ in range(3))
+    observation = observe(system, node(0))
+    ours = statistics.median(timed(lambda: routes.losses(observation)) for _ in range(3))
     start = time.perf_counter()
-    oracle = exact.dense(seen)
+    oracle = routes.dense(observation)
     dense = time.perf_counter() - start
-    gap = np.abs(exact.losses(seen) - oracle).max()
+    gap = np.abs(routes.losses(observation) - oracle).max()
     ratio = f"pseudo-inverse {dense:.1f} s, {dense / ours:.0f} times; largest difference {gap:.1e}"
     tell(f"ER(100, 0.2), T=100, {ratio}", ours)
 
@@ -61,10 +62,10 @@ def _facebook(rounds: int, which: Callable[..., int]) -> None:
     net = metropolis(graph(f"file:{DATA / 'facebook_ego' / 'facebook_combined.txt.gz'}"))
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=rounds)
     attacker = which(net)
-    seen = see(system, node(attacker))
-    took = timed(lambda: exact.squared(seen, participation("every")))
+    observation = observe(system, node(attacker))
+    took = timed(lambda: routes.squared(observation, parse_participation("every")))
     degree = net.graph.out_degrees[attacker]
-    tell(f"Facebook, node {attacker} of degree {degree}, T={rounds}, {len(seen.victims)} victims", took)
+    tell(f"Facebook, node {attacker} of degree {degree}, T={rounds}, {len(observation.victims)} victims", took)
 
 
 def facebook() -> None:
@@ -88,7 +89,9 @@ def dense_correlation() -> None:
     for rounds, view in ((1000, everyone()), (400, node(0))):
         C = np.tril(np.random.default_rng(0).random((rounds, rounds)) / rounds) + np.eye(rounds)
         system = trace(algorithm("mf-d-sgd", sigma=1.0, correlation=C), net, rounds=rounds)
-        took = timed(lambda system=system, view=view: exact.squared(see(system, view), participation("every")))
+        took = timed(
+            lambda system=system, view=view: routes.squared(observe(system, view), parse_participation("every"))
+        )
         tell(f"ER(100, 0.1), dense C, T={rounds}, {view}", took)
 
 
@@ -116,13 +119,13 @@ def curve(route: str, nodes: str, degree: str, rounds: str) -> None:
     net = metropolis(f"regular:{nodes},d={degree},seed=0")
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=int(rounds))
     second = int(net.graph.adjacency[[int(net.graph.adjacency[[0]].indices[0])]].indices[-1])
-    seen = see(system, node(0), victims=[second] if route in ("conjugate", "pair") else None)
+    observation = observe(system, node(0), victims=[second] if route in ("conjugate", "pair") else None)
     actions = {
-        "gram": lambda: [worst_case(M, EVERY, int(rounds)) for _, M in exact.gram(seen)],
-        "kalman": lambda: [worst_case(M, EVERY, int(rounds)) for _, M in exact.kalman(seen)],
-        "conjugate": lambda: list(exact.conjugate(seen)),
-        "absorption": lambda: least_cost(couple(system, node(0)), seen.victims, EVERY),
-        "pair": lambda: exact.squared(seen, EVERY),
+        "gram": lambda: [worst_case(M, EVERY, int(rounds)) for _, M in routes.gram(observation)],
+        "kalman": lambda: [worst_case(M, EVERY, int(rounds)) for _, M in routes.kalman(observation)],
+        "conjugate": lambda: list(routes.conjugate(observation)),
+        "absorption": lambda: least_cost(couple(system, node(0)), observation.victims, EVERY),
+        "pair": lambda: routes.squared(observation, EVERY),
     }
     tell(f"{route}, {nodes} nodes, degree {degree}, T={rounds}", timed(actions[route]))
 
@@ -132,11 +135,11 @@ def ego() -> None:
     net = metropolis(graph(f"file:{DATA / 'facebook_ego' / '414.edges.gz'},component=giant"))
     attacker = median_node(net)
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=100)
-    victims = see(system, node(attacker)).victims
-    took = timed(lambda: least_cost(couple(system, node(attacker)), victims, participation("every")))
+    victims = observe(system, node(attacker)).victims
+    took = timed(lambda: least_cost(couple(system, node(attacker)), victims, parse_participation("every")))
     tell("ego 414, absorption for all victims of a node, T=100", took)
     long = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=380)
-    took = timed(lambda: exact.squared(see(long, node(attacker)), participation("20x19")))
+    took = timed(lambda: routes.squared(observe(long, node(attacker)), parse_participation("20x19")))
     tell("ego 414, exact with the semidefinite value, T=380, 20x19", took)
 
 
@@ -144,7 +147,7 @@ def pairs() -> None:
     """Ego graph 414, all 148 x 147 pairs, T = 100, user level."""
     net = metropolis(graph(f"file:{DATA / 'facebook_ego' / '414.edges.gz'},component=giant"))
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=100)
-    tell("ego 414, all pairs, T=100", timed(lambda: all_pairs(system, participation("every"))))
+    tell("ego 414, all pairs, T=100", timed(lambda: all_pairs(system, parse_participation("every"))))
 
 
 def one_pair() -> None:
@@ -155,7 +158,7 @@ def one_pair() -> None:
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=30)
     neighbour = int(net.graph.adjacency[[0]].indices[0])
     second = int(net.graph.adjacency[[neighbour]].indices[-1])
-    square = exact.squared(see(system, node(0), victims=[second]), participation("every"))[0]
+    square = routes.squared(observe(system, node(0), victims=[second]), parse_participation("every"))[0]
     tell(f"100,000 nodes, node {second} seen by node 0, T=30 (mu^2 {square:.4g})", time.perf_counter() - built)
     print(f"  building the graph took {built - start:.1f} s before that")
 

@@ -22,20 +22,20 @@ import torch
 from benchmarks.learning import job_of
 from benchmarks.loop import peak_gigabytes, settings
 from sottovoce import Topology, algorithm, metropolis, weigh
-from sottovoce.learning.data import load
+from sottovoce.distributed.launch import LOOPBACK, MEETING
+from sottovoce.distributed.placement import blocks, cut
+from sottovoce.distributed.ranks import join_ranks
+from sottovoce.learning.datasets import load
 from sottovoce.learning.models import model
-from sottovoce.learning.partition import partition
+from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
-from sottovoce.placement import blocks, cut
-from sottovoce.run.launch import LOOPBACK, MEETING
-from sottovoce.run.processes import joined
-from sottovoce.run.trial import Trial, trial
+from sottovoce.run.training_run import TrainingRun, prepare_run
 
 NODES, ROWS, SHAPE = 64, 64, (1, 28, 28)
 SPECS = ("identity", "rand:0.5", "gsgd:8")
 
 
-def made(graph: str, spec: str, nodes: int, batch: int, model: str, filters: tuple[int, ...]) -> Trial:
+def made(graph: str, spec: str, nodes: int, batch: int, model: str, filters: tuple[int, ...]) -> TrainingRun:
     """DP-D-SGD, or DP-CSGP where messages are compressed, clipped per example."""
     words = {"filters": filters} if model == "cnn" else {"hidden": filters}
     job = job_of(nodes, ROWS, SHAPE, model, **words)
@@ -44,7 +44,7 @@ def made(graph: str, spec: str, nodes: int, batch: int, model: str, filters: tup
         net, built = metropolis(graph), algorithm("dp-d-sgd", sigma=1.0)
     else:
         net, built = weigh(graph, "push"), algorithm("dp-csgp", sigma=1.0, compression=spec)
-    return trial(built, net, gradients, rounds=10**6)
+    return prepare_run(built, net, gradients, rounds=10**6)
 
 
 def crossing(net: Topology, placed: tuple) -> tuple[int, int]:
@@ -57,10 +57,10 @@ def crossing(net: Topology, placed: tuple) -> tuple[int, int]:
     return int(away.sum()), len({(int(s), int(r)) for s, r in zip(sender[away], owner[receiver[away]], strict=True)})
 
 
-def play(begun: Trial, rounds: int) -> dict[str, object]:
+def play(begun: TrainingRun, rounds: int) -> dict[str, object]:
     """Seconds of each round after the first, and what went over the wire meanwhile."""
     torch.set_num_threads(1)
-    wire = None if begun.host is None else begun.host.wire
+    communicator = None if begun.shard is None else begun.shard.communicator
     took, gradient, inner = [], 0.0, begun.gradients
 
     def timed(round: int, points: torch.Tensor) -> torch.Tensor:
@@ -70,11 +70,13 @@ def play(begun: Trial, rounds: int) -> dict[str, object]:
         gradient += time.perf_counter() - start
         return found
 
-    timed.broken = 0
+    timed.nonfinite = 0
     timed.task = inner.task
     played = replace(begun, gradients=timed).play(begun.before())
     next(played)
-    at_first = (0, 0.0, 0.0) if wire is None else (wire.sent, wire.packing, wire.waiting)
+    at_first = (
+        (0, 0.0, 0.0) if communicator is None else (communicator.sent, communicator.packing, communicator.waiting)
+    )
     gradient, processor = 0.0, time.process_time()
     for _ in range(rounds):
         start = time.perf_counter()
@@ -82,7 +84,9 @@ def play(begun: Trial, rounds: int) -> dict[str, object]:
         took.append(time.perf_counter() - start)
     processor = time.process_time() - processor
     played.close()
-    sent, packing, waiting = (0, 0.0, 0.0) if wire is None else (wire.sent, wire.packing, wire.waiting)
+    sent, packing, waiting = (
+        (0, 0.0, 0.0) if communicator is None else (communicator.sent, communicator.packing, communicator.waiting)
+    )
     return {
         "round": statistics.median(took), "rounds": took, "processor": processor / rounds,
         "gradient": gradient / rounds, "bytes": (sent - at_first[0]) / rounds,
@@ -96,16 +100,16 @@ def rank(what: str, rounds: str) -> None:
     if "RANK" not in os.environ:
         print(json.dumps(play(begun, int(rounds))))
         return
-    with joined(300.0) as ranks:
+    with join_ranks(300.0) as ranks:
         begun = ranks.share(begun, ranks.place(begun))
         found = play(begun, int(rounds))
-        ranks.wire.gathered(None)
+        ranks.communicator.gathered(None)
         print(json.dumps(found))
 
 
 def swaps(what: str) -> None:
     """In one of two processes: how long swaps of so many bytes take, and how long it takes to pack them."""
-    with joined(300.0) as ranks:
+    with join_ranks(300.0) as ranks:
         found = {}
         for size in json.loads(what):
             there, here = torch.zeros(64, size // 256), torch.zeros(64, size // 256)
@@ -114,9 +118,9 @@ def swaps(what: str) -> None:
                 start = time.perf_counter()
                 packed = there[torch.arange(64)]
                 pack.append(time.perf_counter() - start)
-                ranks.wire.gathered(None)
+                ranks.communicator.gathered(None)
                 start = time.perf_counter()
-                ranks.wire.swap({1 - ranks.rank: packed}, {1 - ranks.rank: here}).land()
+                ranks.communicator.swap({1 - ranks.rank: packed}, {1 - ranks.rank: here}).land()
                 took.append(time.perf_counter() - start)
             found[size] = [statistics.median(took), statistics.median(pack)]
         print(json.dumps(found))

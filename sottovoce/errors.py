@@ -41,7 +41,7 @@ class Diverged(InputError):
     """Training went astray: a gradient or a model is not finite. Sweeps note it and go on."""
 
 
-class Lost(SottovoceError):
+class PeerLost(SottovoceError):
     """Another process of a run over processes is gone, or does not answer."""
 
 

@@ -12,9 +12,10 @@ from functools import cache
 import numpy as np
 
 from sottovoce import InputError, Topology, dropout, fresh_erdos_renyi, graph, random_edges, weigh
-from sottovoce.algorithms import Algorithm, Example, examples
-from sottovoce.loop import begin
-from sottovoce.topology import Changing
+from sottovoce.algorithms.registry import Example, examples
+from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.loop import start_run
+from sottovoce.core.topologies import Changing
 
 ROUNDS = 4
 DIMENSION = 3
@@ -88,7 +89,7 @@ def topology(place: str, weights: str) -> Topology:
 
 def refused(case: Case) -> bool:
     try:
-        begin(case.algorithm, case.topology, np.zeros((case.topology.n, DIMENSION)), ROUNDS)
+        start_run(case.algorithm, case.topology, np.zeros((case.topology.n, DIMENSION)), ROUNDS)
     except InputError:
         return True
     return False

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.config import from_document
-from sottovoce.run import checkpoint, folder, pace
+from sottovoce.run import checkpoint, checkpoint_schedule, execute
 
 SMALL = {
     "name": "try", "data": {"rows": 12}, "topology": {"graph": "ring:4"}, "metrics": {"every": 2, "test_rows": 20},
@@ -59,21 +59,21 @@ def is_checkpoint(_, target):
 
 
 MOMENTS = {
-    "before the settings": lambda: setattr(folder, "_write_json", Count(folder._write_json, 1)),
-    "before the promise": lambda: setattr(folder, "_write_json", Count(folder._write_json, 2)),
-    "before the first checkpoint": lambda: setattr(folder, "save", Count(folder.save, 1)),
+    "before the settings": lambda: setattr(execute, "_write_json", Count(execute._write_json, 1)),
+    "before the promise": lambda: setattr(execute, "_write_json", Count(execute._write_json, 2)),
+    "before the first checkpoint": lambda: setattr(execute, "save", Count(execute.save, 1)),
     "while the first checkpoint is written": lambda: setattr(checkpoint.np, "savez", half_written(1)),
-    "after the checkpoint of the start": lambda: setattr(folder, "save", Count(folder.save, 2)),
+    "after the checkpoint of the start": lambda: setattr(execute, "save", Count(execute.save, 2)),
     "after a line, before its checkpoint": lambda: setattr(os, "fsync", Count(os.fsync, 9)),
     "before a checkpoint gets its name": lambda: setattr(os, "replace", Count(os.replace, 3, is_checkpoint)),
     "while a checkpoint is written": lambda: setattr(checkpoint.np, "savez", half_written(5)),
-    "before the last checkpoint": lambda: setattr(folder, "save", Count(folder.save, 7)),
-    "before the result": lambda: setattr(folder, "_write_json", Count(folder._write_json, 3)),
+    "before the last checkpoint": lambda: setattr(execute, "save", Count(execute.save, 7)),
+    "before the result": lambda: setattr(execute, "_write_json", Count(execute._write_json, 3)),
 }
 
 
 def run_until(moment, place):
     """A run, or the rest of one, that dies at a moment."""
-    pace.PATIENCE = 0
+    checkpoint_schedule.PATIENCE = 0
     MOMENTS[moment]()
-    folder.carry_out(experiment(), Path(place), resume=True)
+    execute.run_experiment(experiment(), Path(place), resume=True)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce import Coordinate, InputError, Unaccountable, algorithm, final, metropolis, rounds_of, trace, weigh
-from sottovoce.algorithms import examples, names
-from sottovoce.draws import Draws
-from sottovoce.loop import begin, play
-from sottovoce.trace import trace_dense
+from sottovoce import Coordinate, InputError, Unaccountable, algorithm, iterate_rounds, metropolis, train, weigh
+from sottovoce.algorithms.registry import algorithm_names, examples
+from sottovoce.core.loop import play_round, start_run
+from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.tracing.tracer import trace, trace_dense
 from tests.cases import DIMENSION, PLACES, ROUNDS, Case, Silenced, cases, refused, task
 
 CASES = list(cases())
@@ -24,7 +24,7 @@ class Spy:
     """An algorithm that notes what it is asked."""
 
     def __init__(self, inner):
-        self.inner, self.said, self.took, self.gradients = inner, [], [], []
+        self.inner, self.sent, self.took, self.gradients = inner, [], [], []
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
@@ -39,7 +39,7 @@ class Spy:
 
     def message(self, state):
         message = self.inner.message(state)
-        self.said.append(getattr(message, "value", message))
+        self.sent.append(getattr(message, "value", message))
         return message
 
     def absorb(self, state, mixed):
@@ -49,21 +49,21 @@ class Spy:
 
 def start(case, x0):
     """A public starting point; averaging begins at zero."""
-    return 0 * x0 if case.algorithm.once else x0
+    return 0 * x0 if case.algorithm.averaging else x0
 
 
 def observe(spy, topology, feed, x0, rounds=ROUNDS):
     """All messages of a run, one row each."""
-    inner, carry = begin(spy, topology, x0, rounds)
+    inner, loop_state = start_run(spy, topology, x0, rounds)
     rows = []
     for t in range(rounds):
-        played = play(inner, topology, carry, feed, t)
-        carry = played.carry
-        rows += [step.heard().rows for step in played.steps]
+        played = play_round(inner, topology, loop_state, feed, t)
+        loop_state = played.loop_state
+        rows += [step.sent_messages().rows for step in played.steps]
     return np.concatenate(rows)
 
 
-class Mute(Draws):
+class Mute(NoiseFeed):
     """Draws without noise."""
 
     def noise(self, sources, matrix, round, step):
@@ -75,7 +75,7 @@ def test_messages_of_an_adaptive_run_are_A_G_plus_B_Z(case):
     net, n = case.topology, case.topology.n
     x0 = start(case, np.random.default_rng(7).standard_normal((n, DIMENSION)))
     spy = Spy(case.algorithm)
-    seen = observe(spy, net, Draws(11, task(n), x0), x0)
+    seen = observe(spy, net, NoiseFeed(11, task(n), x0), x0)
     public = observe(case.algorithm, net, Mute(11, lambda t, x: 0.0 * x, x0), x0)
     G = np.concatenate(spy.gradients)
     for c in range(DIMENSION):
@@ -102,12 +102,12 @@ def test_without_noise_every_algorithm_is_d_psgd(case):
     silent, net = case.algorithm, case.topology
     base = task(net.n)
     plain = algorithm("d-psgd", step_size=silent.step_size, order=case.order)
-    gradient = (lambda t, x: base(0, 0 * x) if t == 0 else 0 * x) if silent.once else base
+    gradient = (lambda t, x: base(0, 0 * x) if t == 0 else 0 * x) if silent.averaging else base
     x0 = start(case, np.full((net.n, DIMENSION), 0.3))
-    ours, theirs = (final(it, net, x0, gradient, rounds=ROUNDS) for it in (silent, plain))
-    if case.example.settings.get("chebyshev") and silent.once:
+    ours, theirs = (train(it, net, x0, gradient, rounds=ROUNDS) for it in (silent, plain))
+    if case.example.settings.get("chebyshev") and silent.averaging:
         assert net.static
-        ours, theirs = (final(it, net, x0, gradient, rounds=1) for it in (silent, plain))
+        ours, theirs = (train(it, net, x0, gradient, rounds=1) for it in (silent, plain))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-10)
 
 
@@ -144,8 +144,8 @@ def test_mixing_preserves_the_sum_of_messages(case):
     """zip-dl Corollary 3.2, exactly; push-sum's weighted sum; every doubly stochastic W."""
     n, spy = case.topology.n, Spy(case.algorithm)
     x0 = start(case, np.ones((n, DIMENSION)))
-    observe(spy, case.topology, Draws(5, task(n), x0), x0)
-    said = spy.said[1:] if case.algorithm.compression.name != "identity" else spy.said  # the first copy is public
+    observe(spy, case.topology, NoiseFeed(5, task(n), x0), x0)
+    said = spy.sent[1:] if case.algorithm.compression.name != "identity" else spy.sent  # the first copy is public
     for before, after in zip(said, spy.took, strict=True):
         np.testing.assert_allclose(after.sum(axis=0), before.sum(axis=0), rtol=0, atol=1e-10)
 
@@ -153,8 +153,8 @@ def test_mixing_preserves_the_sum_of_messages(case):
 def test_unannounced_dropout_leaves_zero_sum_noise_in_the_average():
     case = next(case for case in CASES if case.example.name == "zip-dl" and case.place == "dropout")
     n, spy = case.topology.n, Spy(case.algorithm)
-    observe(spy, case.topology, Draws(5, task(n), np.ones((n, DIMENSION))), np.ones((n, DIMENSION)))
-    gaps = [abs(a.sum(axis=0) - b.sum(axis=0)).max() for a, b in zip(spy.took, spy.said, strict=True)]
+    observe(spy, case.topology, NoiseFeed(5, task(n), np.ones((n, DIMENSION))), np.ones((n, DIMENSION)))
+    gaps = [abs(a.sum(axis=0) - b.sum(axis=0)).max() for a, b in zip(spy.took, spy.sent, strict=True)]
     assert max(gaps) > 0.01
 
 
@@ -169,7 +169,7 @@ def rejects(samples, sigma, level=1e-9):
 def test_noise_on_every_message_has_the_traced_size_and_no_other(case):
     n, D = case.topology.n, 8000
     x0 = np.zeros((n, D))
-    seen = observe(case.algorithm, case.topology, Draws(3, lambda t, x: 0 * x, x0), x0, rounds=2)
+    seen = observe(case.algorithm, case.topology, NoiseFeed(3, lambda t, x: 0 * x, x0), x0, rounds=2)
     if case.algorithm.compression.name != "identity":
         check_random_k(case, seen)
         return
@@ -202,11 +202,11 @@ def test_zero_sum_noise_has_the_variances_of_lemma_3_3(place, weights, setting):
     W = net.at(0).weights.toarray()
     if not W.diagonal().all():
         with pytest.raises(InputError, match=r"W\[\d+,\d+\] = 0; zero-sum noise over the closed neighbourhood"):
-            begin(algorithm("zip-dl", sigma=1.0), net, np.zeros((net.n, 1)), 1)
+            start_run(algorithm("zip-dl", sigma=1.0), net, np.zeros((net.n, 1)), 1)
         return
     zip_dl = algorithm("zip-dl", **{setting: 2.0}, step_size=0.5)
-    step = next(rounds_of(zip_dl, net, np.zeros((net.n, D)), lambda t, x: 0 * x, rounds=1)).steps[0]
-    sender, receiver, rows = step.heard()
+    step = next(iterate_rounds(zip_dl, net, np.zeros((net.n, D)), lambda t, x: 0 * x, rounds=1)).steps[0]
+    sender, receiver, rows = step.sent_messages()
     lemma = {}
     for a in range(net.n):
         near = np.flatnonzero(W[a])
@@ -233,7 +233,7 @@ def steps_to(error, chebyshev, net):
     """Gossip steps until every value is within `error` of the mean, from one value of 1 and no noise."""
     values = np.zeros((net.n, 1))
     values[0] = net.n
-    played = rounds_of(
+    played = iterate_rounds(
         algorithm("muffliato", sigma=0.0, chebyshev=chebyshev),
         net,
         np.zeros((net.n, 1)),
@@ -241,7 +241,7 @@ def steps_to(error, chebyshev, net):
         rounds=100_000,
     )
     for count, round in enumerate(played, start=1):
-        if abs(round.carry.state.x - 1).max() < error:
+        if abs(round.loop_state.state.x - 1).max() < error:
             return count
     raise AssertionError("never")
 
@@ -258,7 +258,7 @@ def test_chebyshev_needs_about_the_square_root_of_the_steps():
 def test_same_seed_same_run_other_seed_other_run(case):
     n = case.topology.n
     x0 = np.zeros((n, DIMENSION))
-    first, again, other = (final(case.algorithm, case.topology, x0, task(n), rounds=ROUNDS, seed=s) for s in (1, 1, 2))
+    first, again, other = (train(case.algorithm, case.topology, x0, task(n), rounds=ROUNDS, seed=s) for s in (1, 1, 2))
     assert (first == again).all()
     noisy = case.algorithm.noise.local(case.topology.at(0)) or case.algorithm.noise.edge(case.topology.at(0))
     assert (first != other).any() or not noisy
@@ -277,8 +277,8 @@ def test_torch_and_numpy_are_the_same_run(case):
     numpy_task = task(n)
     x0 = start(case, np.full((n, DIMENSION), 0.2))
     for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 1e-5)):
-        ours = final(case.algorithm, case.topology, x0.astype(dtype), numpy_task, rounds=ROUNDS, seed=9)
-        tensors = final(
+        ours = train(case.algorithm, case.topology, x0.astype(dtype), numpy_task, rounds=ROUNDS, seed=9)
+        tensors = train(
             case.algorithm,
             case.topology,
             torch.from_numpy(x0.astype(dtype)),
@@ -298,7 +298,7 @@ def test_nonlinear_compression_refuses_by_name(case):
 
 
 def test_every_named_algorithm_of_the_papers_is_here():
-    assert set(names()) >= {
+    assert set(algorithm_names()) >= {
         "anti-pgd", "d-psgd", "decor", "dp-csgp", "dp-d-sgd", "dp-fedavg", "dp2sgd", "mafalda", "mf-d-sgd",
         "muffliato", "muffliato-sgd", "rss-lb", "rss-nb", "zip-dl", "zip-dl-averaging",
     }  # fmt: skip

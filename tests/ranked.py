@@ -11,19 +11,21 @@ import numpy as np
 import torch
 
 import sottovoce
-from sottovoce import sources
 from sottovoce.config import from_document
-from sottovoce.draws import Draws
+from sottovoce.core import noise_sources
+from sottovoce.core.loop import iterate_rounds
+from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.distributed import sharded_feed
+from sottovoce.distributed.communication import Communicator, PendingExchange
+from sottovoce.distributed.exchange_plan import NodeShard
+from sottovoce.distributed.placement import blocks
+from sottovoce.distributed.ranks import join_ranks
+from sottovoce.distributed.sharded_feed import ShardedFeed
+from sottovoce.distributed.sharded_rows import Halo, ShardedRows
 from sottovoce.errors import Diverged, SottovoceError
-from sottovoce.loop import rounds_of
-from sottovoce.placement import blocks
-from sottovoce.run import checkpoint, folder, hosted, pace
+from sottovoce.run import checkpoint, checkpoint_schedule, execute
 from sottovoce.run.build import build
-from sottovoce.run.folder import carry_out
-from sottovoce.run.hosted import Hosted
-from sottovoce.run.hosting import Halo, Host, HostedRows
-from sottovoce.run.processes import joined
-from sottovoce.run.wire import Flight, Wire
+from sottovoce.run.execute import run_experiment
 from tests.cases import DIMENSION, cases, task
 from tests.killed import Count, half_written
 
@@ -38,27 +40,27 @@ SEED, ROUNDS = 9, 3
 def start(case, dtype=torch.float32):
     """A public starting point of all nodes; averaging begins at zero."""
     rows = torch.from_numpy(np.random.default_rng(4).standard_normal((case.topology.n, DIMENSION))).to(dtype)
-    return 0 * rows if case.algorithm.once else rows
+    return 0 * rows if case.algorithm.averaging else rows
 
 
 def hosted_rounds(ranks, name):
     """The host of this rank, and the rounds of a case as it plays them."""
     case = CASES[name]
     net = case.topology
-    host = Host(blocks(net, ranks.size), ranks.wire)
-    x0, away = start(case), host.plan(net.at(0)).strangers
+    shard = NodeShard(blocks(net, ranks.size), ranks.communicator)
+    x0, away = start(case), shard.plan(net.at(0)).strangers
     compressed = case.algorithm.compression.name != "identity"
     halo = Halo(away, x0[torch.from_numpy(away)]) if compressed else None
     everyone = task(net.n)
 
     def gradient(round, points):
         whole = np.zeros((net.n, DIMENSION), dtype=np.float32)
-        whole[host.nodes] = points.numpy()
-        return torch.from_numpy(everyone(round, whole)[host.nodes])
+        whole[shard.nodes] = points.numpy()
+        return torch.from_numpy(everyone(round, whole)[shard.nodes])
 
-    return host, rounds_of(
-        case.algorithm, net, HostedRows(host, host.share(x0), halo), gradient, rounds=ROUNDS, seed=SEED,
-        make=partial(Hosted, first=net.at(0)),
+    return shard, iterate_rounds(
+        case.algorithm, net, ShardedRows(shard, shard.share(x0), halo), gradient, rounds=ROUNDS, seed=SEED,
+        make=partial(ShardedFeed, first=net.at(0)),
     )  # fmt: skip
 
 
@@ -66,7 +68,7 @@ def alone_rounds(name):
     """The same in one process."""
     case = CASES[name]
     everyone = task(case.topology.n)
-    return rounds_of(
+    return iterate_rounds(
         case.algorithm, case.topology, start(case), lambda t, x: torch.from_numpy(everyone(t, x.numpy())),
         rounds=ROUNDS, seed=SEED,
     )  # fmt: skip
@@ -76,14 +78,14 @@ def hosted_end(ranks, names):
     """The nodes here and where they end, of each case."""
     found = {}
     for name in names:
-        host, played = hosted_rounds(ranks, name)
-        found[name] = host.nodes, list(played)[-1].models.own.numpy()
+        shard, played = hosted_rounds(ranks, name)
+        found[name] = shard.nodes, list(played)[-1].models.own.numpy()
     return found
 
 
 def overheard(ranks, name):
     """Of each exchange: what this rank hands to the wire for whom; and whose noise it draws, and compresses, in all."""
-    sent, drawn, real, draw = [], set(), ranks.wire.swap, sources.generator
+    sent, drawn, real, draw = [], set(), ranks.communicator.swap, noise_sources.generator
 
     def swap(outgoing, incoming):
         sent.append({peer: rows.clone().numpy() for peer, rows in outgoing.items()})
@@ -94,45 +96,45 @@ def overheard(ranks, name):
         return draw(seed, kind, ids, *when)
 
     try:
-        ranks.wire.swap, sources.generator, hosted.generator = swap, generator, generator
-        host, played = hosted_rounds(ranks, name)
+        ranks.communicator.swap, noise_sources.generator, sharded_feed.generator = swap, generator, generator
+        shard, played = hosted_rounds(ranks, name)
         list(played)
     finally:
-        del ranks.wire.swap
-        sources.generator = hosted.generator = draw
-    return host.nodes, sent, drawn
+        del ranks.communicator.swap
+        noise_sources.generator = sharded_feed.generator = draw
+    return shard.nodes, sent, drawn
 
 
 # --- runs in their folders -----------------------------------------------------------------------------------------
 
 
 def held_data(ranks, wanted):
-    trial = build(from_document(wanted))
-    mine = ranks.share(trial, ranks.place(trial))
-    whole = "inputs" in vars(trial.task) or "inputs" in vars(trial.task.dataset)
-    rows = [mine.task.inputs[mine.task.shards.indices[node]].numpy() for node in mine.host.nodes]
-    return mine.host.nodes, rows, len(mine.task.inputs), whole
+    training_run = build(from_document(wanted))
+    mine = ranks.share(training_run, ranks.place(training_run))
+    whole = "inputs" in vars(training_run.task) or "inputs" in vars(training_run.task.dataset)
+    rows = [mine.task.inputs[mine.task.shards.indices[node]].numpy() for node in mine.shard.nodes]
+    return mine.shard.nodes, rows, len(mine.task.inputs), whole
 
 
 def differing(ranks, one, other, place, version):
     """Rank 1 is given another document, or is of another version."""
     if version is not None and ranks.rank == 1:
-        folder.__version__ = version
+        execute.__version__ = version
     try:
         return ranked(ranks, other if ranks.rank == 1 else one, place)
     finally:
-        folder.__version__ = sottovoce.__version__
+        execute.__version__ = sottovoce.__version__
 
 
 def ranked(ranks, document, place, resume=False, stop=None):
     """Carry out an experiment at each rank, or its first rounds; what it raises is returned."""
 
-    def interrupt(_, stage):
-        if stage.rounds == stop:
+    def interrupt(_, state):
+        if state.rounds == stop:
             raise KeyboardInterrupt
 
     try:
-        carry_out(from_document(document), Path(place), resume=resume, team=ranks, watch=interrupt)
+        run_experiment(from_document(document), Path(place), resume=resume, coordinator=ranks, watch=interrupt)
     except SottovoceError as error:
         return f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:
@@ -157,14 +159,14 @@ def bound(act):
 
 
 FAULTS = {
-    "before sending in round 3": lambda: setattr(Wire, "swap", bound(Count(Wire.swap, 4))),
-    "after sending in round 3": lambda: setattr(Wire, "swap", bound(After(Wire.swap, 4))),
-    "after hearing in round 3": lambda: setattr(Flight, "land", bound(After(Flight.land, 4))),
+    "before sending in round 3": lambda: setattr(Communicator, "swap", bound(Count(Communicator.swap, 4))),
+    "after sending in round 3": lambda: setattr(Communicator, "swap", bound(After(Communicator.swap, 4))),
+    "after hearing in round 3": lambda: setattr(PendingExchange, "land", bound(After(PendingExchange.land, 4))),
     "while writing its part": lambda: setattr(checkpoint.np, "savez", half_written(4)),
     "before its part has its name": lambda: setattr(checkpoint, "write", Count(checkpoint.write, 4)),
     "when its part is written": lambda: setattr(checkpoint, "write", After(checkpoint.write, 4)),
-    "goes astray in round 3": lambda: setattr(Draws, "gradient", bound(Astray(Draws.gradient, 4))),
-    "does not answer in round 3": lambda: setattr(Wire, "swap", bound(Hang(Wire.swap, 4))),
+    "goes astray in round 3": lambda: setattr(NoiseFeed, "gradient", bound(Astray(NoiseFeed.gradient, 4))),
+    "does not answer in round 3": lambda: setattr(Communicator, "swap", bound(Hang(Communicator.swap, 4))),
 }
 """What befalls a rank. Of rank 0, its part is the one that names the others."""
 
@@ -192,9 +194,9 @@ class Hang(Count):
 def rank_until(fault, victim, told, document, place, timeout):
     """One rank of a run of which the victim meets a fault; exits 1 where a rank is lost to it, 2 where one refused."""
     os.environ |= told
-    pace.PATIENCE = 0
+    checkpoint_schedule.PATIENCE = 0
     if int(told["RANK"]) == victim:
         FAULTS[fault]()
-    with joined(timeout) as ranks:
+    with join_ranks(timeout) as ranks:
         said = ranked(ranks, document, place, True)
         os._exit({"Lost": 1, "Diverged": 2}.get((said or "").partition(":")[0], 9))

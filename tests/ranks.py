@@ -57,10 +57,10 @@ def _serve(pipe, rank, size, meeting):
     os.environ |= environment(rank, size, meeting)
     import torch
 
-    from sottovoce.run.processes import joined
+    from sottovoce.distributed.ranks import join_ranks
 
     torch.set_num_threads(1)
-    with joined(TIMEOUT) as ranks:
+    with join_ranks(TIMEOUT) as ranks:
         while (wanted := pipe.recv()) is not None:
             act, arguments = wanted
             try:

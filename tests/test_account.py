@@ -22,15 +22,15 @@ from sottovoce import (
     everyone,
     fresh_erdos_renyi,
     from_matrix,
+    iterate_rounds,
     metropolis,
     node,
     push,
-    rounds_of,
     trace,
     uniform,
 )
-from sottovoce.privacy.gaussian import epsilon_of
-from sottovoce.privacy.sampling import epsilon_of_batches, sampled_epsilon
+from sottovoce.privacy.amplification import epsilon_of_batches, sampled_epsilon
+from sottovoce.privacy.gaussian_dp import epsilon_of
 
 
 def figures(net, view, rounds, name="dp-d-sgd", **settings):
@@ -119,8 +119,8 @@ def heard_from_node_2(change, gain, seed, runs=200_000):
         grad[0], grad[1] = change, -np.clip(gain * x[1], -2.0, 2.0)
         return grad
 
-    played = rounds_of(built, uniform("path:3"), np.zeros((3, runs)), gradient, rounds=4, seed=seed)
-    return np.stack([round.steps[0].said[2] for round in played], axis=1)
+    played = iterate_rounds(built, uniform("path:3"), np.zeros((3, runs)), gradient, rounds=4, seed=seed)
+    return np.stack([round.steps[0].sent[2] for round in played], axis=1)
 
 
 def audited_mu(gain):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sottovoce import algorithm, final, graph, metropolis, push, rounds_of, trace
+from sottovoce import algorithm, graph, iterate_rounds, metropolis, push, trace, train
 
 D = 3
 
@@ -44,10 +44,10 @@ def test_dp_csgp_algorithm_1(spec):
         points.append(z)
         x = w - eta * (np.stack([single(u, z[u]) for u in range(n)]) + sigma * N[t])
     built = algorithm("dp-csgp", sigma=sigma, step_size=eta)
-    played = list(rounds_of(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=5))
+    played = list(iterate_rounds(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=5))
     for ours, paper in zip(played, points, strict=True):
         np.testing.assert_allclose(ours.point, paper, atol=1e-12)
-    np.testing.assert_allclose(played[-1].steps[-1].said, x, atol=1e-12)
+    np.testing.assert_allclose(played[-1].steps[-1].sent, x, atol=1e-12)
 
 
 def chebyshev(W, t, gamma):
@@ -72,11 +72,11 @@ def test_muffliato_algorithms_1_and_3(accelerated):
         stepped = theta - nu * np.stack([single(v, theta[v]) for v in range(n)])
         theta = chebyshev(W, K, gamma) @ (stepped - nu * sigma * N[t])
     built = algorithm("muffliato-sgd", sigma=sigma, gossip_steps=K, chebyshev=accelerated, step_size=nu)
-    ours = final(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=1)
+    ours = train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=1)
     np.testing.assert_allclose(ours, theta, atol=1e-12)
     values = np.random.default_rng(0).standard_normal((n, D))
     averaging = algorithm("muffliato", sigma=sigma, chebyshev=accelerated)
-    ours = final(averaging, net, np.zeros((n, D)), lambda t, x: values if t == 0 else 0 * x, rounds=K, seed=1)
+    ours = train(averaging, net, np.zeros((n, D)), lambda t, x: values if t == 0 else 0 * x, rounds=K, seed=1)
     np.testing.assert_allclose(ours, chebyshev(W, K, gamma) @ (values + sigma * N[0]), atol=1e-12)
 
 
@@ -98,7 +98,7 @@ def test_zip_dl_algorithms_1_and_2():
             for v in near:
                 received[v] += W[v, a] * (half[a] + Y[v] - total / (len(near) * W[a, v]))
         x = received
-    ours = final(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=2)
+    ours = train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=2)
     np.testing.assert_allclose(ours, x, atol=1e-12)
 
 
@@ -112,7 +112,7 @@ def test_mf_d_sgd_equation_5(name):
     single = task(n)
     theta_0 = np.random.default_rng(3).standard_normal((n, D))
     built = algorithm(name, sigma=sigma, step_size=eta, **settings)
-    played = list(rounds_of(built, net, theta_0, stacked(single, n), rounds=T, seed=4))
+    played = list(iterate_rounds(built, net, theta_0, stacked(single, n), rounds=T, seed=4))
     G = np.concatenate([stacked(single, n)(0, r.point) for r in played])
     Z = sigma * node_noise(4, T, n).reshape(T * n, D)
     powers = [np.linalg.matrix_power(W, k) for k in range(T)]
@@ -138,7 +138,7 @@ def test_decor_by_its_definition():
             noise[u] += pair * secret
             noise[v] -= pair * secret
         x = W @ (x - eta * (np.stack([single(u, x[u]) for u in range(n)]) + noise))
-    np.testing.assert_allclose(final(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=9), x, atol=1e-12)
+    np.testing.assert_allclose(train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=9), x, atol=1e-12)
 
 
 def test_dp2sgd_steps_while_models_travel():
@@ -149,4 +149,4 @@ def test_dp2sgd_steps_while_models_travel():
     for t in range(T):
         x = W @ x - eta * (np.stack([single(u, x[u]) for u in range(n)]) + sigma * N[t])
     built = algorithm("dp2sgd", sigma=sigma, step_size=eta)
-    np.testing.assert_allclose(final(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=3), x, atol=1e-12)
+    np.testing.assert_allclose(train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=3), x, atol=1e-12)

@@ -11,21 +11,21 @@ import torch
 from sklearn.metrics import roc_curve
 
 from sottovoce import InputError, algorithm, dropout, metropolis, simulate, weigh
+from sottovoce.attacks.candidate_losses import Series, attacked_nodes, candidates_of, series
 from sottovoce.attacks.classifier import classifier, spaced
-from sottovoce.attacks.finished import infer
-from sottovoce.attacks.losses import Series, attacked, candidates_of, series
+from sottovoce.attacks.evaluation import Scores, area, area_variance, success
 from sottovoce.attacks.pooled import Group, models_of
-from sottovoce.attacks.success import Scores, area, area_variance, success
+from sottovoce.attacks.run_attacks import infer
 from sottovoce.attacks.threshold import threshold
 from sottovoce.config import Record, from_document
-from sottovoce.learning.data import Dataset, load
-from sottovoce.learning.examples import Examples
+from sottovoce.learning.datasets import Dataset, load
+from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.models import model
-from sottovoce.learning.partition import partition
+from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
-from sottovoce.run.folder import carry_out
-from sottovoce.run.record import Delivery
-from sottovoce.run.reopen import reopen
+from sottovoce.run.execute import run_experiment
+from sottovoce.run.finished_run import open_run
+from sottovoce.run.recording import Delivery
 
 # --- figures -------------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ def trained(name, net, every=5, clip=("none", None), **settings):
         algorithm(name, step_size=1.0, **settings), net, job.gradients("full", *clip), rounds=120, every=10**6,
         record=Record(attackers="all", every=every),
     )  # fmt: skip
-    pairs = attacked(run.messages, None, net.n)
+    pairs = attacked_nodes(run.messages, None, net.n)
     return job, run, series(job, run.messages, pairs, candidates_of(job, pairs))
 
 
@@ -231,20 +231,20 @@ def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     loud = DOCUMENT | {"algorithm": {"name": "dp-d-sgd", "sigma": 300.0, "step_size": 2.0}}
     for name, document in (("plain", DOCUMENT), ("loud", loud), ("second", DOCUMENT | {"seed": 1})):
-        carry_out(from_document(document), out / name)
-    carry_out(from_document(DOCUMENT | {"record": {}}), out / "mute")
+        run_experiment(from_document(document), out / name)
+    run_experiment(from_document(DOCUMENT | {"record": {}}), out / "mute")
     return out
 
 
 def test_shadow_runs_show_what_a_threshold_does_not(finished, monkeypatch):
-    plain, loud = reopen(finished / "plain"), reopen(finished / "loud")
+    plain, loud = open_run(finished / "plain"), open_run(finished / "loud")
     simple = infer([plain], "threshold")
     for method in ("rmia", "lira"):
         found = infer([plain], "likelihood", shadows=4, method=method, jobs=1)
         assert found.auc.value > max(0.65, simple.auc.value)
         nothing = infer([loud], "likelihood", shadows=4, method=method, jobs=1)
         assert nothing.auc.low <= 0.5 <= nothing.auc.high
-    monkeypatch.setattr("sottovoce.attacks.shadows.altered", None)  # no run is needed a second time
+    monkeypatch.setattr("sottovoce.attacks.shadow_models.altered", None)  # no run is needed a second time
     again = infer([plain], "likelihood", shadows=4, method="lira", jobs=1)
     assert again == infer([plain], "likelihood", shadows=4, method="lira", jobs=1)
     (victim,) = list((finished / "plain" / "shadows").iterdir())
@@ -255,7 +255,7 @@ def test_shadow_runs_show_what_a_threshold_does_not(finished, monkeypatch):
 
 @pytest.mark.slow
 def test_shadow_runs_in_processes_of_their_own_give_the_same(finished):
-    second = reopen(finished / "second")
+    second = open_run(finished / "second")
     found = infer([second], "likelihood", shadows=4, jobs=2)
     for path in (finished / "second" / "shadows").glob("*/*"):
         path.unlink()
@@ -315,7 +315,7 @@ def test_inversion_finds_the_row_behind_a_gradient_unless_noise_hides_it(sotto, 
     }  # fmt: skip
     for name, sigma in (("plain", 0.0), ("private", 5.0)):
         settings = one_row | {"algorithm": {"name": "dp-d-sgd", "sigma": sigma}}
-        carry_out(from_document(settings), tmp_path / name)
+        run_experiment(from_document(settings), tmp_path / name)
     picture = tmp_path / "found.svg"
     plain = json.loads(sotto(f"attack {tmp_path / 'plain'} --attack inversion --picture {picture} --json")[1])
     private = json.loads(sotto(f"attack {tmp_path / 'private'} --attack inversion --json")[1])
@@ -329,7 +329,7 @@ def test_inversion_finds_the_row_behind_a_gradient_unless_noise_hides_it(sotto, 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_inversion_reads_labels_from_gradients_of_any_length(size, rows):
     from sottovoce.attacks.inversion import _labels
-    from sottovoce.learning.data import load
+    from sottovoce.learning.datasets import load
 
     digits = load("digits")
     job = task(digits, partition(digits, nodes=4), model("mlp", digits, hidden=(32,)))
@@ -342,7 +342,7 @@ def test_inversion_reads_labels_from_gradients_of_any_length(size, rows):
 
 
 def test_a_run_counts_once_and_only_with_seeds_of_its_own_kind(finished):
-    plain, loud, second = (reopen(finished / name) for name in ("plain", "loud", "second"))
+    plain, loud, second = (open_run(finished / name) for name in ("plain", "loud", "second"))
     assert infer([plain, second]).victims == 2 * infer([plain]).victims
     with pytest.raises(InputError, match="twice; victims count once"):
         infer([plain, plain])
@@ -368,7 +368,7 @@ def test_attacks_at_the_end_of_a_sweep(sotto, tmp_path):
         f"attack-{stem}.svg" for stem in ("over-sigma", "trade-off", "over-rounds", "over-distance")
     }
     rows = json.loads((page.parent / "attacks.json").read_text())["runs"]
-    alone = infer([reopen(page.parent / f"plain,seed={seed}") for seed in (0, 1)], "threshold")
+    alone = infer([open_run(page.parent / f"plain,seed={seed}") for seed in (0, 1)], "threshold")
     assert rows[0]["attacks"]["threshold"]["auc"]["value"] == alone.auc.value
     first = page.read_text()
     before = {path: path.stat().st_mtime_ns for path in page.parent.glob("*/attack.json")}

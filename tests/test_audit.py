@@ -24,10 +24,10 @@ from sottovoce import (
     metropolis,
     trace,
 )
-from sottovoce.audit import Guesses, roc_area
-from sottovoce.audit.onerun import epsilon_bound, impossible, mu_bound, p_value
-from sottovoce.audit.scores import lower, upper
-from sottovoce.privacy.gaussian import epsilon_of
+from sottovoce.auditing.lower_bound import Guesses
+from sottovoce.auditing.one_run import epsilon_bound, impossible, mu_bound, p_value
+from sottovoce.auditing.scores import lower, roc_area, upper
+from sottovoce.privacy.gaussian_dp import epsilon_of
 
 OUT = stats.norm.ppf((np.arange(1000) + 0.5) / 1000)
 IN = OUT + 2

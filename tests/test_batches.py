@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError
-from sottovoce.learning.batches import Sampling, batches
-from sottovoce.learning.data import load
-from sottovoce.learning.partition import partition
-from sottovoce.privacy.sensitivity import Participation
+from sottovoce.core.participation import Participation
+from sottovoce.learning.batches import Sampling, parse_batches
+from sottovoce.learning.datasets import load
+from sottovoce.learning.partitioning import partition
 
 SPECS = ("full", "cycle:3x4", "poisson:0.3", "fixed:5")
 SIZES = [9, 14, 30]
@@ -22,7 +22,7 @@ def drawn(plan, node, round):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_same_key_same_batch_alone_or_together(spec):
-    plan, again = batches(spec, SIZES, seed=7), batches(spec, SIZES, seed=7)
+    plan, again = parse_batches(spec, SIZES, seed=7), parse_batches(spec, SIZES, seed=7)
     late = plan.draw(11)
     plan.draw(2)
     for node in range(3):
@@ -33,18 +33,18 @@ def test_same_key_same_batch_alone_or_together(spec):
 
 @pytest.mark.parametrize("spec", ["poisson:0.3", "fixed:5"])
 def test_nodes_rounds_and_seeds_draw_apart(spec):
-    plan = batches(spec, [20, 20], seed=0)
+    plan = parse_batches(spec, [20, 20], seed=0)
     first = drawn(plan, 0, 0).tolist()
     assert first != (drawn(plan, 1, 0) - 20).tolist()
     assert first != drawn(plan, 0, 1).tolist()
-    assert first != drawn(batches(spec, [20, 20], seed=1), 0, 0).tolist()
+    assert first != drawn(parse_batches(spec, [20, 20], seed=1), 0, 0).tolist()
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_batches_hold_own_rows_once_and_fit_what_is_stated(spec):
     digits = load("digits")
     shards = partition(digits, 4, "dirichlet:0.5", seed=1)
-    plan = batches(spec, shards)
+    plan = parse_batches(spec, shards)
     for round in range(12):
         batch = plan.draw(round)
         for node, own in enumerate(shards.indices):
@@ -55,7 +55,7 @@ def test_batches_hold_own_rows_once_and_fit_what_is_stated(spec):
 
 @pytest.mark.parametrize(("spec", "sizes"), [("cycle:3x4", SIZES), ("cycle:2x1", [3]), ("cycle:5x3", [3, 3])])
 def test_a_cycle_visits_each_record_once_per_epoch(spec, sizes):
-    plan = batches(spec, sizes)
+    plan = parse_batches(spec, sizes)
     scheme = plan.participation("record")
     for node, size in enumerate(sizes):
         seen = {}
@@ -73,7 +73,7 @@ def test_a_cycle_visits_each_record_once_per_epoch(spec, sizes):
 def test_poisson_inclusion_rates_are_two_sided():
     """Records join with the share that is stated: 0.9 and 1.1 of it would be noticed. Pairs join independently."""
     share, rounds = 0.2, 600
-    plan = batches(f"poisson:{share}", [40, 40], seed=3)
+    plan = parse_batches(f"poisson:{share}", [40, 40], seed=3)
     joined = np.zeros((rounds, 80))
     for round in range(rounds):
         batch = plan.draw(round)
@@ -89,7 +89,7 @@ def test_poisson_inclusion_rates_are_two_sided():
 
 
 def test_fixed_batches_are_uniform():
-    plan = batches("fixed:5", [20], seed=1)
+    plan = parse_batches("fixed:5", [20], seed=1)
     counts = np.zeros(20)
     for round in range(800):
         counts[drawn(plan, 0, round)] += 1
@@ -98,7 +98,7 @@ def test_fixed_batches_are_uniform():
 
 
 def test_what_the_accountant_is_told():
-    told = {spec: batches(spec, SIZES) for spec in SPECS}
+    told = {spec: parse_batches(spec, SIZES) for spec in SPECS}
     assert [told[spec].participation() for spec in SPECS] == [
         Participation(), Participation(3, 4), Participation(), Participation()
     ]  # fmt: skip
@@ -111,7 +111,7 @@ def test_what_the_accountant_is_told():
 
 
 def test_an_empty_batch_is_all_padding():
-    plan = batches("poisson:0.001", [4, 4])
+    plan = parse_batches("poisson:0.001", [4, 4])
     batch = plan.draw(0)
     assert batch.rows.shape == (2, 1)
     assert not batch.present.any()
@@ -133,8 +133,8 @@ def test_an_empty_batch_is_all_padding():
 )
 def test_wrong_batches_are_refused(spec, sizes, message):
     with pytest.raises(InputError, match=message):
-        batches(spec, sizes)
+        parse_batches(spec, sizes)
     with pytest.raises(InputError, match="seed 'x'"):
-        batches("full", [4], seed="x")
+        parse_batches("full", [4], seed="x")
     with pytest.raises(InputError, match="adjacency 'people'"):
-        batches("full", [4]).participation("people")
+        parse_batches("full", [4]).participation("people")

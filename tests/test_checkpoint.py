@@ -14,19 +14,21 @@ import pytest
 import torch
 
 from sottovoce import InputError
-from sottovoce.learning.data import load as load_data
-from sottovoce.run import build, checkpoint, folder, network
-from sottovoce.run.checkpoint import Saved, load, save
-from sottovoce.run.files import Files
-from sottovoce.run.folder import carry_out
-from sottovoce.run.simulate import measured_rounds
-from sottovoce.run.trial import trial
-from sottovoce.threads import threads
+from sottovoce.core.threads import threads
+from sottovoce.learning.datasets import load as load_data
+from sottovoce.run import build, build_topology, checkpoint, execute
+from sottovoce.run.checkpoint import Checkpoint, load, save
+from sottovoce.run.execute import run_experiment
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.simulation import measured_rounds
+from sottovoce.run.training_run import prepare_run
 from tests.cases import cases
 from tests.killed import MOMENTS, experiment, run_until
 from tests.test_simulate import job
 
-EXAMPLES = [case for case in cases() if not case.algorithm.once and case.place in ("complete:4", "fresh", "dropout")]
+EXAMPLES = [
+    case for case in cases() if not case.algorithm.averaging and case.place in ("complete:4", "fresh", "dropout")
+]
 ROUNDS = 4
 
 
@@ -39,10 +41,10 @@ def _one_thread():
 # --- every algorithm, every round ----------------------------------------------------------------------------------
 
 
-def played(began, stage, stop=None):
+def played(began, state, stop=None):
     """Stages and figures but the time from a stage on, up to `stop` rounds."""
-    found, last = [], stage
-    for now, measured in measured_rounds(began, stage, every=2, test_rows=10, start=stage.rounds == 0):
+    found, last = [], state
+    for now, measured in measured_rounds(began, state, every=2, test_rows=10, start=state.rounds == 0):
         if stop is not None and now.rounds > stop:
             break
         last = now
@@ -54,21 +56,21 @@ def played(began, stage, stop=None):
 def test_stopped_after_any_round_and_taken_up_by_others_it_ends_the_same(case, tmp_path):
     def fresh():
         what = job(case.topology.n, rows=6).gradients("poisson:0.5", "per-example", 1.0, seed=2)
-        return trial(case.algorithm, case.topology, what, rounds=ROUNDS, seed=3)
+        return prepare_run(case.algorithm, case.topology, what, rounds=ROUNDS, seed=3)
 
     began = fresh()
     end, figures = played(began, began.before())
     for stop in range(ROUNDS + 1):
         first = fresh()
         half, before = played(first, first.before(), stop)
-        save(tmp_path / "stage", Saved(half, len(before), 1.5), "mark")
+        save(tmp_path / "stage", Checkpoint(half, len(before), 1.5), "mark")
         second = fresh()
         saved = load(tmp_path / "stage", second.before(), "mark")
-        assert (saved.stage.rounds, saved.lines, saved.seconds) == (stop, len(before), 1.5)
-        assert type(saved.stage.carry.state) is type(half.carry.state)
-        again, after = played(second, saved.stage) if stop else played(second, second.before())
+        assert (saved.state.rounds, saved.lines, saved.seconds) == (stop, len(before), 1.5)
+        assert type(saved.state.loop_state.state) is type(half.loop_state.state)
+        again, after = played(second, saved.state) if stop else played(second, second.before())
         assert torch.equal(second.models(again), began.models(end))
-        assert (again.sent, again.broken) == (end.sent, end.broken)
+        assert (again.sent, again.nonfinite) == (end.sent, end.nonfinite)
         assert (before if stop else []) + after == figures
 
 
@@ -77,7 +79,7 @@ def test_stopped_after_any_round_and_taken_up_by_others_it_ends_the_same(case, t
 
 def contents(place):
     """All that a finished run holds, but how long it took and where it lies."""
-    files = Files(place)
+    files = RunFiles(place)
     with np.load(files.checkpoint) as stored:
         about = json.loads(stored["about"].tobytes())
         arrays = {name: stored[name].tobytes() for name in stored.files if name != "about"}
@@ -93,7 +95,7 @@ def contents(place):
 def whole(tmp_path_factory):
     """The run that nothing disturbed."""
     place = tmp_path_factory.mktemp("whole")
-    carry_out(experiment(), place)
+    run_experiment(experiment(), place)
     return contents(place)
 
 
@@ -115,10 +117,10 @@ def die(processes, moment, place):
 def test_killed_at_any_moment_it_ends_the_same(moment, processes, whole, tmp_path):
     place = tmp_path / "try"
     die(processes, moment, place)
-    assert not Files(place).result.exists()
+    assert not RunFiles(place).result.exists()
     half = [part for part in place.glob("*.part") if "written" in moment or "name" in moment]
     assert len(half) == ("written" in moment or "name" in moment)
-    carry_out(experiment(), place, resume=True)
+    run_experiment(experiment(), place, resume=True)
     assert contents(place) == whole
     assert not list(place.glob("*.part"))
 
@@ -126,24 +128,24 @@ def test_killed_at_any_moment_it_ends_the_same(moment, processes, whole, tmp_pat
 def test_killed_again_and_again_it_ends_the_same(processes, whole, tmp_path):
     for moment in ("before the promise", "while a checkpoint is written", "after the checkpoint of the start"):
         die(processes, moment, tmp_path / "try")
-    carry_out(experiment(), tmp_path / "try", resume=True)
+    run_experiment(experiment(), tmp_path / "try", resume=True)
     assert contents(tmp_path / "try") == whole
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e6])
 @pytest.mark.parametrize("stop", [1, 3, 6])
 def test_an_interrupt_saves_where_the_run_is(stop, seconds, whole, tmp_path):
-    def interrupt(_, stage):
-        if stage.rounds == stop:
+    def interrupt(_, state):
+        if state.rounds == stop:
             raise KeyboardInterrupt
 
     settings = experiment(machine={"checkpoint_seconds": seconds})
     with pytest.raises(KeyboardInterrupt):
-        carry_out(settings, tmp_path, watch=interrupt)
+        run_experiment(settings, tmp_path, watch=interrupt)
     with np.load(tmp_path / "checkpoint.npz") as stored:
         assert json.loads(stored["about"].tobytes())["rounds"] == stop - 1
     rounds = []
-    carry_out(settings, tmp_path, resume=True, watch=lambda _, stage: rounds.append(stage.rounds))
+    run_experiment(settings, tmp_path, resume=True, watch=lambda _, state: rounds.append(state.rounds))
     assert rounds == list(range(stop, 7))
     assert contents(tmp_path) | {"config": whole["config"]} == whole
 
@@ -155,27 +157,27 @@ def test_an_interrupt_saves_where_the_run_is(stop, seconds, whole, tmp_path):
 def stopped(tmp_path):
     """A run that was interrupted after three rounds, two lines of metrics written."""
 
-    def interrupt(_, stage):
-        if stage.rounds == 4:
+    def interrupt(_, state):
+        if state.rounds == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        carry_out(experiment(), tmp_path, watch=interrupt)
+        run_experiment(experiment(), tmp_path, watch=interrupt)
     return tmp_path
 
 
 def resumed(place, **sections):
-    return carry_out(experiment(**sections), place, resume=True)
+    return run_experiment(experiment(**sections), place, resume=True)
 
 
 def test_an_unfinished_run_is_not_overwritten(stopped, whole):
     with pytest.raises(InputError, match="unfinished run; nothing is overwritten; go on with --resume"):
-        carry_out(experiment(), stopped)
+        run_experiment(experiment(), stopped)
     resumed(stopped)
     assert contents(stopped) == whole
     before = {path.name: path.stat().st_mtime_ns for path in stopped.iterdir()}
     resumed(stopped)
-    carry_out(experiment(), stopped)
+    run_experiment(experiment(), stopped)
     assert {path.name: path.stat().st_mtime_ns for path in stopped.iterdir()} == before
 
 
@@ -191,7 +193,7 @@ def test_an_unfinished_run_is_not_overwritten(stopped, whole):
 )
 def test_a_folder_holds_one_run(sections, key, stopped):
     with pytest.raises(InputError, match=f"holds a run with another {key}"):
-        carry_out(experiment(**sections), stopped)
+        run_experiment(experiment(**sections), stopped)
 
 
 def test_how_often_is_saved_may_change(stopped, whole):
@@ -243,7 +245,7 @@ def test_checkpoints_of_other_formats_are_refused(stopped, monkeypatch):
 
 def test_a_checkpoint_of_another_run_is_refused(stopped, tmp_path_factory):
     other = tmp_path_factory.mktemp("other")
-    carry_out(experiment(algorithm={"sigma": 2.0}), other)
+    run_experiment(experiment(algorithm={"sigma": 2.0}), other)
     (stopped / "checkpoint.npz").write_bytes((other / "checkpoint.npz").read_bytes())
     before = (stopped / "privacy.json").read_bytes()
     with pytest.raises(InputError, match="a checkpoint of other settings, data or code"):
@@ -264,7 +266,7 @@ def test_other_data_or_another_version_is_refused(stopped, monkeypatch):
         with pytest.raises(InputError, match="other settings, data or code"):
             resumed(stopped)
     with monkeypatch.context() as patch:
-        patch.setattr(folder, "__version__", "99")
+        patch.setattr(execute, "__version__", "99")
         with pytest.raises(InputError, match="other settings, data or code"):
             resumed(stopped)
 
@@ -272,23 +274,23 @@ def test_other_data_or_another_version_is_refused(stopped, monkeypatch):
 def test_a_graph_file_that_changed_is_refused(tmp_path, monkeypatch):
     edges = tmp_path / "edges.txt"
 
-    def carry(interrupted):
-        def watch(_, stage):
-            if interrupted and stage.rounds == 3:
+    def loop_state(interrupted):
+        def watch(_, state):
+            if interrupted and state.rounds == 3:
                 raise KeyboardInterrupt
 
-        network._topology.cache_clear()
+        build_topology._topology.cache_clear()
         where = experiment(topology={"graph": f"file:{edges}"})
-        return carry_out(where, tmp_path / "run", resume=True, watch=watch)
+        return run_experiment(where, tmp_path / "run", resume=True, watch=watch)
 
     edges.write_text("0 1\n1 2\n2 3\n3 0\n")
     with pytest.raises(KeyboardInterrupt):
-        carry(True)
+        loop_state(True)
     edges.write_text("0 1\n1 2\n2 3\n")
     with pytest.raises(InputError, match="other settings, data or code"):
-        carry(False)
+        loop_state(False)
     edges.write_text("0 1\n1 2\n2 3\n3 0\n")
-    carry(False)
+    loop_state(False)
 
 
 def test_a_promise_made_for_other_data_is_refused(processes, tmp_path):
@@ -297,14 +299,14 @@ def test_a_promise_made_for_other_data_is_refused(processes, tmp_path):
     Its first rounds were played: their noise is not drawn again with other data.
     """
     die(processes, "before the first checkpoint", tmp_path)
-    before = Files(tmp_path).document(tmp_path / "privacy.json")
+    before = RunFiles(tmp_path).document(tmp_path / "privacy.json")
     (tmp_path / "privacy.json").write_text(json.dumps({**before, "fingerprint": "of another run"}))
     with pytest.raises(InputError, match="other settings, data or code"):
         resumed(tmp_path)
     (tmp_path / "privacy.json").write_text(json.dumps(before))
     resumed(tmp_path)
-    assert Files(tmp_path).document(tmp_path / "privacy.json") == before
-    assert Files(tmp_path).document(tmp_path / "result.json")["headline"] == before["headline"]
+    assert RunFiles(tmp_path).document(tmp_path / "privacy.json") == before
+    assert RunFiles(tmp_path).document(tmp_path / "result.json")["headline"] == before["headline"]
 
 
 @pytest.mark.parametrize("tail", [b"", b'{"round": 4, "lo', b'{"round": 4}\n{"round": 6}\n'])
@@ -343,7 +345,7 @@ def test_two_processes_do_not_share_a_folder(stopped, whole, monkeypatch):
     with (stopped / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with monkeypatch.context() as patch:
-            patch.setattr(folder, "build", lambda *_: pytest.fail("worked for nothing"))
+            patch.setattr(execute, "build", lambda *_: pytest.fail("worked for nothing"))
             with pytest.raises(InputError, match="another process is at it"):
                 resumed(stopped)
     resumed(stopped)
@@ -352,16 +354,16 @@ def test_two_processes_do_not_share_a_folder(stopped, whole, monkeypatch):
 
 def test_who_comes_second_does_not_take_over_the_promise_of_the_first(tmp_path, monkeypatch):
     """Another process writes its settings into the folder while this one still builds."""
-    building = folder.build
+    building = execute.build
 
     def slow(*arguments):
-        monkeypatch.setattr(folder, "build", building)
-        carry_out(experiment(algorithm={"sigma": 9.0}), tmp_path)
+        monkeypatch.setattr(execute, "build", building)
+        run_experiment(experiment(algorithm={"sigma": 9.0}), tmp_path)
         return building(*arguments)
 
-    monkeypatch.setattr(folder, "build", slow)
+    monkeypatch.setattr(execute, "build", slow)
     with pytest.raises(InputError, match="a promise for other settings, data or code"):
-        carry_out(experiment(), tmp_path)
+        run_experiment(experiment(), tmp_path)
 
 
 # --- the command itself --------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from sottovoce.report.numbers import up
+from sottovoce.privacy.rounding import round_up
 
 WRONG = [
     "account --graph nothing:3",
@@ -124,7 +124,7 @@ def test_unusual_input_is_answered(line, sotto):
 
 @pytest.mark.parametrize("value", [0.70710678, 2.00001315, 1e-7 / 3, 123456.7, 1.0, 14.0983 + 1e-9])
 def test_printed_figures_are_rounded_up(value):
-    assert value <= float(up(value)) <= value * 1.001
+    assert value <= float(round_up(value)) <= value * 1.001
 
 
 def test_tables_are_never_cut(sotto):

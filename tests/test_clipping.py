@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from sottovoce import InputError
+from sottovoce.core.threads import threads
 from sottovoce.learning import models
-from sottovoce.learning.batches import batches
-from sottovoce.learning.clipping import clipping, norms
+from sottovoce.learning.batches import parse_batches
+from sottovoce.learning.clipping import norms, parse_clipping
 from sottovoce.learning.engines import Stack, clip_rows, engine_for, sum_clipped
-from sottovoce.threads import threads
 
 
 @pytest.fixture(autouse=True)
@@ -40,15 +40,15 @@ def test_no_clipped_gradient_is_longer_than_the_bound(bound, dtype):
         unit /= unit.norm(dim=-1, keepdim=True)
         flat = torch.full(shape, shape[1] ** -0.5, dtype=torch.float64)
         for rows in (*(unit * scale for scale in SCALES), unit * near, flat * near, flat * 1e30):
-            clipped = clip_rows(rows.to(dtype), clipping("whole-gradient", bound))
+            clipped = clip_rows(rows.to(dtype), parse_clipping("whole-gradient", bound))
             assert exact_norms(clipped.rows).max() <= bound
-            assert clipped.broken == 0
+            assert clipped.nonfinite == 0
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_clipping_keeps_directions_and_short_gradients(scale):
     rows = scale * torch.randn(20, 50, generator=torch.Generator().manual_seed(1))
-    clipped = clip_rows(rows, clipping("whole-gradient", 1.0)).rows
+    clipped = clip_rows(rows, parse_clipping("whole-gradient", 1.0)).rows
     lengths = exact_norms(rows)
     kept = exact_norms(clipped) / np.minimum(lengths, 1.0)
     assert (kept > 1 - 1e-5).all()
@@ -59,7 +59,7 @@ def test_clipping_keeps_directions_and_short_gradients(scale):
 def test_mixed_magnitudes_and_subnormal_factors_stay_below_the_bound():
     rows = torch.tensor([[1e30, 1e-30, 1.0], [3e38, 3e38, 3e38], [1e-42, 1e-44, 0.0], [0.0, 0.0, 0.0]])
     for bound in (1e-30, 1e-8, 1.0, 1e30):
-        assert exact_norms(clip_rows(rows, clipping("whole-gradient", bound)).rows).max() <= bound
+        assert exact_norms(clip_rows(rows, parse_clipping("whole-gradient", bound)).rows).max() <= bound
 
 
 def test_norms_are_right_where_torch_falls_short():
@@ -86,7 +86,7 @@ def test_the_bound_holds_for_what_engines_release(name, scale):
     stack, points = Stack(inputs, targets, torch.ones(6, 1)), net.start(6, draw, same=False)
     for engine in {engine_for(net).name, "functional"}:
         for bound in (1e-3, 1.0):
-            clipped = engine_for(net, engine).clipped(points, stack, clipping("per-example", bound))
+            clipped = engine_for(net, engine).clipped(points, stack, parse_clipping("per-example", bound))
             assert exact_norms(clipped.rows).max() <= bound
             assert clipped.rows.isfinite().all()
 
@@ -107,7 +107,7 @@ def test_gradients_that_are_not_finite_count_as_zero(name, poison):
         inputs, targets = torch.randint(5, (2, 4, 2), generator=draw).float(), targets.float()
     points, weights = net.start(2, draw), torch.full((2, 4), 0.25)
     weights[1, 3] = 0
-    clip = clipping("per-example", 1.0)
+    clip = parse_clipping("per-example", 1.0)
     without = weights.clone()
     without[0, 2] = 0
     wanted = engine.clipped(points, Stack(inputs, targets, without), clip)
@@ -121,14 +121,14 @@ def test_gradients_that_are_not_finite_count_as_zero(name, poison):
     if poison == 1e38 and name != "factors":  # finite or not, depending on the net: at most one clipped gradient
         assert float((found.rows - wanted.rows).norm(dim=1).max()) <= 0.25
     else:
-        assert (found.broken, wanted.broken) == (1, 0)  # padding is not counted
+        assert (found.nonfinite, wanted.nonfinite) == (1, 0)  # padding is not counted
         torch.testing.assert_close(found.rows, wanted.rows, rtol=1e-6, atol=1e-7)
 
 
 def test_a_whole_gradient_that_is_not_finite_becomes_zero():
     rows = torch.tensor([[1.0, float("nan")], [3.0, 4.0], [float("-inf"), 0.0]])
-    found = clip_rows(rows, clipping("whole-gradient", 1.0))
-    assert found.broken == 2
+    found = clip_rows(rows, parse_clipping("whole-gradient", 1.0))
+    assert found.nonfinite == 2
     np.testing.assert_allclose(found.rows, [[0, 0], [0.6, 0.8], [0, 0]], rtol=1e-5)
 
 
@@ -154,7 +154,7 @@ SPECS = ("full", "cycle:3x4", "poisson:0.3", "fixed:5")
 @pytest.mark.parametrize("change", ["replace", "zero-out"])
 def test_sensitivity_is_reached_and_never_passed(kind, spec, adjacency, change):
     """Brute force: random and worst changes of one record, or of all of node 1's, in every round."""
-    plan, clip = batches(spec, [9, 14], seed=2), clipping(kind, 0.7)
+    plan, clip = parse_batches(spec, [9, 14], seed=2), parse_clipping(kind, 0.7)
     claimed = clip.sensitivities(plan, adjacency, change)
     changed = torch.arange(9, 23) if adjacency == "user" else torch.tensor([12])
     turned = 0.0 if change == "zero-out" else -1.0
@@ -177,15 +177,15 @@ def test_sensitivity_is_reached_and_never_passed(kind, spec, adjacency, change):
 
 
 def test_sensitivities_as_stated():
-    clip, whole = clipping("per-example", 2.0), clipping("whole-gradient", 2.0)
-    plan = batches("full", [10, 20])
+    clip, whole = parse_clipping("per-example", 2.0), parse_clipping("whole-gradient", 2.0)
+    plan = parse_batches("full", [10, 20])
     assert clip.sensitivities(plan).tolist() == [0.4, 0.2]
     assert clip.sensitivities(plan, "record", "zero-out").tolist() == [0.2, 0.1]
-    assert clip.sensitivity(batches("poisson:0.1", [50])) == pytest.approx(0.8)
-    assert clip.sensitivity(batches("poisson:0.1", [50]), "user", "zero-out") == pytest.approx(20.0)
+    assert clip.sensitivity(parse_batches("poisson:0.1", [50])) == pytest.approx(0.8)
+    assert clip.sensitivity(parse_batches("poisson:0.1", [50]), "user", "zero-out") == pytest.approx(20.0)
     assert [whole.sensitivity(plan, "user", change) for change in ("replace", "zero-out")] == [4.0, 2.0]
     assert whole.sensitivity(plan, "record", "zero-out") == 4.0
-    assert clipping("none").sensitivity(plan) == np.inf
+    assert parse_clipping("none").sensitivity(plan) == np.inf
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_sensitivities_as_stated():
 )
 def test_wrong_clipping_is_refused(words, message):
     with pytest.raises(InputError, match=message):
-        clipping(*words)
+        parse_clipping(*words)
 
 
 def test_wrong_adjacency_is_refused():
     for words, message in ((("people",), "adjacency 'people'"), (("record", "remove"), "change 'remove'")):
         with pytest.raises(InputError, match=message):
-            clipping("per-example", 1.0).sensitivity(batches("full", [3]), *words)
+            parse_clipping("per-example", 1.0).sensitivity(parse_batches("full", [3]), *words)

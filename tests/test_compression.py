@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sottovoce import InputError, algorithm, compression, dropout, final, push
-from sottovoce.loop import rounds_of
-from sottovoce.topology import weigh
+from sottovoce import InputError, algorithm, dropout, push, train
+from sottovoce.core import compression
+from sottovoce.core.loop import iterate_rounds
+from sottovoce.core.topologies import weigh
 
 SPECS = ["identity", "rand:0.5", "rand:0.1", "gsgd:2", "gsgd:8", "gsgd:16", "top:0.1", "top:1"]
 
@@ -77,7 +78,7 @@ def test_too_few_coordinates():
 def test_compression_needs_receivers_that_miss_nothing():
     away = dropout("ring:5", rate=0.2, weights="push", announced=True)
     with pytest.raises(InputError, match=r"rand:0.5 on .*; compressed differences need receivers that miss none"):
-        final(algorithm("dp-csgp", sigma=1.0, compression="rand:0.5"), away, np.zeros((5, 4)), None, rounds=1)
+        train(algorithm("dp-csgp", sigma=1.0, compression="rand:0.5"), away, np.zeros((5, 4)), None, rounds=1)
 
 
 @pytest.mark.parametrize("spec", ["rand:0.5", "gsgd:4", "gsgd:2", "top:0.3"])
@@ -86,8 +87,8 @@ def test_error_feedback_reaches_the_common_minimum(spec):
     net = push("exponential:6")
     target = np.random.default_rng(0).standard_normal((6, 20))
     built = algorithm("dp-csgp", sigma=0.0, compression=spec, step_size=0.02)
-    end = final(built, net, np.zeros((6, 20)), lambda t, x: x - target, rounds=2000)
-    plain = final(
+    end = train(built, net, np.zeros((6, 20)), lambda t, x: x - target, rounds=2000)
+    plain = train(
         algorithm("dp-csgp", sigma=0.0, step_size=0.02), net, np.zeros((6, 20)), lambda t, x: x - target, rounds=2000
     )
     assert abs(plain - target.mean(axis=0)).max() < 0.1
@@ -123,8 +124,8 @@ def test_coarse_compression_needs_lazy_weights(weights, kept):
     built = algorithm("dp-csgp", sigma=0.0, compression=f"rand:{kept}", step_size=1.0)
     kick = np.random.default_rng(0).standard_normal((10, D))
     apart = []
-    for played in rounds_of(built, net, np.zeros((10, D)), lambda t, x: kick * (t == 0), rounds=rounds):
-        x = played.carry.state.x
+    for played in iterate_rounds(built, net, np.zeros((10, D)), lambda t, x: kick * (t == 0), rounds=rounds):
+        x = played.loop_state.state.x
         apart.append(np.sqrt(((x - x.mean(axis=0)) ** 2).sum()))
     rate = (apart[-1] / apart[49]) ** (1 / (rounds - 50))
     expected = mean_square_rate(net.at(0).weights.toarray(), kept)

@@ -9,8 +9,8 @@ import pytest
 
 from sottovoce import InputError
 from sottovoce.config import changed, from_document, put, read
-from sottovoce.run.results import Finished, rows
 from sottovoce.run.sweep import Planned, planned
+from sottovoce.run.sweep_results import Finished, rows
 
 SMALL = """
 name = "try"

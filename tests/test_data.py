@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError
-from sottovoce.learning import sources
-from sottovoce.learning.data import Dataset, catalogue, load, names
-from sottovoce.learning.sources import CATALOGUE, held_out, household_averages
+from sottovoce.learning import catalogue
+from sottovoce.learning.catalogue import CATALOGUE, held_out, household_averages
+from sottovoce.learning.datasets import Dataset, dataset_names, list_datasets, load
 
 from .test_package import in_new_process, sotto
 
@@ -50,7 +50,7 @@ def real(data):
 # --- what every data set promises ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", dataset_names())
 def test_every_data_set_keeps_the_promises_of_its_class(real, name):
     dataset = real(name)
     entry = CATALOGUE[name]
@@ -287,7 +287,7 @@ def refused(name, folder, *parts):
         assert part in line
 
 
-@pytest.mark.parametrize("name", [name for name in names() if CATALOGUE[name].files])
+@pytest.mark.parametrize("name", [name for name in dataset_names() if CATALOGUE[name].files])
 def test_missing_files_are_one_line_that_says_where_to_get_them(tmp_path, monkeypatch, name):
     refused(name, tmp_path, "no such file")
     monkeypatch.delenv("SOTTOVOCE_DATA", raising=False)
@@ -306,7 +306,7 @@ def test_a_folder_in_a_files_place_is_not_the_file(tmp_path):
 
 
 HOUSE = "-122.23,37.88,41,880,129,322,126,8.3252,452600\n"
-HEADER = ",".join(sources.HOUSING_COLUMNS) + "\n"
+HEADER = ",".join(catalogue.HOUSING_COLUMNS) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -337,7 +337,9 @@ def test_tables_with_and_without_names_of_columns(tmp_path, head):
     assert len(load("housing-price", tmp_path).inputs) == 16512
 
 
-ARFF = "@relation houses\n" + "".join(f"@attribute {name} numeric\n" for name in sources.OPENML_ATTRIBUTES) + "@data\n"
+ARFF = (
+    "@relation houses\n" + "".join(f"@attribute {name} numeric\n" for name in catalogue.OPENML_ATTRIBUTES) + "@data\n"
+)
 ARFF_ROW = "452600,8.3252,41,880,129,322,126,37.88,P\n"
 
 
@@ -410,10 +412,10 @@ def test_bad_arrays_are_one_line(tmp_path, other, found):
 @pytest.mark.parametrize("damage", [lambda raw: raw[: len(raw) // 2], lambda raw: b"", lambda raw: b"x" * 500])
 def test_damaged_npz_is_one_line_and_listed_without_rows(tmp_path, damage):
     path = write_npz(tmp_path, "cifar10/cifar10.npz", cifar())
-    assert next(listed.rows for listed in catalogue(tmp_path) if listed.name == "cifar10") == (20, 10)
+    assert next(listed.rows for listed in list_datasets(tmp_path) if listed.name == "cifar10") == (20, 10)
     path.write_bytes(damage(path.read_bytes()))
     refused("cifar10", tmp_path, "cut off, damaged or no npz")
-    assert next(listed.rows for listed in catalogue(tmp_path) if listed.name == "cifar10") is None
+    assert next(listed.rows for listed in list_datasets(tmp_path) if listed.name == "cifar10") is None
 
 
 def test_npz_with_any_byte_of_a_header_changed_is_refused_or_the_same(tmp_path):
@@ -478,7 +480,7 @@ def test_the_page_makes_the_two_files_that_are_not_published(tmp_path):
 
 def test_the_page_names_every_data_set():
     page = (ROOT / "docs" / "data.md").read_text()
-    assert all(f"| `{name}` |" in page for name in names())
+    assert all(f"| `{name}` |" in page for name in dataset_names())
 
 
 def test_command_lists_every_data_set(tmp_path):
@@ -488,7 +490,7 @@ def test_command_lists_every_data_set(tmp_path):
     document = json.loads(done.stdout)
     listed = {entry["name"]: entry for entry in document["data"]}
     assert document["folder"] == str(tmp_path)
-    assert tuple(listed) == names()
+    assert tuple(listed) == dataset_names()
     assert listed["digits"]["found"]
     assert not listed["mnist"]["found"]
     assert listed["mnist"]["missing"][0] == "mnist/train-images-idx3-ubyte"

@@ -20,7 +20,7 @@ import pytest
 
 import sottovoce
 import sottovoce.algorithms
-from sottovoce import algorithm, final, metropolis, names, trace
+from sottovoce import algorithm, algorithm_names, metropolis, trace, train
 from sottovoce.cli import app
 from sottovoce.config import Experiment
 from sottovoce.run.sweep import planned
@@ -43,12 +43,12 @@ def lazy(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("lazy")
 def test_one_file_adds_an_algorithm():
-    assert "lazy" in names()
+    assert "lazy" in algorithm_names()
     built = algorithm("lazy", sigma=1.0, a=0.5, step_size=1.0)
     A, B, _ = trace(built, metropolis("path:2"), rounds=2).dense()
     np.testing.assert_allclose(A[2:, :2], [[-0.75, -0.25], [-0.25, -0.75]])
     np.testing.assert_allclose(A, B)
-    assert final(built, metropolis("path:2"), np.zeros((2, 1)), lambda t, x: x, rounds=3).shape == (2, 1)
+    assert train(built, metropolis("path:2"), np.zeros((2, 1)), lambda t, x: x, rounds=3).shape == (2, 1)
 
 
 def test_the_run_of_the_readme_prints_what_it_says(sotto, tmp_path):

@@ -22,25 +22,26 @@ from sottovoce import (
     trace,
     uniform,
 )
+from sottovoce.core.participation import parse_participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy import exact, settled
-from sottovoce.privacy import gram as gram_route
-from sottovoce.privacy.gram import _few
-from sottovoce.privacy.said import without_what_was_said
-from sottovoce.privacy.sensitivity import participation, worst_case
-from sottovoce.privacy.views import see
-from sottovoce.privacy.whiten import Singular
+from sottovoce.privacy.exact import gram as gram_route
+from sottovoce.privacy.exact import routes, stationary
+from sottovoce.privacy.exact.elimination import eliminate_known_messages
+from sottovoce.privacy.exact.gram import _few
+from sottovoce.privacy.exact.whitening import Singular
+from sottovoce.privacy.observation import observe
+from sottovoce.privacy.worst_case import worst_case
 from tests.cases import Case, cases
 
-EVERY = participation("every")
+EVERY = parse_participation("every")
 
 
 def seen(name, net, view, rounds, **settings):
-    return see(trace(algorithm(name, **({"sigma": 1.0} | settings)), net, rounds=rounds), view)
+    return observe(trace(algorithm(name, **({"sigma": 1.0} | settings)), net, rounds=rounds), view)
 
 
 def mu2(view_of):
-    return worst_case(exact.losses(view_of), EVERY, view_of.gradient_rounds)
+    return worst_case(routes.losses(view_of), EVERY, view_of.gradient_rounds)
 
 
 def mpmath_losses(view_of, digits=50):
@@ -97,12 +98,12 @@ def test_every_route_agrees_with_fifty_digits(case, secure_sum):
     truth = mpmath_losses(view_of)
     scale = 1e-6 * np.abs(truth).max(axis=(1, 2), keepdims=True) + 1e-12
     agreed = 0
-    for route in (exact.losses, exact.dense, exact.deflated, exact.gram, exact.kalman):
-        if route is exact.kalman and view_of.system.correlation is not None:
+    for route in (routes.losses, routes.dense, routes.deflated, routes.gram, routes.kalman):
+        if route is routes.kalman and view_of.system.correlation is not None:
             continue
         try:
             found = route(view_of)
-            found = found if isinstance(found, np.ndarray) else exact.whole(view_of, found)
+            found = found if isinstance(found, np.ndarray) else routes.whole(view_of, found)
         except Singular:
             continue
         assert np.all(np.abs(found - truth) <= scale), route.__name__
@@ -114,9 +115,9 @@ def test_every_route_agrees_with_fifty_digits(case, secure_sum):
 def test_routes_agree_for_every_algorithm(case: Case):
     system = trace(case.algorithm, case.topology, rounds=4)
     for view in (everyone(), node(1), coalition(0, 2)):
-        view_of = see(system, view)
-        oracle = exact.dense(view_of)
-        found = exact.losses(view_of)
+        view_of = observe(system, view)
+        oracle = routes.dense(view_of)
+        found = routes.losses(view_of)
         assert (np.isfinite(found) == np.isfinite(oracle)).all()
         there = np.isfinite(oracle)
         np.testing.assert_allclose(found[there], oracle[there], rtol=1e-8, atol=1e-9)
@@ -124,10 +125,10 @@ def test_routes_agree_for_every_algorithm(case: Case):
 
 @pytest.mark.parametrize("case", [c for c in cases() if c.algorithm.compression.name == "identity"], ids=str)
 def test_the_closed_form_of_everyone_is_the_exact_loss(case: Case):
-    view_of = see(trace(case.algorithm, case.topology, rounds=4), everyone())
-    plain = exact.losses(view_of)
+    view_of = observe(trace(case.algorithm, case.topology, rounds=4), everyone())
+    plain = routes.losses(view_of)
     there = np.isfinite(plain).all(axis=(1, 2))
-    found = exact.squared(view_of, EVERY)
+    found = routes.squared(view_of, EVERY)
     np.testing.assert_allclose(found[there], worst_case(plain[there], EVERY, plain.shape[1]), rtol=2e-5)
     assert np.isinf(found[~there]).all()
 
@@ -141,7 +142,7 @@ def test_the_closed_form_is_used_where_it_should_be():
 def _closed_form(case):
     if case.algorithm.compression.name != "identity":
         return False
-    return exact.tells_all_noisy_gradients(see(trace(case.algorithm, case.topology, rounds=3), everyone()))
+    return routes.tells_all_noisy_gradients(observe(trace(case.algorithm, case.topology, rounds=3), everyone()))
 
 
 @pytest.mark.parametrize("n", [3, 5, 8])
@@ -161,11 +162,11 @@ def test_isolated_attacker_learns_nothing():
 
 
 def test_no_noise_is_infinite_for_those_who_are_heard():
-    losses = exact.losses(see(trace(algorithm("d-psgd"), metropolis("path:4"), rounds=2), node(0)))
+    losses = routes.losses(observe(trace(algorithm("d-psgd"), metropolis("path:4"), rounds=2), node(0)))
     assert np.isinf(losses[0]).all()
     assert not losses[2].any()
     partly = seen("dp-d-sgd", metropolis("path:3"), node(2), 3, sigma=[1.0, 0.0, 1.0])
-    assert np.isinf(exact.losses(partly)[1]).all()
+    assert np.isinf(routes.losses(partly)[1]).all()
 
 
 @pytest.mark.parametrize("name", ["dp-d-sgd", "zip-dl", "anti-pgd", "muffliato"])
@@ -252,7 +253,7 @@ def test_correlated_noise_for_everyone_is_C_transposed_C():
     rng = np.random.default_rng(0)
     C = np.tril(rng.random((6, 6))) + np.eye(6)
     view_of = seen("mf-d-sgd", metropolis("ring:5"), everyone(), 6, sigma=2.0, correlation=C)
-    for M in exact.losses(view_of):
+    for M in routes.losses(view_of):
         np.testing.assert_allclose(M, C.T @ C / 4, rtol=1e-8)
 
 
@@ -263,28 +264,28 @@ def test_row_stochastic_and_directed_weights_are_accounted_for():
         from_matrix([[0.2, 0.8, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]),
     ):
         view_of = seen("dp-d-sgd", net, node(0), 5)
-        np.testing.assert_allclose(exact.losses(view_of), exact.dense(view_of), atol=1e-9)
+        np.testing.assert_allclose(routes.losses(view_of), routes.dense(view_of), atol=1e-9)
 
 
 @pytest.mark.parametrize("net", [metropolis("erdos-renyi:20,p=0.3,seed=0"), fresh_erdos_renyi(9, 0.4, seed=2)], ids=str)
 def test_routes_by_size_and_little_memory(monkeypatch, net):
     view_of = seen("dp-d-sgd", net, node(0), 8)
-    plain = exact.dense(view_of)
-    monkeypatch.setattr("sottovoce.privacy.whiten.AT_ONCE", 50)
-    monkeypatch.setattr("sottovoce.privacy.whiten.LOSSES_AT_ONCE", 400)
+    plain = routes.dense(view_of)
+    monkeypatch.setattr("sottovoce.privacy.exact.whitening.AT_ONCE", 50)
+    monkeypatch.setattr("sottovoce.privacy.exact.whitening.LOSSES_AT_ONCE", 400)
     for rows, state, route in ((5, 100, "kalman"), (10**6, 5, "gram"), (5, 5, "conjugate")):
-        monkeypatch.setattr(exact, "GRAM_ROWS", rows)
-        monkeypatch.setattr(exact, "FILTER_STATE", state)
-        assert exact._route(view_of).__name__ == route
-        np.testing.assert_allclose(exact.losses(view_of), plain, atol=1e-6 if route == "conjugate" else 1e-10)
+        monkeypatch.setattr(routes, "GRAM_ROWS", rows)
+        monkeypatch.setattr(routes, "FILTER_STATE", state)
+        assert routes._route(view_of).__name__ == route
+        np.testing.assert_allclose(routes.losses(view_of), plain, atol=1e-6 if route == "conjugate" else 1e-10)
 
 
 def _settled(view_of, monkeypatch, eta=1e-6):
     """M by the whitening of the last round, with no exact route to fall back upon."""
-    monkeypatch.setattr(settled, "CHEAP", 0)
-    monkeypatch.setattr(settled, "ETA", eta)
+    monkeypatch.setattr(stationary, "CHEAP", 0)
+    monkeypatch.setattr(stationary, "ETA", eta)
     monkeypatch.setattr(gram_route, "products", None)
-    return exact.whole(view_of, exact.gram(view_of))
+    return routes.whole(view_of, routes.gram(view_of))
 
 
 LONG = [
@@ -300,9 +301,9 @@ def test_one_whitening_for_all_rounds_is_never_below_the_truth_and_hardly_above(
     name, net, view, rounds, directions, monkeypatch
 ):
     view_of = seen(name, net, view, rounds)
-    truth = exact.dense(view_of)
-    monkeypatch.setattr(settled, "DIRECTIONS", directions)
-    monkeypatch.setattr(settled, "AT_ONCE", 12 * rounds**2)
+    truth = routes.dense(view_of)
+    monkeypatch.setattr(stationary, "DIRECTIONS", directions)
+    monkeypatch.setattr(stationary, "AT_ONCE", 12 * rounds**2)
     for eta in (1e-6, 1e-3):
         M = _settled(view_of, monkeypatch, eta)
         for ours, exactly in zip(M, truth, strict=True):
@@ -317,12 +318,12 @@ def test_what_one_whitening_lacks_is_proven_or_refused(monkeypatch):
     view_of = seen(*LONG[0])
     effects = gram_route.Effects(view_of)
     factor = gram_route.cholesky_(gram_route._covariance(effects))
-    last = settled._last(factor, 3)
-    E = settled._lacks_(factor.copy(), last)
-    C = settled._toeplitz(last, slice(0, len(factor)))
+    last = stationary._last(factor, 3)
+    E = stationary._lacks_(factor.copy(), last)
+    C = stationary._toeplitz(last, slice(0, len(factor)))
     np.testing.assert_allclose(E, C @ factor @ factor.T @ C.T, atol=1e-12)
-    Y = settled.lacking_(factor.copy(), last, 0.0)
-    slack = (1 + settled.ETA) * (np.eye(len(E)) + Y @ Y.T) - np.linalg.inv(E)
+    Y = stationary.lacking_(factor.copy(), last, 0.0)
+    slack = (1 + stationary.ETA) * (np.eye(len(E)) + Y @ Y.T) - np.linalg.inv(E)
     assert np.linalg.eigvalsh(slack)[0] > 0
     assert np.linalg.eigvalsh(np.eye(len(E)) - np.linalg.inv(E))[0] < -0.01
 
@@ -330,18 +331,20 @@ def test_what_one_whitening_lacks_is_proven_or_refused(monkeypatch):
         sizes, directions = np.linalg.eigh(E_RR)
         return 1 - sizes[1:], directions[:, 1:]
 
-    monkeypatch.setattr(settled, "_leading", too_few)
-    assert settled.lacking_(factor.copy(), last, 0.0) is None
-    monkeypatch.setattr(settled, "CHEAP", 0)
-    np.testing.assert_allclose(exact.whole(view_of, exact.gram(view_of)), exact.dense(view_of), atol=1e-10)
+    monkeypatch.setattr(stationary, "_leading", too_few)
+    assert stationary.lacking_(factor.copy(), last, 0.0) is None
+    monkeypatch.setattr(stationary, "CHEAP", 0)
+    np.testing.assert_allclose(routes.whole(view_of, routes.gram(view_of)), routes.dense(view_of), atol=1e-10)
 
 
 @pytest.mark.parametrize("net", [metropolis("ring:12"), dropout("ring:12", rate=0.3, seed=5)], ids=str)
 def test_one_victim_alone_has_the_figure_it_has_among_all(net):
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=4)
-    few = see(system, node(0), victims=[3])
+    few = observe(system, node(0), victims=[3])
     assert _few(few, 8)
-    np.testing.assert_allclose(exact.whole(few, exact.gram(few))[0], exact.dense(see(system, node(0)))[2], atol=1e-10)
+    np.testing.assert_allclose(
+        routes.whole(few, routes.gram(few))[0], routes.dense(observe(system, node(0)))[2], atol=1e-10
+    )
 
 
 CONJUGATE = [case for case in SMALL if case[0] in ("dp-d-sgd", "dp2sgd", "decor", "zip-dl")]
@@ -349,11 +352,11 @@ CONJUGATE = [case for case in SMALL if case[0] in ("dp-d-sgd", "dp2sgd", "decor"
 
 @pytest.mark.parametrize("case", CONJUGATE, ids=lambda case: f"{case[0]} on {case[1].name} {case[2]}")
 def test_conjugate_gradients_end_above_the_truth_wherever_they_stop(case, monkeypatch):
-    from sottovoce.privacy import conjugate
+    from sottovoce.privacy.exact import conjugate
 
     name, net, view, rounds, settings = case
     view_of = seen(name, net, view, rounds, **settings)
-    truth = exact.dense(view_of)
+    truth = routes.dense(view_of)
     _, B = view_of.dense()
     try:
         least = conjugate.least_eigenvalue(view_of)
@@ -363,7 +366,7 @@ def test_conjugate_gradients_end_above_the_truth_wherever_they_stop(case, monkey
     assert least <= np.linalg.eigvalsh(B @ B.T)[0] * (1 + 1e-9)
     for steps in (1, 3, 1000):
         monkeypatch.setattr(conjugate, "STEPS", steps)
-        found = exact.whole(view_of, conjugate.conjugate(view_of))
+        found = routes.whole(view_of, conjugate.conjugate(view_of))
         lowest = np.linalg.eigvalsh(found - truth)[:, 0]
         assert (lowest >= -1e-9).all()
         assert (worst_case(found, EVERY, found.shape[1]) >= worst_case(truth, EVERY, found.shape[1]) * (1 - 1e-5)).all()
@@ -374,46 +377,46 @@ def test_conjugate_gradients_end_above_the_truth_wherever_they_stop(case, monkey
 def test_a_view_without_what_was_said_is_the_same_view(case: Case):
     system = trace(case.algorithm, case.topology, rounds=4)
     for view in (node(1), coalition(0, 2), everyone(), node(1, secure_sum=True)):
-        view_of = see(system, view)
-        smaller, direct = without_what_was_said(view_of)
+        view_of = observe(system, view)
+        smaller, direct = eliminate_known_messages(view_of)
         if smaller is view_of:
             continue
-        assert sum(len(step.seen.state.indptr) for step in smaller.steps) < sum(
-            len(step.seen.state.indptr) for step in view_of.steps
+        assert sum(len(step.observed.state.indptr) for step in smaller.steps) < sum(
+            len(step.observed.state.indptr) for step in view_of.steps
         )
-        heard = any(step.seen.state.shape[0] for step in smaller.steps)
-        found = direct[:, None, None] * np.eye(view_of.gradient_rounds) + (exact.dense(smaller) if heard else 0)
-        np.testing.assert_allclose(found, exact.dense(view_of), rtol=1e-8, atol=1e-9)
+        heard = any(step.observed.state.shape[0] for step in smaller.steps)
+        found = direct[:, None, None] * np.eye(view_of.gradient_rounds) + (routes.dense(smaller) if heard else 0)
+        np.testing.assert_allclose(found, routes.dense(view_of), rtol=1e-8, atol=1e-9)
 
 
 def test_a_hub_is_left_with_those_who_know_somebody_else():
     edges = [(0, leaf) for leaf in range(1, 9)] + [(8, 9), (9, 10), (1, 2)]
-    smaller, direct = without_what_was_said(seen("dp-d-sgd", metropolis(Graph.from_edges(edges)), node(0), 5))
-    assert smaller.steps[0].seen.state.shape == (1, 3)
+    smaller, direct = eliminate_known_messages(seen("dp-d-sgd", metropolis(Graph.from_edges(edges)), node(0), 5))
+    assert smaller.steps[0].observed.state.shape == (1, 3)
     np.testing.assert_allclose(direct, [1] * 7 + [0] * 3)
 
 
 def test_optimal_attacker_reaches_the_figure():
     """Fixed streams: the likelihood ratio of real runs separates the two worlds by exactly mu."""
-    from sottovoce.draws import Draws
-    from sottovoce.loop import begin, play
+    from sottovoce.core.loop import play_round, start_run
+    from sottovoce.core.noise_feed import NoiseFeed
 
     for spec, attacker, victim in (("path:4", 3, 0), ("ring:6", 0, 2), ("florentine", 4, 9)):
         net, T, D = metropolis(spec), 5, 4000
         dp = algorithm("dp-d-sgd", sigma=1.0, step_size=1.0)
-        view_of = see(trace(dp, net, rounds=T), node(attacker))
+        view_of = observe(trace(dp, net, rounds=T), node(attacker))
         A, B = view_of.dense()
         u = int(np.flatnonzero(view_of.victims == victim)[0])
         direction = np.linalg.pinv(B @ B.T) @ A[:, :, u].sum(axis=1)
-        mu = np.sqrt(exact.losses(view_of)[u].sum())
+        mu = np.sqrt(routes.losses(view_of)[u].sum())
         x0, zeros = np.zeros((net.n, D)), np.zeros((net.n, D))
-        fitted, carry = begin(dp, net, x0, T)
-        feed, scores = Draws(1, lambda t, x, zeros=zeros: zeros, x0), np.zeros(D)
+        fitted, loop_state = start_run(dp, net, x0, T)
+        feed, scores = NoiseFeed(1, lambda t, x, zeros=zeros: zeros, x0), np.zeros(D)
         at, known = 0, attacker
         for t in range(T):
-            played = play(fitted, net, carry, feed, t)
-            carry = played.carry
-            sender, _, rows = played.steps[0].heard()
+            played = play_round(fitted, net, loop_state, feed, t)
+            loop_state = played.loop_state
+            sender, _, rows = played.steps[0].sent_messages()
             heard = [i for i, v in enumerate(sender) if v != known and net.at(0).weights[known, v] != 0]
             own = _own_part(dp, net, known, t, T, D)
             scores += direction[at : at + len(heard)] @ (rows[heard] - own[heard])
@@ -434,14 +437,14 @@ def _own_part(dp, net, known, t, T, D):
 
 def test_one_round_of_a_state_that_grows():
     built = algorithm("muffliato-sgd", sigma=1.5, gossip_steps=3, chebyshev=True)
-    seen = see(trace(built, metropolis("ring:5"), rounds=1), node(1))
-    np.testing.assert_allclose(exact.losses(seen), exact.dense(seen), rtol=1e-9)
+    seen = observe(trace(built, metropolis("ring:5"), rounds=1), node(1))
+    np.testing.assert_allclose(routes.losses(seen), routes.dense(seen), rtol=1e-9)
 
 
 def test_one_victim_of_a_singular_view_has_the_figure_it_has_among_all():
     net = dropout("ring:6", rate=0.3, correlation=0.2, seed=5)
     system = trace(algorithm("muffliato-sgd", sigma=1.5, gossip_steps=3), net, rounds=3)
-    everybody = see(system, everyone())
+    everybody = observe(system, everyone())
     for number, victim in enumerate(everybody.victims):
-        alone = see(system, everyone(), victims=[int(victim)])
-        np.testing.assert_allclose(exact.losses(alone)[0], exact.losses(everybody)[number], rtol=1e-9)
+        alone = observe(system, everyone(), victims=[int(victim)])
+        np.testing.assert_allclose(routes.losses(alone)[0], routes.losses(everybody)[number], rtol=1e-9)

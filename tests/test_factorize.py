@@ -25,20 +25,20 @@ from sottovoce import (
     factorize_by_class,
     fresh_erdos_renyi,
     graph,
+    iterate_rounds,
     metropolis,
     push,
-    rounds_of,
     trace,
     uniform,
 )
-from sottovoce.correlation import Differences, Triangular
-from sottovoce.draws import Draws
-from sottovoce.factorize import adversary, cache, structures
-from sottovoce.factorize.certificate import nuclear
-from sottovoce.factorize.result import error_of, normalised, sensitivity_squared
-from sottovoce.factorize.search import lower_factor, search
-from sottovoce.factorize.workload import workload
-from sottovoce.privacy.sensitivity import participation
+from sottovoce.core.correlation import Differences, Triangular
+from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.participation import parse_participation
+from sottovoce.matrix_factorization import cache, for_view, structures
+from sottovoce.matrix_factorization.certificate import nuclear
+from sottovoce.matrix_factorization.optimizer import lower_factor, search
+from sottovoce.matrix_factorization.result import error_of, normalised, sensitivity_squared
+from sottovoce.matrix_factorization.workload import workload
 from sottovoce.privacy.views import node
 
 
@@ -48,8 +48,8 @@ def prefix(T):
 
 
 def best(H, scheme, gap=1e-7):
-    found = structures.dense(H, participation(scheme), gap)
-    C = normalised(found.C, participation(scheme))
+    found = structures.dense(H, parse_participation(scheme), gap)
+    C = normalised(found.C, parse_participation(scheme))
     return error_of(C, H), found.lower_bound, C
 
 
@@ -275,7 +275,7 @@ def test_closed_forms_of_the_baselines():
         (metropolis("ring:5"), "every", 6),
     ):
         found = factorize(net, rounds=T, participation=scheme)
-        H, who = workload(net, T).H, participation(scheme)
+        H, who = workload(net, T).H, parse_participation(scheme)
         for C, value in ((np.eye(T), found.independent), (Differences().matrix(T), found.antipgd)):
             assert value == pytest.approx(sensitivity_squared(C, who) * error_of(C, H), rel=1e-12)
 
@@ -287,7 +287,7 @@ def test_bound_holds_for_any_semidefinite_weights_and_any_correlation():
     """The inequality itself, at random: Q zero across classes with one diagonal value a class, C arbitrary."""
     rng = np.random.default_rng(1)
     T, b = 6, 2
-    H, scheme = prefix(T), participation("3x2")
+    H, scheme = prefix(T), parse_participation("3x2")
     for _ in range(200):
         F, v = np.zeros((T, T)), rng.random(b) + 0.1
         for c in range(b):
@@ -324,7 +324,7 @@ def test_every_result_keeps_its_word(settings):
     net = metropolis("path:5")
     found = factorize(net, **settings)
     H = workload(net, found.rounds, found.goal).H
-    scheme = participation(found.participation)
+    scheme = parse_participation(found.participation)
     assert not np.triu(found.C, 1).any()
     assert 1 - 1e-6 < sensitivity_squared(found.C, scheme) <= 1
     assert found.objective == pytest.approx(error_of(found.C, H), rel=1e-12)
@@ -336,7 +336,7 @@ def test_every_result_keeps_its_word(settings):
 
 
 def test_optimised_x_is_c_transpose_c():
-    H, space = prefix(24), structures.feasible(participation("3x8"), 24)
+    H, space = prefix(24), structures.feasible(parse_participation("3x8"), 24)
     found = search(H, space, gap=1e-6)
     C = lower_factor(found.X)
     np.testing.assert_allclose(C.T @ C, found.X, atol=1e-14)
@@ -366,7 +366,7 @@ def test_structures_are_ordered_and_have_their_shape():
 def test_stored_structured_optimum(oracles):
     """Banded Toeplitz on prefix sums: within a thousandth of an independent optimiser's value."""
     (row,) = [row for row in oracles["mf_structured_T380"] if row["strategy"].startswith("banded Toeplitz")]
-    H, scheme = prefix(row["T"]), participation(f"{row['k']}x{row['b']}")
+    H, scheme = prefix(row["T"]), parse_participation(f"{row['k']}x{row['b']}")
     C = normalised(structures.toeplitz_only(H, scheme, row["b"]), scheme)
     assert error_of(C, H) / row["T"] == pytest.approx(row["mean_sq_err"], rel=1e-3)
 
@@ -390,7 +390,7 @@ def test_restarts_need_not_fit_the_participation():
 
 def test_long_runs_have_an_honest_gap():
     """More rounds than K times B: patterns are windows, C is scaled by the worst, the bound need not be tight."""
-    H, scheme = prefix(6), participation("2x2")
+    H, scheme = prefix(6), parse_participation("2x2")
     value, bound, C = best(H, "2x2")
     assert sensitivity_squared(C, scheme) <= 1
     rng = np.random.default_rng(0)
@@ -421,13 +421,13 @@ def test_noise_against_one_node():
     net = metropolis("ring:8")
     found = factorize(net, participation="2x4", view="node:0")
     told = found.for_view
-    H, scheme = workload(net, 8).H, participation("2x4")
-    loss = adversary.exact_loss(found.C, net, [node(0)], scheme)
+    H, scheme = workload(net, 8).H, parse_participation("2x4")
+    loss = for_view.exact_loss(found.C, net, [node(0)], scheme)
     assert told.loss == loss < 1
     assert found.objective == pytest.approx(loss * error_of(found.C, H))
     assert found.lower_bound <= found.objective <= 1.02 * found.lower_bound
     usual = factorize(net, participation="2x4").C
-    there = adversary.exact_loss(usual, net, [node(0)], scheme) * error_of(usual, H)
+    there = for_view.exact_loss(usual, net, [node(0)], scheme) * error_of(usual, H)
     assert told.gain == pytest.approx(there / found.objective, rel=2e-3)
     assert told.gain > 1.05
     assert (told.kind, told.proven_for_training) == ("fixed-streams", False)
@@ -435,13 +435,13 @@ def test_noise_against_one_node():
 
 
 def test_bound_for_a_view_holds_for_any_correlation():
-    net, scheme = metropolis("ring:6"), participation("2x3")
+    net, scheme = metropolis("ring:6"), parse_participation("2x3")
     H = workload(net, 6).H
     found = factorize(net, participation="2x3", view=coalition(0, 2))
     rng = np.random.default_rng(0)
     for _ in range(20):
         C = found.C + 0.1 * np.tril(rng.standard_normal((6, 6)))
-        assert adversary.exact_loss(C, net, [coalition(0, 2)], scheme) * error_of(C, H) >= found.lower_bound
+        assert for_view.exact_loss(C, net, [coalition(0, 2)], scheme) * error_of(C, H) >= found.lower_bound
 
 
 def test_who_hears_all_cannot_be_fooled():
@@ -452,7 +452,7 @@ def test_who_hears_all_cannot_be_fooled():
 
 def test_gradient_of_the_loss_of_a_view():
     H = workload(metropolis("path:4"), 4).H
-    problem = adversary._Problem([adversary._heard(metropolis("path:4"), node(3), 4)], H, participation("2x2"))
+    problem = for_view._Problem([for_view._heard(metropolis("path:4"), node(3), 4)], H, parse_participation("2x2"))
     C = np.tril(np.random.default_rng(0).random((4, 4))) + np.eye(4)
     _, slope = problem.value(C, 16.0, 0.1)
     for i, j in zip(*np.tril_indices(4), strict=True):
@@ -472,11 +472,9 @@ def test_noise_of_a_run_has_the_covariance_that_was_chosen(size, accepted):
     built = algorithm("mafalda", sigma=1.0, rounds=8, participation="2x4").on(net)
     C = factorize(net, participation="2x4").C
     D = 400
-    (injection,) = built.noise.local(net.at(0))
-    feed = Draws(3, lambda round, x: x, np.zeros((4, D)))
-    noise_TND = np.array(
-        [feed.correlated(built.noise.correlation, injection.sources, injection.matrix, t) for t in range(8)]
-    )
+    (term,) = built.noise.local(net.at(0))
+    feed = NoiseFeed(3, lambda round, x: x, np.zeros((4, D)))
+    noise_TND = np.array([feed.correlated(built.noise.correlation, term.sources, term.matrix, t) for t in range(8)])
     flat = noise_TND.reshape(8, -1) * size
     white = C @ flat
     degrees = white.size
@@ -493,8 +491,8 @@ def test_messages_of_a_run_carry_that_noise():
     C = factorize(net, participation="2x2").C
     system = trace(built, net, rounds=4)
     said, G = [], np.zeros((4 * 3, 2))
-    for played in rounds_of(built, net, np.zeros((3, 2)), lambda round, x: 0 * x, rounds=4, seed=5):
-        said += [step.heard().rows for step in played.steps]
+    for played in iterate_rounds(built, net, np.zeros((3, 2)), lambda round, x: 0 * x, rounds=4, seed=5):
+        said += [step.sent_messages().rows for step in played.steps]
     A, B, _ = system.dense()
     Z = system.draw(seed=5, dimension=2)
     np.testing.assert_allclose(np.concatenate(said), A @ G + B @ Z, atol=1e-12)
@@ -678,7 +676,7 @@ def test_wrong_weights_and_classes_are_refused():
 
 
 def test_view_that_is_too_large_is_refused(monkeypatch):
-    monkeypatch.setattr(adversary, "LARGEST", 10)
+    monkeypatch.setattr(for_view, "LARGEST", 10)
     with pytest.raises(InputError, match="node:0 hears 8 messages"):
         factorize(metropolis("ring:5"), rounds=4, view="node:0")
 

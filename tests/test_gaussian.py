@@ -8,7 +8,7 @@ import mpmath
 import pytest
 
 from sottovoce import InputError
-from sottovoce.privacy.gaussian import delta_of, epsilon_of, log_delta, mu_of, renyi_of
+from sottovoce.privacy.gaussian_dp import delta_of, epsilon_of, log_delta, mu_of, renyi_of
 
 MUS = [1e-6, 1e-4, 1e-2, 0.1, 0.49, 0.51, 1, 3, 10, 30, 100, 1000]
 DELTAS = [1e-1, 1e-2, 1e-5, 1e-10, 1e-50, 1e-100, 1e-300]

@@ -22,12 +22,13 @@ from sottovoce import (
     trace,
     uniform,
 )
-from sottovoce.audit.mechanism import _canary, _likelihood_ratio
-from sottovoce.loop import Draws
-from sottovoce.noise import Spread
-from sottovoce.privacy import exact
-from sottovoce.privacy.sensitivity import participation, worst_case
-from sottovoce.privacy.views import see
+from sottovoce.auditing.mechanism import _canary, _likelihood_ratio
+from sottovoce.core.loop import NoiseFeed
+from sottovoce.core.noise import FactoredMatrix
+from sottovoce.core.participation import parse_participation
+from sottovoce.privacy.exact import routes
+from sottovoce.privacy.observation import observe
+from sottovoce.privacy.worst_case import worst_case
 from tests.cases import Case, cases
 
 ROUNDS, VICTIM = 3, 3
@@ -75,7 +76,9 @@ REACTIONS = {"any-training": -2.0, "convex-training": 1.0}
 """What claims any training meets reactions that amplify, the convex kind steps that do not drive models apart."""
 
 
-@pytest.mark.parametrize("case", [case for case in LAW if not case.algorithm.once and case.place != "fresh"], ids=str)
+@pytest.mark.parametrize(
+    "case", [case for case in LAW if not case.algorithm.averaging and case.place != "fresh"], ids=str
+)
 def test_audit_is_never_above_account_for_reacting_streams(case: Case):
     system = trace(case.algorithm, case.topology, rounds=ROUNDS)
     for view in (everyone(), node(1)):
@@ -93,7 +96,7 @@ def test_enough_is_claimed_for_the_laws_to_say_something():
     found = [
         guarantee.kind
         for case in LAW
-        if case.place == "ring:5" and not case.algorithm.once
+        if case.place == "ring:5" and not case.algorithm.averaging
         for guarantee in account(
             trace(case.algorithm, case.topology, rounds=2), node(1), kinds=list(REACTIONS)
         ).guarantees
@@ -117,11 +120,11 @@ def test_likelihood_ratio_on_averaging_is_tight(spec, attacker, victim):
 def test_worst_canary_reaches_what_equal_signs_do_not():
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("florentine"), rounds=6)
     view, victim = node(9, secure_sum=True), 1
-    seen = see(system, view, victims=[victim])
-    M = exact.losses(seen)
-    worst, equal = (_canary(exact.whitened(seen), name, "every") for name in ("worst", "equal"))
-    assert np.sum((M[0] @ worst) * worst) == pytest.approx(worst_case(M, participation("every"), 6)[0], rel=1e-3)
-    assert np.sum(M[0]) < 0.5 * worst_case(M, participation("every"), 6)[0]
+    seen = observe(system, view, victims=[victim])
+    M = routes.losses(seen)
+    worst, equal = (_canary(routes.whitened(seen), name, "every") for name in ("worst", "equal"))
+    assert np.sum((M[0] @ worst) * worst) == pytest.approx(worst_case(M, parse_participation("every"), 6)[0], rel=1e-3)
+    assert np.sum(M[0]) < 0.5 * worst_case(M, parse_participation("every"), 6)[0]
     claim = account(system, view).of(victim, "fixed-streams").mu
     by_worst, by_equal = (
         audit(system, view, victim=victim, canary=canary, repetitions=40_000, confidence=0.99)
@@ -194,26 +197,26 @@ def test_no_noise_is_seen_through():
 # --- broken on purpose ----------------------------------------------------------------------------------------------
 
 
-class DrawnOnce(Draws):
+class DrawnOnce(NoiseFeed):
     """Noise is drawn before the loop and used in every round."""
 
     def noise(self, sources, matrix, round, step):
         return super().noise(sources, matrix, 0, step)
 
 
-class SeedReset(Draws):
+class SeedReset(NoiseFeed):
     """The generator is seeded anew every two rounds."""
 
     def noise(self, sources, matrix, round, step):
         return super().noise(sources, matrix, round % 2, step)
 
 
-class ScaledByWeight(Draws):
+class ScaledByWeight(NoiseFeed):
     """What a pair shares is multiplied by the weight of its edge, one third on a ring."""
 
     def noise(self, sources, matrix, round, step):
         if sources.kind == "pair":
-            matrix = Spread(sparse.csr_array(matrix.plain / 3), matrix.left, matrix.right)
+            matrix = FactoredMatrix(sparse.csr_array(matrix.plain / 3), matrix.left, matrix.right)
         return super().noise(sources, matrix, round, step)
 
 
@@ -284,8 +287,8 @@ def test_compression_and_size_are_refused():
 
 
 def test_likelihood_ratio_weights_are_those_of_the_pseudo_inverse():
-    seen = see(SYSTEM, node(0), victims=[2])
+    seen = observe(SYSTEM, node(0), victims=[2])
     A, B = seen.dense()
     canary = np.array([[1.0], [-1.0], [1.0], [1.0]])
     expected = np.linalg.pinv(B @ B.T) @ A[:, :, 0] @ canary
-    np.testing.assert_allclose(_likelihood_ratio(exact.whitened(seen), canary).weights, expected, atol=1e-9)
+    np.testing.assert_allclose(_likelihood_ratio(routes.whitened(seen), canary).weights, expected, atol=1e-9)

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from sottovoce import InputError, algorithm, final, metropolis
+from sottovoce import InputError, algorithm, metropolis, train
+from sottovoce.core.threads import threads
 from sottovoce.learning import models
-from sottovoce.learning.clipping import clipping
-from sottovoce.learning.data import Dataset, load
+from sottovoce.learning.clipping import parse_clipping
+from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.engines import Stack, engine_for
-from sottovoce.learning.examples import Examples
-from sottovoce.learning.partition import partition
+from sottovoce.learning.lazy_rows import Examples
+from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
-from sottovoce.threads import threads
 
 
 @pytest.fixture(autouse=True)
@@ -114,19 +114,19 @@ def test_every_engine_equals_a_naive_loop_over_examples(name, dtype):
             built = engine_for(net, engine)
             if bound == np.inf:
                 found = built.total(points, stack)
-                per_example = built.clipped(points, stack, clipping("per-example", 1e9))
+                per_example = built.clipped(points, stack, parse_clipping("per-example", 1e9))
                 np.testing.assert_allclose(per_example.rows, wanted, rtol=tolerance, atol=tolerance, err_msg=engine)
             else:
-                clipped = built.clipped(points, stack, clipping("per-example", bound))
+                clipped = built.clipped(points, stack, parse_clipping("per-example", bound))
                 found = clipped.rows
-                assert clipped.broken == 0
+                assert clipped.nonfinite == 0
             np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * min(bound, 1), err_msg=engine)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_stacked_equals_one_by_one(name):
     net, points, stack = example(name, torch.float64)
-    engine, clip = engine_for(net), clipping("per-example", 0.5)
+    engine, clip = engine_for(net), parse_clipping("per-example", 0.5)
     together, outputs = engine.clipped(points, stack, clip).rows, engine.outputs(points, stack.inputs)
     for node in range(3):
         alone = Stack(*(part[node : node + 1] for part in stack))
@@ -138,7 +138,7 @@ def test_stacked_equals_one_by_one(name):
 @pytest.mark.parametrize("name", CASES)
 def test_chunks_change_nothing(name, monkeypatch):
     net, points, stack = example(name, torch.float64)
-    clip = clipping("per-example", 0.5)
+    clip = parse_clipping("per-example", 0.5)
     for engine in {engine_for(net).name, "loop", "functional"}:
         built = engine_for(net, engine)
         whole = built.clipped(points, stack, clip).rows, built.total(points, stack)
@@ -169,7 +169,7 @@ def test_one_node_without_gossip_and_noise_is_plain_sgd(name, dtype, rounds, tol
     job = task(digits, partition(digits, 1, rows=60), models.model(name, digits), dtype=dtype)
     x0 = job.start(torch.Generator().manual_seed(3))
     gradient = job.gradients("cycle:5x4")
-    end = final(algorithm("d-psgd", step_size=0.1), metropolis("path:1"), x0, gradient, rounds=rounds)
+    end = train(algorithm("d-psgd", step_size=0.1), metropolis("path:1"), x0, gradient, rounds=rounds)
 
     module = job.model.module.to(dtype)
     nn.utils.vector_to_parameters(x0[0].clone(), module.parameters())
@@ -215,7 +215,7 @@ def test_evaluation_in_chunks_equals_one_by_one(name, monkeypatch):
     job = task(digits, partition(digits, 3), models.model(name, digits), dtype=torch.float64)
     points = job.start(torch.Generator().manual_seed(0), same=False)
     found = job.evaluate(points)
-    monkeypatch.setattr("sottovoce.learning.stacked.VALUES", 3 * 64 * 50)
+    monkeypatch.setattr("sottovoce.learning.stacked_engines.VALUES", 3 * 64 * 50)
     monkeypatch.setattr("sottovoce.learning.engines.VALUES", 64 * 64 * 50)
     again = job.evaluate(points)
     np.testing.assert_allclose(again.loss, found.loss, rtol=1e-12)

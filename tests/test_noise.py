@@ -14,26 +14,19 @@ from sottovoce import (
     InputError,
     Mixing,
     algorithm,
+    algorithm_names,
     cite,
-    final,
+    iterate_rounds,
     metropolis,
-    names,
     random_edges,
-    rounds_of,
     trace,
+    train,
 )
-from sottovoce.algorithms.dsgd import Gossip
-from sottovoce.correlation import Differences, Triangular
-from sottovoce.draws import Draws
-from sottovoce.noise import (
-    Central,
-    Independent,
-    Pairwise,
-    Temporal,
-    Together,
-    ZeroSum,
-)
-from sottovoce.sources import generator
+from sottovoce.core.correlation import Differences, Triangular
+from sottovoce.core.gossip import Gossip
+from sottovoce.core.noise import Central, CombinedNoise, Independent, Pairwise, Temporal, ZeroSum
+from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.noise_sources import generator
 
 
 def test_every_key_names_its_own_stream():
@@ -70,16 +63,16 @@ def test_pair_secrets_cancel_are_fresh_and_not_scaled_by_weights():
 
 def test_a_hub_does_not_need_the_square_of_its_degree():
     net = metropolis("star:20001")
-    played = next(rounds_of(algorithm("zip-dl", sigma=1.0), net, np.zeros((20001, 1)), lambda t, x: x, rounds=1))
+    played = next(iterate_rounds(algorithm("zip-dl", sigma=1.0), net, np.zeros((20001, 1)), lambda t, x: x, rounds=1))
     assert abs(played.models.mean()) < 1e-12
 
 
 def test_zeta_may_differ_by_node():
     net = metropolis("ring:4")
-    (injection,) = ZeroSum(zeta=[1.0, 2.0, 0.0, 4.0]).edge(net.at(0))
-    sizes = np.sqrt(injection.matrix.whole().power(2).sum(axis=1))
+    (term,) = ZeroSum(zeta=[1.0, 2.0, 0.0, 4.0]).edge(net.at(0))
+    sizes = np.sqrt(term.matrix.whole().power(2).sum(axis=1))
     for node, zeta in enumerate((1.0, 2.0, 0.0, 4.0)):
-        np.testing.assert_allclose(sizes[injection.edges.sender == node], zeta * np.sqrt(2 / 3))
+        np.testing.assert_allclose(sizes[term.edges.sender == node], zeta * np.sqrt(2 / 3))
 
 
 def test_dp_fedavg_noise_is_on_the_sum():
@@ -97,14 +90,14 @@ def test_streamed_correlation_is_multiplication_by_the_inverse(bands):
     C = np.tril(np.triu(rng.standard_normal((12, 12)), -bands + 1)) + 3 * np.eye(12)
     noise = Temporal(2.0, Triangular(C))
     assert noise.over_rounds.memory == bands - 1
-    (injection,) = noise.local(metropolis("path:2").at(0))
-    feed = Draws(0, None, np.zeros((2, 4)))
-    streamed = np.stack([feed.correlated(noise.over_rounds, injection.sources, injection.matrix, t) for t in range(12)])
-    plain = Draws(0, None, np.zeros((2, 4)))
-    white = np.stack([plain.noise(injection.sources, injection.matrix, t, 0) for t in range(12)])
+    (term,) = noise.local(metropolis("path:2").at(0))
+    feed = NoiseFeed(0, None, np.zeros((2, 4)))
+    streamed = np.stack([feed.correlated(noise.over_rounds, term.sources, term.matrix, t) for t in range(12)])
+    plain = NoiseFeed(0, None, np.zeros((2, 4)))
+    white = np.stack([plain.noise(term.sources, term.matrix, t, 0) for t in range(12)])
     np.testing.assert_allclose(streamed, np.einsum("ts,snd->tnd", np.linalg.inv(C), white), atol=1e-12)
     np.testing.assert_array_equal(
-        feed.correlated(noise.over_rounds, injection.sources, injection.matrix, 5), streamed[5]
+        feed.correlated(noise.over_rounds, term.sources, term.matrix, 5), streamed[5]
     )  # asked again out of order
 
 
@@ -115,9 +108,9 @@ def test_anti_pgd_is_all_ones_below():
 def test_memory_is_bounded_for_noise_on_many_edges(monkeypatch):
     monkeypatch.setattr("sottovoce.draws.CHUNK", 50)
     net, x0 = metropolis("erdos-renyi:20,p=0.4,seed=0"), np.zeros((20, 7))
-    small = final(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2)
+    small = train(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2)
     monkeypatch.setattr("sottovoce.draws.CHUNK", 10**9)
-    np.testing.assert_allclose(final(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2), small)
+    np.testing.assert_allclose(train(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2), small)
 
 
 class Listed(Gossip):
@@ -132,7 +125,7 @@ class Listed(Gossip):
 
 
 def start_at(x0, gradient=None):
-    return final(algorithm("d-psgd"), metropolis("path:2"), x0, gradient, rounds=1)
+    return train(algorithm("d-psgd"), metropolis("path:2"), x0, gradient, rounds=1)
 
 
 def test_gradients_cannot_change_the_models_they_are_shown():
@@ -161,7 +154,9 @@ BAD = {
     ),
     "two of a kind": (
         lambda: trace(
-            Gossip(name="twice", noise=Together((Independent(1.0), Independent(2.0)))), metropolis("path:2"), rounds=1
+            Gossip(name="twice", noise=CombinedNoise((Independent(1.0), Independent(2.0)))),
+            metropolis("path:2"),
+            rounds=1,
         ),
         "two noises from sources of kind 'node'; they would draw the same numbers",
     ),
@@ -178,7 +173,7 @@ BAD = {
         "muffliato with correlated noise; it adds noise only once",
     ),
     "seed": (
-        lambda: final(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), None, rounds=1, seed=None),
+        lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), None, rounds=1, seed=None),
         "seed None; it is a whole number",
     ),
     "step size in words": (lambda: algorithm("d-psgd", step_size="0.1"), "step_size = '0.1'; it is a number"),
@@ -192,11 +187,11 @@ BAD = {
     "ragged C": (lambda: Triangular([[1], [1, 2]]), "correlation matrix is not an array of numbers"),
     "coordinate": (lambda: Coordinate(5, 3), "coordinate 5 of 3"),
     "list in state": (
-        lambda: final(Listed(name="listed"), metropolis("path:2"), np.zeros((2, 1)), lambda t, x: x, rounds=1),
+        lambda: train(Listed(name="listed"), metropolis("path:2"), np.zeros((2, 1)), lambda t, x: x, rounds=1),
         "a list in an algorithm's state; states are tuples",
     ),
     "no weight left": (
-        lambda: final(
+        lambda: train(
             algorithm("dp-csgp", sigma=1.0),
             Changing(lambda t, k: Mixing([[0, 0], [1, 1.0]] if t else np.eye(2)), n=2),
             np.zeros((2, 1)),
@@ -205,7 +200,10 @@ BAD = {
         ),
         "node 0 is left without weight; push-sum divides by it",
     ),
-    "two correlated": (lambda: Together((Temporal(1.0, Differences()), Independent(1.0))), "temporal noise beside"),
+    "two correlated": (
+        lambda: CombinedNoise((Temporal(1.0, Differences()), Independent(1.0))),
+        "temporal noise beside",
+    ),
     "upper": (lambda: Triangular([[1, 1], [0, 1]]), "not lower triangular; noise can only look back"),
     "nan C": (lambda: Triangular([[np.nan]]), "not finite"),
     "singular": (lambda: Triangular([[1, 0], [1, 0]]), r"C\[1,1\] = 0; C must be invertible"),
@@ -223,7 +221,7 @@ BAD = {
     "order": (lambda: algorithm("d-psgd", order="never"), "order 'never'; known"),
     "rounds": (lambda: trace(algorithm("d-psgd"), metropolis("path:2"), rounds=0), "0 rounds; a whole number"),
     "x0": (
-        lambda: final(algorithm("d-psgd"), metropolis("path:2"), np.zeros((3, 1)), None, rounds=1),
+        lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((3, 1)), None, rounds=1),
         "x0 has 3 rows; the topology has 2 nodes",
     ),
     "flat x0": (lambda: start_at(np.zeros(2)), r"x0 of shape \(2,\); it is a numpy or torch array"),
@@ -233,12 +231,12 @@ BAD = {
     "half x0": (lambda: start_at(np.zeros((2, 1), dtype=np.float16)), "x0 of type float16"),
     "empty x0": (lambda: start_at(np.zeros((2, 0))), "x0 has 0 columns"),
     "graph for topology": (
-        lambda: final(algorithm("d-psgd"), "ring:3", np.zeros((3, 1)), None, rounds=1),
+        lambda: train(algorithm("d-psgd"), "ring:3", np.zeros((3, 1)), None, rounds=1),
         "a str instead of a topology; a graph needs weights",
     ),
     "half a round": (lambda: trace(algorithm("d-psgd"), metropolis("path:2"), rounds=1.5), "1.5 rounds"),
     "private start": (
-        lambda: final(algorithm("muffliato", sigma=1), metropolis("path:2"), np.ones((2, 1)), None, rounds=1),
+        lambda: train(algorithm("muffliato", sigma=1), metropolis("path:2"), np.ones((2, 1)), None, rounds=1),
         "muffliato from a starting point that is not zero; values to average are private",
     ),
     "no gradient": (lambda: start_at(np.zeros((2, 1)), lambda t, x: None), "gradient of type NoneType; points are"),
@@ -257,7 +255,7 @@ BAD = {
         "rand:0.5 traced without a coordinate",
     ),
     "gradient": (
-        lambda: final(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), lambda t, x: np.zeros(2), rounds=1),
+        lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), lambda t, x: np.zeros(2), rounds=1),
         r"gradient of shape \(2,\); points have \(2, 1\)",
     ),
 }
@@ -284,6 +282,6 @@ def test_correlation_files(tmp_path):
             algorithm("mf-d-sgd", sigma=1.0, correlation=tmp_path / f"{name}.npz")
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", algorithm_names())
 def test_every_algorithm_cites(name):
     assert cite(name)

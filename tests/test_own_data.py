@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError
-from sottovoce.learning.data import from_arrays, load
-from sottovoce.learning.partition import partition
+from sottovoce.learning.datasets import from_arrays, load
+from sottovoce.learning.partitioning import partition
 
 X, Y = np.arange(60.0).reshape(20, 3), np.tile([7, 3], 10)
 

@@ -15,11 +15,11 @@ import pytest
 from sottovoce import InputError
 from sottovoce.cli.attack import attack
 from sottovoce.config import from_document
-from sottovoce.report.leaks import percent, rounded
 from sottovoce.report.page import write_page, write_page_of
+from sottovoce.report.pairwise_leakage import percent, rounded
 from sottovoce.report.told import guess_of, told
-from sottovoce.report.words import KINDS
-from sottovoce.run.folder import carry_out
+from sottovoce.report.wording import KINDS
+from sottovoce.run.execute import run_experiment
 
 AGAIN = "sotto run {}/config.json --set "
 EVIL = "</script><script>window.bad=1</script>"
@@ -48,7 +48,7 @@ def runs(tmp_path_factory):
 
     def find(name: str) -> Path:
         if not (out / name).exists():
-            carry_out(from_document(COMMON | {"name": name} | RUNS[name]), out / name)
+            run_experiment(from_document(COMMON | {"name": name} | RUNS[name]), out / name)
             if name == "noisy":
                 attack([out / name])
         return out / name
@@ -82,7 +82,7 @@ def test_pairs_are_those_of_the_promise(name, runs, tmp_path):
     views = {view["view"]: view["guarantees"] for view in stored(runs(name))["views"]}
     assert {f"node:{attacker}" for attacker in found["attackers"]} == {*views} - {"everyone"}
     seen = 0
-    for way, counts in (
+    for gossip_step, counts in (
         ("proven", lambda one: one["proven_for_training"]),
         ("fixed-streams", lambda one: one["kind"] == "fixed-streams"),
     ):
@@ -90,22 +90,24 @@ def test_pairs_are_those_of_the_promise(name, runs, tmp_path):
         for row, attacker in enumerate(found["attackers"]):
             for victim in range(8):
                 mine = [one for one in views[f"node:{attacker}"] if one["victim"] == victim and counts(one)]
-                if way not in found["ways"]:
+                if gossip_step not in found["ways"]:
                     assert mine == []
                     continue
-                shown = found["ways"][way]["epsilon"][row][victim]
+                shown = found["ways"][gossip_step]["epsilon"][row][victim]
                 if victim == attacker:
                     assert shown is None
                     continue
                 best = min(mine, key=lambda one: float(one["epsilon"]))
                 assert shown_rightly(shown, best["epsilon"])
                 assert found["distance"][row][victim] == best["distance"]
-                assert found["ways"][way]["kinds"][found["ways"][way]["kind"][row][victim]] == best["kind"]
+                assert (
+                    found["ways"][gossip_step]["kinds"][found["ways"][gossip_step]["kind"][row][victim]] == best["kind"]
+                )
                 right = statistics.NormalDist().cdf(float(best["mu"]) / 2)
-                assert right <= found["ways"][way]["guess"][row][victim] / 100 <= right + 0.00101
+                assert right <= found["ways"][gossip_step]["guess"][row][victim] / 100 <= right + 0.00101
                 every.append((best["distance"], float(best["epsilon"])))
                 seen += 1
-        for one in found["ways"].get(way, {"by_distance": []})["by_distance"]:
+        for one in found["ways"].get(gossip_step, {"by_distance": []})["by_distance"]:
             figures = sorted(epsilon for hops, epsilon in every if hops == one["distance"])
             assert one["pairs"] == len(figures)
             assert shown_rightly(one["least"], figures[0])
@@ -136,7 +138,7 @@ def test_curves_and_attacks_are_those_that_were_measured(runs, tmp_path):
 
 
 def test_graphs_are_drawn_as_they_are(runs, tmp_path):
-    from sottovoce.graphs import graph
+    from sottovoce.core.graphs import graph
 
     drawn = inside(write_page(tmp_path / "page.html", [runs("noisy")]))["runs"][0]["graph"]
     rows, columns = graph(COMMON["topology"]["graph"]).adjacency.nonzero()
@@ -203,7 +205,7 @@ def test_a_guess_is_right_as_often_as_the_definition_allows():
 
 def test_seeds_are_averaged_and_runs_that_differ_by_noise_lie_on_one_curve(sotto, runs, tmp_path):
     for name, more in (("s1", {"seed": 5}), ("loud", {"algorithm": COMMON["algorithm"] | {"sigma": 4.0}})):
-        carry_out(
+        run_experiment(
             from_document(COMMON | {"name": f"sweep/{name}", "privacy": {"attackers": "none"}} | more),
             tmp_path / "sweep" / name,
         )
@@ -227,13 +229,13 @@ def test_seeds_are_averaged_and_runs_that_differ_by_noise_lie_on_one_curve(sotto
 
 
 def test_large_graphs_are_summed_up(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr("sottovoce.report.leaks.PAIRS", 10)
-    monkeypatch.setattr("sottovoce.report.story.NODES", 7)
+    monkeypatch.setattr("sottovoce.report.pairwise_leakage.PAIRS", 10)
+    monkeypatch.setattr("sottovoce.report.run_summary.NODES", 7)
     (run,) = inside(write_page(tmp_path / "page.html", [runs("noisy")]))["runs"]
     assert "too many to draw" in run["missing"]["graph"][0]
-    way = run["leaks"]["ways"]["fixed-streams"]
-    assert "epsilon" not in way
-    assert sum(way["histogram"]["counts"]) == sum(one["pairs"] for one in way["by_distance"]) == 8 * 7
+    gossip_step = run["leaks"]["ways"]["fixed-streams"]
+    assert "epsilon" not in gossip_step
+    assert sum(gossip_step["histogram"]["counts"]) == sum(one["pairs"] for one in gossip_step["by_distance"]) == 8 * 7
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -331,7 +333,7 @@ def chromium():
 
 
 @pytest.fixture
-def opened(chromium):
+def finished_run(chromium):
     """`opened(file, width=360)` is its page from disk, offline; nothing may complain and nothing may be asked for."""
     contexts, wrong = [], []
 
@@ -369,8 +371,8 @@ def numbers(page, figure: str) -> str:
     return page.locator(f"#{figure} details table").evaluate("table => table.textContent")
 
 
-def test_every_figure_is_drawn_from_disk_without_a_single_request(written, opened):
-    page = opened(written)
+def test_every_figure_is_drawn_from_disk_without_a_single_request(written, finished_run):
+    page = finished_run(written)
     for figure in ("graph", "distance", "pairs", "rounds", "bytes", "stages", "roc", "privacy", "success"):
         assert page.locator(f"#{figure} .plot svg.main-svg").count() > 0, figure
         assert len(text(page, f"#{figure} figcaption")) > 80, figure
@@ -378,8 +380,8 @@ def test_every_figure_is_drawn_from_disk_without_a_single_request(written, opene
     assert "any-training" in text(page, "#promises")
 
 
-def test_clicking_a_node_changes_figures_table_and_captions(written, opened):
-    page, data = opened(written), inside(written)["runs"][0]
+def test_clicking_a_node_changes_figures_table_and_captions(written, finished_run):
+    page, data = finished_run(written), inside(written)["runs"][0]
     pairs = data["leaks"]["ways"]["proven"]
     before = {figure: (text(page, f"#{figure} figcaption"), numbers(page, figure)) for figure in ("graph", "pairs")}
     assert "Node 0 is curious." in before["graph"][0]
@@ -407,8 +409,8 @@ def test_clicking_a_node_changes_figures_table_and_captions(written, opened):
     assert sorted(drawn) == sorted(value for value in pairs["epsilon"][5] if value is not None)
 
 
-def test_keys_do_what_clicks_do_and_the_idealisation_is_named(written, opened):
-    page = opened(written)
+def test_keys_do_what_clicks_do_and_the_idealisation_is_named(written, finished_run):
+    page = finished_run(written)
     page.focus("#attacker")
     page.keyboard.press("ArrowDown")
     page.wait_for_function("document.getElementById('attacker').value === '1'")
@@ -420,8 +422,8 @@ def test_keys_do_what_clicks_do_and_the_idealisation_is_named(written, opened):
     assert str(ideal[0]) in numbers(page, "graph")
 
 
-def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, opened):
-    page = opened(written)
+def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, finished_run):
+    page = finished_run(written)
     by_name = {run["run"]: number for number, run in enumerate(inside(written)["runs"])}
     page.select_option("#run", str(by_name["convex"]))
     assert "convex-training" in numbers(page, "graph")
@@ -442,8 +444,8 @@ def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, open
 
 
 @pytest.mark.parametrize(("width", "height", "dark"), [(360, 740, False), (1280, 900, True)])
-def test_it_fits_a_phone_and_follows_dark_mode(width, height, dark, written, opened, tmp_path):
-    page = opened(written, width=width, height=height, dark=dark)
+def test_it_fits_a_phone_and_follows_dark_mode(width, height, dark, written, finished_run, tmp_path):
+    page = finished_run(written, width=width, height=height, dark=dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     ground, ink = (page.evaluate(f"getComputedStyle(document.body).{part}") for part in ("backgroundColor", "color"))
     plotted = page.evaluate("document.querySelector('#rounds .plot')._fullLayout.font.color")
@@ -459,7 +461,7 @@ def brightness(colour: str) -> float:
     return sum(map(int, parts[:3])) / 3
 
 
-def test_names_cannot_break_out_of_the_page(runs, opened, tmp_path):
+def test_names_cannot_break_out_of_the_page(runs, finished_run, tmp_path):
     folder = shutil.copytree(runs("noisy"), tmp_path / "evil")
     ring = [EVIL, *"bcdefgh"]
     (tmp_path / "edges.txt").write_text("".join(f"{ring[i]},{ring[i - 1]}\n" for i in range(8)))
@@ -469,16 +471,16 @@ def test_names_cannot_break_out_of_the_page(runs, opened, tmp_path):
     file = write_page(tmp_path / "page.html", [folder], title=EVIL + "&amp;")
     assert EVIL in inside(file)["runs"][0]["graph"]["labels"]
     assert EVIL not in file.read_text()
-    page = opened(file)
+    page = finished_run(file)
     assert page.evaluate("window.bad") is None
     assert text(page, "h1") == EVIL + "&amp;"
     assert EVIL in numbers(page, "graph") + text(page, "#graph figcaption")
 
 
-def test_a_large_run_has_a_histogram_instead(runs, opened, tmp_path, monkeypatch):
-    monkeypatch.setattr("sottovoce.report.leaks.PAIRS", 10)
-    monkeypatch.setattr("sottovoce.report.story.NODES", 7)
-    page = opened(write_page(tmp_path / "page.html", [runs("noisy")]))
+def test_a_large_run_has_a_histogram_instead(runs, finished_run, tmp_path, monkeypatch):
+    monkeypatch.setattr("sottovoce.report.pairwise_leakage.PAIRS", 10)
+    monkeypatch.setattr("sottovoce.report.run_summary.NODES", 7)
+    page = finished_run(write_page(tmp_path / "page.html", [runs("noisy")]))
     assert page.locator("#histogram .plot").is_visible()
     assert "too many to draw" in text(page, "#graph .missing")
     assert page.locator("#distance .plot").is_visible()

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError, account, algorithm, metropolis, trace
-from sottovoce.privacy.pairs import all_pairs, heat_map
-from sottovoce.privacy.sensitivity import participation
+from sottovoce.core.participation import parse_participation
+from sottovoce.privacy.all_pairs import all_pairs, heat_map
 
-EVERY = participation("every")
+EVERY = parse_participation("every")
 SYSTEM = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("florentine"), rounds=4)
 
 
@@ -48,7 +48,7 @@ def test_a_store_belongs_to_one_system(tmp_path):
         with pytest.raises(InputError, match="figures of something else"):
             all_pairs(other, EVERY, store=store)
     with pytest.raises(InputError, match="figures of something else"):
-        all_pairs(SYSTEM, participation("2x2"), store=store)
+        all_pairs(SYSTEM, parse_participation("2x2"), store=store)
 
 
 def test_heat_map_is_square_and_bounded():

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError
-from sottovoce.learning.data import load
-from sottovoce.learning.partition import partition
+from sottovoce.learning.datasets import load
+from sottovoce.learning.partitioning import partition
 
 KINDS = ("iid", "dirichlet:0.2", "dirichlet:100", "user", "writer")
 

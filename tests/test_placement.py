@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError, dropout, fresh_erdos_renyi, metropolis, push
-from sottovoce.placement import blocks, cut
+from sottovoce.distributed.placement import blocks, cut
 
 
 def by_chance(net, ranks, draws=20):

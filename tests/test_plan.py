@@ -8,12 +8,22 @@ import math
 import numpy as np
 import pytest
 
-from sottovoce import Unaccountable, account, algorithm, final, metropolis, names, rounds_of, trace, weigh
-from sottovoce.accumulation import noise_in_models
+from sottovoce import (
+    Unaccountable,
+    account,
+    algorithm,
+    algorithm_names,
+    iterate_rounds,
+    metropolis,
+    trace,
+    train,
+    weigh,
+)
+from sottovoce.core.graphs import graph
 from sottovoce.errors import InputError
-from sottovoce.graphs import graph
-from sottovoce.plan import Question, candidates, plan
-from sottovoce.privacy.calibrate import with_sigma
+from sottovoce.planning.noise_accumulation import noise_in_models
+from sottovoce.planning.planner import Question, candidates, plan
+from sottovoce.privacy.calibration import with_sigma
 
 ROUNDS, DRAWS = 8, 4000
 
@@ -40,7 +50,7 @@ def _simulated(built, net):
 
     Each coordinate is a run of its own. In units of step size and sensitivity.
     """
-    models = final(built, net, np.zeros((net.n, DRAWS)), _silent, rounds=ROUNDS, seed=3)
+    models = train(built, net, np.zeros((net.n, DRAWS)), _silent, rounds=ROUNDS, seed=3)
     models = models / (built.step_size * built.sensitivity)
     return np.mean(models.mean(axis=0) ** 2), np.mean(models**2)
 
@@ -89,7 +99,7 @@ def small():
 
 
 def test_every_algorithm_is_ranked_or_refused_with_a_reason(small):
-    assert {one.algorithm for one in (*small.ranked, *small.refused)} == set(names())
+    assert {one.algorithm for one in (*small.ranked, *small.refused)} == set(algorithm_names())
     assert len(small.ranked) + len(small.refused) == len(candidates())
     assert all(one.reason for one in small.refused)
     refused = {one.algorithm: one.reason for one in small.refused}
@@ -137,7 +147,7 @@ def test_bytes_are_those_of_the_loop(small):
         if one.algorithm not in ("dp-d-sgd", "dp-csgp", "muffliato-sgd"):
             continue
         net, built = weigh("ring:5", one.weights), algorithm(one.algorithm, sigma=1.0, **one.settings)
-        sent = sum(played.traffic.bits for played in rounds_of(built, net, np.zeros((5, 30)), _silent, rounds=8))
+        sent = sum(played.traffic.bits for played in iterate_rounds(built, net, np.zeros((5, 30)), _silent, rounds=8))
         assert one.bytes_per_node == pytest.approx(sent / 8 / 5)
 
 

@@ -16,12 +16,13 @@ import pytest
 
 from benchmarks.processes import measured
 from sottovoce import InputError
-from sottovoce.algorithms import examples, names
+from sottovoce.algorithms.registry import algorithm_names, examples
 from sottovoce.config import from_document, merged
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
-from sottovoce.run.folder import Files, carry_out
-from sottovoce.run.reopen import reopen
+from sottovoce.run.execute import run_experiment
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.finished_run import open_run
 from tests.cases import DIMENSION
 from tests.ranked import (
     CASES,
@@ -105,7 +106,7 @@ def test_each_row_that_another_rank_needs_crosses_once_and_no_other(name, pool):
     found = pool(overheard, name)
     nodes = [each[0] for each in found]
     for round, now in enumerate(alone_rounds(name)):
-        said = now.steps[0].said.numpy()
+        said = now.steps[0].sent.numpy()
         for rank, (_, sent, _) in enumerate(found):
             for peer in range(pool.size):
                 wanted = np.unique(crossing(name, nodes, rank, peer, round)[0]) if peer != rank else []
@@ -121,7 +122,7 @@ def test_noise_on_single_messages_is_added_before_they_cross(name, pool):
     nodes = [each[0] for each in found]
     for round, now in enumerate(alone_rounds(name)):
         step = now.steps[0]
-        heard, said = step.heard(), step.said.numpy()
+        heard, said = step.sent_messages(), step.sent.numpy()
         number = {pair: at for at, pair in enumerate(zip(heard.sender.tolist(), heard.receiver.tolist(), strict=True))}
         for rank, (_, sent, _) in enumerate(found):
             for peer, rows in sent[round].items():
@@ -203,13 +204,13 @@ def document(name, where, **sections):
 
 def contents(place):
     """All that a run holds, rows by node: but how long it took, where it lies, and what its processes sent."""
-    files = Files(place)
+    files = RunFiles(place)
     lines = [{**line, "seconds": 0, "wire_bytes": 0} for line in files.lines()]
     with np.load(files.checkpoint) as stored:
         about = json.loads(stored["about"].tobytes())
     return {
         "lines": lines, "privacy": files.document(files.privacy), "config": files.document(files.config),
-        "about": {key: about[key] for key in ("rounds", "sent", "broken", "lines", "fingerprint")},
+        "about": {key: about[key] for key in ("rounds", "sent", "nonfinite", "lines", "fingerprint")},
         "done": files.result.exists(),
     }  # fmt: skip
 
@@ -239,7 +240,7 @@ def admitted(name, where):
 
 CORRELATION = Path(tempfile.mkdtemp()) / "C.npz"
 np.savez(CORRELATION, C=np.eye(4) + 0.5 * np.eye(4, k=-1))
-TRAINING = [name for name in names() if name not in ("muffliato", "zip-dl-averaging")]
+TRAINING = [name for name in algorithm_names() if name not in ("muffliato", "zip-dl-averaging")]
 
 
 @cache
@@ -256,7 +257,7 @@ def alone(tmp_path_factory):
     @cache
     def run(name, where):
         there = place / f"{name} {where}".replace(":", "")
-        carry_out(from_document(document(name, where)), there)
+        run_experiment(from_document(document(name, where)), there)
         return there
 
     return run
@@ -275,7 +276,7 @@ def test_every_algorithm_trains_the_same_with_the_same_guarantees(pool, alone, t
         if exact:
             assert contents(place) == contents(alone(name, where)), (name, where)
         assert (place / "privacy.json").read_bytes() == (alone(name, where) / "privacy.json").read_bytes()
-        wired = [line["wire_bytes"] for line in Files(place).lines()]
+        wired = [line["wire_bytes"] for line in RunFiles(place).lines()]
         assert wired[0] == 0 < wired[2], (name, where)
         assert wired == sorted(wired)
 
@@ -292,7 +293,7 @@ def test_every_algorithm_trains_the_same_with_the_same_guarantees(pool, alone, t
 )
 def test_batches_local_steps_models_and_precision_are_the_same(change, pools, tmp_path):
     wanted = merged(document("dp-d-sgd", "undirected"), change)
-    carry_out(from_document(wanted), tmp_path / "alone")
+    run_experiment(from_document(wanted), tmp_path / "alone")
     assert pools(3)(ranked, wanted, tmp_path / "ranks") == [None] * 3
     np.testing.assert_allclose(models(tmp_path / "ranks"), models(tmp_path / "alone"), rtol=0, atol=1e-6)
     assert contents(tmp_path / "ranks")["privacy"] == contents(tmp_path / "alone")["privacy"]
@@ -312,18 +313,18 @@ def go_on(pools, size, wanted, place, stop=None):
         assert set(pools(size)(ranked, wanted, place, True, stop)) == {None if stop is None else "stopped"}
         return
 
-    def interrupt(_, stage):
-        if stage.rounds == stop:
+    def interrupt(_, state):
+        if state.rounds == stop:
             raise KeyboardInterrupt
 
     with nullcontext() if stop is None else pytest.raises(KeyboardInterrupt):
-        carry_out(from_document(wanted), place, resume=True, watch=interrupt)
+        run_experiment(from_document(wanted), place, resume=True, watch=interrupt)
 
 
 @pytest.mark.parametrize(("name", "where"), CARRIED)
 def test_a_run_goes_on_in_any_number_of_processes(name, where, pools, tmp_path):
     wanted = document(name, where, **LONG)
-    carry_out(from_document(wanted), tmp_path / "whole")
+    run_experiment(from_document(wanted), tmp_path / "whole")
     for number, sizes in enumerate([(1, 2, 3), (3, 1, 2), (2, 3, 1)]):
         place = tmp_path / str(number)
         for size, stop in zip(sizes, (3, 5, None), strict=True):
@@ -341,7 +342,7 @@ def test_a_run_goes_on_in_any_number_of_processes(name, where, pools, tmp_path):
 @pytest.fixture(scope="module")
 def unhurt(tmp_path_factory):
     place = tmp_path_factory.mktemp("unhurt")
-    carry_out(from_document(document("dp-d-sgd", "undirected", **LONG)), place)
+    run_experiment(from_document(document("dp-d-sgd", "undirected", **LONG)), place)
     return place
 
 
@@ -399,10 +400,10 @@ def test_a_rank_that_is_lost_stops_the_others_and_the_run_goes_on(fault, victim,
 )  # fmt: skip
 def test_attackers_record_the_same(name, where, pools, tmp_path):
     wanted = document(name, where, record={"attackers": [0, 1, 4, 5], "every": 2})
-    carry_out(from_document(wanted), tmp_path / "alone")
+    run_experiment(from_document(wanted), tmp_path / "alone")
     assert pools(3)(ranked, wanted, tmp_path / "ranks", False, 3) == ["stopped"] * 3
     assert pools(2)(ranked, wanted, tmp_path / "ranks", True) == [None] * 2
-    one, other = (reopen(tmp_path / place).messages for place in ("alone", "ranks"))
+    one, other = (open_run(tmp_path / place).messages for place in ("alone", "ranks"))
     assert one.rounds == other.rounds == (0, 2, 3)
     assert one.pairs == other.pairs
     for attacker, sender in one.pairs:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sottovoce.run import launch
+from sottovoce.distributed import launch
 from tests.test_checkpoint import LONG, saved_at, until
 from tests.test_processes import contents, models
 

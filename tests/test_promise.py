@@ -16,24 +16,24 @@ from torch import nn
 from sottovoce import InputError, Unaccountable, account, algorithm, metropolis, trace, weigh
 from sottovoce.config import from_document
 from sottovoce.learning import models
-from sottovoce.learning.data import Dataset, load
-from sottovoce.learning.examples import Examples
-from sottovoce.learning.partition import partition
+from sottovoce.learning.datasets import Dataset, load
+from sottovoce.learning.lazy_rows import Examples
+from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
-from sottovoce.privacy.account import SECRETS, shares_secrets
-from sottovoce.privacy.calibrate import with_sigma
-from sottovoce.privacy.gaussian import epsilon_of
-from sottovoce.privacy.kept import KEPT
-from sottovoce.privacy.released import trace_released
+from sottovoce.privacy.accountant import SECRETS, shares_secrets
+from sottovoce.privacy.calibration import with_sigma
+from sottovoce.privacy.final_models import KEPT
+from sottovoce.privacy.gaussian_dp import epsilon_of
+from sottovoce.privacy.noisy_gradients import trace_noisy_gradients
 from sottovoce.privacy.views import everyone
 from sottovoce.run.build import build
-from sottovoce.run.guarantees import calibrated_trial, promise
-from sottovoce.run.trial import trial
+from sottovoce.run.privacy_report import calibrate_run, report_privacy
+from sottovoce.run.training_run import prepare_run
 from tests.cases import cases
 
 DELTA = 1e-5
 PLACES = ("ring:5", "complete:4", "fresh", "dropout")
-TRAINED = [case for case in cases() if not case.algorithm.once and case.place in PLACES]
+TRAINED = [case for case in cases() if not case.algorithm.averaging and case.place in PLACES]
 
 
 def rows(n=60, features=3, seed=0, classes=2, scale=1.0):
@@ -56,7 +56,7 @@ def job(nodes=5, name="logistic", data=None, **settings):
 
 def begun(built, net, batch="full", clip="per-example", bound=1.0, *, rounds=4, adjacency="record", what=None, **more):
     what = job(net.n) if what is None else what
-    return trial(built, net, what.gradients(batch, clip, bound, **more), rounds=rounds, adjacency=adjacency)
+    return prepare_run(built, net, what.gradients(batch, clip, bound, **more), rounds=rounds, adjacency=adjacency)
 
 
 RING = metropolis("ring:5")
@@ -70,8 +70,8 @@ RING = metropolis("ring:5")
 def test_the_headline_is_the_account_of_the_same_system(case, adjacency):
     """For every algorithm, on fixed and changing topologies; traced here with a sensitivity of one."""
     began = begun(case.algorithm, case.topology, "cycle:2x2", adjacency=adjacency)
-    found = promise(began, delta=DELTA, attackers="none")
-    how = trace if case.algorithm.compression.name == "identity" else trace_released
+    found = report_privacy(began, delta=DELTA, attackers="none")
+    how = trace if case.algorithm.compression.name == "identity" else trace_noisy_gradients
     system = how(case.algorithm, case.topology, rounds=4)
     whom = everyone(secrets_of=tuple(range(system.n)) if shares_secrets(case.algorithm, case.topology) else ())
     wanted = account(system, whom, adjacency=adjacency, participation="2x2" if adjacency == "record" else "every")
@@ -86,7 +86,7 @@ def test_the_headline_is_the_account_of_the_same_system(case, adjacency):
 
 def test_epsilon_over_rounds_is_that_of_runs_that_end_earlier():
     """By hand: a record takes part in every second round, and noise is fresh each time."""
-    found = promise(
+    found = report_privacy(
         begun(algorithm("dp-d-sgd", sigma=2.0), RING, "cycle:10x2", rounds=20), delta=DELTA, attackers="none"
     )
     stages = found.document()["over_rounds"]
@@ -108,7 +108,9 @@ def test_epsilon_over_rounds_is_that_of_runs_that_end_earlier():
 )
 def test_epsilon_over_rounds_grows_to_the_headline(name, settings, batch):
     what = job(5, data=rows(60))
-    found = promise(begun(algorithm(name, **settings), RING, batch, rounds=9, what=what), delta=DELTA, attackers="all")
+    found = report_privacy(
+        begun(algorithm(name, **settings), RING, batch, rounds=9, what=what), delta=DELTA, attackers="all"
+    )
     stages = found.document()["over_rounds"]
     if found.headline is None:
         assert stages == []
@@ -120,8 +122,8 @@ def test_epsilon_over_rounds_grows_to_the_headline(name, settings, batch):
 
 
 def test_long_runs_do_not_tell_epsilon_over_rounds(monkeypatch):
-    monkeypatch.setattr("sottovoce.run.guarantees.NODE_ROUNDS", 19)
-    assert promise(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers="none").over_rounds() == []
+    monkeypatch.setattr("sottovoce.run.privacy_report.NODE_ROUNDS", 19)
+    assert report_privacy(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers="none").over_rounds() == []
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_long_runs_do_not_tell_epsilon_over_rounds(monkeypatch):
 def test_sensitivity_and_participation_by_hand(adjacency, batch, clip, most, times):
     """Bound 1, twelve rows a node, six rounds, sigma 3: mu = sqrt(times) / 3, and noise of size 3 x most."""
     began = begun(algorithm("dp-d-sgd", sigma=3.0), RING, batch, clip, rounds=6, adjacency=adjacency)
-    found = promise(began, attackers="none")
+    found = report_privacy(began, attackers="none")
     document = found.document()
     assert document["sensitivity"] == began.algorithm.sensitivity == pytest.approx(most)
     assert found.headline["mu"] == pytest.approx(math.sqrt(times) / 3)
@@ -153,19 +155,19 @@ def test_sensitivity_and_participation_by_hand(adjacency, batch, clip, most, tim
 def test_a_cycle_that_ends_early_counts_the_rounds_there_are(rounds, times):
     began = begun(algorithm("dp-d-sgd", sigma=1.0), RING, "cycle:4x3", rounds=rounds)
     assert str(began.participation) == f"{times}x3"
-    assert promise(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(times))
+    assert report_privacy(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(times))
 
 
 @pytest.mark.parametrize(("batch", "rounds", "times"), [("cycle:3x4", 6, 3), ("cycle:3x2", 3, 3), ("cycle:4x3", 6, 6)])
 def test_local_steps_bring_participations_together(batch, rounds, times):
     """Two steps a round: a record of `cycle:3x4` shows every second round; where B is odd, no scheme fits."""
     what = job(5).gradients(batch, "whole-gradient", 1.0, local_steps=2, step_size=0.1)
-    began = trial(algorithm("dp-d-sgd", sigma=1.0), RING, what, rounds=rounds)
+    began = prepare_run(algorithm("dp-d-sgd", sigma=1.0), RING, what, rounds=rounds)
     for row in what.batches.shards[0]:
         shows = [t for t in range(rounds) if any(row in what.batches.rows_of(0, step) for step in (2 * t, 2 * t + 1))]
         assert len(shows) <= times
         assert times == rounds or np.ptp(np.diff(shows)) == 0
-    assert promise(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(times))
+    assert report_privacy(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(times))
 
 
 def test_mafalda_takes_the_c_of_the_participation_that_is_used():
@@ -181,10 +183,10 @@ def test_mafalda_takes_the_c_of_the_participation_that_is_used():
     np.testing.assert_array_equal(C, by_hand.noise.correlation.matrix(6))
     M = C.T @ C
     worst = max(M[np.ix_([s, s + 3], [s, s + 3])].__abs__().sum() for s in range(3))
-    assert promise(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(worst), rel=1e-4)
+    assert report_privacy(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(worst), rel=1e-4)
     everyone = build(from_document(base | {"privacy": {"adjacency": "user"}}))
     assert not np.array_equal(everyone.algorithm.noise.correlation.matrix(6), C)
-    mu = promise(everyone, attackers="none").headline["mu"]
+    mu = report_privacy(everyone, attackers="none").headline["mu"]
     C = everyone.algorithm.noise.correlation.matrix(6)
     assert mu >= math.sqrt((C.T @ C).sum()) * (1 - 1e-9)
 
@@ -204,7 +206,7 @@ def test_changing_topologies_follow_the_runs_seed_and_are_accounted_as_they_run(
     assert weights(one) == weights(pinned) != weights(other)
     seen = [played.steps[0].mixing.weights.toarray().tolist() for played, _ in one.play(one.before())]
     assert seen == weights(one)
-    found = promise(one, attackers="all")
+    found = report_privacy(one, attackers="all")
     wanted = account(trace(one.algorithm, one.topology, rounds=5), "node:2", adjacency="record")
     assert found.accounts[3].guarantees == wanted.guarantees or found.convexity.startswith("convex-training is not")
     assert found.accounts[3].mu == pytest.approx(wanted.mu)
@@ -230,7 +232,7 @@ def test_poisson_batches_are_about_a_record_that_counts_as_nothing(name):
     """Noise is sigma x 2 C / d for all; without the record a sum moves by C / d: a noise multiplier of 2 sigma."""
     net = weigh("ring:5", "push") if name == "dp-csgp" else RING
     began = begun(algorithm(name, sigma=1.5), net, "poisson:0.25", rounds=20)
-    found = promise(began, delta=DELTA, attackers="none")
+    found = report_privacy(began, delta=DELTA, attackers="none")
     wanted = poisson(3.0, 0.25, 20)
     assert found.sampled == pytest.approx(wanted, rel=1e-9)
     assert found.headline["epsilon"] == pytest.approx(wanted, rel=1e-9)
@@ -245,7 +247,7 @@ def test_fixed_batches_are_about_a_replaced_record_of_the_smallest_shard():
     began = begun(algorithm("dp-d-sgd", sigma=4.0), RING, "fixed:3", rounds=20, what=job(data=data))
     assert sorted({len(shard) for shard in began.gradients.batches.shards}) == [12, 13]
     assert began.algorithm.sensitivity == pytest.approx(2 / 3)
-    found = promise(began, delta=DELTA, attackers="none")
+    found = report_privacy(began, delta=DELTA, attackers="none")
     wanted = max(fixed(4.0, 3, held, 20) for held in (12, 13))
     assert found.sampled == pytest.approx(wanted, rel=1e-9)
     plain = epsilon_of(math.sqrt(20) / 4, DELTA)
@@ -258,7 +260,7 @@ def test_poisson_on_shards_of_unequal_size_takes_the_worst_node():
     began = begun(algorithm("dp-d-sgd", sigma=1.5), RING, "poisson:0.25", rounds=20, what=job(data=data))
     most = 2 / (0.25 * 12)
     assert began.algorithm.sensitivity == pytest.approx(most)
-    assert promise(began, attackers="none").sampled == pytest.approx(poisson(3.0, 0.25, 20), rel=1e-9)
+    assert report_privacy(began, attackers="none").sampled == pytest.approx(poisson(3.0, 0.25, 20), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_poisson_on_shards_of_unequal_size_takes_the_worst_node():
 )
 def test_sampling_that_is_not_proven_counts_for_nothing_and_says_so(name, settings, reason):
     began = begun(algorithm(name, **{"sigma": 1.0} | settings), RING, "poisson:0.25")
-    found = promise(began, attackers="none")
+    found = report_privacy(began, attackers="none")
     assert found.sampled is None
     assert reason in found.refusals[0]
     assert found.headline is None or found.headline["change"] == "replace"
@@ -280,7 +282,7 @@ def test_sampling_that_is_not_proven_counts_for_nothing_and_says_so(name, settin
 
 def test_sampling_counts_for_records_alone_and_for_clipped_examples_alone():
     for clip, adjacency in (("per-example", "user"), ("whole-gradient", "record")):
-        found = promise(begun(algorithm("dp-d-sgd", sigma=1.0), RING, "poisson:0.25", clip, adjacency=adjacency))
+        found = report_privacy(begun(algorithm("dp-d-sgd", sigma=1.0), RING, "poisson:0.25", clip, adjacency=adjacency))
         assert found.sampled is None
         assert found.headline["mu"] == pytest.approx(2.0)
 
@@ -290,21 +292,23 @@ def test_decor_under_sampling_has_the_noise_of_one_round_given_all_others():
     decor = algorithm("decor", sigma=1.0, sigma_pair=2.0)
     laplacian = 2 * np.eye(5) - np.roll(np.eye(5), 1, 0) - np.roll(np.eye(5), -1, 0)
     alone = 1 / math.sqrt(np.linalg.inv(np.eye(5) + 4 * laplacian)[0, 0])
-    found = promise(begun(decor, RING, "poisson:0.25", rounds=20), attackers="none")
+    found = report_privacy(begun(decor, RING, "poisson:0.25", rounds=20), attackers="none")
     assert found.sampled == pytest.approx(poisson(2 * alone, 0.25, 20), rel=1e-6)
 
 
 def test_a_neighbour_that_shares_secrets_is_the_headline():
     """Path of two, pair noise 5, three rounds: mu^2 is 1.53 for a stranger who hears all, and 3 for the neighbour."""
     began = begun(algorithm("decor", sigma=1.0, sigma_pair=5.0), metropolis("path:2"), what=job(2), rounds=3)
-    some, found = promise(began, attackers="none"), promise(began, attackers="all")
+    some, found = report_privacy(began, attackers="none"), report_privacy(began, attackers="all")
     assert some.accounts[0].mu ** 2 == pytest.approx(1.53, abs=0.005)
     assert "a neighbour, who does, can learn more" in some.accounts[0].assumptions[-1]
     assert some.headline["mu"] ** 2 == pytest.approx(3.0)
     assert some.headline["view"] == "everyone with the secrets of 0,1"
     assert found.headline["mu"] ** 2 == pytest.approx(3.0)
     assert found.headline["view"].startswith("node:")
-    sampled = promise(begun(began.algorithm, began.topology, "poisson:0.25", what=job(2), rounds=3), attackers="all")
+    sampled = report_privacy(
+        begun(began.algorithm, began.topology, "poisson:0.25", what=job(2), rounds=3), attackers="all"
+    )
     assert SECRETS in sampled.document()["sampled"]["assumptions"]
     assert sampled.sampled < sampled.epsilon == pytest.approx(found.epsilon)
 
@@ -313,7 +317,7 @@ def test_a_neighbour_that_shares_secrets_is_the_headline():
 def test_secrets_are_known_to_whoever_was_not_accounted_for(attackers):
     """The hub of a star shares a secret with everybody, and only a node's own noise is left."""
     decor = algorithm("decor", sigma=3.0, sigma_pair=9.0)
-    found = promise(begun(decor, metropolis("star:5"), rounds=16), attackers=attackers)
+    found = report_privacy(begun(decor, metropolis("star:5"), rounds=16), attackers=attackers)
     assert found.headline["mu"] == pytest.approx(4 / 3)
     assert found.over_rounds()[0]["epsilon"] == pytest.approx(epsilon_of(1 / 3, DELTA))
 
@@ -321,7 +325,7 @@ def test_secrets_are_known_to_whoever_was_not_accounted_for(attackers):
 @pytest.mark.parametrize(("name", "kept"), [("dp-d-sgd", False), ("dp2sgd", True), ("zip-dl", True)])
 def test_models_that_hold_more_than_was_sent_are_not_covered(name, kept):
     adjacency = "user" if name == "zip-dl" else "record"
-    found = promise(begun(algorithm(name, sigma=1.0), RING, adjacency=adjacency, rounds=3)).headline
+    found = report_privacy(begun(algorithm(name, sigma=1.0), RING, adjacency=adjacency, rounds=3)).headline
     assert (KEPT in found["assumptions"]) == kept
 
 
@@ -346,19 +350,19 @@ NOISY = {
 def test_calibration_meets_the_target_and_wastes_nothing(name, batch, epsilon):
     net = weigh("complete:5", {"dp-csgp": "push", "dp-fedavg": "uniform"}.get(name, "metropolis"))
     began = begun(algorithm(name, sigma=1.0, **NOISY[name]), net, batch, rounds=20)
-    met = calibrated_trial(began, epsilon=epsilon, delta=DELTA, attackers="none")
-    assert promise(met, delta=DELTA, attackers="none").epsilon <= epsilon
+    met = calibrate_run(began, epsilon=epsilon, delta=DELTA, attackers="none")
+    assert report_privacy(met, delta=DELTA, attackers="none").epsilon <= epsilon
     sigma = getattr(met.algorithm.noise, "sigma", None) or met.algorithm.noise.parts[0].sigma
     less = replace(met, algorithm=with_sigma(met.algorithm, 0.99 * sigma))
-    assert promise(less, delta=DELTA, attackers="none").epsilon > epsilon
+    assert report_privacy(less, delta=DELTA, attackers="none").epsilon > epsilon
     assert (met.algorithm.sensitivity, met.gradients) == (began.algorithm.sensitivity, began.gradients)
 
 
 @pytest.mark.parametrize("attackers", ["all", "none", [1]])
 def test_a_target_is_met_for_those_who_share_secrets(attackers):
     began = begun(algorithm("decor", sigma=1.0, sigma_pair=6.0), metropolis("ring:4"), rounds=10)
-    met = calibrated_trial(began, epsilon=2.0, delta=DELTA, attackers=attackers)
-    assert 1.98 < promise(met, delta=DELTA, attackers=attackers).epsilon <= 2.0
+    met = calibrate_run(began, epsilon=2.0, delta=DELTA, attackers=attackers)
+    assert 1.98 < report_privacy(met, delta=DELTA, attackers=attackers).epsilon <= 2.0
 
 
 def test_calibration_for_one_view_promises_that_view():
@@ -370,7 +374,7 @@ def test_calibration_for_one_view_promises_that_view():
     }  # fmt: skip
     experiment = from_document(base)
     began = build(experiment)
-    found = promise(began, attackers="none", target=experiment.privacy.view)
+    found = report_privacy(began, attackers="none", target=experiment.privacy.view)
     assert [str(view.view) for view in found.accounts] == ["everyone", "coalition:0,1"]
     assert 1.98 < found.accounts[1].epsilon(DELTA) <= 2.0
     assert found.epsilon >= found.accounts[1].epsilon(DELTA)
@@ -379,9 +383,9 @@ def test_calibration_for_one_view_promises_that_view():
 
 def test_what_cannot_be_calibrated_is_refused():
     with pytest.raises(Unaccountable, match="not clipped"):
-        calibrated_trial(begun(algorithm("dp-d-sgd", sigma=1.0), RING, clip="none", bound=None), epsilon=1, delta=DELTA)
+        calibrate_run(begun(algorithm("dp-d-sgd", sigma=1.0), RING, clip="none", bound=None), epsilon=1, delta=DELTA)
     with pytest.raises(Unaccountable):
-        calibrated_trial(begun(algorithm("zip-dl", sigma=1.0), RING, "cycle:2x2"), epsilon=1, delta=DELTA)
+        calibrate_run(begun(algorithm("zip-dl", sigma=1.0), RING, "cycle:2x2"), epsilon=1, delta=DELTA)
 
 
 # --- convex training -----------------------------------------------------------------------------------------------
@@ -392,7 +396,7 @@ def convexity(batch="full", clip="none", bound=None, step_size=0.5, what=None, n
     what = job(5, data=rows(60), bias=False) if what is None else what
     built = algorithm(name, sigma=1.0, step_size=step_size)
     began = begun(built, net, batch, clip, bound, what=what, rounds=rounds, **more)
-    return promise(began, attackers=[0])
+    return report_privacy(began, attackers=[0])
 
 
 def test_a_small_step_on_normalised_features_is_convex_training():
@@ -433,7 +437,9 @@ def test_convex_training_is_not_offered_otherwise(settings, reason):
 
 def test_several_local_steps_are_not_convex_training():
     what = job(5).gradients("full", "whole-gradient", 1.0, local_steps=2, step_size=0.01)
-    found = promise(trial(algorithm("dp-d-sgd", sigma=1.0, step_size=0.01), RING, what, rounds=2), attackers=[0])
+    found = report_privacy(
+        prepare_run(algorithm("dp-d-sgd", sigma=1.0, step_size=0.01), RING, what, rounds=2), attackers=[0]
+    )
     assert "several local steps" in found.convexity
 
 
@@ -501,7 +507,7 @@ def test_push_sum_allows_less():
 
 @pytest.mark.parametrize("built", [algorithm("dp-d-sgd", sigma=5.0), algorithm("decor", sigma=5.0, sigma_pair=2.0)])
 def test_noise_without_clipping_promises_nothing_and_says_so(built):
-    found = promise(begun(built, RING, clip="none", bound=None))
+    found = report_privacy(begun(built, RING, clip="none", bound=None))
     document = found.document()
     assert (document["headline"], document["views"], document["sensitivity"]) == (None, [], "inf")
     assert "gradients are not clipped" in document["refusals"][0]
@@ -511,7 +517,7 @@ def test_noise_without_clipping_promises_nothing_and_says_so(built):
 @pytest.mark.parametrize("clip", ["none", "per-example"])
 def test_no_noise_is_infinite(clip):
     for built in (algorithm("d-psgd"), algorithm("dp-d-sgd", sigma=0.0)):
-        found = promise(begun(built, RING, clip=clip, bound=None if clip == "none" else 1.0))
+        found = report_privacy(begun(built, RING, clip=clip, bound=None if clip == "none" else 1.0))
         assert found.epsilon == math.inf
         json.dumps(found.document(), allow_nan=False)
         if found.headline is not None:
@@ -520,8 +526,8 @@ def test_no_noise_is_infinite(clip):
 
 def test_noise_at_some_nodes_only_is_infinite_for_the_others():
     built = algorithm("dp-d-sgd", sigma=(1.0, 1.0, 0.0, 1.0, 1.0))
-    assert promise(begun(built, RING), attackers="none").epsilon == math.inf
-    assert promise(begun(built, RING, "poisson:0.25"), attackers="none").epsilon == math.inf
+    assert report_privacy(begun(built, RING), attackers="none").epsilon == math.inf
+    assert report_privacy(begun(built, RING, "poisson:0.25"), attackers="none").epsilon == math.inf
 
 
 # --- views of nodes ------------------------------------------------------------------------------------------------
@@ -531,7 +537,7 @@ def test_noise_at_some_nodes_only_is_infinite_for_the_others():
 @pytest.mark.parametrize("adjacency", ["record", "user"])
 def test_no_node_learns_more_than_everyone(name, adjacency):
     began = begun(algorithm(name, sigma=2.0), metropolis("path:4"), what=job(4), adjacency=adjacency, rounds=5)
-    found = promise(began, attackers="all")
+    found = report_privacy(began, attackers="all")
     assert [str(view.view) for view in found.accounts] == ["everyone", "node:0", "node:1", "node:2", "node:3"]
     for view in found.accounts[1:]:
         if found.accounts[0].headline is not None:
@@ -552,7 +558,7 @@ def test_no_node_learns_more_than_everyone(name, adjacency):
     ],
 )
 def test_attackers(attackers, nodes, said):
-    found = promise(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers=attackers)
+    found = report_privacy(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers=attackers)
     assert (len(found.accounts) - 1, found.attackers) == (nodes, said)
     if attackers == [3, 1, 3]:
         assert [str(view.view) for view in found.accounts[1:]] == ["node:1", "node:3"]
@@ -561,27 +567,27 @@ def test_attackers(attackers, nodes, said):
 def test_attackers_that_are_not_there_are_refused():
     for wanted, message in (("some", "known: auto, all"), (6, "there are 5 nodes"), (-1, "5 nodes"), ([5], "node 5")):
         with pytest.raises(InputError, match=message):
-            promise(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers=wanted)
+            report_privacy(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers=wanted)
 
 
 def test_large_runs_are_sampled_unasked(monkeypatch):
     began = begun(algorithm("dp-d-sgd", sigma=2.0), RING, rounds=10)
     for limit, said in ((150, "a sample of 3 of 5 nodes"), (10, "a sample of 1 of 5"), (4, "none")):
-        monkeypatch.setattr("sottovoce.run.guarantees.NODE_ROUNDS", limit)
-        monkeypatch.setattr("sottovoce.run.guarantees.LARGEST", 10 * limit)
-        assert promise(began).attackers.startswith(said)
+        monkeypatch.setattr("sottovoce.run.privacy_report.NODE_ROUNDS", limit)
+        monkeypatch.setattr("sottovoce.run.privacy_report.LARGEST", 10 * limit)
+        assert report_privacy(began).attackers.startswith(said)
 
 
 def test_one_node_alone_has_nobody_to_fear_but_everyone():
     began = begun(algorithm("dp-d-sgd", sigma=2.0), metropolis("path:1"), what=job(1))
-    found = promise(began)
+    found = report_privacy(began)
     assert found.attackers == "none"
     assert found.epsilon < math.inf or found.headline is None
 
 
 def test_threads_stay_as_they_were():
     before = torch.get_num_threads()
-    promise(begun(algorithm("dp-d-sgd", sigma=2.0), RING))
+    report_privacy(begun(algorithm("dp-d-sgd", sigma=2.0), RING))
     assert torch.get_num_threads() == before
 
 
@@ -590,4 +596,4 @@ def test_data_that_ships_is_promised_what_its_shards_allow():
     what = task(digits, partition(digits, 5), models.model("softmax", digits))
     began = begun(algorithm("dp-d-sgd", sigma=2.0), RING, "cycle:4x3", what=what, rounds=12)
     assert began.algorithm.sensitivity == pytest.approx(2 / (min(map(len, what.shards.indices)) / 3))
-    assert promise(began, attackers="none").headline["mu"] == pytest.approx(1.0)
+    assert report_privacy(began, attackers="none").headline["mu"] == pytest.approx(1.0)

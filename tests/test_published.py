@@ -23,9 +23,11 @@ from sottovoce import (
     trace,
     uniform,
 )
-from sottovoce.privacy import exact
-from sottovoce.privacy.compared import published
-from sottovoce.privacy.published import (
+from sottovoce.core.participation import parse_participation
+from sottovoce.privacy.exact import routes
+from sottovoce.privacy.observation import observe
+from sottovoce.privacy.published_bounds import published
+from sottovoce.privacy.published_formulas import (
     mafalda_theorem_8,
     muffliato_corollary_1,
     muffliato_theorem_1,
@@ -38,18 +40,17 @@ from sottovoce.privacy.published import (
     zip_dl_theorem_5_9,
     zip_dl_theorem_5_12,
 )
-from sottovoce.privacy.sensitivity import absolute_sum, participation, worst_case
-from sottovoce.privacy.views import see
+from sottovoce.privacy.worst_case import absolute_sum, worst_case
 
 PAIR = metropolis("path:2")  # W = 1/2 everywhere
 THREE = metropolis("path:3")  # W = [[2, 1, 0], [1, 1, 1], [0, 1, 2]] / 3
-EVERY = participation("every")
+EVERY = parse_participation("every")
 AVERAGING = ["muffliato Theorem 1", "muffliato Corollary 1", "muffliato Theorem 4"]
 
 
 def exact_losses(name, net, view, rounds, **settings):
     """M of every victim, as the accountant has it."""
-    return exact.losses(see(trace(algorithm(name, **({"sigma": 1.0} | settings)), net, rounds=rounds), view))
+    return routes.losses(observe(trace(algorithm(name, **({"sigma": 1.0} | settings)), net, rounds=rounds), view))
 
 
 def figures(name, net, view, rounds, lipschitz=None, **settings):

@@ -22,7 +22,7 @@ from sottovoce import (
     reconstruct,
     trace,
 )
-from sottovoce.privacy.views import see
+from sottovoce.privacy.observation import observe
 from tests.cases import Case, cases
 
 
@@ -90,7 +90,7 @@ def test_no_unbiased_combination_is_better():
     """Against the definition: random unbiased estimators of a case with noise to cancel are never sharper."""
     system = trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:5"), rounds=2)
     attack = reconstruct(system, everyone())
-    A, B = attack.seen.dense()
+    A, B = attack.observed.dense()
     flat, rng = A.reshape(len(A), -1), np.random.default_rng(0)
     free = np.linalg.svd(flat)[0][:, np.linalg.matrix_rank(flat) :]
     assert free.shape[1] > 0
@@ -118,7 +118,7 @@ def test_a_start_and_own_gradients_are_taken_off():
     """The attacker's own noise, its own gradients and a public start that is not zero change no estimate."""
     net, T = metropolis("ring:5"), 3
     system = trace(algorithm("dp-d-sgd", sigma=1.0, step_size=0.1), net, rounds=T)
-    seen = see(system, node(0))
+    seen = observe(system, node(0))
     rng = np.random.default_rng(1)
     G, x0 = rng.standard_normal((T, 5, 2)), rng.standard_normal((5, 2))
     own = G.copy()

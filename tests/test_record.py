@@ -8,15 +8,15 @@ import torch
 
 from sottovoce import InputError, algorithm, metropolis, simulate, weigh
 from sottovoce.config import Record, from_document
-from sottovoce.draws import Draws
-from sottovoce.learning.data import load
+from sottovoce.core.loop import play_round, start_run
+from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.learning.datasets import load
 from sottovoce.learning.models import model
-from sottovoce.learning.partition import partition
+from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
-from sottovoce.loop import begin, play
 from sottovoce.run.build import build
-from sottovoce.run.folder import carry_out
-from sottovoce.run.record import recorded
+from sottovoce.run.execute import run_experiment
+from sottovoce.run.recording import recorded
 from tests.cases import DIMENSION, ROUNDS, Case, cases
 from tests.cases import task as made_up
 
@@ -25,11 +25,11 @@ PLAIN = [case for case in cases() if case.algorithm.compression.name == "identit
 
 def played(case: Case):
     net, x0 = case.topology, np.zeros((case.topology.n, DIMENSION))
-    fitted, carry = begin(case.algorithm, net, x0, ROUNDS)
-    feed = Draws(3, made_up(net.n), x0)
+    fitted, loop_state = start_run(case.algorithm, net, x0, ROUNDS)
+    feed = NoiseFeed(3, made_up(net.n), x0)
     for t in range(ROUNDS):
-        now = play(fitted, net, carry, feed, t)
-        carry = now.carry
+        now = play_round(fitted, net, loop_state, feed, t)
+        loop_state = now.loop_state
         yield now
 
 
@@ -38,14 +38,14 @@ def test_what_nodes_hold_is_what_was_heard_by_them(case):
     by = np.array([0, 2])
     for now in played(case):
         for step in now.steps:
-            heard, held = step.heard(), step.held(by)
+            heard, held = step.sent_messages(), step.received_models(by)
             assert set(held.receiver.tolist()) <= {0, 2}
             for sender, receiver, row in zip(held.sender, held.receiver, held.row, strict=True):
                 to = np.isin(heard.receiver, (receiver, -1))
                 (at,) = np.flatnonzero((heard.sender == sender) & to)
                 np.testing.assert_allclose(held.rows[row], heard.rows[at], rtol=0, atol=1e-12)
                 assert sender == -1 or step.mixing.weights[receiver, sender] != 0
-            if not step.way.secure_sum:
+            if not step.gossip_step.secure_sum:
                 arrived = step.mixing.weights[by] != 0
                 assert len(held.sender) == arrived.sum() - arrived[:, by].diagonal().sum()
 
@@ -55,15 +55,15 @@ def test_noise_is_drawn_for_the_messages_that_are_asked_for_alone():
     now = next(played(case))
     asked = []
 
-    class Counting(Draws):
+    class Counting(NoiseFeed):
         def noise(self, sources, matrix, round, step):
             asked.append(matrix.used().sum())
             return super().noise(sources, matrix, round, step)
 
     step = now.steps[0]
     object.__setattr__(step, "feed", Counting(3, made_up(5), np.zeros((5, DIMENSION))))
-    whole = step.heard()
-    part = step.held(np.array([0]))
+    whole = step.sent_messages()
+    part = step.received_models(np.array([0]))
     assert asked[1] < asked[0]
     np.testing.assert_allclose(part.rows, whole.rows[whole.receiver == 0], rtol=0, atol=1e-12)
 
@@ -71,15 +71,15 @@ def test_noise_is_drawn_for_the_messages_that_are_asked_for_alone():
 @pytest.mark.parametrize("compression", ["identity", "rand:0.5"])
 def test_push_sum_is_divided_by_its_weight_and_differences_are_added_up(compression):
     net, x0 = weigh("star:6", "push"), np.full((6, 4), 0.5)
-    fitted, carry = begin(algorithm("dp-csgp", sigma=0.0, compression=compression, step_size=0.1), net, x0, 5)
-    feed = Draws(0, made_up(6, 4), x0)
-    copies, sent_whole = carry.copies, compression == "identity"
+    fitted, loop_state = start_run(algorithm("dp-csgp", sigma=0.0, compression=compression, step_size=0.1), net, x0, 5)
+    feed = NoiseFeed(0, made_up(6, 4), x0)
+    copies, sent_whole = loop_state.copies, compression == "identity"
     for t in range(5):
-        now = play(fitted, net, carry, feed, t)
-        weight = carry.state.weight
-        carry = now.carry
-        copies = now.steps[0].said if sent_whole else copies + now.steps[0].said
-        held = now.steps[0].held(np.array([0]))
+        now = play_round(fitted, net, loop_state, feed, t)
+        weight = loop_state.state.weight
+        loop_state = now.loop_state
+        copies = now.steps[0].sent if sent_whole else copies + now.steps[0].sent
+        held = now.steps[0].received_models(np.array([0]))
         np.testing.assert_allclose(held.rows, (copies / weight)[held.sender], rtol=0, atol=1e-12)
         assert held.sender.tolist() == [1, 2, 3, 4, 5]
         assert abs(weight - 1).max() > 0.1
@@ -99,13 +99,13 @@ def files_of(folder):
 
 def test_an_interrupted_run_leaves_the_same_recordings(tmp_path):
     experiment = from_document(DOCUMENT)
-    carry_out(experiment, tmp_path / "whole")
+    run_experiment(experiment, tmp_path / "whole")
     expected = files_of(tmp_path / "whole")
     assert list(expected) == ["0000000.npz", "0000003.npz", "0000006.npz", "0000009.npz", "0000010.npz"]
     broken = tmp_path / "broken"
 
     def stop_at(round):
-        def watch(now, stage):
+        def watch(now, state):
             if now.round == round:
                 raise SystemExit
 
@@ -113,10 +113,10 @@ def test_an_interrupted_run_leaves_the_same_recordings(tmp_path):
 
     for round in (3, 5, 10):
         with pytest.raises(SystemExit):
-            carry_out(experiment, broken, resume=True, watch=stop_at(round))
+            run_experiment(experiment, broken, resume=True, watch=stop_at(round))
         (broken / "messages").mkdir(exist_ok=True)
         (broken / "messages" / "0000009.npz.x.part").write_bytes(b"half")
-    carry_out(experiment, broken, resume=True)
+    run_experiment(experiment, broken, resume=True)
     assert files_of(broken) == expected
 
 
@@ -143,11 +143,16 @@ def test_recording_changes_no_number_and_keeps_noisy_models(name):
 
 def test_files_hold_what_memory_holds(tmp_path):
     experiment = from_document(DOCUMENT)
-    carry_out(experiment, tmp_path / "run")
-    trial = build(experiment)
-    there = recorded(tmp_path / "run", trial, experiment.record)
+    run_experiment(experiment, tmp_path / "run")
+    training_run = build(experiment)
+    there = recorded(tmp_path / "run", training_run, experiment.record)
     here = simulate(
-        trial.algorithm, trial.topology, trial.gradients, rounds=11, seed=3, record=experiment.record
+        training_run.algorithm,
+        training_run.topology,
+        training_run.gradients,
+        rounds=11,
+        seed=3,
+        record=experiment.record,
     ).messages
     assert there.pairs == here.pairs
     for pair in there.pairs:
@@ -156,7 +161,7 @@ def test_files_hold_what_memory_holds(tmp_path):
         there.of(0, 3)
     (tmp_path / "run" / "messages" / "0000003.npz").unlink()
     with pytest.raises(InputError, match="no recording of round 3"):
-        recorded(tmp_path / "run", trial, experiment.record)
+        recorded(tmp_path / "run", training_run, experiment.record)
 
 
 def test_a_secure_sum_leaves_only_the_average(tmp_path):
@@ -170,10 +175,10 @@ def test_a_secure_sum_leaves_only_the_average(tmp_path):
 def test_too_much_to_record_is_refused_before_anything_is_written(tmp_path):
     experiment = from_document(DOCUMENT | {"record": {"attackers": "all", "every": 1, "limit_mb": 0.3}})
     with pytest.raises(InputError, match=r"MB; record.limit_mb allows 0.3; give a larger record.every"):
-        carry_out(experiment, tmp_path / "run")
+        run_experiment(experiment, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     fits = from_document(DOCUMENT | {"record": {"attackers": "all", "every": 1, "limit_mb": 0.4}})
-    carry_out(fits, tmp_path / "run")
+    run_experiment(fits, tmp_path / "run")
     total = sum(path.stat().st_size for path in (tmp_path / "run" / "messages").iterdir())
     assert 0.34e6 < total < 0.4e6
 

@@ -10,9 +10,9 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from sottovoce.config import About
+from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figures import Axis, Line, lines
-from sottovoce.report.numbers import up
-from sottovoce.report.results import shown, write_results
+from sottovoce.report.sweep_report import shown, write_results
 from tests.test_config import finished
 
 
@@ -77,4 +77,4 @@ def test_a_page_says_what_its_epsilons_are_about(tmp_path):
 def test_figures_over_seeds_are_said_in_words():
     assert shown({"mean": 0.25, "deviation": None}) == "0.2500"
     assert shown({"mean": None, "deviation": None}) == "astray"
-    assert up(1.00001) == "1.001"
+    assert round_up(1.00001) == "1.001"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sottovoce import InputError, Unaccountable
+from sottovoce.run.parallel import run_experiments
 from sottovoce.run.sweep import Planned, planned
-from sottovoce.run.together import carry_out_all
 from tests.killed import experiment
 from tests.test_checkpoint import contents
 from tests.test_config import SMALL
@@ -38,7 +38,7 @@ def test_a_run_prints_and_a_second_one_only_reads(sotto, here, monkeypatch):
     assert sorted(os.listdir(here / "runs" / "try")) == [
         "checkpoint.npz", "config.json", "lock", "metrics.jsonl", "privacy.json", "report.html", "result.json"
     ]  # fmt: skip
-    monkeypatch.setattr("sottovoce.run.folder.build", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr("sottovoce.run.execute.build", lambda *_: pytest.fail("ran again"))
     assert sotto("run try.toml") == (0, out, "")
     assert sotto("run runs/try/config.json") == (0, out, "")
     document = json.loads(sotto("run try.toml --json")[1])
@@ -114,7 +114,7 @@ def test_errors_survive_the_way_between_processes():
 def test_the_first_failure_in_one_process_leaves_the_finished_runs(tmp_path):
     fine, wrong = experiment(), experiment(data={"name": "mnist"}).model_copy(update={"name": "wrong"})
     with pytest.raises(InputError):
-        carry_out_all([Planned(one, "") for one in (fine, wrong)], tmp_path, jobs=1)
+        run_experiments([Planned(one, "") for one in (fine, wrong)], tmp_path, jobs=1)
     assert (tmp_path / "try" / "result.json").exists()
     assert not (tmp_path / "wrong").exists()
 

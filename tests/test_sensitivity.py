@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError, algorithm, metropolis, node, trace
-from sottovoce.privacy import exact
-from sottovoce.privacy.sensitivity import absolute_sum, bound, dual_bound, participation, worst_case
-from sottovoce.privacy.views import see
+from sottovoce.core.participation import parse_participation
+from sottovoce.privacy.exact import routes
+from sottovoce.privacy.observation import observe
+from sottovoce.privacy.worst_case import absolute_sum, bound, dual_bound, worst_case
 
 
 def random_psd(rng, V, T, rank):
@@ -68,13 +69,13 @@ def test_all_ones_would_be_too_small():
 
 
 def test_patterns():
-    assert [p.tolist() for p in participation("4x3").patterns(12)] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
-    assert [p.tolist() for p in participation("every").patterns(3)] == [[0, 1, 2]]
+    assert [p.tolist() for p in parse_participation("4x3").patterns(12)] == [[0, 3, 6, 9], [1, 4, 7, 10], [2, 5, 8, 11]]
+    assert [p.tolist() for p in parse_participation("every").patterns(3)] == [[0, 1, 2]]
     with pytest.raises(InputError, match="participation 4x16 in 20 rounds"):
-        participation("4x16").check(20)
+        parse_participation("4x16").check(20)
     for bad in ("4", "x", "0x3", "4x0", "-1x2", "always"):
         with pytest.raises(InputError, match="it is 'every' or KxB"):
-            participation(bad)
+            parse_participation(bad)
 
 
 @pytest.mark.parametrize("spec", ["1x1", "2x3", "3x2", "2x1"])
@@ -82,7 +83,7 @@ def test_patterns_are_all_that_a_record_can_follow(spec):
     """Every set of at most k rounds, b apart, that fits into the run lies in one of the patterns, and none is more."""
     k, b = (int(part) for part in spec.split("x"))
     for rounds in range((k - 1) * b + 1, 12):
-        found = [set(p.tolist()) for p in participation(spec).patterns(rounds)]
+        found = [set(p.tolist()) for p in parse_participation(spec).patterns(rounds)]
         possible = [{s + i * b for i in range(m)} for s in range(rounds) for m in range(1, k + 1)]
         possible = [p for p in possible if max(p) < rounds]
         assert all(any(p <= q for q in found) for p in possible)
@@ -90,9 +91,9 @@ def test_patterns_are_all_that_a_record_can_follow(spec):
 
 
 def test_the_worst_pattern_counts():
-    view = see(trace(algorithm("anti-pgd", sigma=1.0), metropolis("ring:5"), rounds=6), node(0))
-    M = exact.losses(view)
-    found = worst_case(M, participation("2x3"), 6)
+    view = observe(trace(algorithm("anti-pgd", sigma=1.0), metropolis("ring:5"), rounds=6), node(0))
+    M = routes.losses(view)
+    found = worst_case(M, parse_participation("2x3"), 6)
     by_hand = np.max([bound(M[:, [s, s + 3]][:, :, [s, s + 3]]) for s in range(3)], axis=0)
     np.testing.assert_allclose(found, by_hand)
-    assert (found <= worst_case(M, participation("every"), 6)).all()
+    assert (found <= worst_case(M, parse_participation("every"), 6)).all()

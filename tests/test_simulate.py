@@ -12,18 +12,18 @@ from torch import nn
 
 from sottovoce import InputError, algorithm, dropout, metropolis, random_edges, weigh
 from sottovoce.learning import models
-from sottovoce.learning.data import load
-from sottovoce.learning.examples import Examples
-from sottovoce.learning.partition import partition
+from sottovoce.learning.datasets import load
+from sottovoce.learning.lazy_rows import Examples
+from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
-from sottovoce.run.simulate import simulate
-from sottovoce.run.trial import trial
+from sottovoce.run.simulation import simulate
+from sottovoce.run.training_run import prepare_run
 from tests.cases import cases
 from tests.laws import rejects
 from tests.test_models import ratings
 
 DIGITS, CANCER = load("digits"), load("breast-cancer")
-TRAINED = [case for case in cases() if not case.algorithm.once]
+TRAINED = [case for case in cases() if not case.algorithm.averaging]
 """Every algorithm that trains, on every topology that it admits: undirected, directed, changing."""
 
 
@@ -57,7 +57,7 @@ def test_one_node_without_gossip_and_noise_is_plain_sgd(name, data, settings):
     shown = []
     run = simulate(
         algorithm("d-psgd", step_size=0.1), metropolis("path:1"), what.gradients("fixed:8", seed=5), rounds=12, seed=3,
-        every=4, watch=lambda played, stage: shown.append(stage.rounds),
+        every=4, watch=lambda played, state: shown.append(state.rounds),
     )  # fmt: skip
     module = what.model.module
     start = what.start(torch.Generator().manual_seed(3))[0]
@@ -102,8 +102,8 @@ def test_every_algorithm_repeats_itself_to_the_bit_and_no_other_seed(case):
 
 def test_starting_points_are_one_or_many():
     net, what = metropolis("ring:4"), job(4, "mlp", hidden=(4,))
-    one = trial(algorithm("d-psgd"), net, what, rounds=1).start()
-    many = trial(algorithm("d-psgd"), net, what, rounds=1, same_start=False).start()
+    one = prepare_run(algorithm("d-psgd"), net, what, rounds=1).start()
+    many = prepare_run(algorithm("d-psgd"), net, what, rounds=1, same_start=False).start()
     assert torch.equal(one[0], one[3])
     assert not torch.equal(many[0], many[3])
     first = simulate(algorithm("d-psgd"), net, what, rounds=1, same_start=False).metrics[0]
@@ -141,9 +141,9 @@ def test_figures_are_those_of_a_naive_evaluation(name, data, rows):
     spread = run.models.numpy() - run.models.numpy().mean(0)
     assert last.consensus == pytest.approx(math.sqrt((spread**2).sum(1).mean()))
     assert last.metric_name == ("rmse" if name == "matrix-factorisation" else "accuracy")
-    assert (last.round, last.broken) == (3, 0)
+    assert (last.round, last.nonfinite) == (3, 0)
     assert set(last.document()) == {
-        "round", "loss", last.metric_name, "consensus", "messages", "bytes", "broken", "seconds"
+        "round", "loss", last.metric_name, "consensus", "messages", "bytes", "nonfinite", "seconds"
     }  # fmt: skip
 
 
@@ -191,15 +191,15 @@ def test_who_drops_out_sends_nothing(announced):
 
 
 def test_gradients_that_are_not_finite_are_counted():
-    broken = DIGITS.inputs[:40].copy()
-    broken[::10] = np.float32(3e38)
-    data = replace(DIGITS, examples=Examples(broken), targets=DIGITS.targets[:40])
+    nonfinite = DIGITS.inputs[:40].copy()
+    nonfinite[::10] = np.float32(3e38)
+    data = replace(DIGITS, examples=Examples(nonfinite), targets=DIGITS.targets[:40])
     what = task(data, partition(data, 2), models.model("mlp", data, hidden=(8,)))
     run = simulate(
         algorithm("d-psgd"), metropolis("path:2"), what.gradients("full", "per-example", 1.0), rounds=3, every=1,
         test_rows=5,
     )  # fmt: skip
-    assert [found.broken for found in run.metrics] == [0, 4, 8, 12]
+    assert [found.nonfinite for found in run.metrics] == [0, 4, 8, 12]
     assert run.models.isfinite().all()
 
 
@@ -223,8 +223,8 @@ def test_noise_has_the_size_that_clipping_asks_for_and_no_other(adjacency, batch
     for sigma in (3.0, 1e-30):
         private = algorithm("dp-d-sgd", sigma=sigma, step_size=0.2, sensitivity=123.0)
 
-        def watch(played, stage, sigma=sigma):
-            heard[sigma] = played.steps[0].said.double().numpy()
+        def watch(played, state, sigma=sigma):
+            heard[sigma] = played.steps[0].sent.double().numpy()
 
         simulate(
             private, net, what.gradients(batch, clip, 0.7), rounds=1, adjacency=adjacency, test_rows=5, watch=watch

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from sottovoce import algorithm, final, metropolis, random_edges, rounds_of
-from sottovoce.ahead import Ahead
-from sottovoce.sources import BLOCK, MANY, gaussians_, generator
+from sottovoce import algorithm, iterate_rounds, metropolis, random_edges, train
+from sottovoce.core.noise_sources import BLOCK, MANY, gaussians_, generator
+from sottovoce.core.prefetch import Prefetcher
 
 SIZE = 1 << 22
 SETTINGS = {
@@ -110,7 +110,7 @@ def test_every_place_is_filled_once(size, dtype):
 def test_drawn_ahead_or_not_and_in_any_blocks_it_is_the_same_run(name, dtype, monkeypatch):
     def ended():
         built = algorithm(name, **SETTINGS[name])
-        return final(built, metropolis("ring:6"), np.zeros((6, 3000), dtype), lambda t, x: 0.5 * x, rounds=4, seed=8)
+        return train(built, metropolis("ring:6"), np.zeros((6, 3000), dtype), lambda t, x: 0.5 * x, rounds=4, seed=8)
 
     monkeypatch.setattr("sottovoce.draws.APART", 1 << 60)
     plain = ended()
@@ -133,7 +133,7 @@ def large():
 
 
 def start(x0, gradient=lambda t, x: 0.5 * x, net=None):
-    return rounds_of(algorithm("dp-d-sgd", sigma=1.0), net or metropolis("ring:4"), x0, gradient, rounds=5)
+    return iterate_rounds(algorithm("dp-d-sgd", sigma=1.0), net or metropolis("ring:4"), x0, gradient, rounds=5)
 
 
 def test_the_thread_ends_with_the_run_or_with_whoever_abandons_it(large):
@@ -187,7 +187,7 @@ def test_no_more_than_one_block_is_drawn_ahead():
             drawn.append((round, block))
             yield np.array([block]), np.zeros((1, 1))
 
-    ahead = Ahead(draw, range(2))
+    ahead = Prefetcher(draw, range(2))
     taken = 0
     for round in range(2):
         assert ahead.round == round

@@ -18,7 +18,6 @@ from sottovoce import (
     Mixing,
     algorithm,
     dropout,
-    final,
     fresh_erdos_renyi,
     from_matrix,
     graph,
@@ -27,6 +26,7 @@ from sottovoce import (
     push,
     random_edges,
     trace,
+    train,
     uniform,
     weigh,
 )
@@ -256,7 +256,7 @@ BAD = {
         "weights are not the average over all nodes",
     ),
     "training in two parts": (
-        lambda: final(
+        lambda: train(
             algorithm("d-psgd"), metropolis(Graph.from_edges([(0, 1), (2, 3)])), np.zeros((4, 1)), None, rounds=1
         ),
         "edges metropolis: 2 components; the graph must be connected; take its giant component",
@@ -330,10 +330,10 @@ def test_absent_nodes_neither_step_nor_speak_nor_listen():
     away = np.flatnonzero(~net.at(0).active)
     assert away.size
     x0 = np.arange(6.0)[:, None]
-    end = final(algorithm("dp-d-sgd", sigma=1.0), net, x0, lambda t, x: np.ones_like(x), rounds=1)
+    end = train(algorithm("dp-d-sgd", sigma=1.0), net, x0, lambda t, x: np.ones_like(x), rounds=1)
     np.testing.assert_array_equal(end[away], x0[away])
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=1)
-    assert not set(system.steps[0].heard[0].sender) & set(away)
+    assert not set(system.steps[0].sent[0].sender) & set(away)
 
 
 def test_messages_to_absent_nodes_have_left_their_sender():

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce import Unaccountable, algorithm, final, fresh_erdos_renyi, metropolis, push, random_edges, trace
-from sottovoce.algorithms.dsgd import Gossip, Model
-from sottovoce.loop import Weighted
-from sottovoce.privacy.kept import models_are_said
+from sottovoce import Unaccountable, algorithm, fresh_erdos_renyi, metropolis, push, random_edges, trace, train
+from sottovoce.core.gossip import Gossip, Model
+from sottovoce.core.messages import Weighted
+from sottovoce.privacy.final_models import models_follow_from_messages
 from tests.cases import ROUNDS, cases
 
 
@@ -137,7 +137,7 @@ def test_what_hides_a_flow_refuses(kind, reason):
 
 def test_a_run_does_not_let_maps_change_what_they_are_given():
     with pytest.raises(ValueError, match="read-only"):
-        final(InPlace(name="bad"), metropolis("ring:3"), np.zeros((3, 1)), lambda t, x: x + 1, rounds=2)
+        train(InPlace(name="bad"), metropolis("ring:3"), np.zeros((3, 1)), lambda t, x: x + 1, rounds=2)
 
 
 @pytest.mark.parametrize("kind", [Sliced, Shuffled, InPlace, Complex, Undefined])
@@ -177,7 +177,7 @@ def test_equal_rounds_share_their_matrices():
 
 def test_only_woken_nodes_speak():
     system = trace(algorithm("muffliato", sigma=1.0), random_edges("ring:6", seed=0), rounds=10)
-    assert all(len(step.heard[0].sender) == 2 for step in system.steps)
+    assert all(len(step.sent[0].sender) == 2 for step in system.steps)
 
 
 def test_per_edge_messages_are_labelled_by_edge():
@@ -230,10 +230,10 @@ def test_models_are_said_where_no_model_adds_to_the_rank_of_all_messages(case):
         fresh = np.zeros((width, sum(inputs)))
         fresh[:, at : at + width] = np.eye(width)
         known, at = np.concatenate([state, fresh]), at + width
-        messages += [heard.rows @ known for heard in step.heard]
+        messages += [heard.rows @ known for heard in step.sent]
         models, state = step.models @ known, step.state_out @ known
     said = np.concatenate(messages)
     more = np.linalg.matrix_rank(np.concatenate([said, models]), tol=1e-9) > np.linalg.matrix_rank(said, tol=1e-9)
-    assert not (models_are_said(system) and more)
+    assert not (models_follow_from_messages(system) and more)
     if case.topology.static:
-        assert models_are_said(system) != more
+        assert models_follow_from_messages(system) != more

@@ -21,12 +21,13 @@ from sottovoce import (
     trace,
     uniform,
 )
+from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.closedness import closedness
-from sottovoce.privacy.released import loss_given_noisy_gradients, trace_released
-from sottovoce.privacy.sensitivity import participation
-from sottovoce.privacy.views import see, view
+from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, trace_noisy_gradients
+from sottovoce.privacy.observation import observe
+from sottovoce.privacy.views import parse_view
 
-EVERY = participation("every")
+EVERY = parse_participation("every")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ EVERY = participation("every")
     ],
 )
 def test_views_by_name(spec, expected):
-    assert view(spec) == expected
+    assert parse_view(spec) == expected
 
 
 @pytest.mark.parametrize(
@@ -47,22 +48,22 @@ def test_views_by_name(spec, expected):
 )
 def test_unknown_views(spec):
     with pytest.raises(InputError, match="known: everyone, node:A"):
-        view(spec)
+        parse_view(spec)
 
 
 def test_views_must_leave_somebody():
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("path:3"), rounds=2)
     with pytest.raises(InputError, match=r"node 7 in view node:7; nodes are 0..2"):
-        see(system, node(7))
+        observe(system, node(7))
     with pytest.raises(InputError, match="somebody must be left"):
-        see(system, coalition(0, 1, 2))
+        observe(system, coalition(0, 1, 2))
     with pytest.raises(Unaccountable, match="ciphertext"):
-        view("eavesdropper:0>1", secure_sum=True)
+        parse_view("eavesdropper:0>1", secure_sum=True)
 
 
 def test_a_node_hears_its_neighbours_and_knows_itself():
     system = trace(algorithm("dp-d-sgd", sigma=1.0, step_size=1.0), metropolis("path:4"), rounds=1)
-    seen = see(system, node(1))
+    seen = observe(system, node(1))
     assert seen.victims.tolist() == [0, 2, 3]
     A, B = seen.dense()
     np.testing.assert_array_equal(A[:, 0], [[-1, 0, 0], [0, -1, 0]])
@@ -71,12 +72,12 @@ def test_a_node_hears_its_neighbours_and_knows_itself():
 
 def test_taps_hear_their_edges_only():
     system = trace(algorithm("zip-dl", sigma=1.0), metropolis("path:3"), rounds=1)
-    assert see(system, eavesdropper((1, 0))).steps[0].seen.state.shape[0] == 1
-    assert see(system, eavesdropper((1, 0), (1, 2))).steps[0].seen.state.shape[0] == 2
-    assert see(system, everyone()).steps[0].seen.state.shape[0] == 4
+    assert observe(system, eavesdropper((1, 0))).steps[0].observed.state.shape[0] == 1
+    assert observe(system, eavesdropper((1, 0), (1, 2))).steps[0].observed.state.shape[0] == 2
+    assert observe(system, everyone()).steps[0].observed.state.shape[0] == 4
     for edge in ((0, 2), (1, 1)):
         with pytest.raises(InputError, match="no such edge"):
-            see(system, eavesdropper(edge))
+            observe(system, eavesdropper(edge))
 
 
 def test_taps_hear_what_left_its_sender_even_if_nobody_took_it():
@@ -89,7 +90,7 @@ def test_taps_hear_what_left_its_sender_even_if_nobody_took_it():
 def test_secure_sums_are_weighted_sums():
     net = metropolis("star:4")
     system = trace(algorithm("dp-d-sgd", sigma=1.0, step_size=1.0), net, rounds=1)
-    A, _ = see(system, node(0, secure_sum=True)).dense()
+    A, _ = observe(system, node(0, secure_sum=True)).dense()
     np.testing.assert_allclose(A[:, 0], -net.at(0).weights.toarray()[:1, 1:])
 
 
@@ -147,7 +148,7 @@ def test_large_views_are_closed_by_their_step_matrices():
 
 def released(name, net, adversary, rounds=4, **settings):
     system = trace(algorithm(name, **({"sigma": 1.0} | settings)), net, rounds=rounds)
-    return loss_given_noisy_gradients(system, adversary, see(system, adversary).victims, EVERY)
+    return loss_given_noisy_gradients(system, adversary, observe(system, adversary).victims, EVERY)
 
 
 def test_noisy_gradients_bound_every_topology():
@@ -186,5 +187,5 @@ def test_masks_alone_cover_nothing():
 
 def test_compression_does_not_matter_given_noisy_gradients():
     built = algorithm("dp-csgp", sigma=2.0, compression="gsgd:8")
-    system = trace_released(built, push("exponential:6"), rounds=8)
+    system = trace_noisy_gradients(built, push("exponential:6"), rounds=8)
     np.testing.assert_allclose(loss_given_noisy_gradients(system, everyone(), np.arange(6), EVERY), 2.0)

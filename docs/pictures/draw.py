@@ -12,11 +12,11 @@ from pathlib import Path
 from scipy import sparse
 from scipy.stats import norm
 
-from sottovoce import Account, account, algorithm, metropolis, trace
-from sottovoce.graphs import graph
-from sottovoce.privacy.gaussian import mu_of
+from sottovoce import Account, account, algorithm, metropolis
+from sottovoce.core.graphs import graph
+from sottovoce.privacy.gaussian_dp import mu_of
+from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figures import Line, lines
-from sottovoce.report.numbers import up
 
 DELTA = 1e-5
 GREY, QUIET, BETWEEN, LOUD = "#808080", (86, 180, 233), (240, 228, 160), (213, 94, 0)
@@ -97,7 +97,7 @@ def leak_on_a_graph() -> str:
     for u, (x, y) in places.items():
         share = 1.0 if u == centre else (epsilons[u] - least) / (most - least)
         colour = "#404040" if u == centre else mixed(share)
-        word = "listens" if u == centre else up(epsilons[u], 2)
+        word = "listens" if u == centre else round_up(epsilons[u], 2)
         ink = "#ffffff" if u == centre else "#000000"
         parts.append(f'<circle cx="{x:.0f}" cy="{y:.0f}" r="25" fill="{colour}" stroke="{GREY}"/>')
         parts.append(f'<text x="{x:.0f}" y="{y + 4:.0f}" text-anchor="middle" fill="{ink}">{word}</text>')

@@ -5,16 +5,16 @@ Secrets are fresh every round and are not scaled by W (the published code draws 
 
 from __future__ import annotations
 
-from sottovoce.algorithms import Example
-from sottovoce.algorithms.dsgd import Gossip
-from sottovoce.noise import Independent, Pairwise, PerNode, Together
+from sottovoce.algorithms.registry import Example
+from sottovoce.core.gossip import Gossip
+from sottovoce.core.noise import CombinedNoise, Independent, Pairwise, PerNode
 
 
 def decor(*, sigma: PerNode, sigma_pair: float, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
     """DECOR: `sigma` is a node's own noise, `sigma_pair` that of each secret it shares with a neighbour."""
     return Gossip(
         name="decor",
-        noise=Together((Independent(sigma), Pairwise(sigma_pair))),
+        noise=CombinedNoise((Independent(sigma), Pairwise(sigma_pair))),
         step_size=step_size,
         sensitivity=sensitivity,
         requires="undirected",

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms import Example
-from sottovoce.algorithms.dsgd import Gossip
-from sottovoce.correlation import Correlation, Differences, Triangular
+from sottovoce.algorithms.registry import Example
+from sottovoce.core.correlation import Correlation, Differences, Triangular
+from sottovoce.core.files import read_npz
+from sottovoce.core.gossip import Gossip
+from sottovoce.core.noise import PerNode, Temporal
+from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.files import read_npz
-from sottovoce.noise import PerNode, Temporal
-from sottovoce.topology import Topology
 
 
 def _correlated(name: str, sigma: PerNode, correlation: Correlation, step_size: float, sensitivity: float) -> Gossip:
@@ -54,14 +54,14 @@ def mafalda(
         raise InputError("mafalda without correlation or rounds", "C is made for some number of rounds", "give rounds")
     return Mafalda(
         name="mafalda",
-        noise=Temporal(sigma, Awaited(rounds, str(participation))),
+        noise=Temporal(sigma, PendingCorrelation(rounds, str(participation))),
         step_size=step_size,
         sensitivity=sensitivity,
     )
 
 
 @dataclass(frozen=True)
-class Awaited:
+class PendingCorrelation:
     """A C that will be found once the topology is known; asking for it before is refused."""
 
     rounds: int
@@ -90,7 +90,7 @@ class Mafalda(Gossip):
     def on(self, topology: Topology) -> Gossip:
         """The algorithm with the C that `factorize` finds for this topology."""
         noise = self.noise
-        if isinstance(noise, Temporal) and isinstance(noise.over_rounds, Awaited):
+        if isinstance(noise, Temporal) and isinstance(noise.over_rounds, PendingCorrelation):
             wanted = noise.over_rounds
             noise = replace(noise, over_rounds=_optimised(topology, wanted.rounds, wanted.participation))
         return super(Mafalda, replace(self, noise=noise)).on(topology)
@@ -98,7 +98,7 @@ class Mafalda(Gossip):
 
 @lru_cache(maxsize=16)
 def _optimised(topology: Topology, rounds: int, participation: str) -> Correlation:
-    from sottovoce.factorize import factorize
+    from sottovoce.matrix_factorization.factorization import factorize
 
     return factorize(topology, rounds=rounds, participation=participation).correlation
 

@@ -10,12 +10,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from sottovoce.algorithms import Example
-from sottovoce.algorithms.dsgd import Gossip
-from sottovoce.arrays import Rows
+from sottovoce.algorithms.registry import Example
+from sottovoce.core.arrays import Rows
+from sottovoce.core.gossip import Gossip
+from sottovoce.core.noise import Independent, PerNode
+from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.noise import Independent, PerNode
-from sottovoce.topology import Topology
 
 
 class Iterate(NamedTuple):
@@ -39,7 +39,7 @@ class Muffliato(Gossip):
     def on(self, topology: Topology) -> Gossip:
         """Takes gamma from the spectral gap of each round's W."""
         super().on(topology)
-        if self.chebyshev and self.once and not topology.static:
+        if self.chebyshev and self.averaging and not topology.static:
             self._refuse(topology)
         if self.chebyshev and topology.static:
             topology.require_connected()
@@ -101,7 +101,7 @@ def muffliato(*, sigma: PerNode, chebyshev: bool = False, sensitivity: float = 1
         chebyshev=chebyshev,
         sensitivity=sensitivity,
         step_size=-1.0,
-        once=True,
+        averaging=True,
         requires="undirected",
     )
 

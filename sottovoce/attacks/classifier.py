@@ -23,11 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.attacks.losses import Series
-from sottovoce.attacks.success import Scores, Success, success
+from sottovoce.attacks.candidate_losses import Series
+from sottovoce.attacks.evaluation import Scores, Success, success
+from sottovoce.core.threads import threads
 from sottovoce.learning.engines import Stack, engine_for
 from sottovoce.learning.models import mlp
-from sottovoce.threads import threads
 
 MODELS = 26
 HIDDEN = (32, 16)

@@ -4,9 +4,9 @@ All nodes begin at the same public model, so the first message of a victim is it
 looks for inputs whose gradient points the same way: labels from the gradient of the last bias, inputs by descent. Only
 directions count, so clipping does not hinder it; noise does.
 
-    >>> from sottovoce.learning.data import load
+    >>> from sottovoce.learning.datasets import load
     >>> from sottovoce.learning.models import model
-    >>> from sottovoce.learning.partition import partition
+    >>> from sottovoce.learning.partitioning import partition
     >>> from sottovoce.learning.tasks import task
     >>> digits = load("digits")
     >>> job = task(digits, partition(digits, nodes=4), model("mlp", digits, hidden=(32,)))
@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from sottovoce.config import Document
+from sottovoce.core.threads import threads
 from sottovoce.errors import InputError
 from sottovoce.learning.tasks import Task
-from sottovoce.run.reopen import Opened
-from sottovoce.threads import threads
+from sottovoce.run.finished_run import FinishedRun
 
 MOST = 4
 """So many rows of a batch can be told apart at most."""
@@ -87,27 +87,29 @@ def likeness(found: Tensor, rows: Tensor) -> Tensor:
     return (one @ other.T).max(dim=1).values
 
 
-def inverted(opened: Opened, attacker: int, *, seed: int = 0) -> tuple[Document, Sequence[tuple[Tensor, Tensor]]]:
+def inverted(
+    finished_run: FinishedRun, attacker: int, *, seed: int = 0
+) -> tuple[Document, Sequence[tuple[Tensor, Tensor]]]:
     """The attack of one node on all whom it hears in the first round: what it found, and pictures beside the truth."""
-    trial, job = opened.trial, opened.trial.task
-    if not 0 <= attacker < trial.topology.n:
-        raise InputError(f"attacker {attacker}", f"nodes are 0..{trial.topology.n - 1}", "choose one of them")
-    if not trial.same_start:
+    training_run, job = finished_run.training_run, finished_run.training_run.task
+    if not 0 <= attacker < training_run.topology.n:
+        raise InputError(f"attacker {attacker}", f"nodes are 0..{training_run.topology.n - 1}", "choose one of them")
+    if not training_run.same_start:
         raise InputError(
             "nodes that begin apart", "inversion needs a public beginning", "attack a run with training.same_start=true"
         )
-    got, start = opened.messages.at(0), trial.start()[0]
+    got, start = finished_run.messages.at(0), training_run.start()[0]
     strangers = job.test_inputs[torch.randperm(len(job.test_inputs), generator=_seeded(seed))[:STRANGERS]]
     victims, pictures = [], []
     for place in np.flatnonzero((got.receiver == attacker) & (got.sender >= 0)):
         victim = int(got.sender[place])
-        truth = job.inputs[torch.tensor(trial.gradients.batches.rows_of(victim, 0))]
+        truth = job.inputs[torch.tensor(training_run.gradients.batches.rows_of(victim, 0))]
         _check(len(truth), victim)
         moved = start - torch.from_numpy(got.rows[got.row[place]]).to(start.dtype)
         if not moved.any():
             raise InputError(
                 f"the first message of node {victim} is the starting point", "inversion needs a gradient in it",
-                f"attack another algorithm than {trial.algorithm.name}",
+                f"attack another algorithm than {training_run.algorithm.name}",
             )  # fmt: skip
         with threads():
             found = invert(job, start, moved, rows=len(truth), seed=seed)

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.attacks.shadows import Shadowed
-from sottovoce.attacks.success import Scores, Success, success
+from sottovoce.attacks.evaluation import Scores, Success, success
+from sottovoce.attacks.shadow_models import Shadowed
 from sottovoce.errors import InputError
 
 Array = NDArray[np.float64]

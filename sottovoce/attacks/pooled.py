@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from scipy.sparse import csgraph
 
-from sottovoce.attacks.losses import Array, Candidates, Series, losses_of
-from sottovoce.attacks.success import Success
+from sottovoce.attacks.candidate_losses import Array, Candidates, Series, losses_of
+from sottovoce.attacks.evaluation import Success
 from sottovoce.attacks.threshold import threshold
+from sottovoce.core.topologies import Topology
 from sottovoce.learning.tasks import Task
-from sottovoce.run.record import Delivery, Messages
-from sottovoce.topology import Topology
+from sottovoce.run.recording import Delivery, Messages
 
 
 class Group(NamedTuple):

@@ -23,12 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-from sottovoce.attacks.received import need_messages, receive
-from sottovoce.draws import Gradient
+from sottovoce.attacks.received_messages import need_messages, receive
+from sottovoce.core.loop_inputs import Gradient
+from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError
-from sottovoce.privacy.views import Seen, View, see, view
-from sottovoce.system import LinearSystem
-from sottovoce.threads import one_thread
+from sottovoce.privacy.observation import Observation, observe
+from sottovoce.privacy.views import View, parse_view
+from sottovoce.tracing.linear_system import LinearSystem
 
 Array = NDArray[np.float64]
 
@@ -50,7 +51,7 @@ class Reconstruction:
     `rounds` and `nodes` name its rows and columns. Values to average enter in round 0.
     """
 
-    seen: Seen
+    observation: Observation
     rounds: tuple[int, ...]
     nodes: tuple[int, ...]
     deviation_TV: Array
@@ -75,13 +76,16 @@ class Reconstruction:
         rows = np.asarray(received_RD, dtype=float)
         if rows.ndim != 2 or len(rows) != R:
             raise InputError(f"messages of shape {rows.shape}", f"the view hears {R} rows", "give what receive returns")
-        found = np.einsum("rtv,rd->tvd", self.weights_RTV, rows, optimize=True) / self.seen.system.algorithm.step_size
+        found = (
+            np.einsum("rtv,rd->tvd", self.weights_RTV, rows, optimize=True)
+            / self.observation.system.algorithm.step_size
+        )
         found[~np.isfinite(self.deviation_TV)] = np.nan
         return found
 
     def attack(self, gradient: Gradient, x0: Array, *, seed: int = 0) -> Array:
         """Estimates from one run of the loop, T x V x D."""
-        return self.estimates(receive(self.seen, gradient, x0, seed=seed))
+        return self.estimates(receive(self.observation, gradient, x0, seed=seed))
 
 
 @one_thread()
@@ -89,17 +93,17 @@ def reconstruct(
     system: LinearSystem, adversary: str | View = "everyone", *, victims: Sequence[int] | None = None
 ) -> Reconstruction:
     """The linear attack of a view on some nodes (None: all that it does not know)."""
-    seen = see(system, view(adversary))
-    need_messages(seen)
-    nodes = _chosen(seen, victims)
-    rounds = tuple(t for t, step in enumerate(seen.steps) if step.takes_gradients)
-    _check_size(seen)
-    A_RTV, B_RZ = seen.dense()
+    observation = observe(system, parse_view(adversary))
+    need_messages(observation)
+    nodes = _chosen(observation, victims)
+    rounds = tuple(t for t, step in enumerate(observation.steps) if step.takes_gradients)
+    _check_size(observation)
+    A_RTV, B_RZ = observation.dense()
     R, T, V = A_RTV.shape
-    columns = np.flatnonzero(np.tile(np.isin(seen.victims, nodes), T))
+    columns = np.flatnonzero(np.tile(np.isin(observation.victims, nodes), T))
     weights_RP, deviation_P = _best(A_RTV.reshape(R, T * V), B_RZ, columns)
     return Reconstruction(
-        seen=seen,
+        observation=observation,
         rounds=rounds,
         nodes=nodes,
         deviation_TV=system.algorithm.sensitivity * deviation_P.reshape(T, len(nodes)),
@@ -136,17 +140,17 @@ def _cancelling(left: Array, rank: int, B_RZ: Array, plain: Array) -> Array:
     return free @ (V[used].T @ ((U[:, used].T @ (noise_KR @ plain)) / sizes[used, None]))
 
 
-def _chosen(seen: Seen, victims: Sequence[int] | None) -> tuple[int, ...]:
+def _chosen(observation: Observation, victims: Sequence[int] | None) -> tuple[int, ...]:
     """The victims, checked; all other unknown gradients stay unknown."""
     if victims is None:
-        return tuple(seen.victims.tolist())
-    return tuple(see(seen.system, seen.view, victims=victims).victims.tolist())
+        return tuple(observation.victims.tolist())
+    return tuple(observe(observation.system, observation.view, victims=victims).victims.tolist())
 
 
-def _check_size(seen: Seen) -> None:
-    rows = sum(step.seen.state.shape[0] for step in seen.steps)
-    unknowns = len(seen.victims) * seen.gradient_rounds
-    sources = sum(len(step.noise_columns) for step in seen.steps)
+def _check_size(observation: Observation) -> None:
+    rows = sum(step.observed.state.shape[0] for step in observation.steps)
+    unknowns = len(observation.victims) * observation.gradient_rounds
+    sources = sum(len(step.noise_columns) for step in observation.steps)
     for count, most, what in ((unknowns, ENTRIES, "unknowns"), (sources, NOISE_ENTRIES, "noise sources")):
         if rows * count > most:
             raise InputError(

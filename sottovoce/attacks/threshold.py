@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sottovoce.attacks.losses import Series
-from sottovoce.attacks.success import Scores, Success, area, success
+from sottovoce.attacks.candidate_losses import Series
+from sottovoce.attacks.evaluation import Scores, Success, area, success
 
 
 def threshold(found: Sequence[Series], *, confidence: float = 0.95, seed: int = 0) -> Success:

@@ -1,6 +1,6 @@
 """The command `sotto`. Answers go to stdout, everything else to stderr; errors are one line and an exit code."""
 
-from sottovoce.cli import attack, compare, demo, places, plan, privacy, run, schema
+from sottovoce.cli import attack, compare, demo, graphs_and_data, plan, privacy, run, schema
 from sottovoce.cli.app import app, main
 
-__all__ = ["app", "attack", "compare", "demo", "main", "places", "plan", "privacy", "run", "schema"]
+__all__ = ["app", "attack", "compare", "demo", "main", "graphs_and_data", "plan", "privacy", "run", "schema"]

@@ -11,12 +11,12 @@ from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, doing, progress
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.report.numbers import up
+from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
-    from sottovoce.attacks.success import Success
-    from sottovoce.audit.claims import Checked
-    from sottovoce.run.reopen import Opened
+    from sottovoce.attacks.evaluation import Success
+    from sottovoce.auditing.claim_checks import Checked
+    from sottovoce.run.finished_run import FinishedRun
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")]
 Attacker = Annotated[int | None, typer.Option(help="Only this node; all that were recorded unless given.")]
@@ -44,34 +44,34 @@ def attack(
     as_json: Json = False,
 ) -> None:
     """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
-    from sottovoce.attacks import ATTACKS
-    from sottovoce.attacks.finished import figures, infer, keep, kept, solve
-    from sottovoce.files import check_writable
+    from sottovoce.attacks.registry import ATTACKS
+    from sottovoce.attacks.run_attacks import figures, infer, keep, solve, stored_attack
+    from sottovoce.core.files import check_writable
     from sottovoce.report.page import write_page_of
-    from sottovoce.run.reopen import reopen
+    from sottovoce.run.finished_run import open_run
 
     if kind not in ATTACKS:
         raise InputError(f"--attack {kind}", f"known: {', '.join(ATTACKS)}", "choose one of them")
     if picture is not None and kind != "inversion":
         raise InputError(f"--picture with {kind}", "only inversion draws", "add --attack inversion")
     with doing("opening"):
-        opened = [reopen(folder, data) for folder in runs]
+        finished_run = [open_run(folder, data) for folder in runs]
     for folder in runs:
-        kept(folder)  # a damaged attack.json is refused before any work
+        stored_attack(folder)  # a damaged attack.json is refused before any work
     if picture is not None:
         check_writable(picture)
     if kind == "inversion":
-        found, table, after = _inverted(opened[0], attacker or 0, picture, seed)
+        found, table, after = _inverted(finished_run[0], attacker or 0, picture, seed)
         runs = runs[:1]
     elif kind == "reconstruction":
         with doing(kind):
-            documents = [solve(one, 0 if attacker is None else attacker) for one in opened]
-        found = documents[0] if len(opened) == 1 else {"each": documents}
-        table, after = _solved(documents[0]), [] if len(opened) == 1 else ["Shown is the first run."]
+            documents = [solve(one, 0 if attacker is None else attacker) for one in finished_run]
+        found = documents[0] if len(finished_run) == 1 else {"each": documents}
+        table, after = _solved(documents[0]), [] if len(finished_run) == 1 else ["Shown is the first run."]
     else:
         with progress("shadow runs" if kind == "likelihood" else kind) as tell:
             success = infer(
-                opened, kind, attacker=attacker, view=view, samples=samples, shadows=shadows, confidence=confidence,
+                finished_run, kind, attacker=attacker, view=view, samples=samples, shadows=shadows, confidence=confidence,
                 seed=seed, jobs=jobs, tell=tell,
             )  # fmt: skip
         who = view or ("all" if attacker is None else attacker)
@@ -84,19 +84,19 @@ def attack(
 
 
 def _inverted(
-    opened: "Opened", attacker: int, picture: Path | None, seed: int
+    finished_run: "FinishedRun", attacker: int, picture: Path | None, seed: int
 ) -> tuple[dict[str, Any], Table, list[str]]:
     from sottovoce.attacks.inversion import inverted
-    from sottovoce.files import write_text
-    from sottovoce.report.pictures import gallery
+    from sottovoce.core.files import write_text
+    from sottovoce.report.picture_gallery import gallery
 
-    found, pictures = inverted(opened, attacker, seed=seed)
+    found, pictures = inverted(finished_run, attacker, seed=seed)
     if picture is not None:
         rows = {
             "batches": [one for truth, _ in pictures for one in truth],
             "found": [one for _, made in pictures for one in made],
         }
-        write_text(picture, gallery(rows, opened.trial.task.dataset.shape))
+        write_text(picture, gallery(rows, finished_run.training_run.task.dataset.shape))
     table = [[f"node seen by {attacker}", "rows", "likeness of what was found", "of strangers"]]
     for one in found["victims"]:
         alike = ", ".join(f"{value:.2f}" for value in one["likeness"])
@@ -153,25 +153,25 @@ def audit(
 
     Example: sotto audit runs/digits --runs 4
     """
-    from sottovoce.audit.canaries import check_inputs
-    from sottovoce.audit.claims import any_exceeded, check_gradients
-    from sottovoce.files import write_text
+    from sottovoce.auditing.canaries import check_inputs
+    from sottovoce.auditing.claim_checks import any_exceeded, check_gradients
+    from sottovoce.core.files import write_text
     from sottovoce.privacy.views import node
     from sottovoce.report.page import write_page_of
-    from sottovoce.run.files import Files
-    from sottovoce.run.reopen import reopen
+    from sottovoce.run.finished_run import open_run
+    from sottovoce.run.layout import RunFiles
 
     with doing("opening"):
-        opened = reopen(run, data)
+        finished_run = open_run(run, data)
     if attacker is not None:
-        node(attacker).check(opened.trial.topology.n)
+        node(attacker).check(finished_run.training_run.topology.n)
     with doing("gradient canaries"):
-        checked, refused = check_gradients(opened, repetitions=repetitions, confidence=confidence, seed=seed)
+        checked, refused = check_gradients(finished_run, repetitions=repetitions, confidence=confidence, seed=seed)
     try:
         with progress("reruns") as tell:
             checked += [] if not runs else [
                 check_inputs(
-                    opened, runs=runs, attacker=attacker, confidence=confidence, seed=seed, jobs=jobs, tell=tell
+                    finished_run, runs=runs, attacker=attacker, confidence=confidence, seed=seed, jobs=jobs, tell=tell
                 )
             ]  # fmt: skip
     except Unaccountable as refusal:
@@ -180,7 +180,7 @@ def audit(
     document = {
         "run": str(run), "consistent": not exceeded, "refused": refused, "audits": [one.document() for one in checked],
     }  # fmt: skip
-    write_text(Files(run).audit, json.dumps(document, indent=1) + "\n")
+    write_text(RunFiles(run).audit, json.dumps(document, indent=1) + "\n")
     write_page_of(run, again=True)
     verdict = "A claim is exceeded: it is wrong, or something else ran." if exceeded else "No claim is exceeded."
     if not any(one.claims for one in checked):
@@ -197,11 +197,11 @@ def _beside(checked: "list[Checked]") -> Table:
         if not one.claims:
             table.append([one.canaries, "", "", str(one.rounds), "none", bounds[0], "", bounds[1], "", "no claim"])
         for claim in one.claims:
-            mu = "" if claim.mu is None else up(claim.mu)
+            mu = "" if claim.mu is None else round_up(claim.mu)
             victim = "any" if claim.victim is None else str(claim.victim)
             table.append([
                 one.canaries, claim.view, victim, str(one.rounds), claim.kind, bounds[0], mu, bounds[1],
-                up(claim.epsilon), one.verdict(claim),
+                round_up(claim.epsilon), one.verdict(claim),
             ])  # fmt: skip
     return table
 

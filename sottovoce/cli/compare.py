@@ -8,7 +8,7 @@ import typer
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, size
-from sottovoce.report.numbers import up
+from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
     from sottovoce.config import Document
@@ -22,7 +22,7 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Trade-offs of finished runs, and a page of figures. Example: sotto compare runs/a runs/b --out both.html"""
-    from sottovoce.files import check_writable, write_text
+    from sottovoce.core.files import check_writable, write_text
     from sottovoce.report.page import page
     from sottovoce.report.told import told, unfinished
 
@@ -41,10 +41,10 @@ def compare(
 
 def _place(runs: list[Path]) -> Path:
     """A single run's or sweep's page lies in its folder; one of several in the folder they share, or here."""
-    from sottovoce.run.files import Files
+    from sottovoce.run.layout import RunFiles
 
     if len(runs) == 1:
-        return Files(runs[0]).page
+        return RunFiles(runs[0]).page
     parents = {path.resolve().parent for path in runs}
     return (runs[0].parent if len(parents) == 1 else Path()) / "compare.html"
 
@@ -58,7 +58,7 @@ def _table(found: "list[Document]") -> Table:
     figures = [f"{metric}, average model", f"{metric}, nodes"]
     table = [["run", "algorithm", *figures, "epsilon", "kind", "adversary", "attack's AUC", "sent"]]
     for one in found:
-        epsilon = "none proven" if one["epsilon"] is None else up(float(one["epsilon"]))
+        epsilon = "none proven" if one["epsilon"] is None else round_up(float(one["epsilon"]))
         attack = "not attacked" if one["attack"] is None else area.format(**one["attack"])
         table.append([
             one["run"], one["algorithm"], _shown(one["average_model"]), _shown(one["mean_node"]), epsilon,

@@ -8,10 +8,10 @@ import typer
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, note, progress
-from sottovoce.report.numbers import up
+from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
-    from sottovoce.demo import Demonstration
+    from sottovoce.demo.demonstration import Demonstration
 
 EXACT = 1e-9
 """Below this a gradient is solved for exactly, up to rounding."""
@@ -32,7 +32,7 @@ def demo(
 
     Example: sotto demo --out runs
     """
-    from sottovoce.demo import demonstrate
+    from sottovoce.demo.demonstration import demonstrate
 
     found = demonstrate(out, settings or [], progress, jobs=jobs)
     runs, tries = [one.document() for one in found.runs], _next(found)
@@ -61,7 +61,7 @@ def _promise(found: dict[str, Any] | None) -> str:
     """An epsilon is never shown without the kind of its proof."""
     if found is None:
         return "none is proven"
-    return f"{up(float(found['epsilon']))} {found['kind']}" if _limited(found) else "no limit"
+    return f"{round_up(float(found['epsilon']))} {found['kind']}" if _limited(found) else "no limit"
 
 
 def _sharp(deviation: Any) -> str:
@@ -75,7 +75,7 @@ def _limited(found: dict[str, Any] | None) -> bool:
 
 
 def _words(runs: list[dict[str, Any]]) -> list[str]:
-    from sottovoce.privacy.kept import PUBLISHED
+    from sottovoce.privacy.final_models import PUBLISHED
 
     lines = [f"Epsilon at delta {runs[0]['delta']:g}; whoever hears every message, or one node, is the adversary."]
     for adjacency, about in ABOUT.items():
@@ -97,7 +97,7 @@ def _words(runs: list[dict[str, Any]]) -> list[str]:
 
 def _next(found: "Demonstration") -> list[str]:
     """Commands to paste, about what was just run."""
-    from sottovoce.compression import Identity
+    from sottovoce.core.compression import Identity
 
     noisy = [one for one in found.runs if one.privacy["sigma"] is not None and one.privacy["adjacency"] == "record"]
     run = noisy[len(noisy) // 4] if noisy else found.runs[-1]
@@ -107,7 +107,7 @@ def _next(found: "Demonstration") -> list[str]:
     about += f" --adjacency {run.privacy['adjacency']} --participation {run.privacy['participation']}"
     lines = [f"sotto audit {run.folder} --runs 0"]
     if run.privacy["sigma"] is not None:
-        lines.append(f"sotto account {about} --sigma {up(run.privacy['sigma'])} --view node:0")
+        lines.append(f"sotto account {about} --sigma {round_up(run.privacy['sigma'])} --view node:0")
     if experiment.privacy.epsilon is not None and experiment.data.rows is not None:
         size = f"--records {experiment.data.rows} --dimension {dimension}"
         lines.append(f"sotto plan {about} {size} --epsilon {experiment.privacy.epsilon:g}")

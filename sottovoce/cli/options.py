@@ -14,10 +14,10 @@ import typer
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
-    from sottovoce.algorithms import Algorithm
+    from sottovoce.core.algorithm import Algorithm
+    from sottovoce.core.topologies import Topology
     from sottovoce.privacy.views import View
-    from sottovoce.system import LinearSystem
-    from sottovoce.topology import Topology
+    from sottovoce.tracing.linear_system import LinearSystem
 
 
 def offering(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
@@ -30,21 +30,21 @@ def offering(words: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
 
 
 def _graphs() -> list[str]:
-    from sottovoce.graphs import kinds
+    from sottovoce.core.graphs import kinds
 
     return kinds()
 
 
 def _weights() -> Iterable[str]:
-    from sottovoce.topology import WEIGHTS
+    from sottovoce.core.topologies import WEIGHTS
 
     return WEIGHTS
 
 
 def _algorithms() -> Iterable[str]:
-    from sottovoce.algorithms import names
+    from sottovoce.algorithms.registry import algorithm_names
 
-    return names()
+    return algorithm_names()
 
 
 def _views() -> Iterable[str]:
@@ -52,7 +52,7 @@ def _views() -> Iterable[str]:
 
 
 def _adjacencies() -> Iterable[str]:
-    from sottovoce.privacy.account import ADJACENCIES
+    from sottovoce.core.adjacency import ADJACENCIES
 
     return ADJACENCIES
 
@@ -131,8 +131,8 @@ class Setting:
     @functools.cached_property
     def chosen(self) -> "tuple[Callable[[float], Algorithm], Topology]":
         """The algorithm, given sigma, and the topology."""
-        from sottovoce.algorithms import algorithm, builder
-        from sottovoce.topology import random_edges, suited, weigh
+        from sottovoce.algorithms.registry import algorithm, builder
+        from sottovoce.core.topologies import random_edges, suited, weigh
 
         accepted = inspect.signature(builder(self.algorithm)).parameters
         named = {
@@ -155,22 +155,24 @@ class Setting:
 
     def system(self, sigma: float) -> "LinearSystem":
         """What runs, traced."""
-        from sottovoce.compression import Identity
-        from sottovoce.privacy.released import trace_released
-        from sottovoce.trace import trace
+        from sottovoce.core.compression import Identity
+        from sottovoce.privacy.noisy_gradients import trace_noisy_gradients
+        from sottovoce.tracing.tracer import trace
 
         build, net = self.chosen
         built = build(sigma)
-        return (trace if isinstance(built.compression, Identity) else trace_released)(built, net, rounds=self.rounds)
+        return (trace if isinstance(built.compression, Identity) else trace_noisy_gradients)(
+            built, net, rounds=self.rounds
+        )
 
     @property
     def adversary(self) -> "View":
         """The view, names turned into numbers."""
-        from sottovoce.privacy.views import view
+        from sottovoce.privacy.views import parse_view
 
         head, colon, rest = self.view.partition(":")
         numbered = re.sub(r"[^,>]+", lambda found: str(self._node(found[0])), rest) if colon else ""
-        return view(head + colon + numbered, secure_sum=self.secure_sum)
+        return parse_view(head + colon + numbered, secure_sum=self.secure_sum)
 
     @property
     def victims(self) -> list[int] | None:

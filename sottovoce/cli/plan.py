@@ -7,23 +7,13 @@ import typer
 
 from sottovoce import __version__
 from sottovoce.cli.app import app
-from sottovoce.cli.options import (
-    Adjacency,
-    Convex,
-    Delta,
-    GraphSpec,
-    Json,
-    Part,
-    Rounds,
-    SuitedWeights,
-    ViewSpec,
-)
+from sottovoce.cli.options import Adjacency, Convex, Delta, GraphSpec, Json, Part, Rounds, SuitedWeights, ViewSpec
 from sottovoce.cli.output import Table, answer, progress, size
 from sottovoce.errors import Unaccountable
-from sottovoce.report.numbers import up
+from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
-    from sottovoce.plan import Entry, Plan
+    from sottovoce.planning.planner import Entry, Plan
 
 
 @app.command("plan")
@@ -45,8 +35,8 @@ def plan_(
 
     Example: sotto plan --graph ring:16 --records 80 --rounds 50 --participation 10x5 --epsilon 4
     """
-    from sottovoce.graphs import graph as build
-    from sottovoce.plan import Question, plan
+    from sottovoce.core.graphs import graph as build
+    from sottovoce.planning.planner import Question, plan
 
     question = Question(
         graph=build(graph), rounds=rounds, epsilon=epsilon, delta=delta, records=records, dimension=dimension,
@@ -89,8 +79,10 @@ def _table(found: "Plan") -> Table:
         noise = [
             "not predicted" if x is None else f"{math.sqrt(x):.4g}" for x in (entry.error_average, entry.error_node)
         ]
-        epsilon = up(entry.guarantee.epsilon(found.question.delta))
-        table.append([entry.label, up(entry.sigma), *noise, size(entry.bytes_per_node), epsilon, entry.guarantee.kind])
+        epsilon = round_up(entry.guarantee.epsilon(found.question.delta))
+        table.append(
+            [entry.label, round_up(entry.sigma), *noise, size(entry.bytes_per_node), epsilon, entry.guarantee.kind]
+        )
     return table
 
 

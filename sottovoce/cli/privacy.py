@@ -11,11 +11,12 @@ from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
 from sottovoce.cli.output import Table, answer, doing, facts, gap_shown, progress, short
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.report.numbers import up
+from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
-    from sottovoce.privacy.account import Account, Guarantee
-    from sottovoce.system import LinearSystem
+    from sottovoce.privacy.accountant import Account
+    from sottovoce.privacy.guarantee import Guarantee
+    from sottovoce.tracing.linear_system import LinearSystem
 
 
 @app.command("account")
@@ -30,7 +31,8 @@ def account_(
     as_json: Json = False,
 ) -> None:
     """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
-    from sottovoce.privacy.account import KINDS, PUBLISHED, account
+    from sottovoce.privacy.accountant import account
+    from sottovoce.privacy.guarantee import KINDS, PUBLISHED
 
     _fits_together(setting, all_pairs, published, lipschitz, out)
     with doing(f"tracing {setting.algorithm} on {setting.graph}"):
@@ -95,7 +97,7 @@ def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[st
     """The headline with all that it rests on."""
     worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
     whom = f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
-    figure = f"epsilon {up(best.epsilon(setting.delta))} at delta {setting.delta:g} (mu {up(best.mu)})"
+    figure = f"epsilon {round_up(best.epsilon(setting.delta))} at delta {setting.delta:g} (mu {round_up(best.mu)})"
     lines = [f"Headline: {figure}, {best.kind}, {whom}; nobody is worse off."]
     lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
     if setting.labels is not None:
@@ -105,7 +107,7 @@ def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[st
 
 def _by_distance(result: "Account", delta: float) -> Table:
     """Epsilon by kind and by distance from the view: least, mean and largest over victims."""
-    from sottovoce.privacy.account import PUBLISHED
+    from sottovoce.privacy.guarantee import PUBLISHED
 
     table = [["kind", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
     groups: dict[tuple[str, int | None], list[Guarantee]] = {}
@@ -115,7 +117,7 @@ def _by_distance(result: "Account", delta: float) -> Table:
     for (kind, distance), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
         columns = []
         for values in ([g.mu for g in found], [g.epsilon(delta) for g in found]):
-            columns += [up(x) for x in (min(values), sum(values) / len(values), max(values))]
+            columns += [round_up(x) for x in (min(values), sum(values) / len(values), max(values))]
         far = ("out of reach" if result.view.members else "-") if distance is None else str(distance)
         table.append([kind, far, str(len(found)), *columns])
     return table
@@ -123,7 +125,7 @@ def _by_distance(result: "Account", delta: float) -> Table:
 
 def _as_published(result: "Account") -> Table:
     """One line a formula: its range over victims, and for how many it is below the exact loss."""
-    from sottovoce.privacy.account import PUBLISHED
+    from sottovoce.privacy.guarantee import PUBLISHED
 
     table = [["as published", "victims", "mu min", "max", "below the exact loss"]]
     formulas: dict[str, list[Guarantee]] = {}
@@ -134,7 +136,7 @@ def _as_published(result: "Account") -> Table:
         below = sum(any(word.startswith("BELOW") for word in g.assumptions) for g in found)
         mus = [g.mu for g in found]
         said = f"for {below}: not a bound" if below else "no"
-        table.append([name, str(len(found)), up(min(mus)), up(max(mus)), said])
+        table.append([name, str(len(found)), round_up(min(mus)), round_up(max(mus)), said])
     return table
 
 
@@ -142,20 +144,24 @@ def _all_pairs(setting: Setting, system: "LinearSystem", sigma: float, out: Path
     """Fixed-streams figures for every attacker and victim, and what is proven for training."""
     import numpy as np
 
-    from sottovoce.privacy import pairs
-    from sottovoce.privacy.account import account
-    from sottovoce.privacy.gaussian import epsilon_of
-    from sottovoce.privacy.sensitivity import participation
+    from sottovoce.core.participation import parse_participation
+    from sottovoce.privacy import all_pairs
+    from sottovoce.privacy.accountant import account
+    from sottovoce.privacy.gaussian_dp import epsilon_of
 
     if system.only_gradients:
         raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; drop --all-pairs")
     if system.n < 2:
         raise InputError("--all-pairs on one node", "a pair has two", "take a larger graph")
-    delta, once = setting.delta, system.algorithm.once
+    delta, averaging = setting.delta, system.algorithm.averaging
     whole = account(system, adjacency=setting.adjacency, participation=setting.participation)
     with progress("attackers") as advance:
-        mu = pairs.all_pairs(
-            system, participation(setting.participation), secure_sum=setting.secure_sum, store=out, progress=advance
+        mu = all_pairs.all_pairs(
+            system,
+            parse_participation(setting.participation),
+            secure_sum=setting.secure_sum,
+            store=out,
+            progress=advance,
         )
     others = mu[~np.eye(system.n, dtype=bool)]
     least, mean, most = (float(x) for x in (others.min(), others.mean(), others.max()))
@@ -164,19 +170,23 @@ def _all_pairs(setting: Setting, system: "LinearSystem", sigma: float, out: Path
     document = {
         **_what(setting, sigma), "algorithm": system.algorithm.name, "topology": system.topology.name,
         "rounds": system.rounds, "secure_sum": setting.secure_sum, "delta": delta, "kind": "fixed-streams",
-        "proven_for_training": once, "pairs": len(others),
+        "proven_for_training": averaging, "pairs": len(others),
         **{name: "inf" if np.isinf(value) else value for name, value in figures.items()},
         "proven_for_everyone": proven,
         "mu": [["inf" if np.isinf(x) else x for x in row] for row in mu.tolist()],
     }  # fmt: skip
     shown = {key: document[key] for key in ("algorithm", "topology", "rounds", "delta", "kind", "pairs")}
-    table = [*facts(shown), *([name.replace("_", " "), up(value)] for name, value in figures.items())]
-    lines = [] if once else ["These are exact for fixed streams, an idealisation of training; do not promise them."]
-    if whole.headline is not None and not once:
+    table = [*facts(shown), *([name.replace("_", " "), round_up(value)] for name, value in figures.items())]
+    lines = (
+        [] if averaging else ["These are exact for fixed streams, an idealisation of training; do not promise them."]
+    )
+    if whole.headline is not None and not averaging:
         best = whole.headline
-        lines.append(f"Proven for any pair: epsilon {up(best.epsilon(delta))} (mu {up(best.mu)}), {best.kind}.")
+        lines.append(
+            f"Proven for any pair: epsilon {round_up(best.epsilon(delta))} (mu {round_up(best.mu)}), {best.kind}."
+        )
     legend = "Row: who learns; column: about whom; darker is more, logarithmic."
-    answer(document, as_json, table, *lines, legend, pairs.heat_map(mu))
+    answer(document, as_json, table, *lines, legend, all_pairs.heat_map(mu))
 
 
 @app.command("calibrate")
@@ -187,7 +197,7 @@ def calibrate_(
     as_json: Json = False,
 ) -> None:
     """The sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
-    from sottovoce.privacy.calibrate import calibrated
+    from sottovoce.privacy.calibration import calibrated
 
     build, net = setting.chosen
     with doing(f"calibrating {setting.algorithm} on {net.name}"):
@@ -203,7 +213,7 @@ def calibrate_(
         "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
     }  # fmt: skip
     kept = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
-    table = [*facts({key: document[key] for key in (*kept, "delta")}), ["sigma", up(found.sigma, 6)]]
+    table = [*facts({key: document[key] for key in (*kept, "delta")}), ["sigma", round_up(found.sigma, 6)]]
     best = found.account.headline
     answer(document, as_json, table, *(() if best is None else _in_words(setting, found.account, best)))
 
@@ -231,9 +241,11 @@ def noise_(
     as_json: Json = False,
 ) -> None:
     """Noise that costs least. Example: sotto noise --graph florentine --weights uniform --participation 4x16"""
-    from sottovoce import files
-    from sottovoce.factorize import cache, factorize, picture
-    from sottovoce.topology import weigh
+    from sottovoce.cli import terminal_plots
+    from sottovoce.core import files
+    from sottovoce.core.topologies import weigh
+    from sottovoce.matrix_factorization import cache
+    from sottovoce.matrix_factorization.factorization import factorize
 
     if out is not None:
         files.check_writable(out)
@@ -253,6 +265,6 @@ def noise_(
         as_json,
         facts(shown),
         f"{times}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
-        f"\nC, darker for larger:\n{picture.matrix(found.C)}",
-        f"\nerror over rounds, up to {found.errors.max():.4g}:\n{picture.curve(found.errors)}",
+        f"\nC, darker for larger:\n{terminal_plots.matrix(found.C)}",
+        f"\nerror over rounds, up to {found.errors.max():.4g}:\n{terminal_plots.curve(found.errors)}",
     )

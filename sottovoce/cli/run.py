@@ -14,8 +14,8 @@ import typer
 from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, facts, note, progress, size, voice
-from sottovoce.errors import InputError, Lost, SottovoceError
-from sottovoce.report.numbers import up
+from sottovoce.errors import InputError, PeerLost, SottovoceError
+from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
     from sottovoce.config import Document, Experiment
@@ -64,7 +64,7 @@ def run(
 def _planned(file: Path, settings: list[str], only: str | None, out: Path) -> "tuple[Document, list[Planned]]":
     """What a file asks for; refused before any work where it cannot be."""
     from sottovoce.config import changed, read
-    from sottovoce.files import check_folder
+    from sottovoce.core.files import check_folder
     from sottovoce.run.sweep import planned
 
     check_folder(out)
@@ -89,9 +89,9 @@ def _alone(file: Path, settings: list[str], only: str | None, out: Path) -> "Exp
 def _one(experiment: "Experiment", *, data: Path | None, out: Path, resume: bool, as_json: bool) -> None:
     """One run, in this process."""
     with progress(experiment.name, rate=True) as tell:
-        from sottovoce.run.folder import carry_out
+        from sottovoce.run.execute import run_experiment
 
-        result = carry_out(experiment, out / experiment.name, data=data, resume=resume, tell=tell)
+        result = run_experiment(experiment, out / experiment.name, data=data, resume=resume, tell=tell)
     _finish(result, out / experiment.name, as_json)
 
 
@@ -118,26 +118,26 @@ def _as_rank(
     as_json: bool,
 ) -> None:
     """One rank's part of a run. Rank 0 shows how far it is and answers; what went wrong is said once."""
-    from sottovoce.run.launch import listen, orphaned
+    from sottovoce.distributed.launch import listen, orphaned
 
     listen()
-    from sottovoce.run.folder import carry_out
-    from sottovoce.run.processes import joined
+    from sottovoce.distributed.ranks import join_ranks
+    from sottovoce.run.execute import run_experiment
 
     leads = os.environ["RANK"] == "0"
-    with joined(timeout) as ranks:
+    with join_ranks(timeout) as ranks:
         try:
             experiment = ranks.each(wanted)
             with progress(experiment.name, rate=True) if leads else nullcontext() as tell:
                 folder = out / experiment.name
-                result = carry_out(experiment, folder, data=data, resume=resume, tell=tell, team=ranks)
+                result = run_experiment(experiment, folder, data=data, resume=resume, tell=tell, coordinator=ranks)
         except (Exception, KeyboardInterrupt) as error:
             if voice.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
                 raise
             line, code = explained(error)
             if not orphaned():
                 ranks.say(error, lambda: fail(line, code))
-            if isinstance(error, Lost):
+            if isinstance(error, PeerLost):
                 sys.stderr.flush()
                 os._exit(code)  # threads of the backend that wait for a lost rank would abort the interpreter's end
             raise SystemExit(code) from None
@@ -157,7 +157,7 @@ def _in_processes(
     as_json: bool,
 ) -> None:
     """Start the ranks here, and end as they do; they say what there is to say."""
-    from sottovoce.run.launch import launch
+    from sottovoce.distributed.launch import launch
 
     arguments = [word for word in ("quiet", "verbose") if getattr(voice, word)]
     arguments = [*(f"--{word}" for word in arguments), "run", str(file), "--out", str(out), "--timeout", str(timeout)]
@@ -181,22 +181,22 @@ def _sweep(
     as_json: bool,
 ) -> None:
     """Carry out all runs, write the page of results, and print its table."""
-    from sottovoce.report.results import write_results
-    from sottovoce.run.results import rows
+    from sottovoce.report.sweep_report import write_results
+    from sottovoce.run.parallel import run_experiments
     from sottovoce.run.sweep import attacks_of
-    from sottovoce.run.together import carry_out_all
+    from sottovoce.run.sweep_results import rows
 
     name = str(document["name"])
     with progress(name) as tell:
-        finished = carry_out_all(runs, out, data=data, resume=resume, jobs=jobs, tell=tell)
+        finished = run_experiments(runs, out, data=data, resume=resume, jobs=jobs, tell=tell)
     command = " ".join(["sotto run", str(file), *(f"--set {setting}" for setting in settings)])
     page = write_results(out / name, name, runs[0].experiment.about, finished, command)
     reported = rows(finished)
     documents = [row.document() for row in reported]
     answered = {"name": name, "page": str(page), "runs": documents}
     if kinds := attacks_of(document):
-        from sottovoce.attacks.sweeps import attack_rows
-        from sottovoce.report.attacked import write_attacks
+        from sottovoce.attacks.on_sweeps import attack_rows
+        from sottovoce.report.attack_report import write_attacks
 
         with progress("attacks") as tell:
             attacked = attack_rows(reported, kinds, out, data=data, tell=tell)
@@ -208,7 +208,7 @@ def _sweep(
 
 def _facts(result: "Document") -> Table:
     """What one run came to."""
-    from sottovoce.privacy.kept import KEPT, PUBLISHED
+    from sottovoce.privacy.final_models import KEPT, PUBLISHED
 
     last = result["metrics"]
     metric = next(key for key in ("accuracy", "rmse") if key in last)
@@ -243,13 +243,13 @@ def _epsilon(result: "Document") -> str:
         return "none is proven: see privacy.json"
     what = "a node's data" if result["adjacency"] == "user" else "one record"
     done = "replaced" if headline["change"] == "replace" else "made to count as nothing"
-    epsilon = up(float(headline["epsilon"]))
+    epsilon = round_up(float(headline["epsilon"]))
     return f"{epsilon} at delta {result['delta']:g}, {headline['view']} as adversary, {what} {done}, {headline['kind']}"
 
 
 def _table(found: list["Document"]) -> Table:
     """A sweep: means over seeds, with deviations."""
-    from sottovoce.report.results import epsilon_of, shown
+    from sottovoce.report.sweep_report import epsilon_of, shown
 
     metric = found[0]["metric"] if found else ""
     table = [["run", "seeds", f"{metric}, average model", f"{metric}, nodes", "test loss", "epsilon", "sent"]]

@@ -1,0 +1,1 @@
+"""Data sets, models and gradients."""

@@ -1,9 +1,9 @@
 """Batches: which rows each node uses in each round. The loop draws from this object and the accountant reads it.
 
-    >>> plan = batches("cycle:4x5", [50, 40])
+    >>> plan = parse_batches("cycle:4x5", [50, 40])
     >>> plan.draw(7).rows.shape, plan.participation("record")
     ((2, 10), Participation(times=4, apart=5))
-    >>> batches("poisson:0.1", [50, 40], seed=3).sampling(1)
+    >>> parse_batches("poisson:0.1", [50, 40], seed=3).sampling(1)
     Sampling(share=0.1, size=None)
 
 Draws are keyed by (seed, node, round): any round can be drawn alone, by a restart or by the node itself.
@@ -26,11 +26,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.adjacency import ADJACENCIES
+from sottovoce.core.noise_sources import generator
+from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
-from sottovoce.learning.partition import Shards
-from sottovoce.privacy.account import ADJACENCIES
-from sottovoce.privacy.sensitivity import Participation
-from sottovoce.sources import generator
+from sottovoce.learning.partitioning import Shards
 
 Rows = NDArray[np.int64]
 
@@ -46,7 +46,7 @@ class Batch(NamedTuple):
 class Sampling:
     """How a record comes into a batch: with probability `share`, or as one of `share * size` out of `size`.
 
-    The words of `sottovoce.privacy.sampling`: Poisson shares go with zero-out sensitivity, sizes with replace.
+    The words of `sottovoce.privacy.amplification`: Poisson shares go with zero-out sensitivity, sizes with replace.
     """
 
     share: float
@@ -215,7 +215,7 @@ class FixedSize(Batches):
         return Sampling(self.size / held, held)
 
 
-def batches(spec: str, shards: Shards | Sequence[int] | Sequence[Rows], seed: int = 0) -> Batches:
+def parse_batches(spec: str, shards: Shards | Sequence[int] | Sequence[Rows], seed: int = 0) -> Batches:
     """`full`, `cycle:KxB`, `poisson:SHARE` or `fixed:SIZE`, on shards, on rows of each node, or on bare sizes."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")

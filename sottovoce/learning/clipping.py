@@ -1,12 +1,12 @@
 """Clipping: how far one record, or one node's whole data, can move what the node releases.
 
     >>> from sottovoce.learning.batches import batches
-    >>> clip = clipping("per-example", 1.0)
+    >>> clip = parse_clipping("per-example", 1.0)
     >>> clip.sensitivity(batches("full", [50, 40]))                     # one record of 40 replaced: 2 x 1 / 40
     0.05
     >>> clip.sensitivity(batches("full", [50, 40]), change="zero-out")
     0.025
-    >>> clipping("whole-gradient", 1.0).sensitivity(batches("full", [50, 40]), adjacency="user")
+    >>> parse_clipping("whole-gradient", 1.0).sensitivity(batches("full", [50, 40]), adjacency="user")
     2.0
 
 A node releases `sum_i clip(g_i) / d` over its batch, with a divisor d that depends on no data (`Batches.divisors`).
@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.adjacency import ADJACENCIES
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches
-from sottovoce.privacy.account import ADJACENCIES
 from sottovoce.privacy.convexity import CLIPPING
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Scales(NamedTuple):
     """What each gradient is multiplied with, and which ones were not finite (their factor is zero)."""
 
     scale: Tensor
-    broken: Tensor
+    nonfinite: Tensor
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class Clipping:
         """For gradients of these norms (float64): 1 or less, so that no product is longer than the bound."""
         import torch
 
-        broken = ~lengths.isfinite()
+        nonfinite = ~lengths.isfinite()
         if self.kind == "none":
-            return Scales(torch.ones_like(lengths, dtype=dtype), broken)
+            return Scales(torch.ones_like(lengths, dtype=dtype), nonfinite)
         limits = torch.finfo(dtype)
         scale = (self.bound * (1 - SLACK * limits.eps) / lengths).clamp(max=1.0)
-        scale = torch.where(broken | (scale < limits.tiny), 0.0, scale)  # below tiny, rounding is no longer relative
-        return Scales(scale.to(dtype), broken)
+        scale = torch.where(nonfinite | (scale < limits.tiny), 0.0, scale)  # below tiny, rounding is no longer relative
+        return Scales(scale.to(dtype), nonfinite)
 
     def sensitivities(self, drawn: Batches, adjacency: str = "record", change: str = "replace") -> NDArray[np.float64]:
         """For each node, how far what it releases in one round moves: exact, reached by gradients at the bound.
@@ -92,7 +92,7 @@ class Clipping:
         return float(self.sensitivities(drawn, adjacency, change).max())
 
 
-def clipping(kind: str, bound: float | None = None) -> Clipping:
+def parse_clipping(kind: str, bound: float | None = None) -> Clipping:
     """`none`, `per-example` (for record-level privacy) or `whole-gradient` (for user-level privacy), with its bound."""
     if kind not in CLIPPING:
         raise InputError(f"clipping {kind!r}", f"known: {', '.join(CLIPPING)}", "choose one of them")

@@ -46,7 +46,7 @@ class Clipped(NamedTuple):
     """Sums of weighted clipped gradients, N x D, and how many gradients were not finite and left out."""
 
     rows: Tensor
-    broken: int
+    nonfinite: int
 
 
 class Engine(Protocol):
@@ -71,7 +71,7 @@ class Engine(Protocol):
 
 def engine_for(model: Model, name: str | None = None) -> Engine:
     """The fastest engine for a model's layers, or the named one."""
-    from sottovoce.learning.stacked import stacked
+    from sottovoce.learning.stacked_engines import stacked
 
     if name not in (None, *ENGINES):
         raise InputError(f"engine {name!r}", f"known: {', '.join(ENGINES)}", "leave it out for the fastest")
@@ -111,7 +111,7 @@ class Functional:
         """Every example's gradient by itself, a chunk at a time."""
         each = vmap(vmap(grad(partial(one, self.model)), in_dims=(None, 0, 0)))
         layout, (N, B) = self.model.layout, stack.weights.shape
-        rows, broken = torch.zeros_like(points), 0
+        rows, nonfinite = torch.zeros_like(points), 0
         some_nodes = max(1, VALUES // (B * layout.size))
         for nodes in pieces(N, some_nodes):
             some_examples = max(1, VALUES // ((nodes.stop - nodes.start) * layout.size))
@@ -120,8 +120,8 @@ class Functional:
                 gradients = layout.flatten(each(layout.views(points[nodes]), inputs, targets))
                 added = sum_clipped(gradients, weights, clip)
                 rows[nodes] += added.rows
-                broken += added.broken
-        return Clipped(rows, broken)
+                nonfinite += added.nonfinite
+        return Clipped(rows, nonfinite)
 
     def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
         """All nodes at once."""
@@ -154,15 +154,15 @@ class Loop:
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
         """Some examples at a time."""
         each = vmap(grad(partial(one, self.model)), in_dims=(None, 0, 0))
-        rows, broken, layout = torch.zeros_like(points), 0, self.model.layout
+        rows, nonfinite, layout = torch.zeros_like(points), 0, self.model.layout
         for node, row in enumerate(points):
             for some in pieces(stack.weights.shape[1], max(EXAMPLES, VALUES // layout.size)):
                 inputs, targets, weights = (part[node, some] for part in stack)
                 gradients = layout.flatten(each(layout.views(row), inputs, targets))
                 added = sum_clipped(gradients.unsqueeze(0), weights.unsqueeze(0), clip)
                 rows[node] += added.rows[0]
-                broken += added.broken
-        return Clipped(rows, broken)
+                nonfinite += added.nonfinite
+        return Clipped(rows, nonfinite)
 
     @torch.no_grad()
     def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
@@ -187,18 +187,18 @@ def one(model: Model, parameters: dict[str, Tensor], features: Tensor, target: T
 
 def sum_clipped(gradients_NBD: Tensor, weights_NB: Tensor, clip: Clipping) -> Clipped:
     """`sum_i weight_i clip(g_i)` from gradients that are all there."""
-    scale, broken = clip.scales(norms(gradients_NBD), gradients_NBD.dtype)
-    if broken.any():
-        gradients_NBD = gradients_NBD.masked_fill(broken.unsqueeze(-1), 0.0)
+    scale, nonfinite = clip.scales(norms(gradients_NBD), gradients_NBD.dtype)
+    if nonfinite.any():
+        gradients_NBD = gradients_NBD.masked_fill(nonfinite.unsqueeze(-1), 0.0)
     rows = torch.bmm((scale * weights_NB).unsqueeze(1), gradients_NBD).squeeze(1)
-    return Clipped(rows, int((broken & (weights_NB > 0)).sum()))
+    return Clipped(rows, int((nonfinite & (weights_NB > 0)).sum()))
 
 
 def clip_rows(rows_ND: Tensor, clip: Clipping) -> Clipped:
     """Each node's whole gradient clipped."""
-    scale, broken = clip.scales(norms(rows_ND), rows_ND.dtype)
-    rows = rows_ND.masked_fill(broken.unsqueeze(-1), 0.0) if broken.any() else rows_ND
-    return Clipped(rows * scale.unsqueeze(-1), int(broken.sum()))
+    scale, nonfinite = clip.scales(norms(rows_ND), rows_ND.dtype)
+    rows = rows_ND.masked_fill(nonfinite.unsqueeze(-1), 0.0) if nonfinite.any() else rows_ND
+    return Clipped(rows * scale.unsqueeze(-1), int(nonfinite.sum()))
 
 
 def pieces(total: int, at_once: int) -> Iterator[slice]:

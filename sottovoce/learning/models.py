@@ -29,7 +29,7 @@ from torch.func import functional_call
 
 from sottovoce.errors import InputError
 from sottovoce.learning import networks
-from sottovoce.learning.data import Dataset
+from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.losses import LOSSES, Loss
 
 Made = TypeVar("Made")

@@ -1,8 +1,8 @@
 """Tasks: a data set, who holds which rows of it, and the model to learn from them.
 
-    >>> from sottovoce.learning.data import load
+    >>> from sottovoce.learning.datasets import load
     >>> from sottovoce.learning.models import model
-    >>> from sottovoce.learning.partition import partition
+    >>> from sottovoce.learning.partitioning import partition
     >>> digits = load("digits")
     >>> job = task(digits, partition(digits, nodes=16), model("softmax", digits))
     >>> job
@@ -28,14 +28,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
-from sottovoce.learning.batches import Batches, Sampling, batches
-from sottovoce.learning.clipping import Clipping, clipping
-from sottovoce.learning.data import Dataset
+from sottovoce.learning.batches import Batches, Sampling, parse_batches
+from sottovoce.learning.clipping import Clipping, parse_clipping
+from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.engines import Clipped, Engine, Stack, clip_rows, engine_for, pieces
 from sottovoce.learning.models import Model
-from sottovoce.learning.partition import Shards
-from sottovoce.privacy.sensitivity import Participation
+from sottovoce.learning.partitioning import Shards
 
 GATHERED = 1 << 22
 """About so many numbers of a batch are copied together at once: 64 MB at a time took twice as long as 16."""
@@ -121,8 +121,8 @@ class Task:
         step_size: float | None = None,
     ) -> Gradients:
         """The gradient that the loop calls, from batches and clipping by name or as objects."""
-        drawn = batches(batch, self.shards, seed) if isinstance(batch, str) else batch
-        clipped = clipping(clip, bound) if isinstance(clip, str) else clip
+        drawn = parse_batches(batch, self.shards, seed) if isinstance(batch, str) else batch
+        clipped = parse_clipping(clip, bound) if isinstance(clip, str) else clip
         return Gradients(self, drawn, clipped, local_steps, step_size)
 
     def evaluate(self, points: Tensor, rows: int | None = None, average: Tensor | None = None) -> Evaluation:
@@ -236,7 +236,7 @@ class Gradients:
         self.task, self.batches, self.clipping = job, drawn, clip
         self.local_steps, self.step_size = local_steps, step_size
         self.nodes = np.arange(drawn.nodes)
-        self.broken = 0
+        self.nonfinite = 0
 
     def hosted(self, nodes: NDArray[np.intp]) -> Gradients:
         """The gradients of some nodes alone, with their data alone: the same batches, by the same keys."""
@@ -279,10 +279,10 @@ class Gradients:
             parts.append(act(points[nodes], Stack(inputs, self.task.targets[rows], weights.to(points.dtype))))
         if len(parts) == 1:
             return parts[0]
-        return Clipped(torch.cat([part.rows for part in parts]), sum(part.broken for part in parts))
+        return Clipped(torch.cat([part.rows for part in parts]), sum(part.nonfinite for part in parts))
 
     def _counted(self, clipped: Clipped) -> Tensor:
-        self.broken += clipped.broken
+        self.nonfinite += clipped.nonfinite
         return clipped.rows
 
     def check(self, rounds: int) -> None:

@@ -1,0 +1,1 @@
+"""What an adversary can learn: views, guarantees, calibration."""

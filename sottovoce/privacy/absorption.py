@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.sensitivity import Participation
 from sottovoce.privacy.views import View
-from sottovoce.system import LinearSystem, StepMatrices
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
 Array = NDArray[np.float64]
 
@@ -115,7 +115,7 @@ def _projections(
 
 def _first_said(step: StepMatrices, n: int) -> sparse.csr_array:
     """Every node's state after its local step, from what it says in the first gossip step."""
-    sender, receiver, rows = step.heard[0]
+    sender, receiver, rows = step.sent[0]
     if not np.all(receiver == -1) or np.any(sender < 0):
         raise Unaccountable("the absorption bound needs nodes that say the same to all")
     place = sparse.csr_array((np.ones(len(sender)), (sender, np.arange(len(sender)))), shape=(n, len(sender)))

@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
-from sottovoce.privacy.deflation import Entering, Left, Unknown
-from sottovoce.privacy.views import Inputs, Seen, View, see
-from sottovoce.system import LinearSystem
-from sottovoce.threads import one_thread
+from sottovoce.core.threads import one_thread
+from sottovoce.privacy.exact.deflation import Entering, Left, Unknown
+from sottovoce.privacy.observation import Inputs, Observation, observe
+from sottovoce.privacy.views import View
+from sottovoce.tracing.linear_system import LinearSystem
 
 Array = NDArray[np.float64]
 
@@ -48,25 +49,25 @@ class Closedness:
 
 def closedness(system: LinearSystem, view: View) -> Closedness:
     """Check the rules on the traced system, the adversary's own messages counted as seen."""
-    seen = see(system, view, own=True)
-    open_node = open_by_steps(seen)
+    observation = observe(system, view, own=True)
+    open_node = open_by_steps(observation)
     if open_node is None:
         return Closedness(True)
-    rows = sum(step.seen.state.shape[0] for step in seen.steps)
-    sources = sum(step.seen.noise.shape[1] for step in seen.steps)
-    state = seen.steps[0].seen.state.shape[1]
+    rows = sum(step.observed.state.shape[0] for step in observation.steps)
+    sources = sum(step.observed.noise.shape[1] for step in observation.steps)
+    state = observation.steps[0].observed.state.shape[1]
     if (min(rows, sources) + 2 * state) * sources > UNROLLED:
         return Closedness(False, reason=f"node {open_node} reacts to what the view has not seen")
-    return _unrolled(seen)
+    return _unrolled(observation)
 
 
-def open_by_steps(seen: Seen) -> int | None:
+def open_by_steps(observation: Observation) -> int | None:
     """The first honest node whose state after a round is no combination of what was just seen, if there is one."""
-    victims = set(seen.victims.tolist())
-    for step in dict.fromkeys(seen.steps[:-1]):
-        rows, out = _joined(step.seen), _joined(step.out)
+    victims = set(observation.victims.tolist())
+    for step in dict.fromkeys(observation.steps[:-1]):
+        rows, out = _joined(step.observed), _joined(step.out)
         missing = _outside(rows, out)
-        n = seen.system.n
+        n = observation.system.n
         nodes = np.unique(np.flatnonzero(missing) % n)
         found = next((int(node) for node in nodes if int(node) in victims), None)
         if found is not None:
@@ -99,57 +100,57 @@ def _outside(rows: sparse.csr_array, wanted: sparse.csr_array) -> NDArray[np.boo
 
 
 @one_thread()
-def _unrolled(seen: Seen) -> Closedness:
+def _unrolled(observation: Observation) -> Closedness:
     """The rules on what is left of every query point when all that was seen before it is taken out."""
-    V, T = len(seen.victims), seen.gradient_rounds
-    reaching = _reaching(seen)
-    inputs = Entering(seen)
-    unknown = Unknown(*inputs.nothing(seen.steps[0].seen.state.shape[1]))
+    V, T = len(observation.victims), observation.gradient_rounds
+    reaching = _reaching(observation)
+    inputs = Entering(observation)
+    unknown = Unknown(*inputs.nothing(observation.steps[0].observed.state.shape[1]))
     number, only_user = 0, False
-    for round, (step, (seen_new, out_new)) in enumerate(zip(seen.steps, inputs, strict=True)):
-        fresh = np.diff(step.seen.gradient.indptr) > 0
+    for round, (step, (seen_new, out_new)) in enumerate(zip(observation.steps, inputs, strict=True)):
+        fresh = np.diff(step.observed.gradient.indptr) > 0
         quiet, loud = np.flatnonzero(~fresh), np.flatnonzero(fresh)
-        new = unknown.see(step.seen.state[quiet], *(part[quiet] for part in seen_new))
+        new = unknown.see(step.observed.state[quiet], *(part[quiet] for part in seen_new))
         if step.point is not None:
-            rows = step.point.state[seen.victims]
+            rows = step.point.state[observation.victims]
             left = unknown.without(rows, new)
             for k in np.flatnonzero(reaching[number]):
-                verdict = _reacts(seen, round, int(k), left, V)
+                verdict = _reacts(observation, round, int(k), left, V)
                 if verdict is not None and not verdict.closed:
                     return verdict
                 only_user = only_user or verdict is not None
             number += 1
-        new = np.concatenate([new, unknown.see(step.seen.state[loud], *(part[loud] for part in seen_new))], axis=1)
+        new = np.concatenate([new, unknown.see(step.observed.state[loud], *(part[loud] for part in seen_new))], axis=1)
         unknown.move(step.out.state, *out_new, new)
     assert number == T
     return Closedness(True, user_level_only=only_user)
 
 
-def _reacts(seen: Seen, round: int, k: int, left: Left, V: int) -> Closedness | None:
+def _reacts(observation: Observation, round: int, k: int, left: Left, V: int) -> Closedness | None:
     """Whether victim k's query point holds anything unseen: closed at user level only if it is its own past."""
-    node = int(seen.victims[k])
+    node = int(observation.victims[k])
     if left.noise[k] > left.error[k]:
         return Closedness(False, reason=f"node {node} reacts in round {round} to noise the view has not seen")
     others = np.abs(left.gradient[k].reshape(-1, V)).max(axis=0, initial=0.0)
     own, others[k] = others[k], 0.0
     if others.max(initial=0.0) > left.error[k]:
-        heard = int(seen.victims[int(np.argmax(others))])
-        return Closedness(False, reason=f"node {node} reacts in round {round} to node {heard} unseen")
+        sent = int(observation.victims[int(np.argmax(others))])
+        return Closedness(False, reason=f"node {node} reacts in round {round} to node {sent} unseen")
     return Closedness(True, user_level_only=True) if own > left.error[k] else None
 
 
-def _reaching(seen: Seen) -> NDArray[np.bool_]:
+def _reaching(observation: Observation) -> NDArray[np.bool_]:
     """Which (gradient round, victim) reach the view, directly or through another's query point."""
-    n, V = seen.steps[0].out.state.shape[0], len(seen.victims)
+    n, V = observation.steps[0].out.state.shape[0], len(observation.victims)
     wanted = np.zeros(n, dtype=bool)  # components of the state that reach it
     out = []
-    for step in reversed(seen.steps):
-        carried = _touched(step.out.state, wanted) | _columns(step.seen.state)
+    for step in reversed(observation.steps):
+        carried = _touched(step.out.state, wanted) | _columns(step.observed.state)
         if step.takes_gradients:
-            reaches = _touched(step.out.gradient, wanted) | _columns(step.seen.gradient)
+            reaches = _touched(step.out.gradient, wanted) | _columns(step.observed.gradient)
             out.append(reaches)
             if step.point is not None:
-                carried |= _columns(step.point.state[seen.victims[reaches]])
+                carried |= _columns(step.point.state[observation.victims[reaches]])
         wanted = carried
     return np.array(out[::-1]).reshape(-1, V)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.sparse.linalg import svds
 
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.system import LinearSystem
+from sottovoce.tracing.linear_system import LinearSystem
 
 CURVATURE = {"linear": 1.0, "logistic": 0.25, "softmax": 0.5}
 """Largest second derivative of the loss along one linear output (softmax: of the vector of outputs)."""

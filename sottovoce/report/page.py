@@ -1,6 +1,6 @@
 """The report page: one HTML file with its figures, data and scripts inside, which asks nobody for anything.
 
-The page is `parts/page.html` with style, scripts, plotly.js and the data, as one block of JSON, in their places.
+The page is `assets/page.html` with style, scripts, plotly.js and the data, as one block of JSON, in their places.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import numpy as np
 
 from sottovoce import __version__
 from sottovoce.config import Document
+from sottovoce.core.files import check_writable, write_text
 from sottovoce.errors import SottovoceError
-from sottovoce.files import check_writable, write_text
 from sottovoce.report.figures import COLOURS
-from sottovoce.report.leaks import rounded
-from sottovoce.report.story import story
+from sottovoce.report.pairwise_leakage import rounded
+from sottovoce.report.run_summary import story
 from sottovoce.report.told import Told, finite, told, unfinished
-from sottovoce.report.words import KINDS
-from sottovoce.run.files import Files
-from sottovoce.run.results import LESS_IS_BETTER
+from sottovoce.report.wording import KINDS
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.sweep_results import LESS_IS_BETTER
 
 WITH_PAIRS = 24
 """So many runs show who learns what from whom; of others a page has curves and promises."""
@@ -50,7 +50,7 @@ def write_page(out: Path, runs: Sequence[Path], *, title: str | None = None) -> 
 
 def write_page_of(folder: Path, *, again: bool) -> None:
     """A run's own page, in its folder: where it has none, or `again` where it has one and something was added."""
-    place = Files(folder).page
+    place = RunFiles(folder).page
     if place.exists() == again:
         write_page(place, [folder])
 
@@ -69,7 +69,7 @@ def page(runs: Sequence[Told], title: str | None = None, *, left_out: int = 0) -
 
 
 def _own(name: str) -> str:
-    return files("sottovoce.report").joinpath("parts", name).read_text(encoding="utf-8")
+    return files("sottovoce.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 def _plotly() -> str:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from sottovoce.config import Document, Experiment, from_document
 from sottovoce.errors import InputError
-from sottovoce.privacy.gaussian import delta_of
-from sottovoce.run.files import Files
-from sottovoce.run.results import LESS_IS_BETTER, metric_of
+from sottovoce.privacy.gaussian_dp import delta_of
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.sweep_results import LESS_IS_BETTER, metric_of
 
 MEMBERSHIP = ("likelihood", "classifier", "threshold")
 """Attacks that end in a ROC curve."""
@@ -87,10 +87,10 @@ def told(paths: Iterable[Path]) -> list[Told]:
 def _runs_in(path: Path) -> list[Path]:
     if not path.is_dir():
         raise InputError(f"{path}: no such folder", "a run or a sweep has one", "give runs/NAME of sotto run")
-    if Files(path).config.exists():
+    if RunFiles(path).config.exists():
         return [path]
     inside = _inside(path)
-    finished = [folder for folder in inside if Files(folder).result.exists()]
+    finished = [folder for folder in inside if RunFiles(folder).result.exists()]
     if not finished:
         what = "only unfinished runs in it" if inside else "no run"
         raise InputError(f"{path}: {what}", "a finished run has a result.json", "give runs/NAME of sotto run")
@@ -99,8 +99,8 @@ def _runs_in(path: Path) -> list[Path]:
 
 def unfinished(paths: Iterable[Path]) -> list[Path]:
     """Runs in folders of sweeps without a result, because they were stopped or went astray: `told` leaves them out."""
-    found = dict.fromkeys(folder for path in paths if not Files(path).config.exists() for folder in _inside(path))
-    return [folder for folder in found if not Files(folder).result.exists()]
+    found = dict.fromkeys(folder for path in paths if not RunFiles(path).config.exists() for folder in _inside(path))
+    return [folder for folder in found if not RunFiles(folder).result.exists()]
 
 
 def _inside(path: Path) -> list[Path]:
@@ -114,7 +114,7 @@ def _counting(path: Path) -> list[tuple[float, str]]:
 
 
 def _read(folder: Path) -> Told:
-    files = Files(folder)
+    files = RunFiles(folder)
     result, privacy = files.document(files.result), files.document(files.privacy)
     if result is None or privacy is None:
         raise InputError(f"{folder}: an unfinished run", "only finished ones are looked at", "go on with --resume")

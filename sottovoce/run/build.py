@@ -9,20 +9,21 @@ from typing import Any
 
 import torch
 
-from sottovoce.algorithms import Algorithm, algorithm, builder
+from sottovoce.algorithms.registry import algorithm, builder
 from sottovoce.config import AlgorithmChoice, Experiment
+from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.learning.data import Dataset, folder_of, load
+from sottovoce.learning.datasets import Dataset, folder_of, load
 from sottovoce.learning.models import model
-from sottovoce.learning.partition import partition
+from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Gradients, task
-from sottovoce.run.guarantees import calibrated_trial
-from sottovoce.run.network import DERIVED, noise_setting, topology_of
-from sottovoce.run.trial import Trial, trial
-from sottovoce.topology import Topology
+from sottovoce.run.build_topology import DERIVED, noise_setting, topology_of
+from sottovoce.run.privacy_report import calibrate_run
+from sottovoce.run.training_run import TrainingRun, prepare_run
 
 
-def build(experiment: Experiment, folder: Path | None = None) -> Trial:
+def build(experiment: Experiment, folder: Path | None = None) -> TrainingRun:
     """Everything that a run needs, from its settings. `folder` holds the data sets that do not come with the package.
 
     With `privacy.epsilon` sigma is the least that meets it.
@@ -31,16 +32,14 @@ def build(experiment: Experiment, folder: Path | None = None) -> Trial:
     gradients = gradients_of(experiment, net, folder)
     wanted = experiment.privacy.epsilon
     built = _algorithm(experiment.algorithm, gradients, experiment)
-    started = trial(
+    started = prepare_run(
         built, net, gradients, rounds=experiment.training.rounds, seed=experiment.seed,
         adjacency=experiment.privacy.adjacency, same_start=experiment.training.same_start,
     )  # fmt: skip
     if wanted is None:
         return started
     privacy = experiment.privacy
-    return calibrated_trial(
-        started, epsilon=wanted, delta=privacy.delta, view=privacy.view, attackers=privacy.attackers
-    )
+    return calibrate_run(started, epsilon=wanted, delta=privacy.delta, view=privacy.view, attackers=privacy.attackers)
 
 
 def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> Gradients:
@@ -79,7 +78,7 @@ def forget_data() -> None:
 
 
 def _step_size(choice: AlgorithmChoice) -> Any:
-    """As given, or the algorithm's default; averaging has none, and is refused by `trial`."""
+    """As given, or the algorithm's default; averaging has none, and is refused by `prepare_run`."""
     accepted = inspect.signature(builder(choice.name)).parameters
     return choice.settings.get("step_size", accepted["step_size"].default if "step_size" in accepted else 1.0)
 

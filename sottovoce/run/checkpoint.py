@@ -18,40 +18,41 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce import arrays
+from sottovoce.core import arrays
+from sottovoce.core.files import read_npz, read_rows, write
+from sottovoce.core.messages import Traffic
+from sottovoce.distributed.coordinator import Coordinator, SingleProcess
+from sottovoce.distributed.exchange_plan import NodeShard
+from sottovoce.distributed.sharded_rows import Halo, ShardedRows
 from sottovoce.errors import InputError
-from sottovoce.files import read_npz, read_rows, write
-from sottovoce.loop import Traffic
-from sottovoce.run.hosting import Halo, Host, HostedRows
-from sottovoce.run.team import Alone, Team
-from sottovoce.run.trial import Stage
+from sottovoce.run.training_run import RunState
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Saved:
+class Checkpoint:
     """A stage, how many lines of metrics were written before it, and the seconds it took."""
 
-    stage: Stage
+    state: RunState
     lines: int
     seconds: float
 
 
-def save(path: Path, saved: Saved, fingerprint: str, team: Team | None = None) -> None:
+def save(path: Path, saved: Checkpoint, fingerprint: str, coordinator: Coordinator | None = None) -> None:
     """Write a stage. `fingerprint` names the run, so that no other takes it up."""
-    team = team or Alone()
+    coordinator = coordinator or SingleProcess()
     found: list[Any] = []
-    stage, outline = saved.stage, _outline(saved.stage.carry, found)
-    if team.rank:
-        _write(_part(path, stage.rounds, team.rank, team.size), _rows(found))
-    counted = team.gathered((stage.broken, stage.wire))
-    if team.rank:
+    state, outline = saved.state, _outline(saved.state.loop_state, found)
+    if coordinator.rank:
+        _write(_part(path, state.rounds, coordinator.rank, coordinator.size), _rows(found))
+    counted = coordinator.gathered((state.nonfinite, state.wire_bytes))
+    if coordinator.rank:
         return
-    parts = [_part(path, stage.rounds, rank, team.size).name for rank in range(1, team.size)]
+    parts = [_part(path, state.rounds, rank, coordinator.size).name for rank in range(1, coordinator.size)]
     about = {
-        "format": FORMAT, "fingerprint": fingerprint, "rounds": stage.rounds, "sent": list(stage.sent),
-        "broken": sum(broken for broken, _ in counted), "wire": sum(wire for _, wire in counted),
+        "format": FORMAT, "fingerprint": fingerprint, "rounds": state.rounds, "sent": list(state.sent),
+        "nonfinite": sum(nonfinite for nonfinite, _ in counted), "wire": sum(wire for _, wire in counted),
         "lines": saved.lines, "seconds": saved.seconds, "carry": outline, "parts": parts,
     }  # fmt: skip
     text = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
@@ -67,14 +68,14 @@ def _part(path: Path, rounds: int, rank: int, size: int) -> Path:
 
 def _rows(found: list[Any]) -> dict[str, NDArray[Any]]:
     """What is this rank's alone, with the numbers of its nodes."""
-    mine = {str(number): rows for number, rows in enumerate(found) if isinstance(rows, HostedRows)}
+    mine = {str(number): rows for number, rows in enumerate(found) if isinstance(rows, ShardedRows)}
     named = {number: rows.own.numpy() for number, rows in mine.items()}
-    return {"nodes": next(iter(mine.values())).host.nodes, **named} if mine else {}
+    return {"nodes": next(iter(mine.values())).shard.nodes, **named} if mine else {}
 
 
 def _public(found: list[Any]) -> dict[str, NDArray[Any]]:
     """What every process has whole."""
-    whole = {str(number): rows for number, rows in enumerate(found) if not isinstance(rows, HostedRows)}
+    whole = {str(number): rows for number, rows in enumerate(found) if not isinstance(rows, ShardedRows)}
     return {number: rows.numpy() if arrays.is_torch(rows) else rows for number, rows in whole.items()}
 
 
@@ -85,9 +86,9 @@ def _write(path: Path, named: dict[str, NDArray[Any]]) -> None:
     write(path, write_to)
 
 
-def load(path: Path, before: Stage, fingerprint: str, host: Host | None = None) -> Saved:
+def load(path: Path, before: RunState, fingerprint: str, shard: NodeShard | None = None) -> Checkpoint:
     """Read a stage of the run that began with `before`; with a `host` the rows of its nodes alone."""
-    stored = read_npz(path) if host is None else read_npz(path, ["about", "nodes"])
+    stored = read_npz(path) if shard is None else read_npz(path, ["about", "nodes"])
     try:
         about = json.loads(stored["about"].tobytes())
         if about["format"] != FORMAT:
@@ -97,10 +98,12 @@ def load(path: Path, before: Stage, fingerprint: str, host: Host | None = None) 
                 f"{path}: a checkpoint of other settings, data or code", "a run goes on as it began",
                 "restore them, or start anew in another folder",
             )  # fmt: skip
-        reader = _Reader(path, about.get("parts", []), stored, host)
-        carry = _rebuilt(about["carry"], reader, before.carry)
-        counts = (about["broken"], about.get("wire", 0)) if host is None or host.wire.rank == 0 else (0, 0)
-        return Saved(Stage(about["rounds"], carry, Traffic(*about["sent"]), *counts), about["lines"], about["seconds"])
+        reader = _Reader(path, about.get("parts", []), stored, shard)
+        loop_state = _rebuilt(about["carry"], reader, before.loop_state)
+        counts = (about["nonfinite"], about.get("wire", 0)) if shard is None or shard.communicator.rank == 0 else (0, 0)
+        return Checkpoint(
+            RunState(about["rounds"], loop_state, Traffic(*about["sent"]), *counts), about["lines"], about["seconds"]
+        )
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -112,8 +115,8 @@ def load(path: Path, before: Stage, fingerprint: str, host: Host | None = None) 
 class _Reader:
     """Rows by number, from the parts that hold them: of all nodes, or of those that a host asks for."""
 
-    def __init__(self, path: Path, parts: list[str], stored: dict[str, NDArray[Any]], host: Host | None) -> None:
-        self.host, self._path, self._stored = host, path, stored
+    def __init__(self, path: Path, parts: list[str], stored: dict[str, NDArray[Any]], shard: NodeShard | None) -> None:
+        self.shard, self._path, self._stored = shard, path, stored
         self._nodes = {path: stored["nodes"]} if parts else {}
         for name in parts:
             part = path.with_name(Path(name).name)
@@ -155,7 +158,7 @@ def _outline(value: Any, found: list[Any]) -> Any:
     if isinstance(value, tuple):
         return [_outline(part, found) for part in value]
     found.append(value)
-    split = isinstance(value, HostedRows)
+    split = isinstance(value, ShardedRows)
     return {"array": len(found) - 1, "torch": split or arrays.is_torch(value), **({"split": True} if split else {})}
 
 
@@ -168,20 +171,20 @@ def _rebuilt(outline: Any, reader: _Reader, like: Any) -> Any:
     if "array" not in outline:
         return outline["value"]
     number, split = outline["array"], outline.get("split", False)
-    if reader.host is not None and (like is None or isinstance(like, HostedRows)):
+    if reader.shard is not None and (like is None or isinstance(like, ShardedRows)):
         return _hosted(reader, number, split, None if like is None else like.halo)
     values = reader.rows(number, None, split)
     return torch.from_numpy(values) if outline["torch"] else arrays.read_only(values)
 
 
-def _hosted(reader: _Reader, number: int, split: bool, halo: Halo | None) -> HostedRows:
+def _hosted(reader: _Reader, number: int, split: bool, halo: Halo | None) -> ShardedRows:
     """The rows of a host's nodes, and of the nodes elsewhere of whom it has to know."""
-    host = reader.host
-    assert host is not None
-    own = torch.from_numpy(reader.rows(number, host.nodes, split))
+    shard = reader.shard
+    assert shard is not None
+    own = torch.from_numpy(reader.rows(number, shard.nodes, split))
     if halo is None or not len(halo.nodes):
-        return HostedRows(host, own, halo)
+        return ShardedRows(shard, own, halo)
     order = np.argsort(halo.nodes)
     rows = np.empty((len(order), own.shape[1]), dtype=own.numpy().dtype)
     rows[order] = reader.rows(number, halo.nodes[order], split)
-    return HostedRows(host, own, Halo(halo.nodes, torch.from_numpy(rows)))
+    return ShardedRows(shard, own, Halo(halo.nodes, torch.from_numpy(rows)))

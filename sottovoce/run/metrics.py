@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.errors import Diverged
-from sottovoce.run.hosting import Host
-from sottovoce.run.trial import Stage, Trial
+from sottovoce.run.training_run import RunState, TrainingRun
 
 
 @dataclass(frozen=True)
@@ -45,42 +45,42 @@ class Measured:
     consensus: float
     messages: int
     bytes: int
-    broken: int
+    nonfinite: int
     seconds: float
-    wire: int | None = None
+    wire_bytes: int | None = None
 
     def document(self) -> dict[str, Any]:
         """As JSON, the metric under its own name."""
-        wired = {} if self.wire is None else {"wire_bytes": self.wire}
+        wired = {} if self.wire_bytes is None else {"wire_bytes": self.wire_bytes}
         return {
             "round": self.round, "loss": vars(self.loss), self.metric_name: vars(self.metric),
-            "consensus": self.consensus, "messages": self.messages, "bytes": self.bytes, "broken": self.broken,
+            "consensus": self.consensus, "messages": self.messages, "bytes": self.bytes, "nonfinite": self.nonfinite,
             **wired, "seconds": round(self.seconds, 3),
         }  # fmt: skip
 
 
-def measure(trial: Trial, stage: Stage, seconds: float, rows: int | None = None) -> Measured:
+def measure(training_run: TrainingRun, state: RunState, seconds: float, rows: int | None = None) -> Measured:
     """Evaluate all models on the test rows, or on the first `rows` of them; each rank those of its own nodes."""
-    models, host = trial.models(stage), trial.host
-    own = models if host is None else models.own
+    models, shard = training_run.models(state), training_run.shard
+    own = models if shard is None else models.own
     total = own.sum(0, dtype=torch.float64)
-    if host is not None:
-        host.wire.sum_(total, counted=False)
-    average = (total / trial.topology.n).to(own.dtype)
-    found = trial.task.evaluate(own, rows, average)
+    if shard is not None:
+        shard.communicator.sum_(total, counted=False)
+    average = (total / training_run.topology.n).to(own.dtype)
+    found = training_run.task.evaluate(own, rows, average)
     apart = (own - average).double().square().sum(1).numpy()
-    all_of = _gathered(host, np.stack([found.loss, found.metric, apart]), stage.broken, stage.wire)
+    all_of = _gathered(shard, np.stack([found.loss, found.metric, apart]), state.nonfinite, state.wire_bytes)
     loss, metric, apart = all_of.figures
     if not (np.isfinite(all_of.figures).all() and math.isfinite(found.average_loss)):
         raise Diverged(
-            f"models or losses with nan or infinity after round {stage.rounds}",
+            f"models or losses with nan or infinity after round {state.rounds}",
             "there is nothing to measure",
             "lower the step size, or the noise",
         )
     return Measured(
-        stage.rounds, found.metric_name, Nodes.of(loss, found.average_loss), Nodes.of(metric, found.average_metric),
-        math.sqrt(float(apart.mean())), stage.sent.messages, -(-stage.sent.bits // 8), all_of.broken, seconds,
-        None if host is None and not all_of.wire else all_of.wire,
+        state.rounds, found.metric_name, Nodes.of(loss, found.average_loss), Nodes.of(metric, found.average_metric),
+        math.sqrt(float(apart.mean())), state.sent.messages, -(-state.sent.bits // 8), all_of.nonfinite, seconds,
+        None if shard is None and not all_of.wire_bytes else all_of.wire_bytes,
     )  # fmt: skip
 
 
@@ -88,16 +88,16 @@ class _Everyones(NamedTuple):
     """Figures of all nodes, and what their ranks counted."""
 
     figures: NDArray[np.float64]
-    broken: int
-    wire: int
+    nonfinite: int
+    wire_bytes: int
 
 
-def _gathered(host: Host | None, figures: NDArray[np.float64], broken: int, wire: int) -> _Everyones:
-    if host is None:
-        return _Everyones(figures, broken, wire)
-    whole = np.empty((len(figures), host.n))
-    parts = host.wire.gathered((figures, broken, wire))
-    for nodes, (part, _, _) in zip(host.blocks, parts, strict=True):
+def _gathered(shard: NodeShard | None, figures: NDArray[np.float64], nonfinite: int, wire: int) -> _Everyones:
+    if shard is None:
+        return _Everyones(figures, nonfinite, wire)
+    whole = np.empty((len(figures), shard.n))
+    parts = shard.communicator.gathered((figures, nonfinite, wire))
+    for nodes, (part, _, _) in zip(shard.blocks, parts, strict=True):
         whole[:, nodes] = part
     return _Everyones(whole, sum(part[1] for part in parts), sum(part[2] for part in parts))
 

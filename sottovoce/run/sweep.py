@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.attacks import MEMBERSHIP
+from sottovoce.attacks.registry import MEMBERSHIP
 from sottovoce.config import Document, Experiment, from_document, merged, put
 from sottovoce.errors import InputError
 

@@ -1,0 +1,94 @@
+"""DP-CSGP: push-sum on directed graphs, with noise on gradients and compressed messages.
+
+The paper sends first and steps after; here a round begins with the step. Its first exchange is of equal, public
+starting points, so that only the weights change by it: they start at `W 1`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sottovoce.algorithms.registry import Example
+from sottovoce.core import arrays
+from sottovoce.core.arrays import Rows
+from sottovoce.core.compression import Compression
+from sottovoce.core.compression import parse_compression as named_compression
+from sottovoce.core.gossip import Gossip
+from sottovoce.core.messages import Weighted
+from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise import Independent, PerNode
+from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError
+
+
+class Pushed(NamedTuple):
+    """State: the biased model, and the push-sum weight that corrects it. The weight depends on W alone."""
+
+    x: Rows
+    weight: Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushSum(Gossip):
+    """Column-stochastic mixing; gradients are taken at `x / weight`."""
+
+    first: Mixing | None = None
+
+    def on(self, topology: Topology) -> Gossip:
+        """Takes the weights after the first exchange from the topology."""
+        super().on(topology)
+        return replace(self, first=topology.at(0))
+
+    def init(self, x0: Rows) -> Any:
+        assert self.first is not None
+        weight = arrays.column(self.first.weights @ np.ones(self.first.n), x0)
+        return Pushed(x0 * weight, weight)
+
+    def point(self, state: Any) -> Rows:
+        return state.x / state.weight
+
+    def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
+        return Pushed(state.x - self.step_size * (grad + noise), state.weight)
+
+    def message(self, state: Any) -> Any:
+        return Weighted(state.x, state.weight)
+
+    def absorb(self, state: Any, mixed: Any) -> Any:
+        if not bool((mixed.weight > 0).all()):
+            node = int(np.argmin(np.asarray(mixed.weight)))
+            raise InputError(f"node {node} is left without weight", "push-sum divides by it", "give it a self-weight")
+        return Pushed(mixed.value, mixed.weight)
+
+
+def dp_csgp(
+    *,
+    sigma: PerNode,
+    compression: str | Compression = "identity",
+    step_size: float = 0.1,
+    sensitivity: float = 1.0,
+) -> PushSum:
+    """DP-CSGP (Algorithm 1); with `compression="identity"` its uncompressed form."""
+    return PushSum(
+        name="dp-csgp",
+        noise=Independent(sigma),
+        compression=named_compression(compression),
+        step_size=step_size,
+        sensitivity=sensitivity,
+        requires="column-stochastic",
+    )
+
+
+EXAMPLES = (
+    Example("dp-csgp", dp_csgp, {"sigma": 1.5}, weights="push"),
+    Example("dp-csgp", dp_csgp, {"sigma": 1.5, "compression": "rand:0.5"}, weights="push"),
+    Example("dp-csgp", dp_csgp, {"sigma": 1.5, "compression": "gsgd:8"}, weights="push"),
+    Example("dp-csgp", dp_csgp, {"sigma": 1.5, "compression": "top:0.5"}, weights="push"),
+)
+
+CITE = (
+    "Zhu et al., DP-CSGP: differentially private stochastic gradient push with compressed communication, Algorithm 1",
+    "Assran et al., Stochastic gradient push for distributed deep learning, ICML 2019 (push-sum)",
+)

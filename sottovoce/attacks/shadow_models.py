@@ -1,0 +1,164 @@
+"""Shadow runs: the same run again, with every victim on a random half of its candidates.
+
+Each is from another seed. A victim's members are replaced by half of its candidates, members and others alike; the next
+shadow run has the other half. All other nodes hold what they held. So a candidate is in at half of the shadow victims
+and out at the others, whether it was a member or not.
+
+Shapes: B candidates (members first), Z unrelated rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.attacks.candidate_losses import WORST, Candidates, Series, candidates_of, series
+from sottovoce.errors import InputError
+from sottovoce.run.finished_run import FinishedRun
+from sottovoce.run.recording import Messages
+from sottovoce.run.rerun import Arrays, Tell, altered, kept, open_again, rerun_received
+
+Array = NDArray[np.float64]
+
+UNRELATED = 200
+"""At most so many test rows, a quarter of them, are no candidates but what candidates are compared with."""
+
+
+class Statistics(NamedTuple):
+    """How well a pair's models do on candidates and on unrelated rows, over the later half of those received.
+
+    `confidence_B` is the mean of `log p / (1 - p)` with `p = e^-loss` (of minus the error, for values); `chance_B` and
+    `chance_Z` are means of p.
+    """
+
+    confidence_B: Array
+    chance_B: Array
+    chance_Z: Array
+
+
+class Shadowed(NamedTuple):
+    """One attacked pair: its own statistics, those of all shadow runs, and which candidates were in, K x B."""
+
+    attacker: int
+    victim: int
+    own: Statistics
+    shadow: list[Statistics]
+    inside_KB: NDArray[np.bool_]
+
+
+class Job(NamedTuple):
+    """What a shadow run is told, in whichever process it runs."""
+
+    folder: Path
+    data: Path | None
+    pairs: tuple[tuple[int, int], ...]
+    samples: int
+    seed: int
+
+
+def shadowed(
+    finished_run: FinishedRun,
+    pairs: Sequence[tuple[int, int]],
+    *,
+    shadows: int,
+    samples: int = 500,
+    seed: int = 0,
+    jobs: int | None = None,
+    tell: Tell | None = None,
+) -> list[Shadowed]:
+    """Run the shadow runs that are not kept in the run's folder yet, and gather what they say about each pair."""
+    if shadows < 2 or shadows % 2:
+        raise InputError(f"{shadows} shadow runs", "each candidate is out of half of them", "give an even number")
+    if any(victim < 0 for _, victim in pairs):
+        raise InputError("shadow runs of a secure sum", "they need a victim", "use the threshold attack")
+    job = Job(finished_run.folder, finished_run.data, tuple(pairs), samples, seed)
+    chosen = _candidates(finished_run, job)
+    about = {"pairs": [list(pair) for pair in pairs], "samples": samples, "seed": seed}
+    found = kept(finished_run.folder / "shadows", partial(_shadow, job), shadows, about=about, jobs=jobs, tell=tell)
+    own = _statistics(finished_run, finished_run.messages, job, chosen)
+    inside = [_inside(chosen, seed, number) for number in range(shadows)]
+    return [
+        Shadowed(*pair, _named(own, pair), [_named(one, pair) for one in found], np.stack([i[pair[1]] for i in inside]))
+        for pair in pairs
+        if pair[1] in chosen
+    ]
+
+
+def _candidates(finished_run: FinishedRun, job: Job) -> dict[int, Candidates]:
+    return candidates_of(
+        finished_run.training_run.task,
+        job.pairs,
+        samples=job.samples,
+        spare=_unrelated(finished_run).size,
+        seed=job.seed,
+    )
+
+
+def _unrelated(finished_run: FinishedRun) -> NDArray[np.int64]:
+    """The last test rows."""
+    tests = len(finished_run.training_run.task.test_inputs)
+    return np.arange(tests - min(UNRELATED, tests // 4), tests)
+
+
+def _inside(chosen: dict[int, Candidates], seed: int, number: int) -> dict[int, NDArray[np.bool_]]:
+    """Which candidates are in at each victim of a shadow run: a random half, and in the next run the other half."""
+    found = {}
+    for victim, (members, _) in chosen.items():
+        put = np.zeros(2 * len(members), dtype=bool)
+        put[np.random.default_rng([seed, number // 2, victim]).permutation(len(put))[: len(members)]] = True
+        found[victim] = ~put if number % 2 else put
+    return found
+
+
+def _shadow(job: Job, number: int) -> Arrays:
+    """One shadow run: statistics of all candidates at every attacked pair."""
+    finished_run = open_again(job.folder, job.data)
+    chosen, held = _candidates(finished_run, job), finished_run.training_run.task.shards.indices
+    first = len(finished_run.training_run.task.inputs)
+    rows = {}
+    for victim, put in _inside(chosen, job.seed, number).items():
+        members, others = chosen[victim]
+        new = np.random.default_rng([job.seed, number, victim, 1]).permutation(np.append(members, first + others)[put])
+        rows[victim] = held[victim].copy()
+        rows[victim][np.isin(held[victim], members)] = new
+    seed = int(np.random.SeedSequence([finished_run.training_run.seed, job.seed, number]).generate_state(1)[0])
+    attackers = sorted({attacker for attacker, _ in job.pairs})
+    messages = rerun_received(altered(finished_run, seed, rows), finished_run.experiment.record, attackers)
+    return _statistics(finished_run, messages, job, chosen)
+
+
+def _statistics(finished_run: FinishedRun, messages: Messages, job: Job, chosen: dict[int, Candidates]) -> Arrays:
+    task, unrelated = finished_run.training_run.task, _unrelated(finished_run)
+    wider = {victim: Candidates(own.members, np.append(own.others, unrelated)) for victim, own in chosen.items()}
+    found: Arrays = {}
+    for one in series(task, messages, job.pairs, wider):
+        losses = _later(one)
+        B = losses.shape[1] - len(unrelated)
+        chance = np.exp(-losses).mean(axis=0)
+        confidence = _confidence(losses[:, :B], task.model.loss.name).mean(axis=0)
+        for key, values in zip(Statistics._fields, (confidence, chance[:B], chance[B:]), strict=True):
+            found[f"{key}-{one.attacker}-{one.victim}"] = values
+    return found
+
+
+def _named(found: Arrays, pair: tuple[int, int]) -> Statistics:
+    return Statistics(*(found[f"{key}-{pair[0]}-{pair[1]}"] for key in Statistics._fields))
+
+
+def _later(one: Series) -> Array:
+    """Losses on the later half of the models that came: their noise is fresh, what they know is not."""
+    came = np.flatnonzero(one.came())
+    return np.concatenate([one.members, one.others], axis=1)[came[len(came) // 2 :]]
+
+
+def _confidence(losses: Array, kind: str) -> Array:
+    """Nearly Gaussian where losses are not: the logit of p, or minus the error."""
+    if kind == "squared":
+        return -np.sqrt(2 * losses)
+    small = np.clip(losses, 1e-12, WORST)
+    return -small - np.log(-np.expm1(-small))

@@ -1,0 +1,162 @@
+"""Input canaries: mislabelled examples among a victim's rows, each in or out by its own coin, in real reruns.
+
+Canary i replaces row i of the victim where its coin says so: a change of one record. All canaries of a rerun are in it
+together, and reruns are independent, so that all of them are one large run of Steinke, Nasr and Jagielski's method
+(`onerun`): changing one coin changes one record of one rerun. The score is by how much the loss of the canary is
+lower, on the models that an attacker received of the victim, than in a first rerun without any canary, about which
+nothing is guessed.
+
+What this shows is real training, clipping and batches included, not only the mechanism; and it is weak: a loss on noisy
+models is far from the best distinguisher.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sottovoce.attacks.candidate_losses import losses_of
+from sottovoce.auditing.claim_checks import Checked, Claim, claims_of
+from sottovoce.auditing.one_run import audit_one_run
+from sottovoce.config import Document, Record
+from sottovoce.core.threads import threads
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.run.finished_run import FinishedRun
+from sottovoce.run.rerun import Arrays, Tell, altered, kept, open_again, rerun_received
+
+MOST = 100
+"""So many canaries are planted in a rerun at most, in half of the victim's rows at most."""
+
+MODELS = 10
+"""About so many received models are looked at."""
+
+LOOKED_AT = 20
+"""In so many first rounds of a changing topology it is looked for whom an attacker hears."""
+
+
+class Job(NamedTuple):
+    """What a rerun is told, in whichever process it runs."""
+
+    folder: Path
+    data: Path | None
+    attacker: int
+    victim: int
+    seed: int
+
+
+def check_inputs(
+    finished_run: FinishedRun,
+    *,
+    runs: int,
+    attacker: int | None = None,
+    confidence: float = 0.999,
+    seed: int = 0,
+    jobs: int | None = None,
+    tell: Tell | None = None,
+) -> Checked:
+    """Audit a run by reruns with input canaries at a neighbour of the attacker; finished reruns are kept."""
+    if runs < 1:
+        raise InputError(f"{runs} reruns", "at least one is needed", "give 8, say")
+    attacker, victim = _who(finished_run, attacker)
+    job = Job(finished_run.folder, finished_run.data, attacker, victim, seed)
+    about = {"attacker": attacker, "victim": victim, "seed": seed}
+    found = kept(finished_run.folder / "reruns", partial(_rerun, job), runs + 1, about=about, jobs=jobs, tell=tell)
+    scores = np.concatenate([found[0]["losses"] - one["losses"] for one in found[1:]])
+    coins = np.concatenate([one["coins"] for one in found[1:]])
+    shown = audit_one_run(
+        scores,
+        coins,
+        guesses=max(2, len(coins) // 2),
+        delta=finished_run.experiment.privacy.delta,
+        confidence=confidence,
+    )
+    claims = _claims(finished_run.privacy, f"node:{attacker}", victim)
+    return Checked(
+        canaries=f"inputs, {len(coins)} in {runs} reruns, node {attacker} listens to {victim}",
+        audit=shown, claims=claims, rounds=finished_run.training_run.rounds,
+    )  # fmt: skip
+
+
+def _who(finished_run: FinishedRun, attacker: int | None) -> tuple[int, int]:
+    """The attacker, and whom it hears of those with the fewest rows: what a row does there is hidden least.
+
+    Unless named, the attacker is the first that was recorded, or else the first node that hears such a one.
+    """
+    training_run, record = finished_run.training_run, finished_run.experiment.record.attackers
+    n, held = training_run.topology.n, [len(rows) for rows in training_run.task.shards.indices]
+    if attacker is not None and not 0 <= attacker < n:
+        raise InputError(f"attacker {attacker}", f"nodes are 0..{n - 1}", "choose one of them")
+    tried = [attacker] if attacker is not None else [*(record if isinstance(record, list) else ()), *range(n)]
+    for one in () if training_run.algorithm.secure_sum else tried:
+        able = [node for node in _heard_by(finished_run, one) if held[node] >= 2]
+        if able:
+            return one, min(able, key=lambda node: (held[node], node))
+    if attacker is None:
+        raise Unaccountable("input canaries: nobody hears a single node with two rows, of which they replace half")
+    raise InputError(
+        f"node {attacker} hears no single node that holds two rows", "canaries replace half of the rows of one",
+        "choose another --attacker, or --runs 0",
+    )  # fmt: skip
+
+
+def _heard_by(finished_run: FinishedRun, attacker: int) -> list[int]:
+    """In the first rounds, if the topology changes."""
+    net = finished_run.training_run.topology
+    found = set()
+    for round in range(1 if net.static else min(finished_run.training_run.rounds, LOOKED_AT)):
+        sender, receiver, _ = net.at(round, 0).edges
+        found |= set(sender[(receiver == attacker) & (sender != attacker)].tolist())
+    return sorted(found)
+
+
+def _canaries(finished_run: FinishedRun, victim: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Test inputs with a target that is wrong: another class, or the value farthest away."""
+    job = finished_run.training_run.task
+    held = len(job.shards.indices[victim])
+    count = min(MOST, held // 2, len(job.test_inputs))
+    rng = np.random.default_rng([seed, victim])
+    rows = torch.from_numpy(rng.choice(len(job.test_inputs), count, replace=False))
+    targets, classes = job.test_targets[rows], len(job.dataset.classes)
+    if classes:
+        return job.test_inputs[rows], ((targets + 1) % classes).to(targets.dtype)
+    low, high = job.targets.min(), job.targets.max()
+    return job.test_inputs[rows], torch.where(targets - low > high - targets, low, high)
+
+
+def _rerun(job: Job, number: int) -> Arrays:
+    """One rerun: its coins, and the losses of all canaries on what came of the victim later on."""
+    finished_run = open_again(job.folder, job.data)
+    training_run, canaries = finished_run.training_run, _canaries(finished_run, job.victim, job.seed)
+    count = len(canaries[0])
+    coins = np.random.default_rng([job.seed, job.victim, number]).integers(0, 2, count).astype(bool) & (number > 0)
+    rows = training_run.task.shards.indices[job.victim].copy()
+    first = len(training_run.task.inputs) + len(training_run.task.test_inputs)
+    rows[:count][coins] = first + np.flatnonzero(coins)
+    seed = int(np.random.SeedSequence([training_run.seed, job.seed, number, 1]).generate_state(1)[0])
+    every = max(1, training_run.rounds // (2 * MODELS)) if training_run.topology.static else 1
+    record = Record(every=every, limit_mb=finished_run.experiment.record.limit_mb)
+    messages = rerun_received(altered(finished_run, seed, {job.victim: rows}, canaries), record, [job.attacker])
+    models = torch.from_numpy(messages.of(job.attacker, job.victim)).to(training_run.task.inputs.dtype)
+    with threads():
+        losses = losses_of(training_run.task, models[len(models) // 2 :], *canaries, _all(models, count))
+    return {"coins": coins, "losses": np.mean(losses, axis=0)}
+
+
+def _all(models: Tensor, count: int) -> list[NDArray[np.int64]]:
+    return [np.arange(count)] * (len(models) - len(models) // 2)
+
+
+def _claims(privacy: Document, adversary: str, victim: int) -> tuple[Claim, ...]:
+    """Claims that cover training: of this view, and of everyone, who hears what it hears."""
+    found = [*claims_of(privacy, adversary, victim), *claims_of(privacy, "everyone", victim)]
+    covering = [claim for claim in found if claim.kind != "fixed-streams"]
+    sampled = privacy.get("sampled")
+    if sampled is not None and sampled["change"] == "replace":
+        covering.append(Claim(view="everyone", victim=None, kind="sampled", mu=None, epsilon=float(sampled["epsilon"])))
+    return tuple(covering)

@@ -1,0 +1,255 @@
+"""Auditing the mechanism that runs: a canary in the gradients of a victim, scored from what a view really received.
+
+The loop runs on arrays of many columns. Columns do not touch each other: each is a repetition of the scalar mechanism
+with noise of its own, and one run gives thousands of repetitions. In half of them the victim's gradients carry a canary
+of size Delta; the view's messages, less what it knows, are scored, and the scores are audited.
+
+    >>> from sottovoce import account, algorithm, metropolis, trace
+    >>> system = trace(algorithm("muffliato", sigma=1.0), metropolis("grid:3x3"), rounds=3)
+    >>> found = audit(system, "node:0", victim=4, repetitions=20_000)
+    >>> claim = account(system, "node:0").of(4)
+    >>> round(found.mu, 2), round(claim.mu, 2), found.consistent_with(claim)
+    (0.76, 0.79, True)
+
+Shapes: R observations, T gradient rounds, K columns of one repetition, N repetitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from sottovoce.attacks.received_messages import MakeFeed, need_messages, receive
+from sottovoce.auditing.lower_bound import Audit, check_confidence, check_delta
+from sottovoce.auditing.one_run import audit_one_run
+from sottovoce.auditing.scores import audit_scores
+from sottovoce.core.loop_inputs import Gradient
+from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.participation import Participation, parse_participation
+from sottovoce.core.threads import one_thread
+from sottovoce.errors import InputError
+from sottovoce.privacy.exact import routes
+from sottovoce.privacy.observation import Observation, observe
+from sottovoce.privacy.views import View, parse_view
+from sottovoce.privacy.worst_case import worst_change
+from sottovoce.tracing.linear_system import LinearSystem
+
+Array = NDArray[np.float64]
+
+CANARIES = ("worst", "equal", "alternating")
+DISTINGUISHERS = ("likelihood-ratio", "trained")
+
+ENTRIES = 2e7
+"""Largest size of the matrices of a view, in entries, that is whitened whole."""
+
+AT_ONCE = 1 << 22
+"""About how many values of a run are alive at once."""
+
+LEARNT = 5e7
+"""Largest number of received values that a trained distinguisher is given."""
+
+RIDGE = 1e-9
+
+
+@one_thread()
+def audit(
+    system: LinearSystem,
+    adversary: str | View = "everyone",
+    *,
+    victim: int,
+    canary: str | Array = "worst",
+    participation: str | Participation = "every",
+    gradient: Gradient | None = None,
+    distinguisher: str = "likelihood-ratio",
+    repetitions: int = 10_000,
+    one_run: bool = False,
+    guesses: int | None = None,
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    seed: int = 0,
+    feed: MakeFeed = NoiseFeed,
+) -> Audit:
+    """A lower bound on what a view learns about a victim, from runs of the loop with and without a canary.
+
+    - `canary`: what the victim's gradient moves by in each round, in units of Delta: the `worst` change for the traced
+      system, `equal` or `alternating` signs, or an array (rounds, or rounds x K) whose rows have norm at most one;
+    - `gradient`: what nodes do besides, column by column (None: nothing); a function of what they heard, if you like;
+    - `distinguisher`: the `likelihood-ratio` of the traced system, best if what runs is what was traced and streams are
+      fixed; or a linear one `trained` on half of the repetitions, which needs no such belief;
+    - `one_run`: all repetitions are canaries of a single run, in or out by coin, with `guesses` about them;
+    - `feed`: what draws the noise; another than the library's is how a suspect implementation is audited.
+    """
+    observation = observe(system, parse_view(adversary), victims=[victim])
+    need_messages(observation)
+    _check(observation, repetitions, distinguisher, one_run)
+    check_confidence(confidence), check_delta(delta)
+    white = routes.whitened(observation)
+    shape = _canary(white, canary, participation)
+    trial = CanaryTrial(observation, shape, gradient or _silence, repetitions, seed, feed)
+    if one_run:
+        coins = np.random.default_rng([seed, 2]).integers(0, 2, repetitions).astype(bool)
+        scores = trial.once(coins).scores(_likelihood_ratio(white, shape).weights)
+        found = audit_one_run(scores, coins, guesses=guesses, delta=delta, confidence=confidence)
+    elif distinguisher == "trained":
+        found = _trained(trial, delta, confidence)
+    else:
+        ratio = _likelihood_ratio(white, shape)
+        found = audit_scores(
+            *(np.concatenate([part.scores(ratio.weights) for part in trial.parts(into)]) for into in (False, True)),
+            threshold=ratio.threshold if gradient is None else None,
+            delta=delta,
+            confidence=confidence,
+            seed=seed,
+        )
+    return replace(found, victim=victim, view=str(observation.view))
+
+
+# --- runs ----------------------------------------------------------------------------------------------------------
+
+
+class Received(NamedTuple):
+    """What was received in some repetitions, R x N x K."""
+
+    rows: Array
+
+    def scores(self, weights_RK: Array) -> Array:
+        """The sum of what was received, weighted."""
+        return np.einsum("rnk,rk->n", self.rows, weights_RK, optimize=True)
+
+    def features(self) -> Array:
+        """One row per repetition."""
+        return self.rows.transpose(1, 0, 2).reshape(self.rows.shape[1], -1)
+
+
+class CanaryTrial(NamedTuple):
+    """All that repetitions have in common."""
+
+    observation: Observation
+    canary_TK: Array
+    gradient: Gradient
+    repetitions: int
+    seed: int
+    feed: MakeFeed
+
+    def once(self, coins: NDArray[np.bool_], seed: int | None = None) -> Received:
+        """One run; a canary is in those repetitions for which the coin says so."""
+        T, K = self.canary_TK.shape
+        system, victim = self.observation.system, int(self.observation.victims[0])
+        size = system.algorithm.sensitivity
+        added = (coins[None, :, None] * size * self.canary_TK[:, None, :]).reshape(T, -1)
+
+        def gradient(round: int, point: Array) -> Array:
+            grad = np.array(self.gradient(round, point), dtype=float)
+            grad[victim] += added[round]
+            return grad
+
+        x0 = np.zeros((system.n, len(coins) * K))
+        rows = receive(self.observation, gradient, x0, seed=self.seed if seed is None else seed, feed=self.feed)
+        return Received((rows / (system.algorithm.step_size * size)).reshape(len(rows), len(coins), K))
+
+    def parts(self, into: bool) -> Iterator[Received]:
+        """All repetitions with, or without, the canary: run after run, each with a seed of its own."""
+        K = self.canary_TK.shape[1]
+        rows = sum(step.observed.state.shape[0] for step in self.observation.steps)
+        most = max(1, AT_ONCE // (K * max(self.observation.system.n, rows, 1)))
+        sizes = [most] * (self.repetitions // most) + [self.repetitions % most] * (self.repetitions % most > 0)
+        seeds = np.random.SeedSequence([self.seed, int(into)]).generate_state(len(sizes), np.uint64)
+        for size, seed in zip(sizes, seeds.tolist(), strict=True):
+            yield self.once(np.full(size, into), seed)
+
+
+def _silence(round: int, point: Array) -> Array:
+    return np.zeros_like(point)
+
+
+# --- canaries ------------------------------------------------------------------------------------------------------
+
+
+def _canary(white: routes.Whitened, canary: str | Array, scheme: str | Participation) -> Array:
+    """T x K: what the victim's gradients move by."""
+    T, taking = white.signal_KTV.shape[1], parse_participation(scheme)
+    taking.check(T)
+    if not isinstance(canary, str):
+        return _given(np.asarray(canary, dtype=float), T)
+    if canary not in CANARIES:
+        raise InputError(f"canary {canary!r}", f"known: {', '.join(CANARIES)}, or an array", "choose one of them")
+    if canary == "worst" and not white.uncovered_V[0]:
+        signal_KT = white.signal_KTV[:, :, 0]
+        return worst_change(signal_KT.T @ signal_KT, taking)
+    rounds = taking.patterns(T)[0]
+    shape = np.zeros((T, 1))
+    shape[rounds, 0] = (-1.0) ** np.arange(len(rounds)) if canary == "alternating" else 1.0
+    return shape
+
+
+def _given(canary: Array, T: int) -> Array:
+    shape = canary[:, None] if canary.ndim == 1 else canary
+    if shape.ndim != 2 or len(shape) != T or not shape.size or not np.isfinite(shape).all():
+        raise InputError(f"a canary of shape {canary.shape}", f"gradients enter in {T} rounds", "give a row for each")
+    longest = float(np.linalg.norm(shape, axis=1).max())
+    if longest > 1 + 1e-9:
+        raise InputError(f"a canary of norm {longest:g}", "the guarantee is about a change of at most one", "scale it")
+    return shape
+
+
+# --- distinguishers ------------------------------------------------------------------------------------------------
+
+
+class Ratio(NamedTuple):
+    """Weights of the log-likelihood ratio, R x K, and the threshold half way between its two means."""
+
+    weights: Array
+    threshold: float
+
+
+def _likelihood_ratio(white: routes.Whitened, canary_TK: Array) -> Ratio:
+    """`(B B^T)^+ A_u c`, by the whitening of the accountant; where no noise covers the signal, the signal itself."""
+    if white.uncovered_V[0]:
+        bare = np.einsum("rt,tk->rk", white.bare_RTV[:, :, 0], canary_TK)
+        return Ratio(bare, float(np.sum(bare**2)) / 2)
+    signal = np.einsum("mt,tk->mk", white.signal_KTV[:, :, 0], canary_TK)
+    return Ratio(white.matrix_KR.T @ signal, float(np.sum(signal**2)) / 2)
+
+
+def _trained(trial: CanaryTrial, delta: float, confidence: float) -> Audit:
+    """Fisher's discriminant from half of the repetitions, which also choose the threshold; the others are audited."""
+    quiet, loud = (np.concatenate([part.features() for part in trial.parts(into)]) for into in (False, True))
+    half = len(quiet) // 2
+    spread = np.cov(quiet[:half], rowvar=False) + np.cov(loud[:half], rowvar=False)
+    spread = np.atleast_2d(spread) + RIDGE * np.trace(np.atleast_2d(spread)) / quiet.shape[1] * np.eye(quiet.shape[1])
+    shift = loud[:half].mean(axis=0) - quiet[:half].mean(axis=0)
+    direction = linalg.solve(spread, shift, assume_a="pos") if spread.any() else shift
+    level = float(np.median(np.concatenate([quiet[:half], loud[:half]]) @ direction))
+    return audit_scores(
+        quiet[half:] @ direction, loud[half:] @ direction, threshold=level, delta=delta, confidence=confidence
+    )
+
+
+def _check(observation: Observation, repetitions: int, distinguisher: str, one_run: bool) -> None:
+    if not isinstance(repetitions, int | np.integer) or repetitions < 1:
+        raise InputError(f"{repetitions!r} repetitions", "a whole number from 1 is needed", "give 10000, say")
+    if distinguisher not in DISTINGUISHERS:
+        raise InputError(
+            f"distinguisher {distinguisher!r}", f"known: {', '.join(DISTINGUISHERS)}", "choose one of them"
+        )
+    if one_run and distinguisher == "trained":
+        raise InputError("a trained distinguisher in one run", "it learns from other runs", "use likelihood-ratio")
+    rows = sum(step.observed.state.shape[0] for step in observation.steps)
+    columns = observation.gradient_rounds + sum(len(step.noise_columns) for step in observation.steps)
+    if rows * columns > ENTRIES:
+        raise InputError(
+            f"{rows} messages with {columns} inputs",
+            f"audits take at most {ENTRIES:g} of their products",
+            "audit fewer rounds, or a view that hears less",
+        )
+    if distinguisher == "trained" and rows * repetitions > LEARNT:
+        raise InputError(
+            f"{rows} messages in each of {repetitions} repetitions",
+            f"training takes at most {LEARNT:g} of them",
+            "ask for fewer repetitions",
+        )

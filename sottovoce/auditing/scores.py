@@ -1,0 +1,189 @@
+"""Many independent runs: an attack scores each, half of them with the canary; its two error rates bound mu and epsilon.
+
+A test that cries canary when the score reaches a threshold has a false alarm rate a and a miss rate b. Clopper and
+Pearson bound both from above. A mu-GDP mechanism has `b >= Phi(Phi^-1(1 - a) - mu)`, so
+
+    mu >= -Phi^-1(a) - Phi^-1(b),        epsilon >= log((1 - delta - b) / a),  and the same with a and b exchanged.
+
+The threshold has to be fixed before the scores are seen. Where it is not, half of the scores choose it and the other
+half is tested; several thresholds share the probability of error.
+
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> without, with_canary = rng.standard_normal(20_000), 1.0 + rng.standard_normal(20_000)     # mu = 1
+    >>> found = audit_scores(without, with_canary, threshold=0.5)
+    >>> round(found.mu, 2), round(found.highest, 2), found.consistent_with(1.0), found.consistent_with(0.9)
+    (0.95, 1.02, True, False)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import betainccinv, betaincinv, ndtri
+
+from sottovoce.auditing.lower_bound import Audit, Rates, check_confidence, check_delta
+from sottovoce.errors import InputError
+
+Array = NDArray[np.float64]
+
+AIMS = ("mu", "epsilon")
+
+CANDIDATES, CAUTION = 200, 100
+"""A half chooses among so many thresholds, by bounds with so many times less error: or else luck in the tails wins."""
+
+
+def audit_scores(
+    without: Any,
+    with_canary: Any,
+    *,
+    threshold: float | Sequence[float] | None = None,
+    aim: str = "mu",
+    delta: float = 1e-5,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> Audit:
+    """Lower bounds from the scores of runs without and with the canary; larger scores speak for the canary.
+
+    `threshold` is fixed beforehand; several of them share the probability of error. None: a random half of the scores
+    chooses one, with `aim` at mu or at epsilon, and only the other half counts.
+    """
+    error, delta = check_confidence(confidence), check_delta(delta)
+    if aim not in AIMS:
+        raise InputError(f"aim {aim!r}", f"known: {', '.join(AIMS)}", "choose one of them")
+    quiet, loud = checked(without, "without the canary"), checked(with_canary, "with the canary")
+    if threshold is None:
+        rng = np.random.default_rng(seed)
+        (chooses_q, quiet), (chooses_l, loud) = _halves(quiet, rng), _halves(loud, rng)
+        _enough(min(len(chooses_q), len(chooses_l)), error, "scores in each half")
+        levels = _choose(chooses_q, chooses_l, aim, delta, error)
+    else:
+        levels = _levels(threshold)
+    _enough(min(len(quiet), len(loud)), error / len(levels), "scores")
+    return _best(_count(quiet, loud, levels), levels, aim, delta, confidence)
+
+
+def roc_area(without: Any, with_canary: Any) -> float:
+    """The probability that a score with the canary is above one without; ties count half.
+
+    >>> roc_area([0.0, 1.0], [1.0, 2.0])
+    0.875
+    """
+    quiet, loud = np.sort(checked(without, "without the canary")), checked(with_canary, "with the canary")
+    below = np.searchsorted(quiet, loud, "left") + np.searchsorted(quiet, loud, "right")
+    return float(below.mean() / (2 * len(quiet)))
+
+
+def upper(count: NDArray[np.intp], of: int, error: float) -> Array:
+    """Clopper and Pearson: the rate is below this, but for a probability of `error`."""
+    inside = count < of
+    return np.where(inside, betainccinv(count + 1, np.where(inside, of - count, 1), error), 1.0)
+
+
+def lower(count: NDArray[np.intp], of: int, error: float) -> Array:
+    """Clopper and Pearson: the rate is above this, but for a probability of `error`."""
+    inside = count > 0
+    return np.where(inside, betaincinv(np.where(inside, count, 1), of - count + 1, error), 0.0)
+
+
+def mu_of_rates(false_alarm: Array, miss: Array) -> Array:
+    """The least mu whose trade-off curve allows these rates; negative where guessing would do better."""
+    return -ndtri(false_alarm) - ndtri(miss)
+
+
+def epsilon_of_rates(false_alarm: Array, miss: Array, delta: float) -> Array:
+    """The least epsilon that allows these rates at this delta, in either direction; not negative."""
+    with np.errstate(divide="ignore"):
+        ratios = [np.maximum(1 - delta - b, 0) / a for a, b in ((false_alarm, miss), (miss, false_alarm))]
+        return np.maximum(np.log(np.maximum(*ratios)), 0.0)
+
+
+class Counts(NamedTuple):
+    """False alarms and misses at each threshold, and out of how many."""
+
+    alarms: NDArray[np.intp]
+    misses: NDArray[np.intp]
+    quiet: int
+    loud: int
+
+
+def _count(quiet: Array, loud: Array, levels: Array) -> Counts:
+    alarms = len(quiet) - np.searchsorted(np.sort(quiet), levels, "left")
+    return Counts(alarms, np.searchsorted(np.sort(loud), levels, "left"), len(quiet), len(loud))
+
+
+def _bounds(counts: Counts, delta: float, error: float) -> dict[str, Array]:
+    """Lower bounds at each threshold; half of the error goes to each rate."""
+    a, b = upper(counts.alarms, counts.quiet, error / 2), upper(counts.misses, counts.loud, error / 2)
+    return {"mu": mu_of_rates(a, b), "epsilon": epsilon_of_rates(a, b, delta)}
+
+
+def _best(counts: Counts, levels: Array, aim: str, delta: float, confidence: float) -> Audit:
+    error = (1 - confidence) / len(levels)
+    found = _bounds(counts, delta, error)
+    at = int(np.argmax(found[aim]))
+    least = (lower(counts.alarms, counts.quiet, error / 2), lower(counts.misses, counts.loud, error / 2))
+    return Audit(
+        mu=max(0.0, float(found["mu"].max())),
+        epsilon=float(found["epsilon"].max()),
+        delta=delta,
+        confidence=confidence,
+        method="many runs",
+        counts=Rates(
+            without=counts.quiet,
+            false_alarms=int(counts.alarms[at]),
+            with_canary=counts.loud,
+            misses=int(counts.misses[at]),
+        ),
+        threshold=float(levels[at]),
+        highest=max(0.0, float(mu_of_rates(*least).max())),
+    )
+
+
+def _choose(quiet: Array, loud: Array, aim: str, delta: float, error: float) -> Array:
+    """The threshold that bounds best on these scores."""
+    levels = np.quantile(np.concatenate([quiet, loud]), np.linspace(0, 1, CANDIDATES), method="nearest")
+    found = _bounds(_count(quiet, loud, levels), delta, error / CAUTION)
+    order = np.lexsort((found["mu"], found[aim]))
+    return levels[order[-1:]]
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+def checked(scores: Any, which: str) -> Array:
+    """Scores as a plain array of numbers; infinities may be scores, NaN may not."""
+    try:
+        values = np.asarray(scores, dtype=float)
+    except (TypeError, ValueError):
+        raise InputError(f"scores {which} that are not numbers", "a score is a number", "give an array") from None
+    if values.ndim != 1:
+        raise InputError(f"scores {which} of shape {values.shape}", "there is one per run", "give a plain array")
+    if np.isnan(values).any():
+        where = int(np.flatnonzero(np.isnan(values))[0])
+        raise InputError(f"score {where} {which} is NaN", "leaving runs out would bias the audit", "mend the attack")
+    return values
+
+
+def _levels(threshold: float | Sequence[float]) -> Array:
+    levels = np.atleast_1d(np.asarray(threshold, dtype=float))
+    if levels.ndim != 1 or not levels.size or np.isnan(levels).any():
+        raise InputError(f"threshold {threshold!r}", "it is a number, or several", "give 0.5, say")
+    return levels
+
+
+def _halves(scores: Array, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Two random halves, so that the order in which scores come does not matter."""
+    mixed = rng.permutation(scores)
+    return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
+
+
+def _enough(there: int, error: float, what: str) -> None:
+    """Refuse so few scores that even an attack without a single error would prove nothing."""
+    needed = math.floor(math.log2(2 / error)) + 1
+    if there < needed:
+        raise InputError(f"{there} {what}", f"at this confidence fewer than {needed} prove nothing", "score more runs")

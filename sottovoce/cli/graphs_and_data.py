@@ -1,0 +1,79 @@
+"""`sotto graph` and `sotto data`: what there is to run on."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sottovoce.cli.app import app
+from sottovoce.cli.options import GraphName, Json, Weights
+from sottovoce.cli.output import answer, doing, facts, note, size
+
+
+@app.command()
+def graph(
+    spec: GraphName,
+    weights: Weights = "metropolis",
+    as_json: Json = False,
+) -> None:
+    """Nodes, edges, degrees and spectral gap of a graph. Example: sotto graph grid:8x8 --weights uniform"""
+    from sottovoce.core.graphs import graph as build
+    from sottovoce.core.topologies import weigh
+
+    with doing("reading the graph"):
+        source = build(spec)
+    with doing("weights and their spectral gap"):
+        net = weigh(source, weights)
+        gap = net.spectral_gap
+    found = {
+        "graph": source.name,
+        "weights": weights,
+        "nodes": source.n,
+        "edges": source.edges,
+        "directed": source.directed,
+        "degree_min": int(source.out_degrees.min()),
+        "degree_mean": float(source.out_degrees.mean()),
+        "degree_max": int(source.out_degrees.max()),
+        "components": int(source.components.max()) + 1,
+        "spectral_gap": gap,
+    }
+    names = None if source.labels is None else [str(label) for label in source.labels]
+    answer({**found, "labels": names}, as_json, facts(found))
+    if names is not None and not as_json:
+        few = ", ".join(f"{node} is {name}" for node, name in enumerate(names[:4]))
+        note(f"Nodes are numbered by the order of names: {few}{', ...' if len(names) > 4 else ''}")
+
+
+@app.command()
+def data(
+    folder: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Which data sets are found where, and how to get the others. Example: sotto data --data ~/data"""
+    from sottovoce.learning.datasets import folder_of, list_datasets
+
+    listed = list_datasets(folder)
+    place = folder_of(folder)
+    document = {"folder": None if place is None else str(place), "data": [_data_facts(entry) for entry in listed]}
+    table = [["data set", "kind", "training", "test", "size", "found", "licence"]]
+    for entry in listed:
+        rows = [f"{count:,}" for count in entry.rows] if entry.rows else ["?", "?"]
+        found = "no" if entry.missing else "yes" if entry.files else "built in"
+        table.append([entry.name, entry.kind, *rows, size(entry.bytes) if entry.bytes else "", found, entry.licence])
+    answer(document, as_json, table)
+    if not as_json:
+        for entry in listed:
+            typer.echo(f"{entry.name}: {entry.trap}.")
+        for entry in listed:
+            if not entry.found:
+                typer.echo(f"{entry.name}: put {', '.join(entry.missing)} into the folder; from {entry.source}.")
+        note(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.")
+
+
+def _data_facts(entry: Any) -> dict[str, Any]:
+    training, test = entry.rows or (None, None)
+    return {
+        "name": entry.name, "kind": entry.kind, "found": entry.found, "files": list(entry.files),
+        "missing": list(entry.missing), "training_rows": training, "test_rows": test, "bytes": entry.bytes,
+        "licence": entry.licence, "source": entry.source, "trap": entry.trap,
+    }  # fmt: skip

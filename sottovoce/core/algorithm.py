@@ -1,0 +1,70 @@
+"""The protocol of an algorithm: the small maps that the round loop calls."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from sottovoce.core.arrays import Rows
+from sottovoce.core.compression import Compression
+from sottovoce.core.mixing import Requirement
+from sottovoce.core.noise import Noise
+from sottovoce.core.topologies import Topology
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """Small maps that the loop calls. All of them are linear in what they are given; states are values."""
+
+    @property
+    def name(self) -> str:
+        """Its name on the command line."""
+
+    @property
+    def noise(self) -> Noise:
+        """Which noise is added where."""
+
+    @property
+    def compression(self) -> Compression:
+        """What messages lose."""
+
+    @property
+    def gossip_steps(self) -> int:
+        """Gossip steps per gradient (K)."""
+
+    @property
+    def step_size(self) -> float:
+        """What gradients and noise are multiplied with (eta)."""
+
+    @property
+    def sensitivity(self) -> float:
+        """How much one node's data may move its gradient (Delta); noise is in units of it."""
+
+    @property
+    def requires(self) -> Requirement:
+        """Which mixing weights it works with."""
+
+    @property
+    def averaging(self) -> bool:
+        """Whether values enter in the first round only, as in averaging."""
+
+    @property
+    def secure_sum(self) -> bool:
+        """Whether single messages stay hidden and only their sum is seen."""
+
+    def on(self, topology: Topology) -> Algorithm:
+        """The algorithm with what it takes from the topology; refuses one that does not fit."""
+
+    def init(self, x0: Rows) -> Any:
+        """The state before the first round."""
+
+    def point(self, state: Any) -> Rows:
+        """Where the gradient is taken."""
+
+    def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
+        """The state after the local step."""
+
+    def message(self, state: Any) -> Rows:
+        """What leaves the node, the same to all; per-edge noise is added by the loop."""
+
+    def absorb(self, state: Any, mixed: Rows) -> Any:
+        """The state after hearing `sum_v W[u,v] (message_v + noise on v -> u)`."""

@@ -1,0 +1,120 @@
+"""Correlation over rounds: in round t a node adds `(C^-1 Z)_t`; C is lower triangular, so noise only looks back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from sottovoce.core import arrays
+from sottovoce.errors import InputError
+
+
+@runtime_checkable
+class Correlation(Protocol):
+    """A lower-triangular C: in round t a node adds `(C^-1 Z)_t`, which depends on the draws of rounds up to t."""
+
+    @property
+    def memory(self) -> int:
+        """How many earlier rounds `next` looks at."""
+
+    def matrix(self, rounds: int) -> NDArray[np.float64]:
+        """C for that many rounds."""
+
+    def inverse(self, rounds: int) -> NDArray[np.float64]:
+        """C^-1 for that many rounds."""
+
+    def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
+        """`(C^-1 Z)_t` from the draw of round t and what was kept of earlier rounds, newest last; and what to keep."""
+
+
+@dataclass(frozen=True)
+class Differences:
+    """AntiPGD: a node takes back in each round what it added in the last, `z_t - z_{t-1}`; C is all ones below.
+
+    >>> Differences().inverse(3)
+    array([[ 1.,  0.,  0.],
+           [-1.,  1.,  0.],
+           [ 0., -1.,  1.]])
+    """
+
+    @property
+    def memory(self) -> int:
+        return 1
+
+    def matrix(self, rounds: int) -> NDArray[np.float64]:
+        return np.tril(np.ones((rounds, rounds)))
+
+    def inverse(self, rounds: int) -> NDArray[np.float64]:
+        return np.eye(rounds) - np.eye(rounds, k=-1)
+
+    def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
+        return (fresh - past[-1] if past else fresh), fresh
+
+
+class Triangular:
+    """Any lower-triangular C with a non-zero diagonal, dense or banded; a band of b looks back b - 1 rounds.
+
+    >>> C = Triangular([[1, 0, 0], [0.5, 1, 0], [0, 0.5, 1]])
+    >>> C.memory
+    1
+    >>> C.inverse(2)
+    array([[ 1. ,  0. ],
+           [-0.5,  1. ]])
+    """
+
+    def __init__(self, matrix: Any) -> None:
+        try:
+            if np.iscomplexobj(matrix):
+                raise TypeError
+            C = np.array(matrix, dtype=np.float64)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError("correlation matrix is not an array of numbers", "C is one", "give a 2-D array") from None
+        if C.ndim != 2 or C.shape[0] != C.shape[1] or not C.size:
+            raise InputError(f"correlation matrix of shape {C.shape}", "C is square, one row a round", "reshape it")
+        if not np.isfinite(C).all() or np.triu(C, 1).any():
+            where = "not finite" if not np.isfinite(C).all() else "not lower triangular"
+            raise InputError(f"correlation matrix is {where}", "noise can only look back", "take its triangular factor")
+        if not np.diag(C).all():
+            row = int(np.flatnonzero(np.diag(C) == 0)[0])
+            raise InputError(f"C[{row},{row}] = 0", "C must be invertible", "give a diagonal without zeros")
+        sizes = np.abs(C[C != 0])
+        if sizes.max() > 1e100 or sizes.min() < 1e-100:
+            raise InputError("entries of C beyond 1e100 or below 1e-100", "its square must be a number", "rescale C")
+        self._matrix = C
+        self._matrix.flags.writeable = False
+        below, above = np.nonzero(C)
+        self._memory = int((below - above).max())
+
+    def __repr__(self) -> str:
+        return f"Triangular({len(self._matrix)} rounds, {self._memory + 1} bands)"
+
+    @property
+    def memory(self) -> int:
+        return self._memory
+
+    def matrix(self, rounds: int) -> NDArray[np.float64]:
+        if rounds > len(self._matrix):
+            raise InputError(
+                f"{rounds} rounds with a correlation matrix for {len(self._matrix)}",
+                "C needs a row for each round",
+                "make a larger C or run fewer rounds",
+            )
+        return self._matrix[:rounds, :rounds]
+
+    def inverse(self, rounds: int) -> NDArray[np.float64]:
+        C = self.matrix(rounds)
+        return np.asarray(linalg.solve_triangular(C, np.eye(rounds), lower=True))
+
+    def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
+        """Forward substitution: `(z_t - sum_{s<t} C[t,s] result_s) / C[t,t]`."""
+        row = self.matrix(round + 1)[round]
+        result = fresh * (1.0 / float(row[round]))
+        for back, earlier in enumerate(reversed(past), start=1):
+            if row[round - back]:
+                arrays.add_(result, -float(row[round - back] / row[round]), earlier)
+        return result, result

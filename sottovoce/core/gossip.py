@@ -1,0 +1,82 @@
+"""The plain gossip pattern that most algorithms here are compositions of.
+
+    x <- sum_v W[u,v] ( x_v - eta (g_v + noise_v) )
+
+The fields of `Gossip` say which noise, which compression, how many gossip steps; its five maps are the pattern itself.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sottovoce.core.arrays import Rows
+from sottovoce.core.compression import Compression, Identity
+from sottovoce.core.mixing import Requirement
+from sottovoce.core.noise import Noise, NoNoise
+from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError
+
+
+class Model(NamedTuple):
+    """State: every node's model."""
+
+    x: Rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gossip:
+    """Step on what you have, then average with your neighbours."""
+
+    name: str
+    noise: Noise = NoNoise()
+    compression: Compression = Identity()
+    step_size: float = 0.1
+    sensitivity: float = 1.0
+    gossip_steps: int = 1
+    requires: Requirement = "row-stochastic"
+    averaging: bool = False
+    secure_sum: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("step_size", "sensitivity", "gossip_steps"):
+            kind = int | np.integer if name == "gossip_steps" else int | float | np.integer | np.floating
+            value = getattr(self, name)
+            if not isinstance(value, kind) or isinstance(value, bool) or abs(value) > sys.float_info.max:
+                wanted = "a whole number" if name == "gossip_steps" else "a number"
+                raise InputError(f"{name} = {value!r:.40}", f"it is {wanted}", "correct it")
+        if not isinstance(self.compression, Compression):
+            raise InputError(f"compression {self.compression!r}", "it is an operator or its spec", "write rand:0.5")
+        if math.isnan(self.step_size) or self.step_size == 0:
+            raise InputError(f"step size {self.step_size}", "it is finite and not zero", "give 0.1, say")
+        if not 0 < self.sensitivity < math.inf:
+            raise InputError(f"sensitivity {self.sensitivity}", "it is positive and finite", "give the clipping bound")
+        if self.gossip_steps < 1:
+            raise InputError(f"{self.gossip_steps} gossip steps", "at least one is needed", "give 1 or more")
+
+    def on(self, topology: Topology) -> Gossip:
+        """Nothing is taken from the topology, but its first round must fit; the loop checks the others."""
+        first = topology.at(0)
+        first.require(self.requires)
+        self.noise.local(first)
+        self.noise.edge(first)
+        return self
+
+    def init(self, x0: Rows) -> Any:
+        return Model(x0)
+
+    def point(self, state: Any) -> Rows:
+        return state.x
+
+    def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
+        return Model(state.x - self.step_size * (grad + noise))
+
+    def message(self, state: Any) -> Any:
+        return state.x
+
+    def absorb(self, state: Any, mixed: Any) -> Any:
+        return Model(mixed)

@@ -1,0 +1,238 @@
+"""The round loop: the one place where point, gradient, local, message, mix and absorb follow each other.
+
+The loop does not know what flows through it. A `LoopInputs` answers its three questions: what is the gradient here, what
+is the noise now, what does compression keep. `NoiseFeed` answers with numbers, and the loop trains; the tracer's feed
+answers with basis rows, and the messages are the matrices A and B.
+
+    >>> import numpy as np
+    >>> from sottovoce.algorithms.registry import algorithm
+    >>> from sottovoce.core.topologies import metropolis
+    >>> pull = lambda round, x: x - np.arange(4.0)[:, None]          # node u wants to be at u
+    >>> end = train(algorithm("d-psgd", step_size=0.5), metropolis("ring:4"), np.zeros((4, 1)), pull, rounds=50)
+    >>> float(end.mean().round(6))
+    1.5
+
+Shapes: N nodes, D parameters, E directed edges, S noise sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core import arrays
+from sottovoce.core.arrays import Rows
+from sottovoce.core.compression import Compression, Identity
+from sottovoce.core.loop_inputs import Gradient, LoopInputs, RunInputs
+from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, Weighted, value_of
+from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.topologies import Topology
+from sottovoce.core.transport import GossipStep
+from sottovoce.errors import InputError, Unaccountable
+
+if TYPE_CHECKING:
+    from sottovoce.core.algorithm import Algorithm
+
+
+def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> tuple[Algorithm, LoopState]:
+    """The algorithm fitted to the topology, and the state before the first round; refuses what does not fit."""
+    check_arguments(algorithm, topology, rounds)
+    arrays.check_start(x0, topology.n)
+    if algorithm.averaging and arrays.is_real(x0) and bool((x0 != 0).any()):
+        raise InputError(
+            f"{algorithm.name} from a starting point that is not zero",
+            "values to average are private: they enter as the gradient of round 0",
+            "start from zeros and give the values in the gradient",
+        )
+    algorithm = algorithm.on(topology)
+    _check_noise(algorithm, topology.at(0), rounds)
+    state = algorithm.init(arrays.read_only(x0))
+    if isinstance(algorithm.compression, Identity):
+        return algorithm, LoopState(state, None)
+    if not topology.static:
+        raise InputError(
+            f"{algorithm.compression.name} on {topology.name}",
+            "compressed differences need receivers that miss none",
+            "use a fixed topology, or identity compression",
+        )
+    if algorithm.noise.edge(topology.at(0)):
+        raise InputError(
+            f"{algorithm.compression.name} with noise on single messages",
+            "differences are sent alike to all",
+            "use identity compression",
+        )
+    return algorithm, LoopState(state, value_of(algorithm.message(state)))
+
+
+def check_arguments(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
+    """Refuse a name instead of an algorithm, a graph without weights, or no rounds."""
+    if isinstance(algorithm, str):
+        raise InputError(
+            f"{algorithm!r} instead of an algorithm", "it is built first", f"algorithm({algorithm!r}, ...)"
+        )
+    if not isinstance(topology, Topology):
+        raise InputError(
+            f"a {type(topology).__name__} instead of a topology", "a graph needs weights", "give metropolis(graph)"
+        )
+    if not isinstance(rounds, int | np.integer) or rounds < 1:
+        raise InputError(f"{rounds} rounds", "a whole number from 1 is needed", "give 100, say")
+
+
+def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
+    """Refuse noise that would be drawn twice or could not be drawn at all."""
+    if algorithm.secure_sum and algorithm.requires != "complete average":
+        raise InputError(
+            f"{algorithm.name} with secure_sum on '{algorithm.requires}' weights",
+            "one sum over everyone needs the complete average",
+            "set requires='complete average', or use a view with secure_sum",
+        )
+    kinds = [part.sources.kind for part in (*algorithm.noise.local(mixing), *algorithm.noise.edge(mixing))]
+    twice = {kind for kind in kinds if kinds.count(kind) > 1}
+    if twice:
+        raise InputError(
+            f"two noises from sources of kind '{twice.pop()}'",
+            "they would draw the same numbers",
+            "add their variances into one noise",
+        )
+    if algorithm.noise.correlation is not None:
+        if algorithm.averaging:
+            raise InputError(f"{algorithm.name} with correlated noise", "it adds noise only once", "use Independent")
+        algorithm.noise.correlation.matrix(rounds)
+
+
+def play_round(
+    algorithm: Algorithm, topology: Topology, loop_state: LoopState, feed: LoopInputs, round: int
+) -> PlayedRound:
+    """One round: local step, then `gossip_steps` times message, mix, absorb."""
+    state, copies = loop_state
+    mixing = topology.at(round, 0)
+    mixing.require(algorithm.requires)
+    point = None
+    if round == 0 or not algorithm.averaging:
+        point = algorithm.point(state)
+        grad = feed.gradient(round, point)
+        noise = _local_noise(algorithm, mixing, feed, round)
+        state = _next(mixing, algorithm.local(state, grad, noise), state)
+    steps = []
+    for step in range(algorithm.gossip_steps):
+        mixing = topology.at(round, step)
+        mixing.require(algorithm.requires)
+        message = _checked_message(algorithm, state)
+        scale = algorithm.step_size * algorithm.sensitivity
+        gossip_step = GossipStep(mixing, algorithm.noise.edge(mixing), scale, algorithm.secure_sum, round, step)
+        sent, copies, mixed = _transmit(algorithm.compression, gossip_step, message, copies, feed)
+        weight = message.weight if isinstance(message, Weighted) else None
+        steps.append(PlayedStep(gossip_step, sent, mixed, feed, copies, weight))
+        took = Weighted(mixed, mixing @ message.weight) if isinstance(message, Weighted) else mixed
+        state = _next(mixing, algorithm.absorb(state, took), state)
+    return PlayedRound(round, point, tuple(steps), LoopState(state, copies), algorithm)
+
+
+def iterate_rounds(
+    algorithm: Algorithm,
+    topology: Topology,
+    x0: Rows,
+    gradient: Gradient,
+    *,
+    rounds: int,
+    seed: int = 0,
+    after: tuple[int, LoopState] | None = None,
+    make: Callable[[int, Gradient, Rows], RunInputs] = NoiseFeed,
+) -> Iterator[PlayedRound]:
+    """Run round by round, as `train` does; each `PlayedRound` tells what was said and carries the state.
+
+    `after` goes on where an earlier run stopped: the number of rounds that were played, and what the last one carried.
+    `make` gives the feed of this run.
+    """
+    algorithm, loop_state = start_run(algorithm, topology, x0, rounds)
+    topology.require_connected()
+    first, loop_state = after or (0, loop_state)
+    with make(seed, gradient, x0) as feed:
+        if topology.static and not algorithm.averaging:
+            for term in algorithm.noise.local(topology.at(0))[:1]:
+                feed.expect(term, range(0 if algorithm.noise.correlation else first, rounds))
+        for round in range(first, rounds):
+            played = play_round(algorithm, topology, loop_state, feed, round)
+            loop_state = played.loop_state
+            yield played
+
+
+def train(
+    algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, *, rounds: int, seed: int = 0
+) -> Rows:
+    """Run and return where every node ends: one row per node.
+
+    `x0` has a row per node, numpy or torch, and is public. `gradient(round, points)` gets where each node stands and
+    gives back a row for each, clipped by you: see docs/algorithms.md. All noise follows from `seed`.
+    """
+    for played in iterate_rounds(algorithm, topology, x0, gradient, rounds=rounds, seed=seed):
+        last = played
+    return last.models
+
+
+# --- within a round ------------------------------------------------------------------------------------------------
+
+
+def _local_noise(algorithm: Algorithm, mixing: Mixing, feed: LoopInputs, round: int) -> Rows | float:
+    total: Any = 0.0
+    for number, term in enumerate(algorithm.noise.local(mixing)):
+        matrix, correlation = term.matrix.scaled(algorithm.sensitivity), algorithm.noise.correlation
+        if correlation is None:
+            noise = feed.noise(term.sources, matrix, round, 0)
+        else:
+            noise = feed.correlated(correlation, term.sources, matrix, round)
+        total = total + noise if number else noise
+    return total
+
+
+def _transmit(
+    operator: Compression, gossip_step: GossipStep, message: Any, copies: Rows | None, feed: LoopInputs
+) -> tuple[Rows, Rows | None, Rows]:
+    """What is said, the receivers' copies after it, and the mix; with compression the error stays with the sender."""
+    value = value_of(message)
+    if copies is None:
+        return value, None, gossip_step.deliver(value, feed)
+    sent = feed.compress(operator, value - copies, gossip_step.round, gossip_step.step)
+    copies = copies + sent
+    return sent, copies, gossip_step.mixing @ copies + (value - copies)
+
+
+def _checked_message(algorithm: Algorithm, state: Any) -> Any:
+    message = algorithm.message(state)
+    if isinstance(message, Weighted) and not (
+        arrays.is_real(message.weight) and tuple(message.weight.shape) == (message.value.shape[0], 1)
+    ):
+        raise Unaccountable(
+            "the weight beside a message is public: one number per node that depends on no gradient and no noise; "
+            "send private values as the message itself"
+        )
+    return message
+
+
+def _next(mixing: Mixing, new: Any, old: Any) -> Any:
+    """The state after a map: new where nodes are active, old elsewhere, and protected from changes."""
+    here = None if mixing.active is None or mixing.active.all() else mixing.active
+    return _keep(here, new, old)
+
+
+def _keep(active: NDArray[np.bool_] | None, new: Any, old: Any) -> Any:
+    if isinstance(new, tuple):
+        before = old if isinstance(old, tuple) else [None] * len(new)
+        leaves = [_keep(active, a, b) for a, b in zip(new, before, strict=True)]
+        return type(new)(*leaves) if hasattr(new, "_fields") else tuple(leaves)
+    if new is None or isinstance(new, bool | int | float):
+        return new
+    if not hasattr(new, "shape"):
+        raise InputError(
+            f"a {type(new).__name__} in an algorithm's state",
+            "states are tuples of arrays and numbers",
+            "use a NamedTuple",
+        )
+    if active is None or old is None:
+        return arrays.read_only(new)
+    here = arrays.column(active, new)
+    return arrays.read_only(new * here + old * (1 - here))

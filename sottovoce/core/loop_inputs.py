@@ -1,0 +1,53 @@
+"""What the round loop asks for: gradients, noise and compressed messages.
+
+The loop does not know what flows through it. Whoever answers these questions with numbers trains; whoever answers with
+basis rows traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, Self
+
+from sottovoce.core.arrays import Rows
+from sottovoce.core.compression import Compression
+from sottovoce.core.correlation import Correlation
+from sottovoce.core.noise import FactoredMatrix, NoiseTerm
+from sottovoce.core.noise_sources import Sources
+
+if TYPE_CHECKING:
+    pass
+
+
+class LoopInputs(Protocol):
+    """What flows through the loop."""
+
+    def gradient(self, round: int, point: Rows) -> Rows:
+        """The gradient of round `round`, taken at `point`."""
+
+    def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> Rows:
+        """`matrix @ Z` for the sources of this step."""
+
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
+        """`matrix @ (C^-1 Z)_round`."""
+
+    def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
+        """Every row compressed."""
+
+
+class RunInputs(LoopInputs, Protocol):
+    """The feed of a whole run: a context, which may be told what it will be asked for."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def expect(self, term: NoiseTerm, rounds: range) -> None:
+        """Each of these rounds will ask for this noise in turn."""
+
+
+Gradient = Callable[[int, Rows], Rows]
+"""`gradient(round, points)`: every node's gradient at its own point, one row per node, clipped to the sensitivity.
+
+It must not change `points`.
+"""

@@ -1,0 +1,151 @@
+"""The feed of a real run: gradients from the task, noise and compression from keyed draws.
+
+Shapes: N nodes, D parameters, S noise sources.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.core import arrays
+from sottovoce.core.arrays import Rows
+from sottovoce.core.compression import Compression
+from sottovoce.core.correlation import Correlation
+from sottovoce.core.loop_inputs import Gradient
+from sottovoce.core.noise import FactoredMatrix, NoiseTerm
+from sottovoce.core.noise_sources import Sources, generator
+from sottovoce.core.prefetch import Block, Prefetcher
+from sottovoce.core.threads import WORKERS
+from sottovoce.errors import Diverged, InputError
+
+CHUNK = 1 << 22
+"""At most about this many noise values are alive at once, whatever the number of edges."""
+
+
+APART = 1 << 19
+"""From so many values a round on, noise is drawn ahead by a thread of its own.
+
+For fewer a thread does not pay, and on a busy machine it costs: threads that both need the interpreter wait in turns.
+"""
+
+
+class NoiseFeed:
+    """Real gradients, and noise drawn by (seed, source, round). A context, which ends with its thread if it has one."""
+
+    def __init__(self, seed: int, gradient: Gradient, like: Rows) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+            raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
+        self.seed, self._gradient, self._like = seed, gradient, like
+        self._expected: tuple[Sources, NDArray[np.bool_]] | None = None
+        self._ahead: Prefetcher | None = None
+        self._past: list[Any] = []
+        self._next_round = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def expect(self, term: NoiseTerm, rounds: range) -> None:
+        """Each of these rounds will ask for this noise in turn: it is drawn ahead, within this context."""
+        if WORKERS > 1 and term.sources.size * self._like.shape[1] >= APART:
+            sources, used = self._expected = term.sources, term.matrix.used()
+            self._ahead = Prefetcher(lambda round: self._draw(sources, used, round, 0), rounds)
+
+    def gradient(self, round: int, point: Rows) -> Rows:
+        """Asks the task; refuses what would poison every neighbour."""
+        grad = self._gradient(round, arrays.read_only(point))
+        if arrays.is_torch(grad) != arrays.is_torch(point) or not arrays.is_real(grad) or np.ma.isMaskedArray(grad):
+            raise InputError(
+                f"gradient of type {type(grad).__name__}", f"points are {type(point).__name__}", "return the same kind"
+            )
+        if tuple(grad.shape) != tuple(point.shape):
+            raise InputError(
+                f"gradient of shape {tuple(grad.shape)}", f"points have {tuple(point.shape)}", "one row per node"
+            )
+        if not (math.isfinite(float(grad.sum())) or arrays.all_finite(grad)):
+            raise Diverged(
+                f"gradient with nan or infinity in round {round}",
+                "it would spread to every node",
+                "clip it, lower the step size",
+            )
+        return grad
+
+    def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> Rows:
+        """`matrix @ Z`, a block of sources at a time."""
+        blocks, sizes = self._blocks(sources, matrix.used(), round, step), matrix.diagonal()
+        D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
+        total = _product(matrix, blocks, D, dtype) if sizes is None else _scaled(sizes, blocks, D, dtype)
+        return arrays.convert(total, self._like)
+
+    def _blocks(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
+        """Drawn ahead or now. What was drawn ahead is handed out once; who asks again has it drawn again."""
+        if self._ahead is not None and self._expected is not None and (self._ahead.round, 0) == (round, step):
+            known, known_used = self._expected
+            if known is sources and np.array_equal(known_used, used):
+                return self._ahead.take()
+        return self._draw(sources, used, round, step)
+
+    def _draw(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
+        D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
+        return sources.draw(self.seed, round, step, D, dtype, used, CHUNK)
+
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
+        """`matrix @ (C^-1 Z)_t`: earlier rounds are remembered as far as C looks back, or drawn again."""
+        if round < self._next_round:
+            self._past, self._next_round = [], 0
+        own = FactoredMatrix(sparse.diags_array(matrix.used().astype(float), format="csr"))
+        for t in range(self._next_round, round + 1):
+            fresh = self.noise(sources, own, t, 0)
+            result, keep = correlation.next(t, fresh, self._past)
+            self._past = [*self._past, keep][-correlation.memory :] if correlation.memory else []
+        self._next_round = round + 1
+        return arrays.operator(matrix.whole(), self._like) @ result
+
+    def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
+        """Each node's row with its own random stream."""
+        values = rows.detach().cpu().numpy() if arrays.is_torch(rows) else rows
+        streams = [generator(self.seed, "compression", [node], round, step) for node in range(len(values))]
+        return arrays.convert(operator.apply(values, streams), rows)
+
+
+def _scaled(sizes: NDArray[Any], blocks: Iterator[Block], D: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Every target has a source of its own: rows are scaled where they were drawn, and stay there if they are all."""
+    total = np.zeros((len(sizes), D), dtype=dtype)
+    for which, rows in blocks:
+        rows *= sizes[which, None].astype(dtype)
+        if len(which) == len(sizes):
+            total = rows
+        else:
+            total[which] = rows
+    return total
+
+
+def _product(matrix: FactoredMatrix, blocks: Iterator[Block], D: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    total = np.zeros((matrix.shape[0], D), dtype=dtype)
+    targets = [(sparse.csc_array(matrix.plain, dtype=dtype), total)]
+    if matrix.left is not None and matrix.right is not None:
+        reached = np.unique(matrix.left.indices)
+        inner = np.zeros((len(reached), D), dtype=dtype)
+        targets.append((sparse.csc_array(matrix.right[reached], dtype=dtype), inner))
+    for which, rows in blocks:
+        for part, out in targets:
+            _add_product_(out, part[:, which], rows)
+    if matrix.left is not None and len(targets) > 1:
+        total += matrix.left.tocsc()[:, reached].astype(dtype) @ targets[1][1]
+    return total
+
+
+def _add_product_(out: NDArray[Any], block: sparse.csc_array, rows: NDArray[Any]) -> None:
+    """`out += block @ rows`, touching only the rows of `out` that the block reaches."""
+    touched, row = np.unique(block.indices, return_inverse=True)
+    small = sparse.csc_array((block.data, row, block.indptr), shape=(len(touched), block.shape[1]))
+    out[touched] += small @ rows

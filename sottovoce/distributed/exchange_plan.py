@@ -1,0 +1,172 @@
+"""What one gossip step asks of a rank: which rows it sends, which it receives, and the sums it forms.
+
+Shapes: N nodes, n nodes on this rank, D parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import sparse
+from torch import Tensor
+
+from sottovoce.core import arrays
+from sottovoce.core.mixing import Mixing
+from sottovoce.distributed.communication import Communicator
+
+Nodes = NDArray[np.intp]
+
+
+class Crossing(NamedTuple):
+    """Edges between this rank and another, sorted by sender, then receiver."""
+
+    sender: Nodes
+    receiver: Nodes
+
+
+class ExchangePlan:
+    """What one mixing step asks of this rank."""
+
+    def __init__(self, shard: NodeShard, mixing: Mixing) -> None:
+        self.shard, self.mixing = shard, mixing
+        sender, receiver, _ = mixing.edges
+        rank, speaks, hears = shard.communicator.rank, shard.owner[sender], shard.owner[receiver]
+        others = [peer for peer in range(len(shard.blocks)) if peer != rank]
+        chosen = {peer: (speaks == rank) & (hears == peer) for peer in others}
+        self.out = {peer: Crossing(sender[some], receiver[some]) for peer, some in chosen.items() if some.any()}
+        chosen = {peer: (speaks == peer) & (hears == rank) for peer in others}
+        self.into = {peer: Crossing(sender[some], receiver[some]) for peer, some in chosen.items() if some.any()}
+
+    @cached_property
+    def sends(self) -> dict[int, Nodes]:
+        """Whose rows each rank needs of this one."""
+        return {peer: np.unique(edges.sender) for peer, edges in self.out.items()}
+
+    @cached_property
+    def gets(self) -> dict[int, Nodes]:
+        """Whose rows come from each rank."""
+        return {peer: np.unique(edges.sender) for peer, edges in self.into.items()}
+
+    @cached_property
+    def strangers(self) -> Nodes:
+        """All nodes elsewhere whom a node here listens to, rank by rank."""
+        return np.concatenate([np.empty(0, dtype=np.intp), *self.gets.values()])
+
+    @cached_property
+    def parts(self) -> dict[int, slice]:
+        """Where the rows from each rank lie among those of strangers."""
+        stops = np.cumsum([len(nodes) for nodes in self.gets.values()]).tolist()
+        starts = [0, *stops]
+        return {peer: slice(start, stop) for peer, start, stop in zip(self.gets, starts, stops, strict=False)}
+
+    @cached_property
+    def _rows(self) -> sparse.csr_array:
+        return sparse.csr_array(self.mixing.weights[self.shard.nodes])
+
+    @cached_property
+    def inner(self) -> ShardSums:
+        """Nodes that listen to nodes here alone."""
+        listens = self._rows.astype(bool).astype(np.int64) @ (~self.shard.here).astype(np.int64)
+        return self._product(np.flatnonzero(listens == 0))
+
+    @cached_property
+    def outer(self) -> ShardSums:
+        """The others."""
+        at = np.ones(len(self.shard.nodes), dtype=bool)
+        at[self.inner.targets] = False
+        return self._product(np.flatnonzero(at))
+
+    def _product(self, targets: Nodes) -> ShardSums:
+        weights = sparse.csr_array(self._rows[targets])
+        used = np.unique(weights.indices)
+        if self.shard.here[used].all():
+            used = self.shard.nodes  # nothing has to be put together
+        among = np.flatnonzero(self.shard.here[used])
+        away = np.flatnonzero(~self.shard.here[used])
+        order = np.argsort(self.strangers)
+        from_away = order[np.searchsorted(self.strangers[order], used[away])] if len(away) else away
+        return ShardSums(
+            targets, sparse.csr_array(weights[:, used]), among, self.shard.position[used[among]], away, from_away
+        )
+
+    @cached_property
+    def within(self) -> sparse.csr_array:
+        """Weights between nodes here, n x n."""
+        return sparse.csr_array(self._rows[:, self.shard.nodes])
+
+    @cached_property
+    def arriving(self) -> dict[int, sparse.csr_array]:
+        """Weights of single messages from each rank, n x their number."""
+        found = {}
+        for peer, (sender, receiver) in self.into.items():
+            weight = np.asarray(self.mixing.weights[receiver, sender]).ravel()
+            where = (self.shard.position[receiver], np.arange(len(sender)))
+            found[peer] = sparse.csr_array((weight, where), shape=(len(self.shard.nodes), len(sender)))
+        return found
+
+
+@dataclass(eq=False)
+class ShardSums:
+    """The sums of some nodes here: over rows from here and from elsewhere, in the order of node numbers."""
+
+    targets: Nodes
+    weights: sparse.csr_array
+    among: Nodes
+    own: Nodes
+    away: Nodes
+    strange: Nodes
+    _operator: Any = None
+
+    def into_(self, mixed: Tensor, own: Tensor, strange: Tensor | None) -> None:
+        """Fill the targets' rows of `mixed`."""
+        if not len(self.targets):
+            return
+        if self._operator is None or self._operator.dtype != own.dtype:
+            self._operator = arrays.operator(self.weights, own)
+        if not len(self.away) and len(self.own) == len(own):
+            rows = own
+        else:
+            rows = own.new_empty(len(self.among) + len(self.away), own.shape[1])
+            rows[self.among] = own[self.own]
+            if len(self.away):
+                assert strange is not None
+                rows[self.away] = strange[self.strange]
+        found = self._operator @ rows
+        if len(self.targets) == len(mixed):
+            mixed.copy_(found)
+        else:
+            mixed[self.targets] = found
+
+
+class NodeShard:
+    """Which nodes live here, and how the others are reached. `blocks` has every rank's nodes, in ascending order.
+
+    While `recording`, what is received stays with what was said.
+    """
+
+    def __init__(self, blocks: tuple[Nodes, ...], communicator: Communicator) -> None:
+        self.blocks, self.communicator = blocks, communicator
+        self.nodes = blocks[communicator.rank]
+        self.n = sum(len(block) for block in blocks)
+        self.recording = False
+        self.owner = np.empty(self.n, dtype=np.intp)
+        self.position = np.empty(self.n, dtype=np.intp)
+        for rank, block in enumerate(blocks):
+            self.owner[block] = rank
+            self.position[block] = np.arange(len(block))
+        self.plan: Callable[[Mixing], ExchangePlan] = lru_cache(maxsize=64)(lambda mixing: ExchangePlan(self, mixing))
+
+    @cached_property
+    def here(self) -> NDArray[np.bool_]:
+        """Which nodes live here."""
+        return self.owner == self.communicator.rank
+
+    def share(self, values: Any) -> Any:
+        """The rows of this rank's nodes of an array with a row for every node."""
+        return values[torch.from_numpy(self.nodes)] if arrays.is_torch(values) else values[self.nodes]

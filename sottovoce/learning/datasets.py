@@ -1,0 +1,208 @@
+"""Data sets: two that ship with scikit-learn, the others from a folder the user names, or the user's own.
+
+    >>> digits = load("digits")
+    >>> digits
+    Dataset('digits', classes, 1438 + 359 rows of 64)
+    >>> digits.inputs.dtype, digits.shape, len(digits.classes)
+    (dtype('float32'), (1, 8, 8), 10)
+
+No torch here. Arrays stay writable, so that torch can share their memory; treat them as values all the same.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+from sottovoce.learning.catalogue import CATALOGUE, Entry, Rows
+from sottovoce.learning.lazy_rows import Examples, Floats
+from sottovoce.learning.user_data import read_rows, rows_of
+
+FOLDER = "SOTTOVOCE_DATA"
+"""The environment variable that names the folder when no argument does."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Dataset:
+    """Rows to learn from and rows to test on.
+
+    `examples` are the training rows, flat, as numbers where they are asked for; `inputs` is all of them in one array.
+    `shape` is the shape of one example (channels first).
+    `targets` are int64 positions in `classes`, or float32 when `kind` is "value" or "ratings".
+    For ratings an input is a pair (user, movie) of positions, exact in float32, and `entities` counts both.
+    `groups` names who each row comes from (a writer, a user), or is None.
+    """
+
+    name: str
+    kind: str
+    examples: Examples
+    targets: NDArray[Any]
+    test_inputs: Floats
+    test_targets: NDArray[Any]
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    groups: NDArray[np.int64] | None
+    test_groups: NDArray[np.int64] | None
+    entities: tuple[int, ...]
+    licence: str
+    source: str
+    notes: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        rows = f"{len(self.examples)} + {len(self.test_inputs)} rows of {self.examples.width}"
+        return f"Dataset({self.name!r}, {self.kind}, {rows})"
+
+    @cached_property
+    def inputs(self) -> Floats:
+        """All training rows, contiguous."""
+        return self.examples[:]
+
+    def unit_norm(self) -> Dataset:
+        """Every example scaled to norm one by itself, so that its gradient is bounded without clipping."""
+        if self.entities:
+            raise InputError(f"unit norm of {self.name}", "its rows are positions, not features", "leave it out")
+
+        def scaled(rows: Floats) -> Floats:
+            return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-30))
+
+        note = "each example is scaled to norm one"
+        return replace(
+            self, examples=self.examples.then(scaled), test_inputs=scaled(self.test_inputs), notes=(*self.notes, note)
+        )
+
+    def only(self, rows: NDArray[np.int64]) -> Dataset:
+        """The same with some of its training rows, in that order, and nothing kept of the others."""
+        groups = None if self.groups is None else self.groups[rows]
+        return replace(self, examples=Examples(self.examples[rows]), targets=self.targets[rows], groups=groups)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What is known about a data set without reading it: which files are there, which are missing."""
+
+    name: str
+    kind: str
+    files: tuple[str, ...]
+    missing: tuple[str, ...]
+    rows: tuple[int, int] | None
+    bytes: int
+    licence: str
+    source: str
+    trap: str
+
+    @property
+    def found(self) -> bool:
+        """Whether all its files are there."""
+        return not self.missing
+
+
+def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Dataset:
+    """The data set of that name, from `folder` or else the folder that SOTTOVOCE_DATA names.
+
+    `file:PATH.npz` is one of your own, looked for here and then in that folder: see `from_arrays` for its arrays.
+    `seed` chooses the rows held out for testing where a data set has no split of its own.
+
+    >>> load("moons")
+    Traceback (most recent call last):
+    ...
+    sottovoce.errors.InputError: data set 'moons'; known: breast-cancer, ...; see docs/data.md
+    """
+    if name.startswith("file:"):
+        path = _own_file(name.removeprefix("file:"), folder)
+        return _own(path.stem, read_rows(path, _seed(seed)))
+    if name not in CATALOGUE:
+        raise InputError(f"data set {name!r}", f"known: {', '.join(dataset_names())}, file:PATH", "see docs/data.md")
+    entry = CATALOGUE[name]
+    place = folder_of(folder) if entry.files else None
+    if entry.files and place is None:
+        raise InputError(
+            f"data set {name!r} and no folder",
+            f"it is read from {entry.files[0].names[0]}{' and others' if entry.files[1:] else ''} in a folder of yours",
+            f"give --data DIR or set {FOLDER}; get it from {entry.source}",
+        )
+    rows = entry.read(place or Path(), _seed(seed))
+    return Dataset(name=name, kind=entry.kind, licence=entry.licence, source=entry.source, **vars(rows))
+
+
+def from_arrays(
+    inputs: Any,
+    targets: Any,
+    *,
+    test: tuple[Any, Any] | None = None,
+    groups: Any = None,
+    name: str = "mine",
+    seed: int = 0,
+) -> Dataset:
+    """A data set of your own arrays: a row of `inputs` for each example, of any shape, and one target each.
+
+    Whole numbers and words are classes, in sorted order; fractions are values to predict. `test` is a pair of arrays
+    for testing; without it a fifth of the rows, of each class or else of each group, is held out by `seed`. `groups`
+    names who a row comes from. Rows are taken as they are: scale them before, with figures that may be public.
+
+    >>> from_arrays([[0.0, 1.0], [1.0, 0.0]] * 10, ["cat", "dog"] * 10, name="pets")
+    Dataset('pets', classes, 16 + 4 rows of 2)
+    """
+    test_inputs, test_targets = (None, None) if test is None else test
+    arrays = {"inputs": inputs, "targets": targets, "test_inputs": test_inputs, "test_targets": test_targets}
+    return _own(name, rows_of({**arrays, "groups": groups}, _seed(seed)))
+
+
+def _own(name: str, rows: Rows) -> Dataset:
+    kind = "classes" if rows.classes else "value"
+    return Dataset(name=name, kind=kind, licence="your own", source="you", **vars(rows))
+
+
+def _own_file(path: str, folder: str | Path | None) -> Path:
+    place = folder_of(folder)
+    here = Path(path)
+    return here if here.exists() or place is None else place / path
+
+
+def _seed(seed: int) -> int:
+    if seed < 0:
+        raise InputError(f"seed {seed}", "a seed is 0 or more", "use seed 0")
+    return seed
+
+
+def dataset_names() -> tuple[str, ...]:
+    """Every data set that `load` knows by name."""
+    return tuple(sorted(CATALOGUE))
+
+
+def list_datasets(folder: str | Path | None = None) -> tuple[Listed, ...]:
+    """Every data set, with where it was found or what is missing. Files are looked for, not read."""
+    place = folder_of(folder)
+    return tuple(_listed(name, CATALOGUE[name], place) for name in dataset_names())
+
+
+def _listed(name: str, entry: Entry, place: Path | None) -> Listed:
+    paths = [file.find(place) if place else None for file in entry.files]
+    missing = tuple(file.names[0] for file, path in zip(entry.files, paths, strict=True) if path is None)
+    found = [path for path in paths if path is not None]
+    rows = entry.rows
+    if rows is None and found and place:
+        train, test = (entry.files[0].npz_rows(place, key) for key in ("y_train", "y_test"))
+        rows = None if train is None or test is None else (train, test)
+    return Listed(
+        name=name, kind=entry.kind, files=tuple(map(str, found)), missing=missing, rows=rows,
+        bytes=sum(path.stat().st_size for path in found),
+        licence=entry.licence, source=entry.source, trap=entry.trap,
+    )  # fmt: skip
+
+
+def folder_of(folder: str | Path | None = None) -> Path | None:
+    """The folder to read from: the one given, else the one that SOTTOVOCE_DATA names, else None."""
+    named = folder if folder is not None else os.environ.get(FOLDER) or None
+    if named is None:
+        return None
+    path = Path(named)
+    if not path.is_dir():
+        raise InputError(f"folder {path}: no such folder", "data sets are read from a folder", f"check it, or {FOLDER}")
+    return path

@@ -1,0 +1,152 @@
+"""Who holds which rows: training rows dealt to nodes, evenly, by skewed labels or by the people they come from.
+
+    >>> from sottovoce.learning.datasets import load
+    >>> shards = partition(load("digits"), nodes=16, how="iid", seed=0)
+    >>> shards.sizes.min, shards.sizes.max
+    (89, 90)
+
+Each shard is in random order, so that its first rows, or a cycle through it, are no particular rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+from sottovoce.learning.datasets import Dataset
+
+DRAWS = 100
+"""How often a Dirichlet draw that leaves a node without rows is repeated before it is refused."""
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Rows per node. `label_skew` is the mean over nodes of the total variation distance between a node's labels and
+    everyone's: 0 when all nodes have the same mix, near 1 when each has labels of its own; None without classes.
+    """
+
+    min: int
+    mean: float
+    max: int
+    label_skew: float | None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Shards:
+    """Row numbers of the training set, one read-only array per node."""
+
+    indices: tuple[Rows, ...]
+    how: str
+    seed: int
+    sizes: Sizes
+
+    def __repr__(self) -> str:
+        return f"Shards({self.how!r}, {len(self.indices)} nodes, {self.sizes.min} to {self.sizes.max} rows)"
+
+
+def partition(dataset: Dataset, nodes: int, how: str = "iid", seed: int = 0, *, rows: int | None = None) -> Shards:
+    """Deal the training rows of a data set to nodes.
+
+    `how` is `iid`, `dirichlet:ALPHA` (each class spread over the nodes in Dirichlet(ALPHA) shares: the smaller ALPHA,
+    the more skewed), or `user` or `writer` (either word: rows of one group stay together, groups are dealt evenly).
+    Every node gets a row, or the partition is refused. `rows` caps what a node keeps.
+
+    Guarantees: no row twice; every row somewhere, unless capped; the same seed gives the same shards; no group is
+    split; `iid` sizes differ by at most one.
+    """
+    total = len(dataset.targets)
+    if not 1 <= nodes <= total:
+        raise InputError(f"{nodes} nodes", f"{dataset.name} has {total} training rows, a node needs one", "use fewer")
+    if rows is not None and rows < 1:
+        raise InputError(f"rows={rows}", "a node keeps at least one row", "give a positive number, or leave it out")
+    if seed < 0:
+        raise InputError(f"seed {seed}", "a seed is 0 or more", "use seed 0")
+    rng = np.random.default_rng(seed)
+    kind, _, setting = how.partition(":")
+    if how == "iid":
+        shards = np.array_split(rng.permutation(total), nodes)
+    elif kind == "dirichlet":
+        shards = _dirichlet(dataset, nodes, _alpha(how, setting), rng)
+    elif how in ("user", "writer"):
+        shards = _by_group(dataset, nodes, how, rng)
+    else:
+        raise InputError(f"partition {how!r}", "known: iid, dirichlet:ALPHA, user, writer", "see docs/data.md")
+    kept = tuple(_sealed(rng.permutation(shard)[:rows]) for shard in shards)
+    return Shards(kept, how, seed, _sizes(dataset, kept))
+
+
+def _sealed(rows: NDArray[Any]) -> Rows:
+    sealed = rows.astype(np.int64)
+    sealed.flags.writeable = False
+    return sealed
+
+
+def _alpha(how: str, setting: str) -> float:
+    try:
+        alpha = float(setting)
+    except ValueError:
+        alpha = 0.0
+    if not 0 < alpha < np.inf:
+        raise InputError(f"partition {how!r}", "ALPHA is a positive number", "write dirichlet:0.5, say")
+    return alpha
+
+
+def _dirichlet(dataset: Dataset, nodes: int, alpha: float, rng: np.random.Generator) -> list[Rows]:
+    """Each class is shuffled and cut at cumulated Dirichlet shares; drawn again while a node goes without."""
+    if not dataset.classes:
+        raise InputError(
+            f"dirichlet on {dataset.name}, whose targets are a {dataset.kind}", "label skew needs classes", "use iid"
+        )
+    classes = [np.flatnonzero(dataset.targets == label) for label in range(len(dataset.classes))]
+    for _ in range(DRAWS):
+        shares = rng.dirichlet(np.full(nodes, alpha), size=len(classes))
+        cuts = [
+            np.rint(np.cumsum(share)[:-1] * len(own)).astype(int) for share, own in zip(shares, classes, strict=True)
+        ]
+        sizes = sum(np.diff(cut, prepend=0, append=len(own)) for cut, own in zip(cuts, classes, strict=True))
+        if np.min(sizes) > 0:
+            parts = [np.split(rng.permutation(own), cut) for own, cut in zip(classes, cuts, strict=True)]
+            return [np.concatenate(mine) for mine in zip(*parts, strict=True)]
+    raise InputError(
+        f"dirichlet:{alpha:g} left a node of {nodes} without rows in each of {DRAWS} draws",
+        "every node needs a row",
+        "use a larger ALPHA or fewer nodes",
+    )
+
+
+def _by_group(dataset: Dataset, nodes: int, how: str, rng: np.random.Generator) -> list[Rows]:
+    """Groups in random order are dealt like cards, so that nodes have as many groups as others, or one more."""
+    if dataset.groups is None:
+        raise InputError(
+            f"partition by {how} of {dataset.name}", "its rows name nobody", "use iid, or data with groups"
+        )
+    groups, member = np.unique(dataset.groups, return_inverse=True)
+    if len(groups) < nodes:
+        raise InputError(
+            f"{nodes} nodes for {len(groups)} groups of {dataset.name}",
+            f"by {how}, a node needs a group of its own",
+            f"use at most {len(groups)} nodes",
+        )
+    node_of = np.empty(len(groups), dtype=np.int64)
+    node_of[rng.permutation(len(groups))] = np.arange(len(groups)) % nodes
+    owner = node_of[member]
+    order = np.argsort(owner, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(owner, minlength=nodes))[:-1])
+
+
+def _sizes(dataset: Dataset, shards: tuple[Rows, ...]) -> Sizes:
+    counts = [len(shard) for shard in shards]
+    skew = _label_skew(dataset.targets, len(dataset.classes), shards) if dataset.classes else None
+    return Sizes(min(counts), float(np.mean(counts)), max(counts), skew)
+
+
+def _label_skew(targets: NDArray[Any], classes: int, shards: tuple[Rows, ...]) -> float:
+    held = np.stack([np.bincount(targets[shard], minlength=classes) for shard in shards])
+    everyone = held.sum(axis=0) / held.sum()
+    return float(np.mean(np.abs(held / held.sum(axis=1, keepdims=True) - everyone).sum(axis=1) / 2))

@@ -1,0 +1,225 @@
+"""All nodes at once, by hand: chains of linear layers, and matrix factorisation.
+
+For a linear layer an example's gradient is the outer product of the error at its outputs and of its inputs, so its
+squared norm is `||error||^2 (||input||^2 + 1)`, the one for the bias. Norms need no example's gradient, and clipping
+is a factor on the errors.
+
+Shapes: N nodes, B examples, I and O a layer's inputs and outputs, R factors, D parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sottovoce.learning.clipping import Clipping, norms
+from sottovoce.learning.engines import VALUES, Clipped, Stack
+from sottovoce.learning.models import Model
+from sottovoce.learning.networks import Factors
+
+Slope = Callable[[Tensor, Tensor], Tensor]
+
+ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Slope]] = {
+    nn.ReLU: (torch.relu_, lambda error, out: torch.ops.aten.threshold_backward(error, out, 0)),
+    nn.Tanh: (torch.tanh_, lambda error, out: torch.ops.aten.tanh_backward(error, out)),
+    nn.Sigmoid: (torch.sigmoid_, lambda error, out: torch.ops.aten.sigmoid_backward(error, out)),
+}
+"""In place, and how an error passes back through it, given its output."""
+
+
+class Layer(NamedTuple):
+    """Names of a layer's parameters, its widths, and the activation behind it."""
+
+    weight: str
+    bias: str | None
+    widths: tuple[int, int]
+    activation: type[nn.Module] | None
+
+
+def stacked(model: Model) -> Chain | FactorEngine | None:
+    """The engine by hand for a model, where there is one."""
+    if type(model.module) is Factors:
+        return FactorEngine(model)
+    layers = _layers(model)
+    return None if layers is None else Chain(model, layers)
+
+
+def _layers(model: Model) -> tuple[Layer, ...] | None:
+    """The layers of a chain whose parameters are all trained, or None."""
+    found: list[Layer] = []
+    leaves = [
+        (path, part)
+        for path, part in model.module.named_modules(remove_duplicate=False)
+        if type(part) is not nn.Sequential
+    ]
+    for path, part in leaves:
+        if type(part) is nn.Linear:
+            prefix = f"{path}." if path else ""
+            bias = None if part.bias is None else f"{prefix}bias"
+            found.append(Layer(f"{prefix}weight", bias, (part.in_features, part.out_features), None))
+        elif type(part) in ACTIVATIONS and found and found[-1].activation is None:
+            found[-1] = found[-1]._replace(activation=type(part))
+        elif not (type(part) is nn.Flatten and part.start_dim == 1 and part.end_dim == -1 and not found):
+            return None
+    used = [name for layer in found for name in (layer.weight, layer.bias) if name is not None]
+    return tuple(found) if found and sorted(used) == sorted(model.layout.names) else None
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Linear layers with activations."""
+
+    model: Model
+    layers: tuple[Layer, ...]
+    name: str = "stacked"
+
+    @torch.no_grad()
+    def total(self, points: Tensor, stack: Stack) -> Tensor:
+        """Forward, and backward from errors times weights."""
+        parameters = self.model.layout.views(points)
+        passed = self._forward(parameters, stack.inputs)
+        errors = self.model.loss.errors(passed[-1], stack.targets) * stack.weights.unsqueeze(-1)
+        return self._summed(points, passed, self._backward(parameters, passed, errors))
+
+    @torch.no_grad()
+    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
+        """Errors of all layers first, then their norms, then sums of errors times factors."""
+        parameters = self.model.layout.views(points)
+        passed = self._forward(parameters, stack.inputs)
+        errors = self._backward(parameters, passed, self.model.loss.errors(passed[-1], stack.targets))
+        scale, nonfinite = clip.scales(self._norms(passed, errors), points.dtype)
+        if nonfinite.any():
+            passed, errors = (
+                [part.masked_fill(nonfinite.unsqueeze(-1), 0.0) for part in parts] for parts in (passed, errors)
+            )
+        factor = (scale * stack.weights).unsqueeze(-1)
+        rows = self._summed(points, passed, [error * factor for error in errors])
+        return Clipped(rows, int((nonfinite & (stack.weights > 0)).sum()))
+
+    @torch.no_grad()
+    def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
+        """The forward pass."""
+        return self._forward(self.model.layout.views(points), inputs)[-1]
+
+    def examples_at_once(self, nodes: int, features: int) -> int:
+        """By the widest layer."""
+        return max(1, VALUES // (nodes * max(max(layer.widths) for layer in self.layers)))
+
+    def _forward(self, parameters: dict[str, Tensor], inputs: Tensor) -> list[Tensor]:
+        """The inputs of every layer, N x B x I, and the outputs of the last."""
+        passed = [inputs]
+        for layer in self.layers:
+            weight = parameters[layer.weight].transpose(1, 2)
+            if layer.bias is None:
+                out = torch.bmm(passed[-1], weight)
+            else:
+                out = torch.baddbmm(parameters[layer.bias].unsqueeze(1), passed[-1], weight)
+            passed.append(out if layer.activation is None else ACTIVATIONS[layer.activation][0](out))
+        return passed
+
+    def _backward(self, parameters: dict[str, Tensor], passed: list[Tensor], errors: Tensor) -> list[Tensor]:
+        """Errors at the outputs of every layer, before its activation, N x B x O."""
+        found: list[Tensor] = []
+        for layer, out in zip(reversed(self.layers), reversed(passed[1:]), strict=True):
+            if layer.activation is not None:
+                errors = ACTIVATIONS[layer.activation][1](errors, out)
+            found.append(errors)
+            if len(found) < len(self.layers):
+                errors = torch.bmm(errors, parameters[layer.weight])
+        return found[::-1]
+
+    def _norms(self, passed: list[Tensor], errors: list[Tensor]) -> Tensor:
+        squares = torch.zeros((), dtype=torch.float64)
+        for layer, inputs, error in zip(self.layers, passed, errors, strict=False):
+            ones = 0.0 if layer.bias is None else 1.0
+            squares = squares + norms(error).square() * (norms(inputs).square() + ones)
+        return squares.sqrt()
+
+    def _summed(self, points: Tensor, passed: list[Tensor], errors: list[Tensor]) -> Tensor:
+        rows = torch.empty_like(points)
+        parts = self.model.layout.views(rows)
+        for layer, inputs, error in zip(self.layers, passed, errors, strict=False):
+            torch.bmm(error.transpose(1, 2), inputs, out=parts[layer.weight])
+            if layer.bias is not None:
+                torch.sum(error, dim=1, out=parts[layer.bias])
+        return rows
+
+
+class Looked(NamedTuple):
+    """What a batch of pairs looks up: positions N x B, factors N x B x R, and the predicted ratings N x B x 1."""
+
+    user: Tensor
+    item: Tensor
+    user_factors: Tensor
+    item_factors: Tensor
+    outputs: Tensor
+
+
+@dataclass(frozen=True)
+class FactorEngine:
+    """Matrix factorisation. A rating's gradient lies in one user's and one item's rows: its norm is quick to say.
+
+    In the sum, ratings of the same user or item add up.
+    """
+
+    model: Model
+    name: str = "stacked"
+
+    @torch.no_grad()
+    def total(self, points: Tensor, stack: Stack) -> Tensor:
+        """Errors times weights, scattered."""
+        seen = self._look_up(points, stack.inputs)
+        return self._scattered(points, seen, self._errors(seen, stack) * stack.weights.unsqueeze(-1))
+
+    @torch.no_grad()
+    def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
+        """Norms are `|error| sqrt(||user||^2 + ||item||^2 + 2)`, the two for the biases."""
+        seen = self._look_up(points, stack.inputs)
+        errors = self._errors(seen, stack)
+        lengths = (norms(seen.user_factors).square() + norms(seen.item_factors).square() + 2).sqrt() * norms(errors)
+        scale, nonfinite = clip.scales(lengths, points.dtype)
+        if nonfinite.any():
+            seen = Looked(
+                *(part.masked_fill(nonfinite.view(*nonfinite.shape, *[1] * (part.dim() - 2)), 0) for part in seen)
+            )
+            errors = errors.masked_fill(nonfinite.unsqueeze(-1), 0.0)
+        rows = self._scattered(points, seen, errors * (scale * stack.weights).unsqueeze(-1))
+        return Clipped(rows, int((nonfinite & (stack.weights > 0)).sum()))
+
+    @torch.no_grad()
+    def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
+        """Predicted ratings."""
+        return self._look_up(points, inputs).outputs
+
+    def examples_at_once(self, nodes: int, features: int) -> int:
+        """By the rank."""
+        return max(1, VALUES // (nodes * 4 * self.model.layout.shapes[0][1]))
+
+    def _errors(self, seen: Looked, stack: Stack) -> Tensor:
+        return self.model.loss.errors(seen.outputs, stack.targets)
+
+    def _look_up(self, points: Tensor, pairs: Tensor) -> Looked:
+        parts = self.model.layout.views(points)
+        node = torch.arange(len(points)).unsqueeze(1)
+        user, item = pairs.long().unbind(-1)
+        user_factors, item_factors = parts["users"][node, user], parts["items"][node, item]
+        bias = parts["user_bias"].gather(1, user) + parts["item_bias"].gather(1, item)
+        assert isinstance(self.model.module, Factors)
+        outputs = self.model.module.offset + bias + (user_factors * item_factors).sum(-1)
+        return Looked(user, item, user_factors, item_factors, outputs.unsqueeze(-1))
+
+    def _scattered(self, points: Tensor, seen: Looked, errors: Tensor) -> Tensor:
+        rows = torch.zeros_like(points)
+        start = dict(zip(self.model.layout.names, self.model.layout.offsets, strict=False))
+        rank = seen.user_factors.shape[-1]
+        within = torch.arange(rank)
+        for name, position, other in (("users", seen.user, seen.item_factors), ("items", seen.item, seen.user_factors)):
+            places = start[name] + position.unsqueeze(-1) * rank + within
+            rows.scatter_add_(1, places.flatten(1), (errors * other).flatten(1))
+        for name, position in (("user_bias", seen.user), ("item_bias", seen.item)):
+            rows.scatter_add_(1, start[name] + position, errors.squeeze(-1))
+        return rows

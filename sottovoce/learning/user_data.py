@@ -1,0 +1,115 @@
+"""Your own arrays as rows to learn from: checked, put in order, and split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.files import read_npz
+from sottovoce.errors import InputError
+from sottovoce.learning.catalogue import Rows, held_out, split_note
+from sottovoce.learning.lazy_rows import Examples
+
+ARRAYS = ("inputs", "targets", "test_inputs", "test_targets", "groups")
+"""What an npz file may hold; the first two it must."""
+
+UNSCALED = "rows are as you gave them; what you scaled them with is covered by no privacy figure"
+
+
+def read_rows(path: Path, seed: int) -> Rows:
+    """Rows from an npz file with `inputs` and `targets`, and more of ARRAYS if you like."""
+    found = read_npz(path)
+    unknown = sorted(set(found) - set(ARRAYS))
+    lacking = [name for name in ARRAYS[:2] if name not in found]
+    if unknown or lacking:
+        what = f"no array {lacking[0]!r}" if lacking else f"array {unknown[0]!r}"
+        raise InputError(f"{path}: {what}", f"arrays are {', '.join(ARRAYS)}", "see docs/your-own-data.md")
+    return rows_of(found, seed, f"{path}: ")
+
+
+def rows_of(arrays: Mapping[str, Any], seed: int, where: str = "") -> Rows:
+    """Checked rows; without test rows a fifth of the rows, of each class or of each group, is held out."""
+    given = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+    if ("test_inputs" in given) != ("test_targets" in given):
+        raise InputError(f"{where}test_inputs or test_targets alone", "they come together", "give both, or none")
+    inputs, targets, classes = _checked(given["inputs"], given["targets"], where)
+    if len(classes) == 1:
+        raise InputError(f"{where}one class, {classes[0]}", "there is nothing to tell apart", "give two or more")
+    groups = None if "groups" not in given else _grouped(given["groups"], len(inputs), where)
+    shape, notes = given["inputs"].shape[1:], (UNSCALED,)
+    if "test_inputs" in given:
+        test_inputs, test_targets, test_classes = _checked(given["test_inputs"], given["test_targets"], f"{where}test ")
+        alike = given["test_inputs"].shape[1:] == shape and bool(classes) == bool(test_classes)
+        if not alike or not set(test_classes) <= set(classes):
+            raise InputError(
+                f"{where}test rows of shape {given['test_inputs'].shape[1:]}, classes {_few(test_classes)}",
+                f"training rows are of shape {shape}, classes {_few(classes)}", "make them alike",
+            )  # fmt: skip
+        return Rows(
+            Examples(inputs), _positions(targets, classes),
+            test_inputs, _positions(test_targets, classes), shape, notes, classes=classes, groups=groups,
+        )  # fmt: skip
+    positions = _positions(targets, classes)
+    strata = positions if classes else np.zeros(len(inputs)) if groups is None else groups
+    test = held_out(strata, seed)
+    if not test.any():
+        raise InputError(
+            f"{where}{len(inputs)} rows", "a fifth of each class is held out, and none has three", "give test rows"
+        )
+    by = " of each class" if classes else " of each group" if groups is not None else ""
+    return Rows(
+        Examples(inputs[~test]), positions[~test], inputs[test], positions[test], shape, (*notes, split_note(by, seed)),
+        classes=classes, groups=None if groups is None else groups[~test],
+        test_groups=None if groups is None else groups[test],
+    )  # fmt: skip
+
+
+def _checked(
+    inputs: NDArray[Any], targets: NDArray[Any], where: str
+) -> tuple[NDArray[np.float32], NDArray[Any], tuple[str, ...]]:
+    """Flat float32 rows, targets, and the classes that they name; a fraction names none."""
+    if inputs.ndim < 2 or inputs.dtype.kind not in "biuf" or inputs.size == 0:
+        raise InputError(
+            f"{where}inputs are {inputs.dtype} of shape {inputs.shape}", "they are numbers, a row for each example",
+            "give real numbers in at least two dimensions, none of length 0",
+        )  # fmt: skip
+    if targets.shape != inputs.shape[:1] or targets.dtype.kind not in "biufU":
+        raise InputError(
+            f"{where}targets are {targets.dtype} of shape {targets.shape}",
+            f"they are numbers or words, one for each of {len(inputs)} rows", "give one column",
+        )  # fmt: skip
+    with np.errstate(over="ignore"):
+        flat = np.ascontiguousarray(inputs.reshape(len(inputs), -1), dtype=np.float32)
+    bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))
+    if bad.size:
+        raise InputError(f"{where}row {bad[0]} holds nan or infinity", "rows are finite in float32", "fill or drop it")
+    if targets.dtype.kind != "f":
+        return flat, targets, tuple(map(str, np.unique(targets)))
+    bad = np.flatnonzero(~np.isfinite(targets))
+    if bad.size:
+        raise InputError(f"{where}target {bad[0]} is nan or infinite", "targets are finite", "drop that row")
+    return flat, targets, ()
+
+
+def _positions(targets: NDArray[Any], classes: tuple[str, ...]) -> NDArray[Any]:
+    if not classes:
+        return targets.astype(np.float32)
+    place = {name: position for position, name in enumerate(classes)}
+    return np.array([place[str(target)] for target in targets], dtype=np.int64)
+
+
+def _grouped(groups: NDArray[Any], rows: int, where: str) -> NDArray[np.int64]:
+    if groups.shape != (rows,) or groups.dtype.kind not in "biuU":
+        raise InputError(
+            f"{where}groups are {groups.dtype} of shape {groups.shape}", f"they name who each of {rows} rows is from",
+            "give one column of whole numbers or words",
+        )  # fmt: skip
+    return np.unique(groups, return_inverse=True)[1].astype(np.int64)
+
+
+def _few(classes: tuple[str, ...]) -> str:
+    return ", ".join(classes[:5]) + (", ..." if classes[5:] else "") if classes else "none"

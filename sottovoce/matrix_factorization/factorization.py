@@ -1,0 +1,318 @@
+"""`factorize`: from a topology, rounds and participation to a C with its proof."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.participation import Participation
+from sottovoce.core.participation import parse_participation as named_participation
+from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError
+from sottovoce.matrix_factorization import cache as stored
+from sottovoce.matrix_factorization import structures
+from sottovoce.matrix_factorization.result import (
+    Factorization,
+    ForView,
+    antipgd_objective,
+    error_of,
+    independent_objective,
+    normalised,
+    sensitivity_squared,
+)
+from sottovoce.matrix_factorization.workload import OBJECTIVES, Workload, workload
+from sottovoce.privacy.views import View
+from sottovoce.privacy.views import parse_view as named_view
+
+Array = NDArray[np.float64]
+
+GAP = 1e-3
+STRUCTURES = ("dense", "banded", "toeplitz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """All that a C follows from, besides the weights."""
+
+    scheme: Participation
+    rounds: int
+    objective: str
+    structure: str
+    bands: int | None
+    restart: int | None
+    gap: float
+    probes: int | None
+    seed: int
+    nodes: tuple[int, ...] | None = None
+
+    def document(self) -> dict[str, Any]:
+        return {**vars(self), "scheme": str(self.scheme)}
+
+
+def factorize(
+    topology: Topology,
+    *,
+    rounds: int | None = None,
+    participation: str | Participation = "every",
+    objective: str = "all",
+    structure: str = "dense",
+    bands: int | None = None,
+    restart: int | None = None,
+    view: str | View | Sequence[str | View] | None = None,
+    gap: float = GAP,
+    probes: int | None = None,
+    seed: int = 0,
+    cache: bool = True,
+    progress: Callable[[float], None] | None = None,
+) -> Factorization:
+    """The correlation over rounds with which noise of a given privacy costs least, with a proof of how little.
+
+    Minimises `sens(C)^2 trace((C^T C)^-1 H)`, with H from the topology (see workload), over lower-triangular C.
+
+    - `rounds`: how many; K times B of the participation `KxB` unless given;
+    - `objective`: error of `all` models of all rounds, of the `last` models, of the network `average`;
+    - `structure`: `dense`; `banded`, looking back less than `bands` rounds; `toeplitz`, one coefficient a lag;
+    - `restart`: fresh noise every so many rounds: nothing larger than that is ever optimised;
+    - `parse_view`: optimise for the exact loss of this adversary (or of several) instead of everyone's;
+    - `gap`: how close to the optimum, relatively, is close enough;
+    - `probes`: estimate H from so many random vectors (chosen by itself for very large graphs), drawn with `seed`.
+
+    >>> from sottovoce.core.topologies import metropolis
+    >>> found = factorize(metropolis("ring:8"), participation="4x16", gap=1e-6, cache=False)
+    >>> round(found.objective / 64, 3), found.gap <= 1e-6
+    (33.154, True)
+    >>> round(found.over_independent, 2), round(found.over_antipgd, 1)
+    (4.4, 46.0)
+
+    References: unified privacy guarantees for decentralized learning via matrix factorization, Lemma 12 and
+    Algorithm 2; H from eigenvalues and the certificate are ours (docs/noise.md).
+    """
+    settings = _settings(rounds, participation, objective, structure, bands, restart, gap, probes, seed)
+    if view is not None:
+        return _for_view(topology, settings, view, progress)
+    return _factorize(topology, settings, cache, progress)
+
+
+@dataclass(frozen=True, eq=False)
+class ByClass:
+    """One C for each class of nodes. Classes add up: a node's noise is independent of every other's."""
+
+    labels: NDArray[np.intp]
+    parts: tuple[Factorization, ...]
+    shared: Factorization
+
+    @property
+    def objective(self) -> float:
+        """Error of all classes together, each at sensitivity 1."""
+        return sum(part.objective for part in self.parts)
+
+    @property
+    def lower_bound(self) -> float:
+        """No choice of one C for each class is better."""
+        return sum(part.lower_bound for part in self.parts)
+
+    @property
+    def gain(self) -> float:
+        """How many times less error than with one C for all nodes."""
+        return self.shared.objective / self.objective
+
+
+def factorize_by_class(topology: Topology, labels: Sequence[int], **settings: Any) -> ByClass:
+    """One C for each class of nodes: node u belongs to class `labels[u]`, classes counted from 0.
+
+    >>> from sottovoce.core.topologies import metropolis
+    >>> star = factorize_by_class(metropolis("star:9"), [0] + 8 * [1], participation="2x8", cache=False)
+    >>> star.gain > 1, star.lower_bound <= star.objective
+    (True, True)
+    """
+    classes = np.asarray(labels)
+    if classes.shape != (topology.n,) or classes.dtype.kind not in "iu":
+        raise InputError(
+            f"labels of shape {classes.shape} for {topology.n} nodes", "every node has one class", "give a list of them"
+        )
+    if set(classes.tolist()) != set(range(int(classes.max()) + 1)):
+        raise InputError(f"classes {sorted(set(classes.tolist()))}", "they count from 0 without gaps", "renumber them")
+    shared = factorize(topology, **settings)
+    cache = settings.pop("cache", True)
+    settings.pop("progress", None)
+    if settings.pop("view", None) is not None:
+        raise InputError("classes of nodes together with a view", "one at a time is optimised", "drop one of them")
+    plain = _settings(**{**_DEFAULTS, **settings})
+    parts = []
+    for c in range(int(classes.max()) + 1):
+        nodes = tuple(np.flatnonzero(classes == c).tolist())
+        parts.append(_factorize(topology, replace(plain, nodes=nodes), cache, None))
+    return ByClass(classes, tuple(parts), shared)
+
+
+LONGEST = 6000
+"""Rounds of a C: its square in numbers, a dozen times over, must fit in memory."""
+
+_DEFAULTS: dict[str, Any] = {
+    "rounds": None, "participation": "every", "objective": "all", "structure": "dense", "bands": None, "restart": None,
+    "gap": GAP, "probes": None, "seed": 0,
+}  # fmt: skip
+
+
+def _settings(
+    rounds: int | None,
+    participation: str | Participation,
+    objective: str,
+    structure: str,
+    bands: int | None,
+    restart: int | None,
+    gap: float,
+    probes: int | None,
+    seed: int,
+) -> _Settings:
+    """Everything checked."""
+    scheme = named_participation(participation)
+    if rounds is None:
+        if scheme.times is None:
+            raise InputError("participation every without rounds", "their number is needed", "give rounds")
+        rounds = scheme.times * scheme.apart
+    _whole("rounds", rounds, 1)
+    if rounds > LONGEST:
+        raise InputError(f"{rounds} rounds", f"a dense C of {LONGEST} is the largest", "use restarts of a shorter one")
+    scheme.check(rounds)
+    for value, known, what in ((objective, OBJECTIVES, "objective"), (structure, STRUCTURES, "structure")):
+        if value not in known:
+            raise InputError(f"{what} {value!r}", f"known: {', '.join(known)}", "choose one of them")
+    if not isinstance(gap, int | float) or not 1e-9 <= gap <= 1:
+        raise InputError(f"gap {gap}", "it lies between 1e-9 and 1", "give 0.001, say")
+    if structure == "dense" and bands is not None:
+        raise InputError(f"{bands} bands of a dense C", "only banded and toeplitz have bands", "choose one of these")
+    if restart is not None:
+        _whole("restart", restart, 1)
+        if structure != "dense":
+            raise InputError(f"restarts of a {structure} C", "blocks are dense", "drop the structure or the restarts")
+    if structure != "dense":
+        own = rounds if scheme.times is None else min(scheme.apart, rounds)
+        bands = own if bands is None else bands
+        _whole("bands", bands, 1)
+        bands = min(bands, rounds)
+    if probes is not None:
+        _whole("probes", probes, 2)
+    _whole("seed", seed, 0)
+    return _Settings(
+        scheme=scheme, rounds=int(rounds), objective=objective, structure=structure, bands=bands, restart=restart,
+        gap=float(gap), probes=probes, seed=int(seed),
+    )  # fmt: skip
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+        raise InputError(f"{name} = {value!r}", f"a whole number from {least}", f"give {name}={max(least, 1)}, say")
+
+
+def _factorize(
+    topology: Topology, settings: _Settings, cache: bool, progress: Callable[[float], None] | None
+) -> Factorization:
+    name = stored.key(topology, settings.rounds, settings.document())
+    if cache and (known := stored.load(name, settings.scheme, settings.rounds)) is not None:
+        return known
+    begun = time.perf_counter()
+    work = _workload(topology, settings)
+    chosen = _no_worse_than_independent(_chosen(work.H, settings, progress), work.H, settings.scheme)
+    found = _finished(chosen, work, settings, begun)
+    if cache:
+        stored.store(name, found)
+    return found
+
+
+def _workload(topology: Topology, settings: _Settings) -> Workload:
+    nodes = None if settings.nodes is None else np.array(settings.nodes)
+    return workload(
+        topology, settings.rounds, settings.objective, nodes=nodes, probes=settings.probes, seed=settings.seed
+    )
+
+
+def _chosen(H: Array, settings: _Settings, progress: Callable[[float], None] | None) -> structures.Chosen:
+    scheme, gap = settings.scheme, settings.gap
+    if settings.restart is not None and settings.restart < len(H):
+        return structures.restarts(H, scheme, settings.restart, gap, progress)
+    if settings.bands is None:
+        return structures.dense(H, scheme, gap, progress)
+    make = structures.banded if settings.structure == "banded" else structures.toeplitz
+    return make(H, scheme, settings.bands, gap, progress)
+
+
+def _no_worse_than_independent(chosen: structures.Chosen, H: Array, scheme: Participation) -> structures.Chosen:
+    """Independent noise has every structure: where a search over few shapes ends above it, it is taken instead."""
+    plain = np.eye(len(H))
+    worse = error_of(normalised(chosen.C, scheme), H) > error_of(normalised(plain, scheme), H)
+    return replace(chosen, C=plain) if worse else chosen
+
+
+def _finished(chosen: structures.Chosen, work: Workload, settings: _Settings, begun: float) -> Factorization:
+    """C at sensitivity 1, and its figures, computed from it and nothing else."""
+    C = normalised(chosen.C, settings.scheme)
+    inverse = np.linalg.solve(C, np.eye(len(C)))
+    return Factorization(
+        C=C,
+        objective=error_of(C, work.H),
+        lower_bound=float(chosen.lower_bound),
+        independent=independent_objective(work.H, settings.scheme),
+        antipgd=antipgd_objective(work.H, settings.scheme),
+        seconds=time.perf_counter() - begun,
+        rounds=settings.rounds,
+        participation=str(settings.scheme),
+        goal=settings.objective,
+        structure=settings.structure if settings.bands is None else f"{settings.structure}, {settings.bands} bands",
+        among=chosen.among,
+        errors=work.errors(inverse @ inverse.T),
+        workload_error=work.error,
+    )
+
+
+def _for_view(
+    topology: Topology,
+    settings: _Settings,
+    view: str | View | Sequence[str | View],
+    progress: Callable[[float], None] | None,
+) -> Factorization:
+    """The C for one adversary or several, and what it gains over the C for everyone."""
+    from sottovoce.matrix_factorization import for_view
+
+    if settings.structure != "dense" or settings.restart is not None:
+        raise InputError(f"a {settings.structure} C for a view", "the search there is over all C", "drop the structure")
+    views = [named_view(each) for each in ([view] if isinstance(view, str | View) else view)]
+    if not views:
+        raise InputError("no view", "at least one is needed", "give node:0, say")
+    begun = time.perf_counter()
+    work = _workload(topology, settings)
+    common = _chosen(work.H, settings, None).C
+    found = for_view.against(topology, views, work.H, settings.scheme, common, settings.gap, progress)
+    best, usual, plain = (
+        for_view.exact_loss(C, topology, views, settings.scheme) * error_of(C, work.H)
+        for C in (found.C, common, np.eye(settings.rounds))
+    )
+    winner = found.C if best <= usual else common
+    result = _finished(structures.Chosen(winner, found.lower_bound, "all C"), work, settings, begun)
+    closed = for_view.proven(winner, topology, views)
+    told = ForView(
+        view="; ".join(map(str, views)),
+        loss=for_view.exact_loss(result.C, topology, views, settings.scheme),
+        gain=usual / min(best, usual),
+        gain_over_independent=plain / min(best, usual),
+        kind="any-training" if closed else "fixed-streams",
+        proven_for_training=closed,
+        assumption="" if closed else "what a node contributes does not depend on what it heard; no proof for training",
+    )
+    assert sensitivity_squared(result.C, settings.scheme) <= 1.0
+    return replace(
+        result, objective=told.loss * result.objective, independent=plain, for_view=told,
+        antipgd=_antipgd_for(topology, views, work.H, settings), seconds=time.perf_counter() - begun,
+    )  # fmt: skip
+
+
+def _antipgd_for(topology: Topology, views: Sequence[View], H: Array, settings: _Settings) -> float:
+    from sottovoce.matrix_factorization.for_view import exact_loss
+
+    C = np.tril(np.ones((settings.rounds, settings.rounds)))
+    return exact_loss(C, topology, views, settings.scheme) * error_of(C, H)

@@ -1,0 +1,246 @@
+"""Beyond the paper: noise that costs least against given nodes or coalitions instead of against everyone.
+
+For C = C(V), V = C^-1 C^-T the covariance of a node's noise over rounds, the exact loss of a view is
+
+    M_u(V) = A_u^T ( B (V x I) B^T )^+ A_u,    mu^2(V) = max over victims u, patterns and directions R of <M_u(V), R>
+
+It is convex in V, and `trace(V H)` is linear: `min mu^2(V) trace(V H)` is a convex problem up to scale. The search runs
+over all lower-triangular C, with a p-norm in place of the maximum over victims and `sum |M|`, rounded off at zero, in
+place of that over directions. Its certificate: M is matrix-fractional, so with the gradient -N of any convex
+combination of its terms at V0, `mu^2(V) >= <N, V0>^2 / <N, V>`, and
+
+    mu^2(V) trace(V H)  >=  <N, V0>^2 / lambda_max(H^-1/2 N H^-1/2)        for every V.
+
+The loss is that of fixed streams (docs/guarantees.md): for training, one node's view of a general graph is no proof.
+
+Shapes: R observations, K directions, T rounds, S sources, V victims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, optimize
+
+from sottovoce.algorithms.mafalda import mf_d_sgd
+from sottovoce.core.correlation import Triangular
+from sottovoce.core.participation import Participation
+from sottovoce.core.threads import one_thread
+from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.closedness import closedness
+from sottovoce.privacy.exact import routes
+from sottovoce.privacy.observation import observe
+from sottovoce.privacy.views import View
+from sottovoce.tracing.tracer import trace
+
+Array = NDArray[np.float64]
+
+LARGEST = 2e8
+"""Largest number of entries of B that is optimised for."""
+
+RANK = 1e-9
+"""Directions of what a view hears below this share of the largest are left out of the search (never of the account)."""
+
+NORMS = ((16.0, 0.3), (32.0, 0.1), (64.0, 0.03), (128.0, 0.01), (256.0, 3e-3), (1024.0, 1e-3), (4096.0, 3e-4))
+"""How closely the maximum over victims and the absolute value are followed, from coarse to fine."""
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedView:
+    """A view as A and B with orthonormal rows of B: R x T x V and R x T x S."""
+
+    A: Array
+    B: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Best:
+    """The C that was found, and a bound on the objective of any other."""
+
+    C: Array
+    lower_bound: float
+
+
+def exact_loss(C: Array, topology: Topology, views: Sequence[View], scheme: Participation) -> float:
+    """mu^2 at sigma 1 of the worst victim of these views, from the accountant."""
+    system = trace(mf_d_sgd(sigma=1.0, correlation=Triangular(C)), topology, rounds=len(C))
+    return max(float(routes.squared(observe(system, each), scheme).max()) for each in views)
+
+
+def proven(C: Array, topology: Topology, views: Sequence[View]) -> bool:
+    """Whether the loss of all these views is proven for training: their views are closed."""
+    system = trace(mf_d_sgd(sigma=1.0, correlation=Triangular(C)), topology, rounds=len(C))
+    return all((status := closedness(system, each)).closed and not status.user_level_only for each in views)
+
+
+@one_thread()
+def against(
+    topology: Topology,
+    views: Sequence[View],
+    H: Array,
+    scheme: Participation,
+    start: Array,
+    gap: float,
+    progress: Callable[[float], None] | None = None,
+) -> Best:
+    """The C with the least `mu^2 trace(V H)` against these views, from `start`."""
+    T = len(H)
+    problem = _Problem([_heard(topology, each, T) for each in views], H, scheme)
+    at = np.tril_indices(T)
+    C, bound, value = start / np.sqrt(problem.loss(start)), 0.0, np.inf
+    for norm, rounding in NORMS:
+
+        def objective(entries: Array, norm: float = norm, rounding: float = rounding) -> tuple[float, Array]:
+            trial = np.zeros((T, T))
+            trial[at] = entries
+            logarithm, slope = problem.value(trial, norm, rounding)
+            return logarithm, slope[at]
+
+        found = optimize.minimize(objective, C[at], jac=True, method="L-BFGS-B", options={"maxiter": 500, "maxcor": 30})
+        trial = np.zeros((T, T))
+        trial[at] = found.x
+        bound = max(bound, problem.bound(trial, norm, rounding))
+        now = problem.loss(trial) * problem.error(trial)
+        if now < value:
+            C, value = trial / np.sqrt(problem.loss(trial)), now
+        if progress is not None:
+            progress(value / bound - 1 if bound else np.inf)
+        if value <= (1 + gap) * bound:
+            break
+    signs = np.sign(np.diag(C))
+    return Best(C * signs[:, None], bound)
+
+
+def _heard(topology: Topology, adversary: View, rounds: int) -> ObservedView:
+    """A and B of a view without correlation, in an orthonormal basis of the noise it hears."""
+    plain = mf_d_sgd(sigma=1.0, correlation=Triangular(np.eye(rounds)))
+    observation = observe(trace(plain, topology, rounds=rounds), adversary)
+    rows, sources = (
+        sum(step.observed.state.shape[0] for step in observation.steps),
+        len(observation.steps[0].noise_columns),
+    )
+    if rows * rounds * sources > LARGEST:
+        raise InputError(
+            f"{adversary} hears {rows} messages of {sources} nodes' noise over {rounds} rounds",
+            f"noise is chosen for views of up to {LARGEST:g} entries",
+            "take fewer rounds, or optimise for everyone",
+        )
+    if not rows:
+        raise Unaccountable(f"{adversary} hears nothing: any noise is best")
+    A_RTV, B_RZ = observation.dense()
+    left, sizes, right = linalg.svd(B_RZ, full_matrices=False, check_finite=False)
+    keep = sizes > RANK * sizes[0]
+    A_RTV = np.einsum("rk,rtv->ktv", left[:, keep] / sizes[keep], A_RTV)
+    return ObservedView(A_RTV, right[keep].reshape(-1, rounds, sources))
+
+
+class _Term(NamedTuple):
+    """One view, victim and pattern: its loss, the R with which it is `<M, R>`, and its M."""
+
+    view: int
+    victim: int
+    pattern: NDArray[np.intp]
+    value: float
+    R: Array
+    M: Array
+
+
+class _Problem:
+    """Loss and error as functions of C."""
+
+    def __init__(self, views: list[ObservedView], H: Array, scheme: Participation) -> None:
+        self._views, self._H, self._patterns = views, H, scheme.patterns(len(H))
+
+    def error(self, C: Array) -> float:
+        """`trace(V H)`."""
+        return float(np.vdot(_covariance(C)[1], self._H))
+
+    def loss(self, C: Array) -> float:
+        """mu^2 of the worst victim, by `sum |M|`: not below the truth."""
+        return max(term.value for term in self._terms(_covariance(C)[1], 0.0)[0])
+
+    def value(self, C: Array, norm: float, rounding: float) -> tuple[float, Array]:
+        """Logarithm of the objective and its gradient in C, smoothed."""
+        if not np.all(np.diag(C)):
+            return np.inf, np.zeros_like(C)
+        inverse, V = _covariance(C)
+        terms, whites = self._terms(V, rounding)
+        values = np.array([term.value for term in terms])
+        weights = (values / values.max()) ** (norm - 1)
+        loss = values.max() * float(((values / values.max()) ** norm).sum()) ** (1 / norm)
+        share = weights * (loss / values.max()) ** (1 - norm)
+        N = self._gradient(terms, whites, share, [term.R for term in terms])
+        error = float(np.vdot(V, self._H))
+        by_V = self._H / error - N / loss
+        return float(np.log(loss) + np.log(error)), -2 * np.tril(inverse.T @ by_V @ V)
+
+    def bound(self, C: Array, norm: float, rounding: float) -> float:
+        """A lower bound on the objective of every C."""
+        _, V = _covariance(C)
+        terms, whites = self._terms(V, rounding)
+        values = np.array([term.value for term in terms])
+        weights = (values / values.max()) ** (norm - 1)
+        weights /= weights.sum()
+        N = self._gradient(terms, whites, weights, [_correlation(term.R) for term in terms])
+        try:
+            top = float(linalg.eigh(N, self._H, eigvals_only=True, check_finite=False)[-1])
+        except linalg.LinAlgError:
+            return 0.0
+        return float(np.vdot(N, V)) ** 2 / (top * (1 + 1e-9))
+
+    def _gradient(self, terms: list[_Term], whites: list[Array], weights: Array, directions: list[Array]) -> Array:
+        """Minus the gradient in V of the weighted sum of `<M, R>`."""
+        N = np.zeros_like(self._H)
+        for term, weight, R in zip(terms, weights, directions, strict=True):
+            if weight > 1e-12:
+                B = self._views[term.view].B
+                moved = np.tensordot(B, whites[term.view][:, term.pattern, term.victim], axes=(0, 0))
+                N += weight * np.tensordot(moved @ R, moved, axes=((1, 2), (1, 2)))
+        return N
+
+    def _terms(self, V: Array, rounding: float) -> tuple[list[_Term], list[Array]]:
+        """All losses under V, and for each view `(B (V x I) B^T)^-1 A`."""
+        terms, whites = [], []
+        for number, view in enumerate(self._views):
+            K = len(view.B)
+            mixed = np.einsum("kts,tu->kus", view.B, V).reshape(K, -1)
+            factor = linalg.cho_factor(mixed @ view.B.reshape(K, -1).T, lower=True, check_finite=False)
+            white = linalg.cho_solve(factor, view.A.reshape(K, -1), check_finite=False).reshape(view.A.shape)
+            whites.append(white)
+            M_VTT = np.einsum("ksv,ktv->vst", view.A, white)
+            for victim in range(view.A.shape[2]):
+                for pattern in self._patterns:
+                    M = M_VTT[victim][np.ix_(pattern, pattern)]
+                    terms.append(_Term(number, victim, pattern, *_rounded_sum(M, rounding), M))
+        return terms, whites
+
+
+def _covariance(C: Array) -> tuple[Array, Array]:
+    """C^-1, and the covariance C^-1 C^-T."""
+    inverse = linalg.solve_triangular(C, np.eye(len(C)), lower=True, check_finite=False)
+    return inverse, inverse @ inverse.T
+
+
+def _rounded_sum(M: Array, rounding: float) -> tuple[float, Array]:
+    """`sum |M|` with its corner at zero rounded, and its gradient R: the sum is `<M, R>`."""
+    corner = rounding * float(np.trace(M)) / len(M)
+    sizes = np.sqrt(M**2 + corner**2)
+    R = np.divide(M, sizes, out=np.ones_like(M), where=sizes > 0)
+    np.fill_diagonal(sizes, np.diag(M))
+    off = sizes - np.diag(np.diag(M))
+    by_corner = float(np.divide(corner, off, out=np.zeros_like(M), where=off > 0).sum())
+    np.fill_diagonal(R, 1.0 + rounding / len(M) * by_corner)
+    return float(sizes.sum()), (R + R.T) / 2
+
+
+def _correlation(R: Array) -> Array:
+    """The same made semidefinite, with ones on the diagonal."""
+    R = R.copy()
+    np.fill_diagonal(R, 1.0)
+    least = min(0.0, float(linalg.eigvalsh(R, check_finite=False)[0]) - 1e-14)
+    return (R - least * np.eye(len(R))) / (1.0 - least)

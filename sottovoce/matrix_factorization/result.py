@@ -1,0 +1,135 @@
+"""What `factorize` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from sottovoce.core.correlation import Triangular
+from sottovoce.core.participation import Participation
+from sottovoce.privacy.worst_case import worst_case
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ForView:
+    """What noise chosen for one adversary does, with the same C for everyone's view beside it.
+
+    `loss` is the exact mu^2 of the worst victim at sigma 1, for C scaled to sensitivity 1. `gain` is how many times
+    less error there is for the same loss than with the C that is best against everyone, and than with independent
+    noise. The loss is that of fixed streams; it is proven for training only where `proven_for_training` says so.
+    """
+
+    view: str
+    loss: float
+    gain: float
+    gain_over_independent: float
+    kind: str
+    proven_for_training: bool
+    assumption: str
+
+
+@dataclass(frozen=True, eq=False)
+class Factorization:
+    """A correlation matrix with its proof.
+
+    Guarantees: C is lower triangular; its sensitivity under the participation scheme is at most 1; `objective` is
+    that of this very C; no C of those that `among` names is better than `lower_bound`.
+    """
+
+    C: Array = field(repr=False)
+    objective: float
+    lower_bound: float
+    independent: float
+    antipgd: float
+    seconds: float
+    rounds: int
+    participation: str
+    goal: str
+    structure: str
+    among: str
+    errors: Array = field(repr=False)
+    workload_error: float = 0.0
+    cached: bool = False
+    for_view: ForView | None = None
+
+    @property
+    def gap(self) -> float:
+        """How far, relatively, the objective may be above the optimum."""
+        return max(0.0, self.objective / self.lower_bound - 1.0) if self.lower_bound > 0 else float("inf")
+
+    @property
+    def correlation(self) -> Triangular:
+        """C as the noise takes it."""
+        return Triangular(self.C)
+
+    @property
+    def over_independent(self) -> float:
+        """How many times less error than independent noise at the same privacy."""
+        return self.independent / self.objective
+
+    @property
+    def over_antipgd(self) -> float:
+        """How many times less error than AntiPGD at the same privacy."""
+        return self.antipgd / self.objective
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        facts: dict[str, Any] = {
+            "objective": self.objective,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "independent": self.independent,
+            "antipgd": self.antipgd,
+            "seconds": self.seconds,
+            "rounds": self.rounds,
+            "participation": self.participation,
+            "goal": self.goal,
+            "structure": self.structure,
+            "bound_holds_for": self.among,
+            "workload_error": self.workload_error,
+            "cached": self.cached,
+        }
+        if np.isinf(self.gap):
+            facts["gap"] = "inf"
+        if self.for_view is not None:
+            facts["for_view"] = {name: getattr(self.for_view, name) for name in ForView.__dataclass_fields__}
+        return facts
+
+
+def normalised(C: Array, scheme: Participation) -> Array:
+    """C scaled to sensitivity 1; where rounding leaves a doubt, below."""
+    for _ in range(10):
+        C = C / (np.sqrt(sensitivity_squared(C, scheme)) * (1 + 2 * np.finfo(float).eps))
+        if sensitivity_squared(C, scheme) <= 1.0:
+            break
+    assert sensitivity_squared(C, scheme) <= 1.0, "C could not be scaled to sensitivity 1"
+    return C
+
+
+def sensitivity_squared(C: Array, scheme: Participation) -> float:
+    """`max over patterns, max { ||C delta||_F^2 : ||delta_t|| <= 1 }`, as an upper bound."""
+    return float(worst_case((C.T @ C)[None], scheme, len(C))[0])
+
+
+def error_of(C: Array, H: Array) -> float:
+    """`||L C^-1||_F^2` with L^T L = H."""
+    inverse = linalg.solve_triangular(C, np.eye(len(C)), lower=True, check_finite=False)
+    return float(np.vdot(inverse, H @ inverse))
+
+
+def independent_objective(H: Array, scheme: Participation) -> float:
+    """The objective of C = I: the number of participations times the trace of H."""
+    return max(len(pattern) for pattern in scheme.patterns(len(H))) * float(np.trace(H))
+
+
+def antipgd_objective(H: Array, scheme: Participation) -> float:
+    """The objective of AntiPGD: `(C^T C)[s,t] = T - max(s,t)`, and noise `z_t - z_(t-1)`."""
+    T = len(H)
+    loss = max(float((T - np.maximum.outer(pattern, pattern)).sum()) for pattern in scheme.patterns(T))
+    return loss * float(2 * np.trace(H) - H[0, 0] - 2 * np.trace(H, offset=1))

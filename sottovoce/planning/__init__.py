@@ -1,0 +1,1 @@
+"""Which algorithm to take, before anything is trained."""

@@ -1,0 +1,355 @@
+"""Planning: which algorithm meets a target with the least noise in its models, before anything is trained.
+
+Each discovered algorithm is calibrated to the target and traced; how its noise adds up in the models after the last
+round is read from the traced system (`noise_in_models`). What training does is left out: see docs/plan.md.
+
+    >>> from sottovoce.core.graphs import graph
+    >>> found = plan(Question(graph=graph("complete:4"), rounds=4, epsilon=1.0, delta=1e-5, records=10, dimension=5))
+    >>> found.ranked[0].algorithm, found.recommended is found.ranked[0]
+    ('dp-fedavg', True)
+    >>> [(one.algorithm, one.reason) for one in found.refused][:1]
+    [('d-psgd', 'it adds no noise, so nothing is promised')]
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from sottovoce.algorithms.registry import algorithm, examples
+from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.compression import Identity, RandomK
+from sottovoce.core.graphs import Graph
+from sottovoce.core.loop import iterate_rounds
+from sottovoce.core.participation import parse_participation
+from sottovoce.core.threads import one_thread
+from sottovoce.core.topologies import Topology, suited, weigh
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.planning.noise_accumulation import noise_in_models
+from sottovoce.privacy.accountant import Account, account
+from sottovoce.privacy.calibration import Calibrated, calibrated
+from sottovoce.privacy.gaussian_dp import mu_of
+from sottovoce.privacy.guarantee import Guarantee
+from sottovoce.privacy.views import parse_view
+from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.tracer import Coordinate, trace
+
+if TYPE_CHECKING:
+    from sottovoce.learning.batches import Batches
+
+Tell = Callable[[int, int], None]
+
+MOST = {"rounds": 10**7, "records": 10**7, "dimension": 10**12}
+
+SIZES = ("sigma", "message_sigma", "sigma_pair", "correlation", "rounds", "participation")
+"""Settings that the target, the graph and the batches decide here."""
+
+PAIRED = (1.0, 4.0)
+"""Secrets that neighbours share are tried at so many times a node's own noise."""
+
+MASKS = 1e8
+"""Most coordinates, over nodes and rounds, for which it is drawn what compression keeps."""
+
+COORDINATES = 4
+"""Where compression keeps some coordinates, so many are traced and averaged."""
+
+NEIGHBOURS = 200
+"""Of so many nodes each is asked what it can learn, where neighbours learn more than strangers."""
+
+FIRST_ROUNDS = 3
+"""So many show whether anything is proven at all."""
+
+ENOUGH = 1000
+"""Parameters with which a round is played to count its messages."""
+
+NO_NOISE = "it adds no noise, so nothing is promised"
+ONCE = "it averages values once and does not train"
+SECRETS = "neighbours share secrets and learn more than strangers; the target is met for every single node too"
+OWN_C = "it takes a correlation of your own; mafalda finds the best one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be trained, and the target: epsilon and delta against a view.
+
+    `records` of each node, `dimension` parameters of the model; gradients are clipped per example. `weights` is what
+    each algorithm needs unless given; `convex` says that local steps are non-expansive.
+    """
+
+    graph: Graph
+    rounds: int
+    epsilon: float
+    delta: float
+    records: int
+    dimension: int
+    view: str = "everyone"
+    adjacency: str = "record"
+    participation: str = "every"
+    weights: str | None = None
+    convex: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses what is wrong for every algorithm."""
+        for name in ("rounds", "records", "dimension"):
+            if not 1 <= getattr(self, name) <= MOST[name]:
+                raise InputError(
+                    f"{name} {getattr(self, name)}", f"it lies between 1 and {MOST[name]:,}", "give 100, say"
+                )
+        mu_of(self.epsilon, self.delta)
+        parse_view(self.view).check(self.graph.n)
+        parse_participation(self.participation).check(self.rounds)
+        if not self.sensitivity:
+            raise InputError(f"{self.records} records", "a change of one must show", "give fewer")
+        if self.weights is not None:
+            weigh(self.graph, self.weights)
+
+    @cached_property
+    def sensitivity(self) -> float:
+        """How far a change of data moves a node's gradient, where gradients are clipped per example to norm one."""
+        from sottovoce.learning.clipping import parse_clipping
+
+        return parse_clipping("per-example", 1.0).sensitivity(self._batches, self.adjacency)
+
+    @property
+    def _batches(self) -> Batches:
+        from sottovoce.learning.batches import parse_batches
+
+        scheme = parse_participation(self.participation)
+        return parse_batches("full" if scheme.times is None else f"cycle:{scheme}", [self.records])
+
+    def terms(self, rounds: int) -> dict[str, Any]:
+        """What is proven of so many rounds: settings of `account`."""
+        kinds = ("any-training", "convex-training") if self.convex else ("any-training",)
+        scheme = parse_participation(self.participation).within(rounds)
+        return {"adjacency": self.adjacency, "participation": scheme, "convex": self.convex, "kinds": kinds}
+
+    @cached_property
+    def _nets(self) -> dict[str, Topology]:
+        return {}
+
+    def topology(self, kind: str) -> Topology:
+        """The graph with weights of this kind, connected; made once."""
+        if kind not in self._nets:
+            self._nets[kind] = weigh(self.graph, kind)
+            self._nets[kind].require_connected()
+        return self._nets[kind]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An algorithm that meets the target: the sigma it takes, the proof, and what it costs.
+
+    Errors are expected squared distances by which noise moves a model until the end, for steps of size one: of the
+    average over all nodes' models, and of a node's own, on average over nodes. None, with `unpredicted` saying why,
+    where messages are not linear.
+    """
+
+    algorithm: str
+    settings: Mapping[str, Any]
+    weights: str
+    sigma: float
+    guarantee: Guarantee
+    note: str
+    error_average: float | None
+    error_node: float | None
+    unpredicted: str
+    bytes_per_node: float
+
+    @property
+    def label(self) -> str:
+        """Its name and settings."""
+        shown = ",".join(f"{key}={_short(value)}" for key, value in self.settings.items())
+        return f"{self.algorithm}({shown})" if shown else self.algorithm
+
+
+class Refused(NamedTuple):
+    """An algorithm that does not apply, and why."""
+
+    algorithm: str
+    settings: Mapping[str, Any]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All algorithms: those that meet the target, least error of a node first, and those that do not apply."""
+
+    question: Question
+    ranked: tuple[Entry, ...]
+    refused: tuple[Refused, ...]
+
+    @property
+    def recommended(self) -> Entry | None:
+        """The first of them, if its error is predicted."""
+        return self.ranked[0] if self.ranked and self.ranked[0].error_node is not None else None
+
+    @property
+    def reason(self) -> str:
+        """Why that one, in a sentence."""
+        best = self.recommended
+        if best is None or best.error_node is None or best.error_average is None:
+            return "no algorithm meets the target with an error that can be predicted"
+        said = f"{best.label} has the least predicted error of a typical node"
+        plain = next((one for one in self.ranked if one.algorithm == "dp-d-sgd"), None)
+        if plain is not None and plain is not best and plain.error_node and best.error_node > 0:
+            said += f", {math.sqrt(plain.error_node / best.error_node):.3g} times less (root mean square) than dp-d-sgd"
+        other = min((one for one in self.ranked if one.error_average is not None), key=_of_average)
+        if _of_average(other) < 0.95 * best.error_average:
+            said += f"; for the average model {other.label} has less"
+        return said
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def accepted(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(next(e.build for e in examples() if e.name == self.name)).parameters
+
+
+def candidates() -> list[_Candidate]:
+    """Every discovered algorithm, once for each of the settings that its examples show besides the size of noise."""
+    found: list[_Candidate] = []
+    for example in examples():
+        one = _Candidate(example.name, {k: v for k, v in example.settings.items() if k not in SIZES})
+        if one not in found:
+            found.append(one)
+    return found
+
+
+@one_thread()
+def plan(question: Question, tell: Tell | None = None) -> Plan:
+    """Calibrate, trace and rank all algorithms."""
+    ranked, refused = [], []
+    every = candidates()
+    for number, one in enumerate(every):
+        try:
+            ranked.append(_best(question, one))
+        except (InputError, Unaccountable) as error:
+            refused.append(Refused(one.name, one.settings, str(error)))
+        if tell is not None:
+            tell(number + 1, len(every))
+    ranked.sort(key=lambda entry: (math.inf if entry.error_node is None else entry.error_node, entry.bytes_per_node))
+    return Plan(question, tuple(ranked), tuple(refused))
+
+
+def _best(question: Question, one: _Candidate) -> Entry:
+    """The algorithm at the sigma that meets the target; of several sizes of secrets the one that does best."""
+    accepted = one.accepted()
+    if "sigma" not in accepted:
+        raise Unaccountable(NO_NOISE)
+    if "correlation" in accepted and accepted["correlation"].default is inspect.Parameter.empty:
+        raise Unaccountable(OWN_C)
+    given: dict[str, Any] = dict(one.settings)
+    if "rounds" in accepted:
+        given |= {"rounds": question.rounds, "participation": question.participation}
+    if algorithm(one.name, **given, **dict.fromkeys(accepted.keys() & {"sigma", "sigma_pair"}, 1.0)).averaging:
+        raise Unaccountable(ONCE)
+    if "sigma_pair" not in accepted:
+        return _entry(question, one, lambda sigma: algorithm(one.name, sigma=sigma, **given))
+    tried = [_entry(question, one, _with_secrets(one.name, given, times), secrets=times) for times in PAIRED]
+    return min(tried, key=lambda entry: entry.error_node or math.inf)
+
+
+def _with_secrets(name: str, given: dict[str, Any], times: float) -> Callable[[float], Algorithm]:
+    return lambda sigma: algorithm(name, sigma=sigma, sigma_pair=times * sigma, **given)
+
+
+def _entry(
+    question: Question, one: _Candidate, build: Callable[[float], Algorithm], secrets: float | None = None
+) -> Entry:
+    built = build(1.0)
+    weights = suited(built.requires, question.weights)
+    net = question.topology(weights)
+    sigma, found = _calibrated(question, built, net) if secrets is None else _scaled(question, build, net)
+    assert found.headline is not None
+    ready = build(sigma)
+    average, node, why = _predicted(question, ready, net)
+    paired = {} if secrets is None else {"sigma_pair": secrets * sigma}
+    return Entry(
+        one.name, {**one.settings, **paired}, weights, sigma, found.headline, "" if secrets is None else SECRETS,
+        average, node, why, _bytes_per_node(question, ready, net),
+    )  # fmt: skip
+
+
+def _calibrated(question: Question, built: Algorithm, net: Topology) -> Calibrated:
+    """The least sigma. What the first rounds refuse, more of them refuse too, and much later: they are asked first."""
+
+    def at(rounds: int) -> Calibrated:
+        return calibrated(
+            built, net, question.view, rounds=rounds, epsilon=question.epsilon, delta=question.delta,
+            **question.terms(rounds),
+        )  # fmt: skip
+
+    if built.noise.correlation is None and question.rounds > FIRST_ROUNDS:
+        at(FIRST_ROUNDS)
+    return at(question.rounds)
+
+
+def _scaled(question: Question, build: Callable[[float], Algorithm], net: Topology) -> Calibrated:
+    """The least sigma where secrets that neighbours share grow with it: mu falls as one over both.
+
+    A neighbour can learn more than whoever hears everything, so that the target has to hold for each node as well.
+    """
+    whom = [question.view]
+    if question.view == "everyone" and net.n > 1:
+        if net.n > NEIGHBOURS:
+            raise Unaccountable(f"{SECRETS}, and of {net.n} nodes not each is asked")
+        whom += [f"node:{node}" for node in range(net.n)]
+
+    def worst(sigma: float) -> Account:
+        system = trace(build(sigma), net, rounds=question.rounds)
+        return max((account(system, one, **question.terms(question.rounds)) for one in whom), key=lambda one: one.mu)
+
+    sigma = worst(1.0).mu / mu_of(question.epsilon, question.delta) * (1 + 1e-9)
+    found = worst(sigma)
+    if not found.epsilon(question.delta) <= question.epsilon:
+        raise Unaccountable(f"no sigma protects everybody from {found.view}: some signal is not covered by noise")
+    return Calibrated(sigma, found)
+
+
+def _predicted(question: Question, ready: Algorithm, net: Topology) -> tuple[float | None, float | None, str]:
+    """Errors of the average model and of a node over all coordinates, or why there are none."""
+    try:
+        found = [noise_in_models(system) for system in _traced(question, ready, net)]
+    except Unaccountable as refusal:
+        return None, None, str(refusal)
+    average, node = np.mean(found, axis=0) * question.sensitivity**2 * question.dimension
+    return float(average), float(node), ""
+
+
+def _traced(question: Question, ready: Algorithm, net: Topology) -> Iterator[LinearSystem]:
+    if isinstance(ready.compression, Identity):
+        yield trace(ready, net, rounds=question.rounds)
+        return
+    if not isinstance(ready.compression, RandomK):
+        raise Unaccountable(f"{ready.compression.name} is not linear, so its error is not predicted")
+    if question.rounds * net.n * question.dimension > MASKS:
+        raise Unaccountable(f"{ready.compression.name}: too many coordinates to draw, so its error is not predicted")
+    for index in np.linspace(0, question.dimension - 1, min(COORDINATES, question.dimension)).astype(int):
+        yield trace(ready, net, rounds=question.rounds, coordinate=Coordinate(int(index), question.dimension))
+
+
+def _bytes_per_node(question: Question, ready: Algorithm, net: Topology) -> float:
+    """What a node sends over the run, on average over nodes: rounds of a fixed graph are alike."""
+    start = np.zeros((net.n, min(question.dimension, ENOUGH)))
+    first = next(iter(iterate_rounds(ready, net, start, lambda round, x: np.zeros_like(x), rounds=question.rounds)))
+    return first.traffic_of(question.dimension).bits / 8 * question.rounds / net.n
+
+
+def _of_average(entry: Entry) -> float:
+    return math.inf if entry.error_average is None else entry.error_average
+
+
+def _short(value: Any) -> str:
+    """Sizes of noise are rounded up, as sigma is: with less of it the target is missed."""
+    from sottovoce.privacy.rounding import round_up
+
+    return round_up(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,181 @@
+"""All pairs: what every node learns about every other, one attacker at a time, resumable.
+
+A store is a text file with one line per attacker, written as soon as it is done. Its first line says what it belongs
+to; figures of another system are never mixed in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.participation import Participation
+from sottovoce.core.threads import WORKERS, one_thread
+from sottovoce.errors import InputError
+from sottovoce.privacy.exact import routes
+from sottovoce.privacy.observation import observe
+from sottovoce.privacy.views import node
+from sottovoce.tracing.linear_system import LinearSystem
+
+Progress = Callable[[int, int], None]
+"""Called with how many attackers are done, and how many there are."""
+
+SHADES = " .:-=+*#%@"
+
+
+def all_pairs(
+    system: LinearSystem,
+    scheme: Participation,
+    *,
+    secure_sum: bool = False,
+    store: Path | None = None,
+    progress: Progress | None = None,
+) -> NDArray[np.float64]:
+    """mu of the exact loss (fixed streams): row a, column u is what node a learns about node u; 0 on the diagonal."""
+    n = system.n
+    scheme.check(sum(bool(step.gradients) for step in system.steps))
+    out = np.zeros((n, n))
+    title = _title(system, scheme, secure_sum)
+    done = dict(_stored(store, title, n)) if store is not None else {}
+
+    def row(attacker: int) -> NDArray[np.float64]:
+        if attacker in done:
+            return done[attacker]
+        observation = observe(system, node(attacker, secure_sum=secure_sum))
+        found = np.zeros(n)
+        found[observation.victims] = np.sqrt(routes.squared(observation, scheme))
+        return found
+
+    with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
+        for attacker, found in enumerate(pool.map(row, range(n))):
+            out[attacker] = found
+            if store is not None and attacker not in done:
+                _append(store, {"attacker": attacker, "mu": ["inf" if np.isinf(x) else x for x in found.tolist()]})
+            if progress is not None:
+                progress(attacker + 1, n)
+    return out
+
+
+def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dict[str, Any]:
+    """What figures depend on, by content: the step matrices themselves."""
+    digest = hashlib.blake2b(digest_size=16)
+    for step in dict.fromkeys(system.steps):
+        for matrix in (step.state_out, *(heard.rows for heard in step.sent)):
+            for part in (matrix.data, matrix.indices, matrix.indptr):
+                digest.update(np.ascontiguousarray(part).tobytes())
+    order = [list(dict.fromkeys(system.steps)).index(step) for step in system.steps]
+    digest.update(json.dumps(order).encode())
+    if system.correlation is not None:
+        digest.update(system.correlation.matrix(system.rounds).tobytes())
+    return {
+        "algorithm": system.algorithm.name,
+        "noise": str(system.algorithm.noise),
+        "topology": system.topology.name,
+        "rounds": system.rounds,
+        "participation": str(scheme),
+        "secure_sum": secure_sum,
+        "content": digest.hexdigest(),
+    }
+
+
+def _stored(store: Path, title: dict[str, Any], n: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Rows that are there already; a last line that was cut short is dropped. A new store gets its title."""
+    lines = _lines(store)
+    if not lines:
+        _append(store, title)
+        return
+    _same(store, _read(lines[0]), title)
+    rows = [_read(line) for line in lines[1:]]
+    kept = [row for row in rows if _is_row(row, n)]
+    if len(kept) < len(rows):
+        with _writable(store):
+            store.write_text("".join(json.dumps(row) + "\n" for row in (title, *kept)))
+    for row in kept:
+        yield row["attacker"], np.array([float(x) for x in row["mu"]])
+
+
+def _lines(store: Path) -> list[str]:
+    if store.exists() and not store.is_file():
+        raise InputError(f"{store} is no file", "figures are kept in a file", "name another")
+    try:
+        return store.read_text().splitlines() if store.exists() else []
+    except OSError as error:
+        raise InputError(f"{store}: {error.strerror}", "figures are kept in a file", "name another") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{store} is not a store of figures", "it is a text file", "name another file") from None
+
+
+def _same(store: Path, found: Any, title: dict[str, Any]) -> None:
+    if found == title:
+        return
+    if not isinstance(found, dict):
+        raise InputError(f"{store} is not a store of figures", "its first line says of what", "name another file")
+    other = next((f"{key} {found.get(key)}, not {title[key]}" for key in title if found.get(key) != title[key]), "")
+    raise InputError(
+        f"{store} holds figures of something else ({other})", "a store belongs to one system", "name another file"
+    )
+
+
+def _is_row(row: Any, n: int) -> bool:
+    if not isinstance(row, dict) or not isinstance(row.get("attacker"), int) or not 0 <= row["attacker"] < n:
+        return False
+    values = row.get("mu")
+    return (
+        isinstance(values, list) and len(values) == n and all(x == "inf" or isinstance(x, int | float) for x in values)
+    )
+
+
+def _read(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError:
+        return None
+
+
+def _append(store: Path, row: dict[str, Any]) -> None:
+    with _writable(store), store.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _writable(store: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{store}: {error.strerror}", "figures are kept as they come", "name another file") from None
+
+
+def heat_map(values: NDArray[np.float64], *, most: int = 60) -> str:
+    """A square of shades, darker for more, on a logarithmic scale; large ones show the largest of each block.
+
+    >>> print(heat_map(np.array([[0.0, 1.0], [0.01, 0.0]])))
+      @@
+    ..
+    """
+    n = len(values)
+    size = -(-n // most)
+    blocks = -(-n // size)
+    shown = np.zeros((blocks, blocks))
+    for i in range(blocks):
+        for j in range(blocks):
+            shown[i, j] = values[i * size : (i + 1) * size, j * size : (j + 1) * size].max()
+    positive = shown[(shown > 0) & np.isfinite(shown)]
+    if not positive.size:
+        return "\n".join("  " * blocks for _ in range(blocks))
+    low, high = np.log(positive.min()), np.log(positive.max())
+    with np.errstate(divide="ignore"):
+        level = (np.log(shown) - low) / max(high - low, 1e-12)
+    steps = len(SHADES) - 2
+    index = np.where(shown > 0, 1 + np.clip(np.round(level * steps), 0, steps), 0).astype(int)
+    return "\n".join("".join(2 * SHADES[k] for k in row).rstrip() for row in index)

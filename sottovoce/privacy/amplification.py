@@ -1,0 +1,124 @@
+"""Amplification by sampling, for the everyone view: Poisson and fixed-size mini-batches, by `dp-accounting`.
+
+A node's record takes part in a round with probability q. Only independent noise and whoever hears everything: with
+noise correlated over rounds, or for a partial view, nothing is proven.
+
+    >>> round(epsilon_of_batches(noise=2.0, share=0.01, rounds=1000, delta=1e-5), 3)
+    0.622
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
+from sottovoce.privacy.views import View
+from sottovoce.tracing.linear_system import LinearSystem
+
+LEAST = 0.3
+"""Below this noise multiplier sampling is not counted: epsilon is beyond any use, and loss distributions are huge."""
+
+LARGEST = 1e6
+"""A target that no noise multiplier below this meets is refused."""
+
+
+def epsilon_of_batches(
+    *, noise: float, share: float, rounds: int, delta: float, size: int | None = None, accountant: str = "pld"
+) -> float:
+    """Epsilon of `rounds` Gaussian releases on sampled batches.
+
+    `noise` is the noise multiplier. Without `size`, each record joins each batch with probability `share` (Poisson; add
+    or remove one record). With `size` records in all, batches have `share * size` of them, drawn without replacement
+    (replace one record).
+    """
+    if not 0 < share <= 1:
+        raise InputError(f"batch share {share}", "it lies in (0, 1]", "give the batch size over the number of records")
+    if not noise > 0:
+        return float("inf")
+    if noise == float("inf"):  # nothing that was sent depends on a record
+        return 0.0
+    if noise < LEAST:
+        return epsilon_of(rounds**0.5 / noise, delta)
+    return float(_accountant(noise, share, rounds, size, accountant).get_epsilon(delta))
+
+
+def _accountant(noise: float, share: float, rounds: int, size: int | None, kind: str) -> Any:
+    import dp_accounting
+    from dp_accounting import pld, rdp
+
+    relation = dp_accounting.NeighboringRelation
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    if size is None:
+        event: Any = dp_accounting.PoissonSampledDpEvent(share, gaussian)
+        neighbours = relation.ADD_OR_REMOVE_ONE
+    else:
+        batch = max(1, round(share * size))
+        event = dp_accounting.SampledWithoutReplacementDpEvent(size, batch, gaussian)
+        neighbours = relation.REPLACE_ONE
+    if kind == "pld" and size is None:
+        built: Any = pld.PLDAccountant(neighbours)
+    else:  # dp-accounting has no exact distribution for fixed-size batches
+        built = rdp.RdpAccountant(neighboring_relation=neighbours)
+    return built.compose(event, rounds)
+
+
+@lru_cache(maxsize=256)
+def noise_for(epsilon: float, *, share: float, rounds: int, delta: float, size: int | None = None) -> float:
+    """The least noise multiplier that meets a target, up to one part in a thousand, on the safe side.
+
+    >>> noise = noise_for(0.622, share=0.01, rounds=1000, delta=1e-5)
+    >>> 2.0 <= noise < 2.01
+    True
+    """
+    high = rounds**0.5 / mu_of(epsilon, delta)
+
+    def meets(noise: float) -> bool:
+        return epsilon_of_batches(noise=noise, share=share, rounds=rounds, delta=delta, size=size) <= epsilon
+
+    while not meets(high):
+        high *= 2
+        if high > LARGEST:
+            raise Unaccountable(f"no noise multiplier up to {LARGEST:g} meets epsilon {epsilon} with sampled batches")
+    low = high / 2
+    while low > 1e-3 and meets(low):
+        low, high = low / 2, low
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    return high
+
+
+def noise_multiplier(system: LinearSystem, view: View, sensitivity: float | None = None) -> float:
+    """Noise over `sensitivity` (the algorithm's own unless given) in one round; refused where sampling has no proof."""
+    from sottovoce.core.participation import Participation
+    from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
+    from sottovoce.privacy.observation import observe
+
+    if view.kind != "everyone" or view.members:
+        raise Unaccountable(f"sampling together with the partial view {view}: no proof; use the everyone view")
+    if system.correlation is not None:
+        raise Unaccountable(f"sampling together with noise correlated over rounds ({system.algorithm.name}): no proof")
+    once = Participation(1, system.rounds)
+    worst = float(loss_given_noisy_gradients(system, view, observe(system, view).victims, once).max())
+    own = system.algorithm.sensitivity
+    return (worst**-0.5 if worst else float("inf")) * own / (own if sensitivity is None else sensitivity)
+
+
+def sampled_epsilon(
+    system: LinearSystem,
+    view: View,
+    *,
+    share: float,
+    delta: float,
+    size: int | None = None,
+    sensitivity: float | None = None,
+) -> float:
+    """Epsilon of a traced system under sampling; refused where sampling has no proof.
+
+    `sensitivity` is how far the change that sampling is about moves a gradient: adding or removing a record (Poisson)
+    or replacing one (fixed size); the algorithm's own unless given.
+    """
+    noise = noise_multiplier(system, view, sensitivity)
+    return epsilon_of_batches(noise=noise, share=share, rounds=system.rounds, delta=delta, size=size)

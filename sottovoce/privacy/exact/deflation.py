@@ -1,0 +1,213 @@
+"""An orthonormal basis of the noise a view has seen, one message after another: the route that decides about rank.
+
+What is heard again and again (averaging, several gossip steps per gradient) soon looks alike, and what tells it apart
+would drown in rounding. So what is known is taken out of the hidden state *before* that state moves on:
+`X (I - Q Q^T)`, then `F X`; every later message shows only what is new in it, at its own size. Signals follow the same
+eliminations.
+
+Shapes: X state, Z noise columns, G gradient columns, P observations at once, K directions of the basis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, sparse
+
+from sottovoce.core.messages import SentMessages
+from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
+from sottovoce.tracing.linear_system import StepMatrices
+
+Array = NDArray[np.float64]
+
+NEW = 1e-11
+"""Part of a unit row outside the others below which it is one of them."""
+
+ROUNDING = 4 * np.finfo(float).eps
+
+DOUBT = 100.0
+"""A row within this many times its rounding error is nothing."""
+
+UNCOVERED = 1e-7
+"""Share of a signal that may lie outside the noise, as rounding, before the loss is infinite."""
+
+
+class Unknown:
+    """The hidden state as a map from noise and gradients, less what has been seen of it."""
+
+    def __init__(self, noise_XZ: Array, gradient_XG: Array) -> None:
+        self.noise, self.gradient = noise_XZ, gradient_XG
+        self.error, self.signal = np.zeros(len(noise_XZ)), np.abs(gradient_XG).max(axis=1, initial=0.0)
+        self._room = np.zeros((noise_XZ.shape[1], 64))
+        self.white = np.zeros((0, gradient_XG.shape[1]))
+        self.uncovered = np.zeros(gradient_XG.shape[1], dtype=bool)
+
+    @property
+    def basis(self) -> Array:
+        """All directions seen so far, Z x K."""
+        return self._room[:, : len(self.white)]
+
+    def see(self, shown: sparse.csr_array, noise_PZ: Array, gradient_PG: Array) -> Array:
+        """Take note of `shown` of the state, with what joins it; the new directions, Z x K."""
+        noise, gradient = shown @ self.noise + noise_PZ, shown @ self.gradient + gradient_PG
+        error = self._error(shown, noise)
+        signal = np.maximum(abs(shown) @ self.signal + np.abs(gradient_PG).max(axis=1, initial=0.0), 1e-300)
+        for _ in range(2):
+            again = noise @ self.basis
+            noise, gradient = noise - again @ self.basis.T, gradient - again @ self.white
+        sizes = np.linalg.norm(noise, axis=1)
+        there = sizes > DOUBT * error
+        self._bare(gradient[~there], signal[~there])
+        if not there.any():
+            return np.zeros((noise.shape[1], 0))
+        scale = 1 / sizes[there, None]
+        return self._add(noise[there] * scale, gradient[there] * scale, signal[there] * scale[:, 0])
+
+    def _add(self, unit_PZ: Array, signal_PG: Array, size_P: Array) -> Array:
+        Q_ZP, R_PP, order = linalg.qr(unit_PZ.T, mode="economic", pivoting=True, check_finite=False)
+        K = int(np.sum(np.abs(np.diag(R_PP)) > NEW))
+        first, others = order[:K], order[K:]
+        white = linalg.solve_triangular(R_PP[:K, :K].T, signal_PG[first], lower=True, check_finite=False)
+        self._bare(signal_PG[others] - R_PP[:K, K:].T @ white, size_P[others])
+        new = Q_ZP[:, :K]
+        known = len(self.white)
+        if known + K > self._room.shape[1]:
+            self._room = np.concatenate([self._room, np.zeros((len(new), known + K))], axis=1)
+        self._room[:, known : known + K] = new
+        self.white = np.concatenate([self.white, white])
+        return new
+
+    def _bare(self, gradient_PG: Array, scale_P: Array) -> None:
+        """Signals in messages that hold no new noise."""
+        self.uncovered |= (np.abs(gradient_PG) > UNCOVERED * scale_P[:, None]).any(axis=0)
+
+    def _error(self, matrix: sparse.csr_array, noise: Array) -> Array:
+        """About how large the rounding error of each row is: errors of many sums add up by their squares."""
+        return np.sqrt(matrix.power(2) @ self.error**2 + (ROUNDING * np.linalg.norm(noise, axis=1)) ** 2)
+
+    def without(self, rows: sparse.csr_array, new_ZK: Array) -> Left:
+        """What is left of rows of the state, the directions just seen taken out too."""
+        noise, gradient = rows @ self.noise, rows @ self.gradient
+        size = np.maximum(np.linalg.norm(noise, axis=1), np.abs(gradient).max(axis=1, initial=0.0))
+        error = DOUBT * self._error(rows, noise) + NEW * size
+        known = noise @ new_ZK
+        gradient = gradient - known @ self.white[len(self.white) - new_ZK.shape[1] :]
+        return Left(np.linalg.norm(noise - known @ new_ZK.T, axis=1), gradient, error)
+
+    def move(self, on: sparse.csr_array, noise_XZ: Array, gradient_XG: Array, new_ZK: Array) -> None:
+        """Let the state go on, without the directions just seen."""
+        noise, gradient = on @ self.noise + noise_XZ, on @ self.gradient + gradient_XG
+        self.error = self._error(on, noise)
+        self.signal = abs(on) @ self.signal + np.abs(gradient_XG).max(axis=1, initial=0.0)
+        if new_ZK.shape[1]:
+            known = noise @ new_ZK
+            noise, gradient = noise - known @ new_ZK.T, gradient - known @ self.white[-new_ZK.shape[1] :]
+        self.noise, self.gradient = noise, gradient
+
+
+class Left(NamedTuple):
+    """What rows still hold when all that was seen is taken out: sizes of noise, gradients, and what is rounding."""
+
+    noise: Array
+    gradient: Array
+    error: Array
+
+
+class Entering:
+    """What joins each round, over independent noise and all gradients: for what is seen, and for the state."""
+
+    def __init__(self, observation: Observation) -> None:
+        self._seen = observation
+        self._Z = sum(step.observed.noise.shape[1] for step in observation.steps)
+        self._G = len(observation.victims) * observation.gradient_rounds
+        correlation = observation.system.correlation
+        self._rounds_TT = None if correlation is None else correlation.inverse(len(observation.steps))
+
+    def nothing(self, rows: int) -> tuple[Array, Array]:
+        """No noise and no gradients."""
+        return np.zeros((rows, self._Z)), np.zeros((rows, self._G))
+
+    def __iter__(self) -> Iterator[tuple[tuple[Array, Array], tuple[Array, Array]]]:
+        g = z = 0
+        for t, step in enumerate(self._seen.steps):
+            yield self._wide(step.observed, t, g, z), self._wide(step.out, t, g, z)
+            g, z = g + step.observed.gradient.shape[1], z + step.observed.noise.shape[1]
+
+    def _wide(self, part: Inputs, t: int, g: int, z: int) -> tuple[Array, Array]:
+        noise, gradient = self.nothing(part.noise.shape[0])
+        S = part.noise.shape[1]
+        if self._rounds_TT is None:
+            noise[:, z : z + S] = part.noise.toarray()
+        else:
+            noise[:] = np.kron(self._rounds_TT[t], part.noise.toarray())
+        gradient[:, g : g + part.gradient.shape[1]] = part.gradient.toarray()
+        return noise, gradient
+
+
+def deflated(observation: Observation) -> Array:
+    """M of every victim, V x T x T; infinite throughout where noise does not cover a signal. Dense: small systems."""
+    V, T = len(observation.victims), observation.gradient_rounds
+    inputs = Entering(observation)
+    unknown = Unknown(*inputs.nothing(observation.steps[0].observed.state.shape[1]))
+    for step, (seen_new, out_new) in zip(observation.steps, inputs, strict=True):
+        unknown.move(step.out.state, *out_new, unknown.see(step.observed.state, *seen_new))
+    white_KTV = unknown.white.reshape(-1, T, V)
+    M_VTT = np.einsum("ksv,ktv->vst", white_KTV, white_KTV)
+    M_VTT[unknown.uncovered.reshape(T, V).any(axis=0)] = np.inf
+    return M_VTT
+
+
+# --- several gossip steps per gradient -----------------------------------------------------------------------------
+
+
+def well_conditioned(observation: Observation) -> Observation:
+    """The same view where rounds gossip more than once: a basis of what they tell of the first messages."""
+    made: dict[int, ObservedStep] = {}
+    for whole, step in zip(observation.system.steps, observation.steps, strict=True):
+        if id(step) not in made:
+            made[id(step)] = _basis_step(observation, whole, step)
+    return replace(observation, steps=tuple(made[id(step)] for step in observation.steps))
+
+
+def _basis_step(observation: Observation, whole: StepMatrices, step: ObservedStep) -> ObservedStep:
+    n = observation.system.n
+    if len(whole.sent) < 2 or not _is_gossip(whole):
+        return step
+    unknown = Unknown(np.eye(n), np.zeros((n, 0)))
+    for sent, mixing in zip(whole.sent, whole.mixings, strict=True):
+        chosen = selected_messages(
+            sent._replace(rows=sparse.eye_array(n, format="csr")), mixing, observation.view, False
+        )
+        nothing = np.zeros((chosen.shape[0], n)), np.zeros((chosen.shape[0], 0))
+        unknown.move(mixing.weights, np.zeros((n, n)), np.zeros((n, 0)), unknown.see(chosen, *nothing))
+    basis = sparse.csr_array(unknown.basis.T)
+    said = reduced_inputs(whole, whole.sent[0].rows, observation.view, observation.victims)
+    return replace(step, observed=Inputs(*(sparse.csr_array(basis @ part) for part in said)))
+
+
+def _is_gossip(whole: StepMatrices) -> bool:
+    """Whether every node says the same to all, and then a combination of what it received and what it said before."""
+    n = whole.mixings[0].n
+    for sent in whole.sent:
+        if len(sent.sender) != n or np.any(sent.sender != np.arange(n)) or np.any(sent.receiver != -1):
+            return False
+    fixed = all(mixing is whole.mixings[0] for mixing in whole.mixings)
+    for j in range(1, len(whole.sent)):
+        received = sparse.csr_array(whole.mixings[j - 1].weights @ whole.sent[j - 1].rows)
+        earlier = whole.sent[j - 2].rows if fixed and j > 1 else None
+        if not _combines(whole.sent[j], received, earlier):
+            return False
+    return True
+
+
+def _combines(sent: SentMessages, received: sparse.csr_array, earlier: sparse.csr_array | None) -> bool:
+    """`heard = a received + b earlier` with a not zero: then both span the same."""
+    parts = [received] if earlier is None else [received, earlier]
+    products = np.array([[float(one.multiply(other).sum()) for one in parts] for other in parts])
+    shares = np.linalg.lstsq(products, np.array([float(part.multiply(sent.rows).sum()) for part in parts]))[0]
+    rest = sent.rows - sum(share * part for share, part in zip(shares, parts, strict=True))
+    return bool(abs(shares[0]) > 1e-3 and (rest.nnz == 0 or abs(rest).max() <= 1e-12 * abs(sent.rows).max()))

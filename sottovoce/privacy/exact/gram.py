@@ -1,0 +1,200 @@
+"""The exact loss from the covariance of all observations, by lags: best while they are few.
+
+With fixed W what is said in a round is a sum of lagged responses to earlier inputs; one sparse product per lag gives
+them all, products of repeated rounds are shifts of each other, and one triangular inverse serves all victims.
+
+Shapes: V victims, T rounds, R observations, P observations of one round, S noise sources, X state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.linalg import lapack
+
+from sottovoce.privacy.exact import whitening
+from sottovoce.privacy.exact.stationary import alike, settled_
+from sottovoce.privacy.exact.whitening import (
+    Array,
+    Groups,
+    Singular,
+    cholesky_,
+    products,
+    quiet_warnings,
+    rounding_error,
+)
+from sottovoce.privacy.observation import Observation
+
+
+class Effects:
+    """`gradient(t, s)` and `noise(t, s)`: the effect of round s's inputs on round t's observations, P x V and P x S.
+
+    Built from the observations' side: `H F^j` needs one sparse product per lag once rounds repeat.
+    """
+
+    def __init__(self, observation: Observation) -> None:
+        self.steps = observation.steps
+        self.tail = len(self.steps) - 1
+        while self.tail > 0 and self.steps[self.tail - 1] is self.steps[-1]:
+            self.tail -= 1
+        self._rows: dict[tuple[int, int], Array] = {}
+        self._blocks: dict[tuple[str, int, int], Array] = {}
+        self.starts = whitening.starts(self.steps)
+
+    def _key(self, t: int, s: int) -> tuple[int, int]:
+        return (self.tail + t - s, self.tail) if s >= self.tail else (t, s)
+
+    def _of_state(self, t: int, s: int) -> Array:
+        """The effect of the state after round s on round t, P x X."""
+        t, s = self._key(t, s) if s + 1 >= self.tail and t >= self.tail else (t, s)
+        if (t, s) not in self._rows:
+            if t == s + 1:
+                self._rows[t, s] = self.steps[t].observed.state.toarray()
+            else:
+                self._rows[t, s] = _times(self._of_state(t, s + 1), self.steps[s + 1].out.state)
+        return self._rows[t, s]
+
+    def _block(self, part: str, t: int, s: int) -> Array:
+        t, s = self._key(t, s)
+        if (part, t, s) not in self._blocks:
+            step = self.steps[s]
+            if t == s:
+                block = getattr(step.observed, part).toarray()
+            else:
+                block = _times(self._of_state(t, s), getattr(step.out, part))
+            self._blocks[part, t, s] = block
+        return self._blocks[part, t, s]
+
+    def gradient(self, t: int, s: int) -> Array:
+        """Effect of gradients."""
+        return self._block("gradient", t, s)
+
+    def noise(self, t: int, s: int) -> Array:
+        """Effect of noise."""
+        return self._block("noise", t, s)
+
+    def column(self, effect: Callable[[int, int], Array], s: int, group: slice = slice(None)) -> Array:
+        """The effect of round s (of some of its inputs) on all observations from round s on."""
+        return np.concatenate([effect(t, s)[:, group] for t in range(s, len(self.steps))])
+
+    def signals(self) -> NDArray[np.bool_]:
+        """Which observations any gradient reaches."""
+        reached = np.zeros(self.starts[-1], dtype=bool)
+        for s, step in enumerate(self.steps):
+            if step.takes_gradients:
+                reached[self.starts[s] :] |= self.column(self.gradient, s).any(axis=1)
+        return reached
+
+
+def _times(dense: Array, matrix: sparse.csr_array) -> Array:
+    return np.asarray((matrix.T @ dense.T).T)
+
+
+def gram(observation: Observation) -> Groups:
+    """M from the covariance of all observations."""
+    effects = Effects(observation)
+    factor, alive = _factor(observation, effects)
+    if not alive.any():
+        yield from quiet_warnings(observation)
+        return
+    rounding = rounding_error(factor)
+    if alive.all() and alike(observation, len(factor)) and not _few(observation, len(factor)):
+        groups = settled_(observation, factor, rounding)
+        if groups is not None:
+            del factor, effects
+            yield from groups
+            return
+        factor, _ = _factor(observation, effects)
+    inverse_RR, failed = lapack.dtrtri(factor, lower=1, overwrite_c=1)
+    assert not failed
+    if not alive.all():
+        inverse_RR = _with_gaps(inverse_RR, alive)
+    if _few(observation, len(inverse_RR)):
+        white_RTV = (inverse_RR @ _signals(observation, effects)).reshape(
+            len(inverse_RR), observation.gradient_rounds, -1
+        )
+        yield slice(None), np.einsum("rsv,rtv->vst", white_RTV, white_RTV) * (1 + rounding)
+        return
+    at = effects.starts
+    del effects
+
+    def weigh(rounds: range, s: int, _: Array) -> Array:
+        return inverse_RR[at[rounds.start] : at[rounds.stop], at[s] : at[s + 1]].T
+
+    for group, M_VTT in products(observation, weigh):
+        M_VTT *= 1 + rounding
+        yield group, M_VTT
+
+
+def _factor(observation: Observation, effects: Effects) -> tuple[Array, NDArray[np.bool_]]:
+    """The lower factor of the covariance of those observations that hold noise, and which these are."""
+    correlation = observation.system.correlation
+    if correlation is None:
+        G_RR = _covariance(effects)
+    else:
+        G_RR = _correlated_covariance(effects, correlation.inverse(len(observation.steps)))
+    alive = np.diag(G_RR) > 0
+    if not alive.all():  # what is said without noise tells nothing as long as it holds no data either
+        if np.any(effects.signals() & ~alive):
+            raise Singular("a signal without noise")
+        G_RR = G_RR[np.ix_(alive, alive)]
+    return cholesky_(G_RR), alive
+
+
+def _few(observation: Observation, rows: int) -> bool:
+    """Whether the signals of the victims, whitened one by one, cost less than going back in time for all of them."""
+    links, count = max(step.out.state.nnz for step in observation.steps), len(observation.victims)
+    return rows * count < links and rows * count * observation.gradient_rounds < whitening.AT_ONCE
+
+
+def _signals(observation: Observation, effects: Effects) -> Array:
+    """What each gradient of each victim does to all observations, R x (T V)."""
+    columns = []
+    for s, step in enumerate(observation.steps):
+        if step.takes_gradients:
+            column = np.zeros((effects.starts[-1], len(observation.victims)))
+            column[effects.starts[s] :] = effects.column(effects.gradient, s)
+            columns.append(column)
+    return np.concatenate(columns, axis=1)
+
+
+def _with_gaps(matrix: Array, alive: NDArray[np.bool_]) -> Array:
+    out = np.zeros((len(alive),) * 2)
+    out[np.ix_(alive, alive)] = matrix
+    return out
+
+
+def _covariance(effects: Effects) -> Array:
+    """`B B^T`: rounds that repeat add the same products, shifted by one round."""
+    starts, tail, T = effects.starts, effects.tail, len(effects.steps)
+    G_RR = np.zeros((starts[-1], starts[-1]))
+    lags = effects.column(effects.noise, tail)
+    if lags.shape[1]:
+        at, width = starts[tail], starts[tail + 1] - starts[tail]
+        np.matmul(lags, lags.T, out=G_RR[at:, at:])
+        for t in range(tail + 1, T):
+            here, before = slice(starts[t], starts[t + 1]), slice(starts[t - 1], starts[t])
+            G_RR[here, at + width :] += G_RR[before, at:-width]
+    for s in range(tail):
+        column = effects.column(effects.noise, s)
+        G_RR[starts[s] :, starts[s] :] += column @ column.T
+    return G_RR
+
+
+def _correlated_covariance(effects: Effects, inverse_TT: Array) -> Array:
+    """`B B^T` for noise correlated over rounds, one group of sources at a time."""
+    R, T = effects.starts[-1], len(effects.steps)
+    S = effects.steps[0].observed.noise.shape[1]
+    G_RR = np.zeros((R, R))
+    size = max(1, int(whitening.AT_ONCE / (R * T)))
+    for first in range(0, S, size):
+        group = slice(first, min(S, first + size))
+        plain = np.zeros((T, group.stop - first, R))
+        for s in range(T):
+            plain[s, :, effects.starts[s] :] = effects.column(effects.noise, s)[:, group].T
+        mixed = np.tensordot(inverse_TT, plain, axes=(0, 0)).reshape(-1, R)
+        G_RR += mixed.T @ mixed
+    return G_RR

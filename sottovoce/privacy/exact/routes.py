@@ -1,0 +1,185 @@
+"""The exact loss of a view: `M = A_u^T (B B^T)^+ A_u` for every victim u, without forming A and B where they are large.
+
+Routes to the same numbers:
+
+- `gram`: covariance of all observations by lags, one Cholesky factor and its inverse for all victims; in long runs of
+  equal rounds one whitening for all of them instead (`settled`), whose M is up to one part in a million too large;
+- `kalman`: a whitening filter over rounds, for small graphs, long runs and topologies that change;
+- `conjugate`: conjugate gradients, victim by victim, where neither the observations nor the state fit in memory;
+- `deflated`: an orthonormal basis of the noise that reaches the view, where noise is poorer than what is said
+  (averaging, masks); the only one that decides about rank;
+- `dense`: the pseudo-inverse, the oracle of the tests.
+
+Shapes: V victims, T gradient rounds, R observations, S noise sources, X state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.participation import Participation
+from sottovoce.errors import Unaccountable
+from sottovoce.privacy.closedness import open_by_steps
+from sottovoce.privacy.exact.conjugate import conjugate
+from sottovoce.privacy.exact.deflation import UNCOVERED, deflated, well_conditioned
+from sottovoce.privacy.exact.elimination import eliminate_known_messages
+from sottovoce.privacy.exact.gram import gram
+from sottovoce.privacy.exact.kalman import kalman
+from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings, starts
+from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
+from sottovoce.privacy.observation import Inputs, Observation, observe
+from sottovoce.privacy.worst_case import worst_case
+
+DEFLATED = 1e8
+"""Largest number of entries that the hidden state may have as a map from noise where averaging, whose noise is always
+poor, takes the route by deflation."""
+
+GRAM_ROWS = 12_000
+"""Up to this many observations the Gram route may be taken: its matrices have their square in entries."""
+
+FILTER_STATE = 6_000
+"""Up to this many components of the state the filter may be taken."""
+
+
+def squared(observation: Observation, scheme: Participation) -> Array:
+    """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise."""
+    if not any(part.noise.nnz for step in observation.steps for part in (step.observed, step.out)):
+        return np.where(_reached(observation), np.inf, 0.0)
+    if tells_all_noisy_gradients(observation):
+        return loss_given_noisy_gradients(observation.system, observation.view, observation.victims, scheme)
+    out = np.zeros(len(observation.victims))
+    for group, M_VTT in in_groups(observation):
+        covered = np.isfinite(M_VTT).all(axis=(1, 2))
+        found = np.full(len(M_VTT), np.inf)
+        if covered.any():
+            found[covered] = worst_case(M_VTT if covered.all() else M_VTT[covered], scheme, M_VTT.shape[1])
+        out[group] = found
+    return out
+
+
+def _reached(observation: Observation) -> NDArray[np.bool_]:
+    """Whose gradients come into any observation at all, unless terms cancel."""
+    found = np.zeros(len(observation.victims), dtype=bool)
+    touched = np.zeros((observation.steps[0].out.state.shape[1], len(observation.victims)))
+    for step in observation.steps:
+        sent, after = (_touched(part, touched) for part in (step.observed, step.out))
+        found |= sent.any(axis=0)
+        if found.all():
+            break
+        touched = after.astype(float)
+    return found
+
+
+def _touched(part: Inputs, touched: Array) -> NDArray[np.bool_]:
+    there = abs(part.state) @ touched
+    if part.gradient.shape[1]:
+        there = there + abs(part.gradient).toarray()
+    return np.asarray(there > 0)
+
+
+def tells_all_noisy_gradients(observation: Observation) -> bool:
+    """Whether the view is exactly that of all noisy gradients, which has a closed form.
+
+    It is when all hear everything, the state after each round follows from what was just said, noise travels with its
+    gradient, and every gradient stands alone in some message.
+    """
+    if observation.view.kind != "everyone" or observation.view.secure_sum or observation.system.algorithm.averaging:
+        return False
+    for step in dict.fromkeys(observation.steps):
+        gradient = step.observed.gradient
+        alone = gradient[np.flatnonzero(np.diff(gradient.indptr) == 1)]
+        if step.takes_gradients and len(np.unique(alone.indices)) < gradient.shape[1]:
+            return False
+    if open_by_steps(observation) is not None:
+        return False
+    try:
+        loss_given_noisy_gradients(observation.system, observation.view, observation.victims[:1], Participation(1))
+    except Unaccountable:
+        return False
+    return True
+
+
+def losses(observation: Observation) -> Array:
+    """M of every victim, V x T x T; infinite throughout where a signal is not covered by noise."""
+    return whole(observation, in_groups(observation))
+
+
+def whole(observation: Observation, groups: Groups) -> Array:
+    """Groups of victims put together."""
+    M_VTT = np.zeros((len(observation.victims), observation.gradient_rounds, observation.gradient_rounds))
+    for group, found in groups:
+        M_VTT[group] = found
+    return M_VTT
+
+
+def in_groups(observation: Observation) -> Groups:
+    """M of some victims after others, by the route that fits the size."""
+    sources = sum(step.observed.noise.shape[1] for step in observation.steps)
+    if observation.system.algorithm.averaging and observation.steps[0].out.state.shape[0] * sources <= DEFLATED:
+        yield slice(None), _deflated(observation)
+        return
+    smaller, direct = eliminate_known_messages(well_conditioned(observation))
+    try:  # what is singular shows before the first group
+        for group, M_VTT in _route(smaller)(smaller):
+            np.einsum("vtt->vt", M_VTT)[:] += direct[group, None]
+            yield group, M_VTT
+    except Singular:
+        yield slice(None), _deflated(observation)
+
+
+def _deflated(observation: Observation) -> Array:
+    """Deflation with everyone as a victim: what is rounding is told by all signals, not by those of a few."""
+    whole = observe(observation.system, observation.view)
+    M_VTT = deflated(whole if observation.system.algorithm.averaging else well_conditioned(whole))
+    return M_VTT[np.searchsorted(whole.victims, observation.victims)]
+
+
+def _route(observation: Observation) -> Callable[[Observation], Groups]:
+    """By memory, then by the number of multiplications; only the Gram route takes correlated noise."""
+    T, rows = len(observation.steps), int(starts(observation.steps)[-1])
+    X = max(max(step.out.state.shape) for step in observation.steps)
+    if not rows or not observation.gradient_rounds:
+        return quiet_warnings
+    if rows > GRAM_ROWS and X > FILTER_STATE:
+        return conjugate
+    each, links = rows / T, max(step.out.state.nnz for step in observation.steps)
+    by_gram = rows**2 * X + 2 / 3 * rows**3
+    by_filter = T * (2 * each * X**2 + 40 * links * X) + rows * T * each * X
+    cheaper = rows > GRAM_ROWS or (by_filter < by_gram and X <= FILTER_STATE)
+    return kalman if cheaper and observation.system.correlation is None else gram
+
+
+# --- oracle --------------------------------------------------------------------------------------------------------
+
+
+class Whitened(NamedTuple):
+    """Observations made white: `matrix @ O` is unit noise plus `signal`; `bare` is what of a signal no noise covers."""
+
+    matrix_KR: Array
+    signal_KTV: Array
+    bare_RTV: Array
+    uncovered_V: NDArray[np.bool_]
+
+
+def whitened(observation: Observation, *, rank: float = 1e-11) -> Whitened:
+    """A view's observations whitened by a singular value decomposition of B; for small systems."""
+    A_RTV, B_RZ = observation.dense()
+    R, T, V = A_RTV.shape
+    left, sizes, _ = np.linalg.svd(B_RZ, full_matrices=False)
+    keep = sizes > rank * (sizes[0] if sizes.size else 0.0)
+    coordinates = (left[:, keep].T @ A_RTV.reshape(R, T * V)).reshape(-1, T, V)
+    bare = A_RTV - np.einsum("rk,ktv->rtv", left[:, keep], coordinates)
+    uncovered = np.abs(bare).max(axis=(0, 1), initial=0.0) > UNCOVERED * np.abs(A_RTV).max(axis=(0, 1), initial=1e-300)
+    return Whitened(left[:, keep].T / sizes[keep, None], coordinates / sizes[keep][:, None, None], bare, uncovered)
+
+
+def dense(observation: Observation, *, rank: float = 1e-11) -> Array:
+    """M by the pseudo-inverse of B B^T: the definition itself."""
+    white = whitened(observation, rank=rank)
+    M_VTT = np.einsum("ksv,ktv->vst", white.signal_KTV, white.signal_KTV)
+    M_VTT[white.uncovered_V] = np.inf
+    return M_VTT

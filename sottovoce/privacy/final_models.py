@@ -1,0 +1,53 @@
+"""Whether the models at the end are made of what was sent, so that a figure about messages covers them as well.
+
+Figures are about messages. A model holds more than that where a node keeps something to itself: the last gradient of
+DP2SGD, the message of ZIP-DL to oneself, the step of a node that had dropped out in the last round.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse.linalg import lsmr
+
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
+
+PUBLISHED = "models at the end, if they are published: they hold more than was sent"
+KEPT = f"about what is sent; not covered are {PUBLISHED}"
+
+NEAR = 1e-6
+"""A combination of models counts as one of messages when it is one up to this share of its length."""
+
+
+def models_follow_from_messages(system: LinearSystem) -> bool:
+    """Whether all models at the end are linear combinations of messages; False where that cannot be shown.
+
+    Either of the last messages alone, or in every round of its messages and of the state before, which began in public.
+
+    >>> from sottovoce import algorithm, metropolis, trace
+    >>> names, ring = ("dp-d-sgd", "dp2sgd", "zip-dl"), metropolis("ring:5")
+    >>> [models_follow_from_messages(trace(algorithm(name, sigma=1.0), ring, rounds=3)) for name in names]
+    [True, False, False]
+    """
+    last = system.steps[-1]
+    if _spanned(sparse.hstack(last.split(last.models)), sparse.hstack(last.split(_said(last)))):
+        return True
+    return all(_made_of_messages(step) for step in dict.fromkeys(system.steps))
+
+
+def _made_of_messages(step: StepMatrices) -> bool:
+    after = sparse.vstack([step.state_out, step.models], format="csr")
+    return _spanned(sparse.hstack(step.split(after)[1:]), sparse.hstack(step.split(_said(step))[1:]))
+
+
+def _said(step: StepMatrices) -> sparse.csr_array:
+    return sparse.csr_array(sparse.vstack([heard.rows for heard in step.sent], format="csr"))
+
+
+def _spanned(rows: sparse.sparray, by: sparse.sparray) -> bool:
+    """Whether a random combination of `rows` is one of the rows of `by`: then all are, for sure but for chance."""
+    target = rows.T @ np.random.default_rng(0).standard_normal(rows.shape[0])
+    if not target.any():
+        return True
+    found = lsmr(by.T, target, atol=1e-10, btol=1e-10, maxiter=10 * sum(by.shape))[0]
+    return bool(np.linalg.norm(by.T @ found - target) <= NEAR * np.linalg.norm(target))

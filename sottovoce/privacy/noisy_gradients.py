@@ -1,0 +1,128 @@
+"""The view given all noisy gradients: everything a node with its own noise can ever say is a function of them.
+
+It bounds every view of an algorithm whose noise enters with the gradient, whatever the topology does, whatever is
+compressed and however models react; and it is closed, so it is proven for any training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, sparse
+
+from sottovoce.core.compression import Identity
+from sottovoce.core.participation import Participation
+from sottovoce.core.topologies import Topology
+from sottovoce.errors import Unaccountable
+from sottovoce.privacy.observation import known_noise
+from sottovoce.privacy.views import View
+from sottovoce.privacy.worst_case import worst_case
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
+from sottovoce.tracing.tracer import trace
+
+if TYPE_CHECKING:
+    from sottovoce.core.algorithm import Algorithm
+
+Array = NDArray[np.float64]
+
+
+def trace_noisy_gradients(algorithm: Algorithm, topology: Topology, *, rounds: int, why: str = "") -> LinearSystem:
+    """A system of which only noisy gradients are known, for messages that cannot be traced, or are too many.
+
+    It is traced without compression and with one gossip step, which change nothing about how noise is added.
+    """
+    operator = algorithm.compression
+    if not isinstance(operator, Identity):
+        why = f"{operator.name}: what is sent differs by coordinate or is not linear"
+    plain = replace(algorithm, compression=Identity(), gossip_steps=1)  # type: ignore[type-var]
+    return replace(trace(plain, topology, rounds=rounds), algorithm=algorithm, only_gradients=why)
+
+
+def loss_given_noisy_gradients(
+    system: LinearSystem, view: View, victims: NDArray[np.intp], scheme: Participation
+) -> Array:
+    """mu^2 of each victim if the adversary had every honest node's `g + noise`, with what it knows removed."""
+    made: dict[tuple[int, bool], Array] = {}
+    rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
+    for step, last in rounds:
+        if (id(step), last) not in made:
+            made[id(step), last] = np.where(_leaves(step, last), _precision(system, step, view), 0.0)[victims]
+    per_round_TV = np.array([made[id(step), last] for step, last in rounds])
+    if system.correlation is not None:
+        C = system.correlation.matrix(system.rounds)
+        return worst_case((C.T @ C)[None], scheme, system.rounds)[0] * per_round_TV.max(axis=0)
+    patterns = scheme.patterns(len(per_round_TV))
+    return np.max([per_round_TV[pattern].sum(axis=0) for pattern in patterns], axis=0)
+
+
+def _precision(system: LinearSystem, step: StepMatrices, view: View) -> Array:
+    """What one noisy gradient tells about each node: the diagonal of the inverse covariance of unknown noise."""
+    spread = _local_spread(system, step)
+    unknown = ~known_noise(step, view)[: spread.shape[1]]
+    everyone = np.setdiff1d(np.arange(system.n), view.members)
+    honest = sparse.csr_array(spread.tocsc()[:, np.flatnonzero(unknown)])[everyone]
+    covariance = sparse.csr_array(honest @ honest.T)
+    off = covariance - sparse.diags_array(covariance.diagonal())
+    off.eliminate_zeros()
+    with np.errstate(divide="ignore"):
+        known = 1.0 / covariance.diagonal() if not off.nnz else _inverse_diagonal(honest, covariance)
+    out = np.zeros(system.n)
+    out[everyone] = known
+    return out
+
+
+WELL = 1e-6
+"""A covariance whose pivots are all above this share of its diagonal is factored as it is."""
+
+
+def _inverse_diagonal(spread: sparse.csr_array, covariance: sparse.csr_array) -> Array:
+    """Diagonal of the inverse of `spread spread^T`, rounded up; infinite for a node that noise does not cover."""
+    try:
+        factor = linalg.cholesky(covariance.toarray(), lower=True, check_finite=False)
+        least = float(np.min(np.diag(factor) ** 2 / covariance.diagonal()))
+    except linalg.LinAlgError:
+        least = 0.0
+    if least < WELL:  # a factor from the spread itself has the root of the covariance's condition
+        if spread.shape[1] < spread.shape[0]:
+            return _covered(covariance.toarray())
+        factor = linalg.qr(spread.toarray().T, mode="r", check_finite=False)[0][: spread.shape[0]].T
+        sizes = np.abs(np.diag(factor))
+        if np.any(sizes <= 1e-13 * np.linalg.norm(factor, axis=1)):
+            return _covered(covariance.toarray())
+        least = float(np.min(sizes / np.linalg.norm(factor, axis=1)))
+    inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True, check_finite=False)
+    return np.asarray((inverse**2).sum(axis=0)) * (1 + 16 * len(factor) * np.finfo(float).eps / least)
+
+
+def _covered(covariance: Array) -> Array:
+    sizes, vectors = np.linalg.eigh(covariance)
+    there = sizes > 1e-10 * sizes[-1]
+    inside = (vectors[:, there] ** 2).sum(axis=1)
+    out = (vectors[:, there] ** 2 / sizes[there]).sum(axis=1)
+    return np.where(inside < 1 - 1e-8, np.inf, out * (1 + 1e-5))
+
+
+def _leaves(step: StepMatrices, last: bool) -> NDArray[np.bool_]:
+    """Which nodes' gradients go anywhere: into a message, or, before the last round, into a state."""
+    used = np.zeros(step.gradients, dtype=bool)
+    for matrix in (*(() if last else (step.state_out,)), *(sent.rows for sent in step.sent)):
+        used[np.unique(step.split(matrix)[1].indices)] = True
+    return used
+
+
+def _local_spread(system: LinearSystem, step: StepMatrices) -> sparse.csr_array:
+    """How sources reach a node's gradient, N x S; checked: in every message noise and gradient come in this mixture."""
+    algorithm = system.algorithm
+    parts = [term.matrix.whole() for term in algorithm.noise.local(step.mixings[0])]
+    if not parts:
+        raise Unaccountable(f"{algorithm.name}: nothing is added to gradients themselves")
+    spread = sparse.csr_array(sparse.hstack(parts, format="csr"))
+    for matrix in (step.state_out, *(sent.rows for sent in step.sent)):
+        _, gradient, noise = step.split(matrix)
+        gap = abs(noise.tocsc()[:, : spread.shape[1]] - (gradient @ spread).tocsc())
+        if gap.nnz and float(gap.max()) > 1e-12 * float(abs(noise).max()):
+            raise Unaccountable(f"{algorithm.name}: noise does not travel with the gradient it was added to")
+    return spread

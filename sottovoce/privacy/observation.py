@@ -1,0 +1,241 @@
+"""What an adversary observes of a traced system, with the columns that it knows removed.
+
+A view selects messages; the gradients and the noise of its members, and the secrets they share, are known to it. What
+remains is the linear system that its loss is computed from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+from scipy.sparse import csgraph
+
+from sottovoce.core.messages import SentMessages
+from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise_sources import Sources
+from sottovoce.errors import InputError
+from sottovoce.privacy.views import View
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
+
+
+class Inputs(NamedTuple):
+    """A matrix split by what its columns stand for."""
+
+    state: sparse.csr_array
+    gradient: sparse.csr_array
+    noise: sparse.csr_array
+
+
+@dataclass(frozen=True, eq=False)
+class ObservedStep:
+    """One round as the adversary sees it: `seen` rows, and how the hidden state goes on; known columns are gone."""
+
+    observed: Inputs
+    out: Inputs
+    point: Inputs | None
+    noise_columns: NDArray[np.intp]
+    takes_gradients: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """A traced system through the eyes of a view. Equal rounds share one object.
+
+    `victims` are the nodes whose gradients are unknown; they are the gradient columns of every step that takes any.
+    """
+
+    system: LinearSystem
+    view: View
+    victims: NDArray[np.intp]
+    steps: tuple[ObservedStep, ...]
+
+    def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """A (rows, gradient rounds, victims) and B, unrolled; for small systems."""
+        rounds = [t for t, step in enumerate(self.steps) if step.takes_gradients]
+        V = len(self.victims)
+        G_total, Z_total = V * len(rounds), sum(len(step.noise_columns) for step in self.steps)
+        state = np.zeros((self.steps[0].observed.state.shape[1], G_total + Z_total))
+        rows, g, z = [], 0, G_total
+        for step in self.steps:
+            inputs_g = np.zeros((step.observed.gradient.shape[1], G_total + Z_total))
+            inputs_g[:, g : g + len(inputs_g)] = np.eye(len(inputs_g))
+            inputs_z = np.zeros((step.observed.noise.shape[1], G_total + Z_total))
+            inputs_z[:, z : z + len(inputs_z)] = np.eye(len(inputs_z))
+            g, z = g + len(inputs_g), z + len(inputs_z)
+            rows.append(
+                step.observed.state @ state + step.observed.gradient @ inputs_g + step.observed.noise @ inputs_z
+            )
+            state = step.out.state @ state + step.out.gradient @ inputs_g + step.out.noise @ inputs_z
+        O = np.concatenate(rows)
+        A, B = O[:, :G_total].reshape(len(O), len(rounds), V), O[:, G_total:]
+        correlation = self.system.correlation
+        if correlation is not None:
+            B = B @ np.kron(correlation.inverse(len(self.steps)), np.eye(len(self.steps[0].noise_columns)))
+        return A, B
+
+    def distances(self) -> list[int | None]:
+        """Hops from each victim to the nearest member, along the direction messages travel; None if none arrive."""
+        graph, members = self.system.topology.graph, list(self.view.members)
+        if graph is None or not members:
+            return [None] * len(self.victims)
+        hops = csgraph.shortest_path(graph.adjacency.T, unweighted=True, indices=members).min(axis=0)
+        return [int(h) if np.isfinite(h) else None for h in hops[self.victims]]
+
+    @cached_property
+    def picks(self) -> list[sparse.csr_array]:
+        """For each round the matrix that takes its messages, gossip steps one below the other, to its `seen` rows.
+
+        For views as `observe` makes them, without `own`.
+        """
+        made = {id(step): _pick(step, self.view, self.victims) for step in dict.fromkeys(self.system.steps)}
+        return [made[id(step)] for step in self.system.steps]
+
+    @property
+    def gradient_rounds(self) -> int:
+        """In how many rounds gradients enter."""
+        return sum(step.takes_gradients for step in self.steps)
+
+
+def observe(
+    system: LinearSystem, adversary: View, *, own: bool = False, victims: Sequence[int] | None = None
+) -> Observation:
+    """What `adversary` sees of `system`, as far as it concerns `victims` (None: all whom it does not know).
+
+    With `own`, also what its members say, which they know anyway.
+    """
+    adversary.check(system.n)
+    _check_edges(system, adversary)
+    concerned = np.setdiff1d(np.arange(system.n), adversary.members)
+    if victims is not None:
+        missing = [node for node in victims if not 0 <= node < system.n]
+        if missing:
+            raise InputError(f"victim {missing[0]}", f"nodes are 0..{system.n - 1}", "choose one of them")
+        own_side = np.setdiff1d(victims, concerned)
+        if own_side.size:
+            raise InputError(
+                f"victim {own_side[0]} is of {adversary}", "who attacks knows its own data", "name another"
+            )
+        concerned = np.unique(np.asarray(victims, dtype=np.intp))
+    made: dict[int, ObservedStep] = {}
+    for step in system.steps:
+        if id(step) not in made:
+            made[id(step)] = _see_step(step, adversary, concerned, own)
+    return Observation(system, adversary, concerned, tuple(made[id(step)] for step in system.steps))
+
+
+def _check_edges(system: LinearSystem, adversary: View) -> None:
+    """Refuse to tap where no edge is."""
+    graph = system.topology.graph
+    for a, b in adversary.edges:
+        if a == b or (graph is not None and graph.adjacency[a, b] == 0):
+            raise InputError(f"{adversary} taps {a}>{b}", "the graph has no such edge", "name one of its edges")
+
+
+def _see_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> ObservedStep:
+    observation, _ = _informative(step, adversary, victims, own)
+    point = reduced_inputs(step, step.point, adversary, victims) if step.point is not None else None
+    out = reduced_inputs(step, step.state_out, adversary, victims)
+    return ObservedStep(observation, out, point, np.flatnonzero(~known_noise(step, adversary)), bool(step.gradients))
+
+
+def _informative(
+    step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool
+) -> tuple[Inputs, NDArray[np.intp]]:
+    """What the adversary gets in a round, and which rows of it hold anything that it does not know."""
+    rows = sparse.vstack(
+        [selected_messages(sent, mixing, adversary, own) for sent, mixing in zip(step.sent, step.mixings, strict=True)],
+        format="csr",
+    )
+    observation = reduced_inputs(step, rows, adversary, victims)
+    there = np.flatnonzero(sum(np.diff(part.indptr) for part in observation))
+    return Inputs(*(part[there] for part in observation)), there
+
+
+def _pick(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> sparse.csr_array:
+    each = [
+        selected_messages(
+            sent._replace(rows=sparse.eye_array(sent.rows.shape[0], format="csr")), mixing, adversary, False
+        )
+        for sent, mixing in zip(step.sent, step.mixings, strict=True)
+    ]
+    _, there = _informative(step, adversary, victims, False)
+    return sparse.csr_array(sparse.block_diag(each, format="csr"))[there]
+
+
+def reduced_inputs(step: StepMatrices, rows: sparse.csr_array, adversary: View, victims: NDArray[np.intp]) -> Inputs:
+    """Rows of a round by their inputs, without what the adversary knows."""
+    state, gradient, noise = step.split(rows)
+    unknown = np.flatnonzero(~known_noise(step, adversary))
+    columns = victims if step.gradients else np.empty(0, dtype=np.intp)
+    return Inputs(state, gradient.tocsc()[:, columns].tocsr(), noise.tocsc()[:, unknown].tocsr())
+
+
+def known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
+    """Which noise columns of a round the adversary knows."""
+    return np.concatenate([np.zeros(0, dtype=bool), *(known_of(sources, adversary) for _, sources in step.sources)])
+
+
+def known_of(sources: Sources, adversary: View) -> NDArray[np.bool_]:
+    """Which of some sources the adversary knows."""
+    holders = sources.holders.tocsc()
+    found = np.zeros(sources.size, dtype=bool)
+    by = adversary.members if sources.kind != "pair" else (*adversary.members, *adversary.secrets_of)
+    for member in by:
+        found[holders.indices[holders.indptr[member] : holders.indptr[member + 1]]] = True
+    return found
+
+
+def selected_messages(sent: SentMessages, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:
+    """The rows of one gossip step that an adversary gets, or their sums; with `own`, also what its members say."""
+    sender, receiver, rows = sent
+    if sender.size == 0 or sender[0] == -1:  # a sum over everyone is there for all to see
+        return rows
+    if adversary.secure_sum:
+        return _sums(sent, mixing, adversary)
+    if adversary.kind == "everyone":
+        return rows
+    if adversary.kind == "eavesdropper":
+        return rows[np.flatnonzero(_tapped(sender, receiver, mixing, adversary.edges))]
+    members = np.asarray(adversary.members, dtype=np.intp)
+    if receiver[0] == -1:
+        reaches = np.asarray((mixing.weights[members] != 0).sum(axis=0)).ravel() > 0
+        got = reaches[sender]
+    else:
+        got = np.isin(receiver, members)
+        if mixing.active is not None:
+            got &= mixing.active[receiver]
+    said = np.isin(sender, members)
+    return rows[np.flatnonzero(got | said if own else got & ~said)]
+
+
+def _tapped(
+    sender: NDArray[np.intp], receiver: NDArray[np.intp], mixing: Mixing, edges: tuple[tuple[int, int], ...]
+) -> NDArray[np.bool_]:
+    left = mixing.weights if mixing.planned is None else mixing.planned  # what left its sender can be tapped
+    live = [(a, b) for a, b in edges if a != b and left[b, a] != 0]
+    if receiver[0] == -1:
+        return np.isin(sender, [a for a, _ in live])
+    codes = sender * mixing.n + receiver
+    return np.isin(codes, [a * mixing.n + b for a, b in live])
+
+
+def _sums(sent: SentMessages, mixing: Mixing, adversary: View) -> sparse.csr_array:
+    """`sum_v W[a, v] message_v` for each listening a, over what arrives from others."""
+    listeners = np.arange(mixing.n) if adversary.kind == "everyone" else np.asarray(adversary.members)
+    own = sparse.diags_array(mixing.weights.diagonal(), format="csr")
+    weights = (mixing.weights - own)[listeners]
+    if sent.receiver[0] == -1:
+        return sparse.csr_array(weights.tocsc()[:, sent.sender] @ sent.rows)
+    position = np.full(mixing.n, -1)
+    position[listeners] = np.arange(len(listeners))
+    to = position[sent.receiver]
+    used = np.flatnonzero(to >= 0)
+    value = mixing.weights[sent.receiver[used], sent.sender[used]] if used.size else np.zeros(0)
+    pick = sparse.csr_array((value, (to[used], used)), shape=(len(listeners), len(sent.sender)))
+    return sparse.csr_array(pick @ sent.rows)

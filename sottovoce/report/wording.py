@@ -1,0 +1,87 @@
+"""What a guarantee says, in words for readers who know no differential privacy."""
+
+from __future__ import annotations
+
+from sottovoce.config import Document
+from sottovoce.privacy.final_models import KEPT, PUBLISHED
+from sottovoce.privacy.rounding import round_up
+from sottovoce.report.pairwise_leakage import percent
+from sottovoce.report.told import Told, guess_of
+
+KINDS = {
+    "any-training": "Proven for any training: whatever the model is, and however nodes react to what they hear.",
+    "convex-training": (
+        "Proven for this training: a check on the data showed that no local step drives two models apart "
+        "(a convex loss and small steps)."
+    ),
+    "fixed-streams": (
+        "An idealisation, no proof for training: exact if what nodes say did not depend on what they heard. "
+        "The true leak can be larger."
+    ),
+}
+"""ACCOUNTING, section 5."""
+
+NOT_COVERED = (
+    "Several runs on the same data: their losses add up, and choosing the best of them is a run too.",
+    "How many records a node holds, and public figures by which features were scaled.",
+    "What nodes tell each other beside the messages of this algorithm.",
+    "The folder of a simulation: it holds every node's model, and perhaps what was recorded for attacks.",
+)
+RECORDS = "Somebody who has several records at a node: one record is protected, not all of them together."
+ALONE = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
+CHANCE = "Figures for single nodes do not count on the chance by which batches are drawn; that for everyone may."
+
+
+def adversary(view: str) -> str:
+    """Who it is that a view stands for.
+
+    >>> adversary("node:3"), adversary("coalition:3,5")
+    ('node 3, with what it receives', 'nodes 3,5 together, with what they receive')
+    >>> adversary("everyone with the secrets of 20 nodes")
+    'whoever hears every message and knows the secrets of 20 nodes'
+    """
+    kind, _, members = view.partition(":")
+    if view.startswith("everyone with "):
+        return f"whoever hears every message and knows {view.removeprefix('everyone with ')}"
+    return {
+        "everyone": "whoever hears every message",
+        "node": f"node {members}, with what it receives",
+        "coalition": f"nodes {members} together, with what they receive",
+    }.get(kind, view)
+
+
+def protects(adjacency: str, change: str) -> str:
+    """What may change without being noticed much."""
+    if adjacency == "user":
+        return "all data of one node, replaced by other data"
+    return "one record, " + ("replaced by another" if change == "replace" else "made to count as nothing")
+
+
+def not_covered(run: Told) -> list[str]:
+    """What no figure of a run is about."""
+    found = [*NOT_COVERED]
+    if run.privacy["headline"] is not None and KEPT in run.privacy["headline"]["assumptions"]:
+        found.insert(0, f"M{PUBLISHED[1:]}.")
+    if run.privacy["adjacency"] == "record":
+        found.insert(0, RECORDS)
+    if any(view["view"].startswith("node:") for view in run.privacy["views"]):
+        found.append(ALONE)
+    if run.privacy["sampled"] is not None:
+        found.append(CHANCE)
+    return found
+
+
+def verdict(privacy: Document) -> str:
+    """The headline as a sentence."""
+    headline = privacy["headline"]
+    if headline is None:
+        reasons = privacy["refusals"] or [line for view in privacy["views"][:1] for line in view["refusals"]]
+        return f"Nothing is proven for this run: {'; '.join(reasons) or 'no kind of proof applies'}."
+    who, about = adversary(headline["view"]), protects(privacy["adjacency"], headline["change"])
+    if float(headline["epsilon"]) == float("inf"):
+        return f"Nothing is hidden: epsilon is infinite. No figure limits what can be learned about {about}, by {who}."
+    epsilon, right = round_up(float(headline["epsilon"])), percent(guess_of(headline, privacy["delta"]))
+    return (
+        f"Proven: guessing which of two data sets was used ({about}), {who} is right at most {right:g} % of the time. "
+        f"That is epsilon {epsilon} at delta {privacy['delta']:g}."
+    )

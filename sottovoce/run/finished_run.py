@@ -1,0 +1,71 @@
+"""A finished run, opened again: its settings, the trial they build, what it promised and what it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from sottovoce.config import Document, Experiment, from_document
+from sottovoce.core.compression import Identity
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.observation import Observation, observe
+from sottovoce.privacy.views import View
+from sottovoce.run.build import build
+from sottovoce.run.checkpoint import load
+from sottovoce.run.fingerprint import fingerprint
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.recording import Messages, recorded
+from sottovoce.run.training_run import TrainingRun
+from sottovoce.tracing.tracer import trace
+
+SETTLED = 3
+"""After so many rounds as many messages reach a view in a round as in any later one."""
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun:
+    """A run's folder and all that follows from its settings. `data` is the folder of data sets, where one is named."""
+
+    folder: Path
+    data: Path | None
+    experiment: Experiment
+    training_run: TrainingRun
+    privacy: Document
+
+    @cached_property
+    def messages(self) -> Messages:
+        """What attackers received; refuses a run that recorded nothing."""
+        return recorded(self.folder, self.training_run, self.experiment.record)
+
+    def beginning(self, view: View, victims: Sequence[int] | None = None) -> Observation:
+        """The first rounds as a view sees them, which tell how much there is of every round."""
+        operator, rounds = self.training_run.algorithm.compression, min(self.training_run.rounds, SETTLED)
+        if not isinstance(operator, Identity):
+            raise Unaccountable(
+                f"{operator.name}: coordinates do not travel alike, so what is received is no one linear system; "
+                "take a run with identity compression"
+            )
+        return observe(
+            trace(self.training_run.algorithm, self.training_run.topology, rounds=rounds), view, victims=victims
+        )
+
+
+def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
+    """Open a finished run. Its checkpoint must fit what its settings build: the same data, noise and version."""
+    files = RunFiles(folder)
+    settings = files.document(files.config) if folder.is_dir() else None
+    if settings is None:
+        raise InputError(f"{folder}: no run", "the folder of a run has a config.json", "give runs/NAME of sotto run")
+    if not files.result.exists():
+        raise InputError(f"{folder}: an unfinished run", "only finished ones are looked at", "go on with --resume")
+    experiment = from_document(settings, str(files.config))
+    training_run = build(experiment, data)
+    mark = fingerprint(experiment, training_run)
+    load(files.checkpoint, training_run.before(), mark)
+    privacy = files.document(files.privacy)
+    if privacy is None or privacy.get("fingerprint") != mark:
+        what = "not there" if privacy is None else "of another run"
+        raise InputError(f"{files.privacy}: {what}", "it holds what the run promised", "run again")
+    return FinishedRun(folder, data, experiment, training_run, privacy)

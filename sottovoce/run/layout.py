@@ -1,0 +1,76 @@
+"""Where the parts of a run lie, and how they are read; what they are is told in `sottovoce.run.execute`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from sottovoce.config import Document
+from sottovoce.errors import InputError
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where the parts of a run lie."""
+
+    folder: Path
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config.json"
+
+    @property
+    def privacy(self) -> Path:
+        return self.folder / "privacy.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint.npz"
+
+    @property
+    def result(self) -> Path:
+        return self.folder / "result.json"
+
+    @property
+    def attack(self) -> Path:
+        return self.folder / "attack.json"
+
+    @property
+    def audit(self) -> Path:
+        return self.folder / "audit.json"
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "report.html"
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / "lock"
+
+    def document(self, path: Path) -> Document | None:
+        """A JSON file of the run, or None where it is not there."""
+        try:
+            found = json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict):
+            raise _damaged(path)
+        return found
+
+    def lines(self) -> list[Document]:
+        """What was measured."""
+        try:
+            return [json.loads(line) for line in self.metrics.read_text().splitlines()]
+        except (OSError, ValueError):
+            raise _damaged(self.metrics) from None
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(f"{path}: damaged", "it is written by sotto run", "remove the run's folder")

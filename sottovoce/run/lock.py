@@ -1,0 +1,58 @@
+"""The lock of a run folder: one process, or one group of ranks, at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sottovoce.errors import InputError
+from sottovoce.run.layout import RunFiles
+
+
+def sign(files: RunFiles) -> str:
+    """A word left in the lock: a folder of the same name that another machine has for itself lacks it."""
+    word = secrets.token_hex(8)
+    try:
+        with files.lock.open("w") as file:
+            file.write(word)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise unwritable(files.lock, error) from None
+    return word
+
+
+def check_signed(files: RunFiles, word: str) -> None:
+    """Whether this rank sees the folder that rank 0 has made."""
+    if not files.lock.exists() or files.lock.read_text() != word:
+        raise InputError(f"{files.folder}: not there for all ranks", "they write into one folder", "share it as --out")
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}", "a run needs a folder", "use another --out") from None
+
+
+def unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: {error.strerror}", "a run writes into its folder", "make room, or use another --out")
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; the lock dies with its process."""
+    try:
+        file = path.open("a")  # what is written there stays, for the run that another process is at
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", "a run writes into its folder", "use another --out") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"{path.parent}: another process is at it", "one run at a time", "wait for it") from None
+        yield

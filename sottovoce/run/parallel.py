@@ -1,0 +1,128 @@
+"""Many runs at once, each in a process of its own, on as many cores as there are."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sottovoce.config import Document, Experiment
+from sottovoce.core.threads import WORKERS
+from sottovoce.errors import Diverged, SottovoceError
+from sottovoce.run.execute import Tell, run_experiment
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.sweep import Planned
+from sottovoce.run.sweep_results import Finished
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def run_experiments(
+    runs: Sequence[Planned],
+    out: Path,
+    *,
+    data: Path | None = None,
+    resume: bool = False,
+    jobs: int | None = None,
+    tell: Tell | None = None,
+) -> list[Finished]:
+    """Carry out all runs of a sweep. Finished ones are only read; one that goes astray is noted, any other failure
+    stops the rest. Runs that are stopped save where they are, and go on with `resume`.
+    """
+    results: dict[str, Document] = {}
+    act = partial(_attempt, out=out, data=data, resume=resume)
+    for experiment, result in map_in_processes(act, [run.experiment for run in runs], min(jobs or WORKERS, len(runs))):
+        results[experiment.name] = result
+        if tell is not None:
+            tell(len(results), len(runs))
+    return [Finished(run, results[run.experiment.name], RunFiles(out / run.experiment.name).lines()) for run in runs]
+
+
+def _attempt(experiment: Experiment, out: Path, data: Path | None, resume: bool) -> Document:
+    """The result of a run; one that went astray says so instead."""
+    folder = out / experiment.name
+    try:
+        return run_experiment(experiment, folder, data=data, resume=resume)
+    except Diverged as error:
+        privacy = RunFiles(folder).document(RunFiles(folder).privacy) or {}
+        return {
+            "name": experiment.name, "diverged": error.found, "headline": privacy.get("headline"),
+            "sigma": privacy.get("sigma"), "delta": experiment.privacy.delta, "seconds": 0.0,
+        }  # fmt: skip
+
+
+def map_in_processes(act: Callable[[Item], Answer], items: Sequence[Item], jobs: int) -> Iterator[tuple[Item, Answer]]:
+    """Each item with what `act` makes of it, as they are ready; one failure, or an interrupt, stops the rest."""
+    if jobs == 1:
+        for item in items:
+            yield item, act(item)
+        return
+    others, context = set(multiprocessing.active_children()), multiprocessing.get_context("spawn")
+    stopped = context.Event()
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_Stopped.learn, initargs=(stopped,)) as pool:
+        with _uninterrupted():  # which the processes inherit: they listen only while they act
+            waiting = {pool.submit(_listening, act, item): item for item in items}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        except BrokenProcessPool:
+            raise SottovoceError(
+                "a process of the sweep was ended from outside, perhaps for want of memory; go on with --resume, "
+                "with fewer --jobs"
+            ) from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stopped.set()
+            for process in set(multiprocessing.active_children()) - others:
+                if process.pid is not None:
+                    os.kill(process.pid, signal.SIGINT)
+            raise
+
+
+class _Stopped:
+    """In a process of its own: whether the sweep was stopped; runs that wait for it must not begin."""
+
+    event: Any = None
+
+    @classmethod
+    def learn(cls, event: Any) -> None:
+        """What tells."""
+        cls.event = event
+
+
+def _listening(act: Callable[[Item], Answer], item: Item) -> Answer:
+    """In a process of its own: one interrupt stops what is done, which then saves undisturbed."""
+
+    def stop(*_: Any) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        if _Stopped.event.is_set():  # set before interrupts are sent, so that nothing misses both
+            raise KeyboardInterrupt
+        return act(item)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Without interrupts, where they can be turned off: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

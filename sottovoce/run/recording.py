@@ -1,0 +1,261 @@
+"""Recording: what chosen nodes receive while a run goes on, as whoever attacks would keep it.
+
+Of the first gossip step of every few rounds, of the first and of the last: models with the noise that they carried on
+that very edge. A round is one file, written whole or not at all, so that a run that is killed and goes on leaves the
+same files; of a run over processes every rank writes one, with what its own attackers received.
+
+    >>> from sottovoce import algorithm, metropolis, simulate
+    >>> from sottovoce.learning.datasets import load
+    >>> from sottovoce.learning.models import model
+    >>> from sottovoce.learning.partitioning import partition
+    >>> from sottovoce.learning.tasks import task
+    >>> digits = load("digits")
+    >>> job = task(digits, partition(digits, nodes=8), model("softmax", digits))
+    >>> record = Record(attackers=[0], every=5)
+    >>> run = simulate(algorithm("zip-dl", sigma=0.1), metropolis("ring:8"), job, rounds=12, record=record)
+    >>> run.messages.rounds, run.messages.pairs
+    ((0, 5, 10, 11), ((0, 1), (0, 7)))
+    >>> run.messages.of(0, 7).shape
+    (4, 650)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.config import Record
+from sottovoce.core import arrays
+from sottovoce.core.files import read_npz, write
+from sottovoce.core.messages import PlayedRound
+from sottovoce.errors import InputError
+from sottovoce.run.training_run import RunState, TrainingRun
+
+Watch = Callable[[PlayedRound, RunState], None]
+
+PER_FILE, PER_MESSAGE = 2000, 12
+"""Bytes that a file and each message of it take besides the models themselves."""
+
+
+class Delivery(NamedTuple):
+    """What attackers received in a round: `receiver[i]` got `rows[row[i]]` from `sender[i]`; -1 is a sum over all."""
+
+    sender: NDArray[Any]
+    receiver: NDArray[Any]
+    row: NDArray[Any]
+    rows: NDArray[Any]
+
+
+class Messages:
+    """All that was recorded of a run: in memory, or in the files of a folder, which are read one at a time."""
+
+    def __init__(
+        self,
+        attackers: tuple[int, ...],
+        deliveries: Mapping[int, Delivery | list[Path]],
+        shape: tuple[int, int] | None = None,
+    ) -> None:
+        self.attackers, self._deliveries, self._shape = attackers, deliveries, shape
+
+    @property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that were recorded, counted from 0."""
+        return tuple(sorted(self._deliveries))
+
+    def at(self, round: int) -> Delivery:
+        """What all attackers received in a round."""
+        if round not in self._deliveries:
+            raise InputError(f"round {round}", f"recorded were {self.rounds}", "choose one of them")
+        found = self._deliveries[round]
+        return found if isinstance(found, Delivery) else _joined([_read(path, self._shape) for path in found])
+
+    @cached_property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Each (attacker, sender) of whom it received anything."""
+        found = set()
+        for round in self.rounds:
+            sender, receiver, *_ = self.at(round)
+            found |= set(zip(receiver.tolist(), sender.tolist(), strict=True))
+        return tuple(sorted(found))
+
+    def of(self, attacker: int, sender: int) -> NDArray[Any]:
+        """The models that an attacker received of a sender, one row for each round in which it did."""
+        if (attacker, sender) not in self.pairs:
+            raise InputError(f"models of {sender} at {attacker}", f"recorded were {self.pairs[:6]}...", "choose a pair")
+        found = []
+        for round in self.rounds:
+            one = self.at(round)
+            found.append(one.rows[one.row[(one.receiver == attacker) & (one.sender == sender)]])
+        return np.concatenate(found)
+
+
+class Recorder:
+    """Told after each round, it keeps what attackers received: in a folder, or in memory without one.
+
+    Refuses beforehand nodes that are not there, and what would outgrow the limit.
+    """
+
+    def __init__(self, training_run: TrainingRun, record: Record, folder: Path | None = None) -> None:
+        self._attackers = np.array(_attackers(record, training_run.topology.n), dtype=np.intp)
+        self._every, self._last, self._folder, self._rank = record.every, training_run.rounds - 1, folder, 0
+        self._deliveries: dict[int, Delivery | list[Path]] = {}
+        self._check_size(training_run, record)
+        if training_run.shard is not None and len(self._attackers):
+            training_run.shard.recording, self._rank = True, training_run.shard.communicator.rank
+            self._attackers = self._attackers[training_run.shard.here[self._attackers]]
+
+    def __call__(self, played: PlayedRound, state: RunState) -> None:
+        round = played.round
+        if not len(self._attackers) or (round % self._every and round != self._last):
+            return
+        held = played.steps[0].received_models(self._attackers)
+        rows = held.rows.numpy() if arrays.is_torch(held.rows) else held.rows
+        sender, receiver, row = (part.astype(np.int32) for part in (held.sender, held.receiver, held.row))
+        found = Delivery(sender, receiver, row, np.ascontiguousarray(rows))
+        if self._folder is None:
+            self._deliveries[round] = found
+        else:
+            _write(self._folder, round, self._rank, found)
+
+    @property
+    def messages(self) -> Messages:
+        """What was kept so far, of a recorder without a folder."""
+        return Messages(tuple(self._attackers.tolist()), self._deliveries)
+
+    def _check_size(self, training_run: TrainingRun, record: Record) -> None:
+        needed = self._bytes(training_run) / 1e6
+        if needed > record.limit_mb:
+            raise InputError(
+                f"recordings of {needed:,.0f} MB",
+                f"record.limit_mb allows {record.limit_mb:g}",
+                "give a larger record.every, fewer record.attackers, or a higher limit",
+            )
+
+    def _bytes(self, training_run: TrainingRun) -> float:
+        """An upper bound for all files together."""
+        if not len(self._attackers):
+            return 0.0
+        rounds = [*range(0, self._last, self._every), self._last]
+        model = training_run.task.model.layout.size * training_run.task.inputs.element_size()
+        if training_run.topology.static:
+            return len(rounds) * self._bytes_at(training_run, 0, model)
+        return sum(self._bytes_at(training_run, round, model) for round in rounds)
+
+    def _bytes_at(self, training_run: TrainingRun, round: int, model: int) -> float:
+        mixing = training_run.topology.at(round, 0)
+        sender, receiver, _ = mixing.edges
+        got = np.isin(receiver, self._attackers) & (sender != receiver)
+        apart = bool(training_run.algorithm.noise.edge(mixing))
+        rows = int(got.sum()) if apart else len(np.unique(sender[got]))
+        if training_run.algorithm.secure_sum:
+            rows = 1
+        return PER_FILE + PER_MESSAGE * int(got.sum()) + model * rows
+
+
+def both(one: Watch | None, other: Watch | None) -> Watch | None:
+    """A watch that tells two."""
+    if one is None or other is None:
+        return one or other
+
+    def tell(played: PlayedRound, state: RunState) -> None:
+        one(played, state)
+        other(played, state)
+
+    return tell
+
+
+def recorder_in(folder: Path, training_run: TrainingRun, record: Record) -> Recorder:
+    """A recorder that writes into `messages/` of a run's folder."""
+    return Recorder(training_run, record, folder / "messages")
+
+
+def recorded(folder: Path, training_run: TrainingRun, record: Record) -> Messages:
+    """What a finished run has recorded; refuses one that recorded nothing."""
+    wanted = _attackers(record, training_run.topology.n)
+    files = _files(folder)
+    if not wanted or not files:
+        raise InputError(
+            f"{folder}: nothing was recorded",
+            "attacks need what attackers received",
+            'run again, in another folder, with --set record.attackers=[0] or "all"',
+        )
+    expected = {*range(0, training_run.rounds, record.every), training_run.rounds - 1}
+    if expected - files.keys():
+        missing = min(expected - files.keys())
+        raise InputError(f"{folder}: no recording of round {missing}", f"{len(expected)} rounds were kept", "run again")
+    shape = training_run.topology.n, training_run.task.model.layout.size
+    return Messages(wanted, {round: files[round] for round in sorted(expected)}, shape)
+
+
+def forget_after(folder: Path, rounds: int) -> None:
+    """Remove recordings of rounds that will be played again, perhaps by other ranks."""
+    for round, paths in _files(folder).items():
+        for path in paths if round >= rounds else ():
+            path.unlink()
+
+
+def _files(folder: Path) -> dict[int, list[Path]]:
+    """The files of each round, one of each rank that had an attacker."""
+    found: dict[int, list[Path]] = {}
+    for path in sorted((folder / "messages").glob("*.npz")):
+        if re.fullmatch(r"\d+(-\d+)?", path.stem):
+            found.setdefault(int(path.stem.partition("-")[0]), []).append(path)
+    return found
+
+
+def _joined(parts: list[Delivery]) -> Delivery:
+    """What several ranks recorded, in the order in which one would have."""
+    if len(parts) == 1:
+        return parts[0]
+    starts = np.cumsum([0, *(len(part.rows) for part in parts)])
+    sender, receiver, row = (
+        np.concatenate(each)
+        for each in zip(
+            *((p.sender, p.receiver, p.row + start) for p, start in zip(parts, starts, strict=False)), strict=True
+        )
+    )
+    order = np.lexsort((receiver, sender))
+    return Delivery(sender[order], receiver[order], row[order], np.concatenate([part.rows for part in parts]))
+
+
+def _attackers(record: Record, n: int) -> tuple[int, ...]:
+    if isinstance(record.attackers, str):
+        return tuple(range(n)) if record.attackers == "all" else ()
+    for node in record.attackers:
+        if not 0 <= node < n:
+            raise InputError(f"record.attackers: node {node}", f"nodes are 0..{n - 1}", "choose among them")
+    return tuple(sorted(set(record.attackers)))
+
+
+def _write(folder: Path, round: int, rank: int, found: Delivery) -> None:
+    folder.mkdir(exist_ok=True)
+
+    def write_to(file: BinaryIO) -> None:
+        np.savez(file, **found._asdict())
+
+    write(folder / (f"{round:07d}-{rank}.npz" if rank else f"{round:07d}.npz"), write_to)
+
+
+def _read(path: Path, shape: tuple[int, int] | None) -> Delivery:
+    stored = read_npz(path)
+    if stored.keys() != set(Delivery._fields) or not _fits(Delivery(**stored), shape):
+        raise InputError(f"{path}: no recording of a round of this run", "it is written by sotto run", "run again")
+    return Delivery(**stored)
+
+
+def _fits(found: Delivery, shape: tuple[int, int] | None) -> bool:
+    """Whether all numbers are of nodes and models that are there; the shape is the number of nodes and parameters."""
+    sender, receiver, row, rows = found
+    if rows.ndim != 2 or rows.dtype.kind != "f" or any(part.dtype.kind != "i" for part in found[:3]):
+        return False
+    if not (sender.ndim == 1 and sender.shape == receiver.shape == row.shape):
+        return False
+    nodes, size = shape or (np.iinfo(np.int64).max, rows.shape[1])
+    inside = ((sender, -1, nodes), (receiver, 0, nodes), (row, 0, len(rows)))
+    return rows.shape[1] == size and all(bool(((low <= part) & (part < high)).all()) for part, low, high in inside)

@@ -1,0 +1,118 @@
+"""Simulation: all nodes in one process, metrics as it goes, and what the run promises.
+
+    >>> from sottovoce import algorithm, metropolis
+    >>> from sottovoce.learning.datasets import load
+    >>> from sottovoce.learning.models import model
+    >>> from sottovoce.learning.partitioning import partition
+    >>> from sottovoce.learning.tasks import task
+    >>> digits = load("digits")
+    >>> job = task(digits, partition(digits, nodes=8), model("softmax", digits))
+    >>> clipped = job.gradients("cycle:10x5", "per-example", 1.0)
+    >>> run = simulate(algorithm("dp-d-sgd", sigma=2.0, step_size=0.5), metropolis("ring:8"), clipped, rounds=50)
+    >>> run.metrics[-1].metric.average > 0.8, run.metrics[-1].messages
+    (True, 800)
+    >>> round(run.guarantees.headline["mu"], 3), run.guarantees.headline["kind"]
+    (1.581, 'any-training')
+
+Models after every round are the same for the same seed, however often a run is interrupted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from sottovoce.config import Record
+from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.messages import PlayedRound
+from sottovoce.core.threads import threads as torch_threads
+from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError
+from sottovoce.learning.tasks import Gradients, Task
+from sottovoce.run.metrics import Measured, due, measure
+from sottovoce.run.privacy_report import PrivacyReport, report_privacy
+from sottovoce.run.recording import Messages, Recorder, both
+from sottovoce.run.training_run import RunState, TrainingRun, prepare_run
+
+Watch = Callable[[PlayedRound, RunState], None]
+"""Told after each round what was said in it and where the run stands."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run: where every node ended (N x D), what was measured, and, when asked, what it promises."""
+
+    training_run: TrainingRun
+    models: Tensor
+    metrics: tuple[Measured, ...]
+    delta: float
+    messages: Messages | None = None
+
+    @cached_property
+    def guarantees(self) -> PrivacyReport:
+        """The account of this run, for everyone as the adversary and for nodes where that is cheap."""
+        return report_privacy(self.training_run, delta=self.delta)
+
+
+def simulate(
+    algorithm: Algorithm,
+    topology: Topology,
+    task: Task | Gradients,
+    *,
+    rounds: int,
+    seed: int = 0,
+    adjacency: str = "record",
+    delta: float = 1e-5,
+    same_start: bool = True,
+    every: int = 10,
+    test_rows: int | None = None,
+    threads: int | None = None,
+    watch: Watch | None = None,
+    record: Record | None = None,
+) -> Run:
+    """Train, and measure every few rounds. `task.gradients(...)` says which batches are drawn and how they are clipped.
+
+    The algorithm's sensitivity is set to that of the clipped gradients under `adjacency`, and its noise, which is in
+    units of it, with it. `threads` is torch's; one unless given. `watch` is called after each round. `record` says
+    whose received models are kept, in `run.messages`.
+    """
+    if every < 1:
+        raise InputError(f"metrics every {every} rounds", "a whole number from 1 is needed", "give 10, say")
+    begun = prepare_run(algorithm, topology, task, rounds=rounds, seed=seed, adjacency=adjacency, same_start=same_start)
+    recorder = None if record is None else Recorder(begun, record)
+    found, watch = [], both(watch, recorder)
+    with torch_threads(threads):
+        played = measured_rounds(begun, begun.before(), every=every, test_rows=test_rows, watch=watch)
+        for state, measured in played:
+            last = state
+            if measured is not None:
+                found.append(measured)
+    return Run(begun, begun.models(last), tuple(found), delta, None if recorder is None else recorder.messages)
+
+
+def measured_rounds(
+    training_run: TrainingRun,
+    state: RunState,
+    *,
+    every: int,
+    test_rows: int | None = None,
+    seconds: float = 0.0,
+    start: bool = True,
+    watch: Watch | None = None,
+) -> Iterator[tuple[RunState, Measured | None]]:
+    """Each stage after `stage`, with figures where they are due, the starting point among them unless not `start`.
+
+    `seconds` is what the run has taken before.
+    """
+    begun = time.perf_counter() - seconds
+    if state.rounds == 0 and start:
+        yield state, measure(training_run, state, 0.0, test_rows)
+    for played, now in training_run.play(state):
+        if watch is not None:
+            watch(played, now)
+        wanted = due(now.rounds, every, training_run.rounds)
+        yield now, measure(training_run, now, time.perf_counter() - begun, test_rows) if wanted else None

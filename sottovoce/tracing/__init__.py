@@ -1,0 +1,1 @@
+"""The loop, traced: the linear system that is accounted for."""

@@ -1,0 +1,141 @@
+"""Rows that are linear forms: what flows through the loop while it is traced. What is not linear refuses, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.core.mixing import Mixing
+from sottovoce.core.transport import GossipStep
+from sottovoce.errors import Unaccountable
+
+
+class LinearRows:
+    """Rows that are linear forms in the inputs: row u is what node u holds, column j its coefficient of input j.
+
+    Adding, scaling by public numbers and mixing are all it can do. Anything else is not linear, and refuses.
+    """
+
+    __slots__ = ("matrix",)
+
+    def __init__(self, matrix: Any) -> None:
+        self.matrix: sparse.csr_array = sparse.csr_array(matrix)
+
+    def wide(self, width: int) -> sparse.csr_array:
+        """The matrix with inputs added that it does not depend on."""
+        rows, known = self.matrix.shape
+        parts = (self.matrix.data, self.matrix.indices, self.matrix.indptr)
+        return self.matrix if known == width else sparse.csr_array(parts, shape=(rows, width))
+
+    @property
+    def shape(self) -> tuple[int, Any]:
+        """Number of nodes; how many parameters they have is not known while tracing."""
+        return self.matrix.shape[0], UNKNOWN
+
+    def __add__(self, other: Any) -> LinearRows:
+        if isinstance(other, LinearRows):
+            width = max(self.matrix.shape[1], other.matrix.shape[1])
+            return LinearRows(self.wide(width) + other.wide(width))
+        return self if isinstance(other, int | float) and other == 0 else self._refuse("adding a constant")
+
+    def __sub__(self, other: Any) -> LinearRows:
+        return self + (-other)
+
+    def __rsub__(self, other: Any) -> LinearRows:
+        return -self + other
+
+    def __neg__(self) -> LinearRows:
+        return LinearRows(-self.matrix)
+
+    def __mul__(self, factor: Any) -> LinearRows:
+        if isinstance(factor, int | float | np.integer | np.floating) and np.isfinite(factor):
+            return LinearRows(self.matrix * float(factor)) if factor else LinearRows(self.matrix.shape)
+        per_node = isinstance(factor, np.ndarray) and factor.shape == (self.shape[0], 1) and factor.dtype.kind in "fiub"
+        if per_node and np.isfinite(factor).all():
+            return LinearRows(sparse.diags_array(factor.ravel().astype(float)) @ self.matrix)
+        return self._refuse("multiplying by anything but a number per node")
+
+    def __truediv__(self, divisor: Any) -> LinearRows:
+        return self * (1.0 / divisor) if not isinstance(divisor, LinearRows) else self._refuse("dividing by itself")
+
+    def mixed_by(self, mixing: Mixing) -> LinearRows:
+        """`W @ rows`: what nodes hold after a gossip step. Only a `Mixing` moves values from node to node."""
+        return LinearRows(mixing.weights @ self.matrix)
+
+    def delivered(self, gossip_step: GossipStep, feed: Any) -> LinearRows:
+        """What reaches nodes: all rows are at hand."""
+        found: LinearRows = gossip_step.sums(self, feed)
+        return found
+
+    def converted(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Public numbers beside traced rows stay as they are."""
+        return values
+
+    def taken(self, index: NDArray[np.intp]) -> LinearRows:
+        """The rows of some nodes."""
+        return LinearRows(self.matrix[index])
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> LinearRows:
+        """`array * rows` and the like come here first; any other function of numpy's is not linear."""
+        reflected = {np.add: self.__radd__, np.subtract: self.__rsub__, np.multiply: self.__rmul__}
+        if method == "__call__" and ufunc in reflected and inputs[-1] is self:
+            return reflected[ufunc](inputs[0])
+        return self._refuse(f"{ufunc.__name__} of a node's values")
+
+    def _refuse(self, what: str) -> LinearRows:
+        raise Unaccountable(f"{what} is not linear, so what is sent cannot be traced; use linear maps only")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._refuse(f"{name!r} of a node's values")
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def method(self: LinearRows, *_: Any) -> Any:
+        return self._refuse(f"{name} of a node's values")
+
+    return method
+
+
+for _name in (
+    *(
+        "abs",
+        "array",
+        "array_function",
+        "bool",
+        "complex",
+        "contains",
+        "eq",
+        "float",
+        "floordiv",
+        "ge",
+        "getitem",
+        "gt",
+    ),
+    *("iadd", "imul", "index", "int", "isub", "iter", "itruediv", "le", "len", "lt", "matmul", "mod", "ne", "pow"),
+    *("rfloordiv", "rmatmul", "rmod", "round", "rpow", "rtruediv", "setitem"),
+):
+    setattr(LinearRows, f"__{_name}__", _refusing(_name))
+
+
+class _Unknown:
+    """A number that is not known while tracing; asking for it is refused."""
+
+
+for _name in ("add", "bool", "eq", "float", "floordiv", "ge", "gt", "index", "int", "le", "lt", "mod", "mul", "ne",
+              "neg", "pow", "radd", "rfloordiv", "rmul", "rpow", "rsub", "rtruediv", "sub", "truediv"):  # fmt: skip
+    setattr(_Unknown, f"__{_name}__", lambda *_: _refuse_unknown())
+
+
+def _refuse_unknown() -> Any:
+    raise Unaccountable("the number of parameters is not known while tracing; do not scale by it")
+
+
+UNKNOWN = _Unknown()

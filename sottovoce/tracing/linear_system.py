@@ -1,0 +1,137 @@
+"""The linear system of a run: step matrices of its rounds, and A and B of `O = A G + B Z` for small ones.
+
+`sottovoce.trace` makes it; the accountant reads nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.core.correlation import Correlation
+from sottovoce.core.messages import SentMessages
+from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise_sources import Sources
+from sottovoce.core.topologies import Topology
+
+if TYPE_CHECKING:
+    from sottovoce.core.algorithm import Algorithm
+
+
+@dataclass(frozen=True, eq=False)
+class StepMatrices:
+    """One round as sparse matrices over its inputs, columns `[state | gradients | noise]`.
+
+    - `state_out`: the state after the round, one row per node and slot;
+    - `point`: where gradients are taken (None when none are);
+    - `models`: where nodes stand after the round;
+    - `heard`: for each gossip step its messages, with senders and receivers;
+    - `sources`: which noise the last block of columns stands for, as (gossip step, sources);
+    - `step_size` and `sensitivity`: by which the algorithm scales what enters.
+    """
+
+    state_size: int
+    gradients: int
+    sources: tuple[tuple[int, Sources], ...]
+    state_out: sparse.csr_array
+    point: sparse.csr_array | None
+    models: sparse.csr_array
+    sent: tuple[SentMessages, ...]
+    mixings: tuple[Mixing, ...]
+    step_size: float
+    sensitivity: float
+
+    @property
+    def noise_size(self) -> int:
+        """Number of noise sources."""
+        return sum(sources.size for _, sources in self.sources)
+
+    def split(self, matrix: sparse.csr_array) -> tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]:
+        """A matrix of this round by its inputs: state, gradients, noise.
+
+        In units: gradients of `sensitivity`, and everything that enters of `step_size * sensitivity`, so that privacy
+        figures are about a change of one whatever these are.
+        """
+        by_input = matrix.tocsc()
+        a, b = self.state_size, self.state_size + self.gradients
+        gradient, noise = by_input[:, a:b] / self.step_size, by_input[:, b:] / (self.step_size * self.sensitivity)
+        return by_input[:, :a].tocsr(), gradient.tocsr(), noise.tocsr()
+
+
+class Labels(NamedTuple):
+    """Which message a row of A and B is: round, gossip step, sender, receiver (-1: see `SentMessages`)."""
+
+    round: NDArray[np.intp]
+    step: NDArray[np.intp]
+    sender: NDArray[np.intp]
+    receiver: NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LinearSystem:
+    """What a run says, as step matrices. Equal rounds share one object.
+
+    Where `only_gradients` gives a reason, messages were not traced as they are sent: only how noise is added to
+    gradients can be taken from it.
+    """
+
+    n: int
+    steps: tuple[StepMatrices, ...]
+    correlation: Correlation | None
+    algorithm: Algorithm
+    topology: Topology
+    only_gradients: str = ""
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return len(self.steps)
+
+    def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64], Labels]:
+        """A, B and the labels of their rows, by unrolling the step matrices; for small systems."""
+        G_total = sum(step.gradients for step in self.steps)
+        Z_total = sum(step.noise_size for step in self.steps)
+        state = np.zeros((self.steps[0].state_size, G_total + Z_total))
+        rows, labels = [], []
+        g, z = 0, G_total
+        for round, step in enumerate(self.steps):
+            inputs = np.zeros((step.gradients + step.noise_size, G_total + Z_total))
+            inputs[: step.gradients, g : g + step.gradients] = np.eye(step.gradients)
+            inputs[step.gradients :, z : z + step.noise_size] = np.eye(step.noise_size)
+            g, z = g + step.gradients, z + step.noise_size
+            everything = np.concatenate([state, inputs])
+            for number, sent in enumerate(step.sent):
+                rows.append(sent.rows @ everything)
+                labels.append((round, number, sent))
+            state = step.state_out @ everything
+        O = np.concatenate(rows)
+        A, B = O[:, :G_total], O[:, G_total:]
+        if self.correlation is not None:
+            B = B @ np.kron(self.correlation.inverse(self.rounds), np.eye(self.steps[0].noise_size))
+        return A, B, labelled(labels)
+
+    def __repr__(self) -> str:
+        return f"LinearSystem({self.algorithm.name} on {self.topology.name}, {self.n} nodes, {self.rounds} rounds)"
+
+    def draw(self, seed: int, dimension: int, dtype: Any = np.float64) -> NDArray[Any]:
+        """Z of a run with this seed and precision: its rows are the columns of B."""
+        blocks = [
+            rows
+            for round, step in enumerate(self.steps)
+            for number, sources in step.sources
+            for _, rows in sources.draw(seed, round, number, dimension, dtype)
+        ]
+        return np.concatenate(blocks) if blocks else np.zeros((0, dimension), dtype=dtype)
+
+
+def labelled(labels: list[tuple[int, int, SentMessages]]) -> Labels:
+    """Which message each row is, of messages by round and gossip step."""
+    columns = [
+        (np.full(len(sent.sender), round), np.full(len(sent.sender), step), sent.sender, sent.receiver)
+        for round, step, sent in labels
+    ]
+    return Labels(*(np.concatenate(parts) for parts in zip(*columns, strict=True)))

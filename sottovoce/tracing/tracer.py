@@ -1,0 +1,322 @@
+"""Tracing: the round loop fed with basis rows, so that its messages are the matrices of `O = A G + B Z`.
+
+Two readings of the same loop. `trace` plays each round once, from a basis of the state, and keeps the sparse step
+matrices; that is what large systems use. `LinearSystem.dense` unrolls them for small ones, and `trace_dense` plays
+the whole run on basis rows: the oracle that shares no unrolling with it.
+
+    >>> from sottovoce.algorithms.registry import algorithm
+    >>> from sottovoce.core.topologies import metropolis
+    >>> system = trace(algorithm("dp-d-sgd", sigma=2.0, step_size=1.0), metropolis("path:2"), rounds=2)
+    >>> A, B, labels = system.dense()
+    >>> A
+    array([[-1. ,  0. ,  0. ,  0. ],
+           [ 0. , -1. ,  0. ,  0. ],
+           [-0.5, -0.5, -1. ,  0. ],
+           [-0.5, -0.5,  0. , -1. ]])
+    >>> bool((B == 2 * A).all())
+    True
+
+Columns of A: (round, node). Columns of B: sources, in the order they are first used. All for one coordinate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.core.compression import Compression, RandomK
+from sottovoce.core.correlation import Correlation
+from sottovoce.core.loop import play_round, start_run
+from sottovoce.core.messages import LoopState, PlayedRound, SentMessages
+from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise import FactoredMatrix
+from sottovoce.core.noise_sources import Sources, generator
+from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.tracing.linear_forms import LinearRows
+from sottovoce.tracing.linear_system import Labels, LinearSystem, StepMatrices, labelled
+
+if TYPE_CHECKING:
+    from sottovoce.core.algorithm import Algorithm
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """Which coordinate of how many is traced; they differ only where compression keeps some of them."""
+
+    index: int
+    dimension: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.dimension:
+            raise InputError(
+                f"coordinate {self.index} of {self.dimension}", "coordinates count from 0", "choose a smaller one"
+            )
+
+
+FIRST = Coordinate(0, 1)
+"""The only coordinate of a one-dimensional run."""
+
+
+def trace(
+    algorithm: Algorithm,
+    topology: Topology,
+    *,
+    rounds: int,
+    seed: int = 0,
+    coordinate: Coordinate = FIRST,
+) -> LinearSystem:
+    """The step matrices of every round, from the loop itself.
+
+    The starting point x0 is public and adds a public offset to what is said; it has no columns. `seed` and
+    `coordinate` matter only with random-k compression, whose positions differ by coordinate.
+    """
+    algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
+    steps: list[StepMatrices] = []
+    known: _Known | None = None
+    for round in range(rounds):
+        now = _Known.of(loop_state, topology, algorithm, round)
+        if known is not None and now.same_as(known):
+            steps.append(steps[-1])
+            continue
+        known = now
+        step, loop_state = _trace_round(algorithm, topology, loop_state, _Basis(topology.n, seed, coordinate), round)
+        steps.append(step)
+    if len(steps) > 1 and steps[-1] is steps[-2]:
+        again = _trace_round(algorithm, topology, loop_state, _Quiet(topology.n, seed, coordinate), rounds - 1)[0]
+        if not _same(again.state_out, steps[-1].state_out.tocsc()[:, : again.state_out.shape[1]]):
+            raise Unaccountable(f"{algorithm.name} changes from round to round by itself; keep its memory in its state")
+    return LinearSystem(topology.n, tuple(steps), algorithm.noise.correlation, algorithm, topology)
+
+
+def _nodes(topology: Any) -> int:
+    return int(getattr(topology, "n", 0))
+
+
+class _Known(NamedTuple):
+    """All that the matrices of a round depend on besides the algorithm: public values, the mixings, the first round."""
+
+    public: list[Any]
+    mixings: list[Mixing]
+    takes_gradients: bool
+    repeatable: bool
+
+    @classmethod
+    def of(cls, loop_state: LoopState, topology: Topology, algorithm: Algorithm, round: int) -> _Known:
+        public: list[Any] = []
+        _map(loop_state, lambda leaf: public.append(leaf.matrix.shape[0] if isinstance(leaf, LinearRows) else leaf))
+        mixings = [topology.at(round, step) for step in range(algorithm.gossip_steps)]
+        takes = round == 0 or not algorithm.averaging
+        return cls(public, mixings, takes, not isinstance(algorithm.compression, RandomK))
+
+    def same_as(self, other: _Known) -> bool:
+        return (
+            self.repeatable
+            and self.takes_gradients == other.takes_gradients
+            and all(a is b for a, b in zip(self.mixings, other.mixings, strict=True))
+            and len(self.public) == len(other.public)
+            and all(_equal(a, b) for a, b in zip(self.public, other.public, strict=True))
+        )
+
+
+def _same(a: sparse.csr_array, b: sparse.csr_array) -> bool:
+    return a.shape == b.shape and (a != b).nnz == 0
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b)
+
+
+def _map(tree: Any, function: Callable[[Any], Any]) -> Any:
+    """The same tuple of tuples with every leaf mapped."""
+    if isinstance(tree, tuple):
+        leaves = [_map(leaf, function) for leaf in tree]
+        return type(tree)(*leaves) if hasattr(tree, "_fields") else tuple(leaves)
+    return function(tree)
+
+
+def _slots(tree: Any) -> list[LinearRows]:
+    found: list[LinearRows] = []
+    _map(tree, lambda leaf: found.append(leaf) if isinstance(leaf, LinearRows) else None)
+    return found
+
+
+def _trace_round(
+    algorithm: Algorithm, topology: Topology, loop_state: LoopState, feed: _Basis, round: int
+) -> tuple[StepMatrices, LoopState]:
+    loop_state = _map(
+        loop_state, lambda leaf: feed.fresh("state", topology.n) if isinstance(leaf, LinearRows) else leaf
+    )
+    played = play_round(_RowLocal(algorithm), topology, loop_state, feed, round)
+    width = feed.width
+    step = StepMatrices(
+        state_size=feed.columns("state").size,
+        gradients=feed.columns("gradient").size,
+        sources=tuple((number, sources) for _, number, sources in feed.sources),
+        state_out=sparse.vstack([slot.wide(width) for slot in _slots(played.loop_state)], format="csr"),
+        point=played.point.wide(width) if played.point is not None else None,
+        models=played.models.wide(width),
+        sent=tuple(sent for _, _, sent in _heard(played, width)),
+        mixings=tuple(step.mixing for step in played.steps),
+        step_size=algorithm.step_size,
+        sensitivity=algorithm.sensitivity,
+    )
+    return step, played.loop_state
+
+
+def _heard(played: PlayedRound, width: int) -> Iterator[tuple[int, int, SentMessages]]:
+    for step in played.steps:
+        sender, receiver, rows = step.sent_messages()
+        yield step.gossip_step.round, step.gossip_step.step, SentMessages(sender, receiver, rows.wide(width))
+
+
+def trace_dense(
+    algorithm: Algorithm,
+    topology: Topology,
+    *,
+    rounds: int,
+    seed: int = 0,
+    coordinate: Coordinate = FIRST,
+) -> tuple[NDArray[np.float64], NDArray[np.float64], Labels]:
+    """A, B and labels from one whole run on basis rows: the oracle for `LinearSystem.dense`."""
+    algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
+    feed = _WholeRun(topology.n, seed, coordinate)
+    sent = []
+    for round in range(rounds):
+        played = play_round(algorithm, topology, loop_state, feed, round)
+        loop_state = played.loop_state
+        sent += [(number, step, said.rows, said) for number, step, said in _heard(played, feed.width)]
+    O = np.concatenate([LinearRows(rows).wide(feed.width).toarray() for _, _, rows, _ in sent])
+    labels = labelled([(number, step, said) for number, step, _, said in sent])
+    return O[:, feed.columns("gradient")], O[:, feed.columns("noise")], labels
+
+
+class _RowLocal:
+    """An algorithm whose maps are watched: what a node holds may only come from what that node was given."""
+
+    def __init__(self, inner: Algorithm) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def point(self, state: Any) -> Any:
+        return self._watched("point", self._inner.point(state), state)
+
+    def local(self, state: Any, grad: Any, noise: Any) -> Any:
+        return self._watched("local", self._inner.local(state, grad, noise), (state, grad, noise))
+
+    def message(self, state: Any) -> Any:
+        return self._watched("message", self._inner.message(state), state)
+
+    def absorb(self, state: Any, mixed: Any) -> Any:
+        return self._watched("absorb", self._inner.absorb(state, mixed), (state, mixed))
+
+    def _watched(self, name: str, result: Any, given: Any) -> Any:
+        sources = _slots(given)
+        width = max((rows.matrix.shape[1] for rows in sources), default=0)
+        for rows in _slots(result):
+            if rows.matrix.shape[1] > width or any(rows is source for source in sources):
+                allowed = rows.matrix.shape[1] <= width
+            else:
+                held = sum((abs(source.wide(width)) for source in sources), sparse.csr_array((rows.shape[0], width)))
+                extra = (rows.wide(width) != 0).astype(np.int8) - (held != 0).astype(np.int8)
+                allowed = not (extra > 0).nnz
+            if not allowed:
+                raise Unaccountable(
+                    f"{name} of {self._inner.name} moves values from node to node, and only messages may; "
+                    "send what neighbours shall have"
+                )
+        return result
+
+
+class _Basis:
+    """A feed that answers with basis rows: every gradient and every noise source gets a column of its own."""
+
+    def __init__(self, n: int, seed: int, coordinate: Coordinate) -> None:
+        self.n, self._seed, self._coordinate = n, seed, coordinate
+        self.sources: list[tuple[int, int, Sources]] = []
+        self._blocks: list[tuple[str, int]] = []
+        self._starts: list[int] = []
+
+    @property
+    def width(self) -> int:
+        """Columns so far."""
+        return sum(size for _, size in self._blocks)
+
+    def columns(self, kind: str) -> NDArray[np.intp]:
+        """The columns of one kind: state, gradient or noise."""
+        return np.flatnonzero(np.repeat([name == kind for name, _ in self._blocks], [s for _, s in self._blocks]))
+
+    def fresh(self, kind: str, size: int) -> LinearRows:
+        """New columns, and the identity on them."""
+        return self._place(sparse.eye_array(size, format="csr"), self._open(kind, size))
+
+    def _open(self, kind: str, size: int) -> int:
+        start = self.width
+        self._blocks.append((kind, size))
+        return start
+
+    def _place(self, matrix: sparse.csr_array, start: int) -> LinearRows:
+        shape = (matrix.shape[0], start + matrix.shape[1])
+        return LinearRows(sparse.csr_array((matrix.data, matrix.indices + start, matrix.indptr), shape=shape))
+
+    def _start(self, sources: Sources, round: int, step: int) -> int:
+        """Where the columns of these sources in this step begin; opened when first asked for."""
+        for (number, at, known), start in zip(self.sources, self._starts, strict=True):
+            if known is sources and (number, at) == (round, step):
+                return start
+        self.sources.append((round, step, sources))
+        self._starts.append(self._open("noise", sources.size))
+        return self._starts[-1]
+
+    def gradient(self, round: int, point: LinearRows) -> LinearRows:
+        """A basis row for each node; what the gradient depends on does not matter."""
+        return self.fresh("gradient", self.n)
+
+    def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> LinearRows:
+        """`matrix` itself, on the columns of its sources."""
+        return self._place(matrix.whole(), self._start(sources, round, step))
+
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> LinearRows:
+        """One round does not see the others: the system holds C beside its steps."""
+        return self.noise(sources, matrix, round, 0)
+
+    def compress(self, operator: Compression, rows: LinearRows, round: int, step: int) -> LinearRows:
+        """Kept or not, for the coordinate that is traced."""
+        if not isinstance(operator, RandomK):
+            raise Unaccountable(
+                f"{operator.name} is not linear, so single messages cannot be traced; "
+                "use rand:A or identity compression, or the view given all noisy gradients"
+            )
+        if self._coordinate is FIRST:
+            raise InputError(
+                f"{operator.name} traced without a coordinate",
+                "which coordinates it keeps depends on their number",
+                "give coordinate=Coordinate(0, D), D the number of parameters",
+            )
+        streams = [generator(self._seed, "compression", [node], round, step) for node in range(self.n)]
+        return rows * operator.mask(self._coordinate.dimension, streams)[:, [self._coordinate.index]].astype(float)
+
+
+class _Quiet(_Basis):
+    """The same without noise: enough to see whether a round repeats."""
+
+    def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> LinearRows:
+        return LinearRows((matrix.shape[0], 0))
+
+
+class _WholeRun(_Basis):
+    """The same over all rounds, where correlated noise reaches back to the columns of earlier ones."""
+
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> LinearRows:
+        row = correlation.inverse(round + 1)[round]
+        total = LinearRows((matrix.shape[0], 0))
+        for t, weight in enumerate(row):
+            total = total + weight * self._place(matrix.whole(), self._start(sources, t, 0))
+        return total
