@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce import algorithm, everyone, graph, metropolis, node, trace
+from sottovoce import algorithm, graph, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.absorption import couple, least_cost
 from sottovoce.privacy.all_pairs import all_pairs
@@ -47,7 +47,7 @@ def timed(action: Callable[[], object]) -> float:
 def against_dense() -> None:
     """Erdos-Renyi(100, 0.2), T = 100, one node, all victims: Gram by lags against the pseudo-inverse."""
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("erdos-renyi:100,p=0.2,seed=1"), rounds=100)
-    observation = observe(system, node(0))
+    observation = observe(system, views.node(0))
     ours = statistics.median(timed(lambda: routes.losses(observation)) for _ in range(3))
     start = time.perf_counter()
     oracle = routes.dense(observation)
@@ -62,7 +62,7 @@ def _facebook(rounds: int, which: Callable[..., int]) -> None:
     net = metropolis(graph(f"file:{DATA / 'facebook_ego' / 'facebook_combined.txt.gz'}"))
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=rounds)
     attacker = which(net)
-    observation = observe(system, node(attacker))
+    observation = observe(system, views.node(attacker))
     took = timed(lambda: routes.squared(observation, parse_participation("every")))
     degree = net.graph.out_degrees[attacker]
     tell(f"Facebook, node {attacker} of degree {degree}, T={rounds}, {len(observation.victims)} victims", took)
@@ -86,7 +86,7 @@ def facebook_long() -> None:
 def dense_correlation() -> None:
     """A dense C of 400 rounds in a node's view, and of 1,000 in everyone's."""
     net = metropolis("erdos-renyi:100,p=0.1,seed=1")
-    for rounds, view in ((1000, everyone()), (400, node(0))):
+    for rounds, view in ((1000, views.everyone()), (400, views.node(0))):
         C = np.tril(np.random.default_rng(0).random((rounds, rounds)) / rounds) + np.eye(rounds)
         system = trace(algorithm("mf-d-sgd", sigma=1.0, correlation=C), net, rounds=rounds)
         took = timed(
@@ -119,12 +119,12 @@ def curve(route: str, nodes: str, degree: str, rounds: str) -> None:
     net = metropolis(f"regular:{nodes},d={degree},seed=0")
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=int(rounds))
     second = int(net.graph.adjacency[[int(net.graph.adjacency[[0]].indices[0])]].indices[-1])
-    observation = observe(system, node(0), victims=[second] if route in ("conjugate", "pair") else None)
+    observation = observe(system, views.node(0), victims=[second] if route in ("conjugate", "pair") else None)
     actions = {
         "gram": lambda: [worst_case(M, EVERY, int(rounds)) for _, M in routes.gram(observation)],
         "kalman": lambda: [worst_case(M, EVERY, int(rounds)) for _, M in routes.kalman(observation)],
         "conjugate": lambda: list(routes.conjugate(observation)),
-        "absorption": lambda: least_cost(couple(system, node(0)), observation.victims, EVERY),
+        "absorption": lambda: least_cost(couple(system, views.node(0)), observation.victims, EVERY),
         "pair": lambda: routes.squared(observation, EVERY),
     }
     tell(f"{route}, {nodes} nodes, degree {degree}, T={rounds}", timed(actions[route]))
@@ -135,11 +135,11 @@ def ego() -> None:
     net = metropolis(graph(f"file:{DATA / 'facebook_ego' / '414.edges.gz'},component=giant"))
     attacker = median_node(net)
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=100)
-    victims = observe(system, node(attacker)).victims
-    took = timed(lambda: least_cost(couple(system, node(attacker)), victims, parse_participation("every")))
+    victims = observe(system, views.node(attacker)).victims
+    took = timed(lambda: least_cost(couple(system, views.node(attacker)), victims, parse_participation("every")))
     tell("ego 414, absorption for all victims of a node, T=100", took)
     long = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=380)
-    took = timed(lambda: routes.squared(observe(long, node(attacker)), parse_participation("20x19")))
+    took = timed(lambda: routes.squared(observe(long, views.node(attacker)), parse_participation("20x19")))
     tell("ego 414, exact with the semidefinite value, T=380, 20x19", took)
 
 
@@ -158,7 +158,7 @@ def one_pair() -> None:
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=30)
     neighbour = int(net.graph.adjacency[[0]].indices[0])
     second = int(net.graph.adjacency[[neighbour]].indices[-1])
-    square = routes.squared(observe(system, node(0), victims=[second]), parse_participation("every"))[0]
+    square = routes.squared(observe(system, views.node(0), victims=[second]), parse_participation("every"))[0]
     tell(f"100,000 nodes, node {second} seen by node 0, T=30 (mu^2 {square:.4g})", time.perf_counter() - built)
     print(f"  building the graph took {built - start:.1f} s before that")
 

@@ -8,44 +8,187 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-_HOME = {
-    "algorithms.registry": ("algorithm", "cite", "algorithm_names"),
+if TYPE_CHECKING:
+    from sottovoce.algorithms.registry import algorithm, algorithm_names, cite
+    from sottovoce.attacks.received_messages import receive
+    from sottovoce.attacks.reconstruction import Reconstruction, reconstruct
+    from sottovoce.auditing.lower_bound import Audit
+    from sottovoce.auditing.mechanism import audit
+    from sottovoce.auditing.one_run import audit_guesses, audit_one_run
+    from sottovoce.auditing.scores import audit_scores
+    from sottovoce.core.algorithm import Algorithm
+    from sottovoce.core.compression import parse_compression
+    from sottovoce.core.graphs import Graph, graph
+    from sottovoce.core.loop import iterate_rounds, train
+    from sottovoce.core.mixing import Mixing
+    from sottovoce.core.topologies import (
+        Changing,
+        Topology,
+        dropout,
+        fresh_erdos_renyi,
+        from_matrix,
+        max_degree,
+        metropolis,
+        push,
+        random_edges,
+        uniform,
+        weigh,
+    )
+    from sottovoce.errors import InputError, SottovoceError, Unaccountable
+    from sottovoce.learning.datasets import Dataset as Dataset
+    from sottovoce.learning.datasets import from_arrays as from_arrays
+    from sottovoce.learning.datasets import load as load
+    from sottovoce.learning.models import model as model
+    from sottovoce.learning.partitioning import partition as partition
+    from sottovoce.learning.tasks import task as task
+    from sottovoce.matrix_factorization.factorization import factorize, factorize_by_class
+    from sottovoce.matrix_factorization.result import Factorization
+    from sottovoce.privacy import views
+    from sottovoce.privacy.accountant import Account, account
+    from sottovoce.privacy.calibration import calibrate
+    from sottovoce.privacy.guarantee import Guarantee
+    from sottovoce.privacy.views import View
+    from sottovoce.run.simulation import Run as Run
+    from sottovoce.run.simulation import simulate as simulate
+    from sottovoce.tracing.linear_system import LinearSystem
+    from sottovoce.tracing.tracer import Coordinate, trace
+
+_MODULE_OF = {
+    "algorithms.registry": (
+        "algorithm",
+        "algorithm_names",
+        "cite",
+    ),
     "attacks.received_messages": ("receive",),
-    "attacks.reconstruction": ("Reconstruction", "reconstruct"),
+    "attacks.reconstruction": (
+        "Reconstruction",
+        "reconstruct",
+    ),
     "auditing.lower_bound": ("Audit",),
     "auditing.mechanism": ("audit",),
-    "auditing.one_run": ("audit_guesses", "audit_one_run"),
+    "auditing.one_run": (
+        "audit_guesses",
+        "audit_one_run",
+    ),
     "auditing.scores": ("audit_scores",),
     "core.algorithm": ("Algorithm",),
     "core.compression": ("parse_compression",),
-    "core.graphs": ("Graph", "graph"),
-    "core.loop": ("iterate_rounds", "train"),
+    "core.graphs": (
+        "Graph",
+        "graph",
+    ),
+    "core.loop": (
+        "iterate_rounds",
+        "train",
+    ),
     "core.mixing": ("Mixing",),
     "core.topologies": (
-        *("Changing", "Topology", "dropout", "fresh_erdos_renyi", "from_matrix"),
-        *("max_degree", "metropolis", "push", "random_edges", "uniform", "weigh"),
+        "Changing",
+        "Topology",
+        "dropout",
+        "fresh_erdos_renyi",
+        "from_matrix",
+        "max_degree",
+        "metropolis",
+        "push",
+        "random_edges",
+        "uniform",
+        "weigh",
     ),
-    "errors": ("InputError", "SottovoceError", "Unaccountable"),
-    "matrix_factorization.factorization": ("factorize", "factorize_by_class"),
+    "errors": (
+        "InputError",
+        "SottovoceError",
+        "Unaccountable",
+    ),
+    "matrix_factorization.factorization": (
+        "factorize",
+        "factorize_by_class",
+    ),
     "matrix_factorization.result": ("Factorization",),
-    "privacy.accountant": ("Account", "account"),
+    "privacy.accountant": (
+        "Account",
+        "account",
+    ),
     "privacy.calibration": ("calibrate",),
     "privacy.guarantee": ("Guarantee",),
-    "privacy.views": ("View", "coalition", "eavesdropper", "everyone", "node"),
+    "privacy.views": ("View",),
     "tracing.linear_system": ("LinearSystem",),
-    "tracing.tracer": ("Coordinate", "trace"),
+    "tracing.tracer": (
+        "Coordinate",
+        "trace",
+    ),
 }
 
-_WITH_TORCH = {"run.simulation": ("Run", "simulate")}
-"""Not among what a star imports, for that would load torch."""
+_WITH_TORCH = {
+    "learning.datasets": (
+        "Dataset",
+        "from_arrays",
+        "load",
+    ),
+    "learning.models": ("model",),
+    "learning.partitioning": ("partition",),
+    "learning.tasks": ("task",),
+    "run.simulation": (
+        "Run",
+        "simulate",
+    ),
+}
+"""Not among what `from sottovoce import *` takes, for that would load torch."""
 
-__all__ = sorted(name for names in _HOME.values() for name in names)
+__all__ = [
+    "Account",
+    "Algorithm",
+    "Audit",
+    "Changing",
+    "Coordinate",
+    "Factorization",
+    "Graph",
+    "Guarantee",
+    "InputError",
+    "LinearSystem",
+    "Mixing",
+    "Reconstruction",
+    "SottovoceError",
+    "Topology",
+    "Unaccountable",
+    "View",
+    "account",
+    "algorithm",
+    "algorithm_names",
+    "audit",
+    "audit_guesses",
+    "audit_one_run",
+    "audit_scores",
+    "calibrate",
+    "cite",
+    "dropout",
+    "factorize",
+    "factorize_by_class",
+    "fresh_erdos_renyi",
+    "from_matrix",
+    "graph",
+    "iterate_rounds",
+    "max_degree",
+    "metropolis",
+    "parse_compression",
+    "push",
+    "random_edges",
+    "receive",
+    "reconstruct",
+    "trace",
+    "train",
+    "uniform",
+    "views",
+    "weigh",
+]
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    for module, exported in (_HOME | _WITH_TORCH).items():
+    if name == "views":
+        return importlib.import_module(f"{__name__}.privacy.views")
+    for module, exported in (_MODULE_OF | _WITH_TORCH).items():
         if name in exported:
             return getattr(importlib.import_module(f"{__name__}.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

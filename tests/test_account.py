@@ -16,18 +16,15 @@ from sottovoce import (
     account,
     algorithm,
     calibrate,
-    coalition,
     dropout,
-    eavesdropper,
-    everyone,
     fresh_erdos_renyi,
     from_matrix,
     iterate_rounds,
     metropolis,
-    node,
     push,
     trace,
     uniform,
+    views,
 )
 from sottovoce.privacy.amplification import epsilon_of_batches, sampled_epsilon
 from sottovoce.privacy.gaussian_dp import epsilon_of
@@ -40,7 +37,7 @@ def figures(net, view, rounds, name="dp-d-sgd", **settings):
     return {kind: np.array([g.mu**2 for g in result.guarantees if g.kind == kind]) for kind in kinds}
 
 
-@pytest.mark.parametrize("view", [node(0), node(4), coalition(0, 7)])
+@pytest.mark.parametrize("view", [views.node(0), views.node(4), views.coalition(0, 7)])
 @pytest.mark.parametrize(
     "net",
     [
@@ -61,7 +58,7 @@ def test_absorption_lies_between_exact_and_everyone(net, view):
 
 
 def test_direct_neighbours_gain_nothing_from_absorption():
-    result = account(trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("florentine"), rounds=6), node(3))
+    result = account(trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("florentine"), rounds=6), views.node(3))
     near = [g for g in result.guarantees if g.distance == 1 and g.kind == "convex-training"]
     assert near
     assert all(g.mu**2 == pytest.approx(6) for g in near)
@@ -69,13 +66,13 @@ def test_direct_neighbours_gain_nothing_from_absorption():
 
 def test_absorption_reproduces_the_measured_amplification():
     """T = 40, ring of 30, distance 3: 0.137 of everyone's, the exact figure 0.133."""
-    result = account(trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:30"), rounds=40), node(0))
+    result = account(trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:30"), rounds=40), views.node(0))
     assert result.of(3, "convex-training").mu ** 2 / 40 == pytest.approx(0.137, abs=6e-4)
     assert result.of(3, "fixed-streams").mu ** 2 / 40 == pytest.approx(0.133, abs=6e-4)
 
 
 def test_secure_summation_lowers_the_absorption_bound():
-    for view in (node(0), coalition(0, 7)):
+    for view in (views.node(0), views.coalition(0, 7)):
         net = metropolis("erdos-renyi:20,p=0.2,seed=2")
         plain = figures(net, view, 8)
         summed = figures(net, type(view)(view.kind, view.members, secure_sum=True), 8)
@@ -86,24 +83,24 @@ def test_secure_summation_lowers_the_absorption_bound():
 
 def test_secure_summation_by_hand():
     """Star seen from its hub, one round: the leaves' shares of h^2 / sum h^2."""
-    found = figures(metropolis("star:5"), node(0, secure_sum=True), 1)
+    found = figures(metropolis("star:5"), views.node(0, secure_sum=True), 1)
     np.testing.assert_allclose(found["convex-training"], 0.25)
     np.testing.assert_allclose(found["fixed-streams"], 0.25)
 
 
 def test_what_comes_too_late_costs_nothing_in_any_training():
     """Ring seen from node 0: a victim at distance d has d - 1 last rounds that never arrive, whatever models do."""
-    found = figures(metropolis("ring:12"), node(0), 8)
+    found = figures(metropolis("ring:12"), views.node(0), 8)
     hops = np.minimum(np.arange(1, 12), 12 - np.arange(1, 12))
     np.testing.assert_allclose(found["any-training"], 8 - (hops - 1))
     by_record = account(
-        trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:12"), rounds=8), node(0), adjacency="record"
+        trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:12"), rounds=8), views.node(0), adjacency="record"
     )
     np.testing.assert_allclose([by_record.of(v, "any-training").mu ** 2 for v in range(1, 12)], 8 - (hops - 1))
 
 
 def test_several_gossip_steps_make_nodes_absorb_earlier():
-    found = figures(metropolis("ring:12"), node(0), 5, "muffliato-sgd", gossip_steps=2)
+    found = figures(metropolis("ring:12"), views.node(0), 5, "muffliato-sgd", gossip_steps=2)
     hops = np.minimum(np.arange(1, 12), 12 - np.arange(1, 12))
     np.testing.assert_allclose(found["convex-training"][hops <= 2], 5)
     assert (found["convex-training"][hops > 2] < 2).all()
@@ -142,7 +139,7 @@ def test_the_relay_that_breaks_fixed_streams():
     The stored attack of the contract shows 0.517 at 99.9 %; the one here, with more gain, more. Whatever claims to be
     proven for training must be above both.
     """
-    result = account(trace(algorithm("dp-d-sgd", sigma=1.0), uniform("path:3"), rounds=4), eavesdropper((2, 1)))
+    result = account(trace(algorithm("dp-d-sgd", sigma=1.0), uniform("path:3"), rounds=4), views.eavesdropper((2, 1)))
     fixed = result.of(0, "fixed-streams")
     assert fixed.mu == pytest.approx(0.291, abs=6e-4)
     assert fixed.proven_for_training is False
@@ -215,7 +212,7 @@ def test_calibration_for_convex_training_and_compression():
     from sottovoce import push
 
     built = algorithm("dp-d-sgd", sigma=1.0)
-    far = calibrate(built, metropolis("ring:9"), coalition(0), rounds=9, epsilon=1.0, delta=1e-5, convex=True)
+    far = calibrate(built, metropolis("ring:9"), views.coalition(0), rounds=9, epsilon=1.0, delta=1e-5, convex=True)
     assert far == pytest.approx(calibrate(built, metropolis("ring:9"), rounds=9, epsilon=1.0, delta=1e-5))
     squeezed = algorithm("dp-csgp", sigma=1.0, compression="gsgd:8")
     sigma = calibrate(squeezed, push("exponential:6"), rounds=9, epsilon=1.0, delta=1e-5)
@@ -244,17 +241,17 @@ def test_sampling_against_stored_values(oracles):
 
 def test_sampling_only_for_everyone_and_fresh_noise():
     system = trace(algorithm("dp-d-sgd", sigma=2.0), metropolis("ring:5"), rounds=100)
-    whole = sampled_epsilon(system, everyone(), share=1.0, delta=1e-5)
+    whole = sampled_epsilon(system, views.everyone(), share=1.0, delta=1e-5)
     assert whole == pytest.approx(account(system).epsilon(1e-5), rel=1e-3)
-    part = sampled_epsilon(system, everyone(), share=0.01, delta=1e-5)
+    part = sampled_epsilon(system, views.everyone(), share=0.01, delta=1e-5)
     assert part < 0.05 * whole
-    fixed = sampled_epsilon(system, everyone(), share=0.01, delta=1e-5, size=1000)
+    fixed = sampled_epsilon(system, views.everyone(), share=0.01, delta=1e-5, size=1000)
     assert part < fixed < whole
     with pytest.raises(Unaccountable, match="partial view node:0"):
-        sampled_epsilon(system, node(0), share=0.01, delta=1e-5)
+        sampled_epsilon(system, views.node(0), share=0.01, delta=1e-5)
     correlated = trace(algorithm("anti-pgd", sigma=2.0), metropolis("ring:5"), rounds=10)
     with pytest.raises(Unaccountable, match="correlated over rounds"):
-        sampled_epsilon(correlated, everyone(), share=0.01, delta=1e-5)
+        sampled_epsilon(correlated, views.everyone(), share=0.01, delta=1e-5)
     assert math.isinf(epsilon_of_batches(noise=0.0, share=0.1, rounds=3, delta=1e-5))
     assert epsilon_of_batches(noise=0.01, share=0.1, rounds=4, delta=1e-5) == epsilon_of(200, 1e-5)
     with pytest.raises(InputError, match="batch share 0"):
@@ -325,7 +322,7 @@ def test_nobody_learns_what_cannot_arrive():
 
 def test_sums_never_tell_more_than_what_they_are_made_of():
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("grid:3x4"), rounds=10)
-    plain, summed = (account(system, node(0, secure_sum=secure)) for secure in (False, True))
+    plain, summed = (account(system, views.node(0, secure_sum=secure)) for secure in (False, True))
     for victim in range(1, 12):
         for kind in ("any-training", "convex-training", "fixed-streams"):
             assert summed.of(victim, kind).mu <= plain.of(victim, kind).mu * (1 + 1e-4)

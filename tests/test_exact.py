@@ -9,18 +9,15 @@ import pytest
 from sottovoce import (
     Graph,
     algorithm,
-    coalition,
     dropout,
-    eavesdropper,
-    everyone,
     fresh_erdos_renyi,
     from_matrix,
     metropolis,
-    node,
     push,
     random_edges,
     trace,
     uniform,
+    views,
 )
 from sottovoce.core.participation import parse_participation
 from sottovoce.errors import Unaccountable
@@ -67,24 +64,24 @@ def mpmath_losses(view_of, digits=50):
 
 
 SMALL = [
-    ("dp-d-sgd", metropolis("path:5"), node(4), 6, {}),
-    ("dp-d-sgd", metropolis("path:12"), node(0), 12, {}),
-    ("dp-d-sgd", metropolis("ring:6"), node(0), 5, {}),
-    ("dp-d-sgd", metropolis("grid:2x3"), coalition(0, 5), 4, {}),
-    ("dp-d-sgd", push("star:4"), node(1), 4, {}),
-    ("zip-dl", metropolis("path:4"), node(0), 4, {}),
-    ("zip-dl", metropolis("ring:5"), everyone(), 3, {}),
-    ("decor", metropolis("path:4"), node(0), 4, {"sigma_pair": 3.0}),
-    ("anti-pgd", metropolis("path:4"), node(0), 5, {}),
-    ("muffliato", metropolis("path:10"), node(9), 10, {}),
-    ("muffliato", metropolis("path:12"), node(0), 12, {"chebyshev": True}),
-    ("muffliato", metropolis("karate"), node(3), 4, {}),
-    ("muffliato-sgd", metropolis("path:4"), node(0), 3, {"gossip_steps": 3}),
-    ("dp2sgd", metropolis("ring:5"), node(0), 4, {}),
-    ("dp-csgp", push("exponential:6"), node(0), 4, {}),
-    ("dp-d-sgd", fresh_erdos_renyi(6, 0.5, seed=1), node(0), 4, {}),
-    ("dp-d-sgd", dropout("ring:6", rate=0.3, seed=5), node(0), 4, {}),
-    ("muffliato", random_edges("ring:5", seed=1), node(0), 12, {}),
+    ("dp-d-sgd", metropolis("path:5"), views.node(4), 6, {}),
+    ("dp-d-sgd", metropolis("path:12"), views.node(0), 12, {}),
+    ("dp-d-sgd", metropolis("ring:6"), views.node(0), 5, {}),
+    ("dp-d-sgd", metropolis("grid:2x3"), views.coalition(0, 5), 4, {}),
+    ("dp-d-sgd", push("star:4"), views.node(1), 4, {}),
+    ("zip-dl", metropolis("path:4"), views.node(0), 4, {}),
+    ("zip-dl", metropolis("ring:5"), views.everyone(), 3, {}),
+    ("decor", metropolis("path:4"), views.node(0), 4, {"sigma_pair": 3.0}),
+    ("anti-pgd", metropolis("path:4"), views.node(0), 5, {}),
+    ("muffliato", metropolis("path:10"), views.node(9), 10, {}),
+    ("muffliato", metropolis("path:12"), views.node(0), 12, {"chebyshev": True}),
+    ("muffliato", metropolis("karate"), views.node(3), 4, {}),
+    ("muffliato-sgd", metropolis("path:4"), views.node(0), 3, {"gossip_steps": 3}),
+    ("dp2sgd", metropolis("ring:5"), views.node(0), 4, {}),
+    ("dp-csgp", push("exponential:6"), views.node(0), 4, {}),
+    ("dp-d-sgd", fresh_erdos_renyi(6, 0.5, seed=1), views.node(0), 4, {}),
+    ("dp-d-sgd", dropout("ring:6", rate=0.3, seed=5), views.node(0), 4, {}),
+    ("muffliato", random_edges("ring:5", seed=1), views.node(0), 12, {}),
 ]
 SMALL = [case for case in SMALL if not (case[0] == "dp-d-sgd" and case[1].name.endswith("push"))]
 
@@ -114,7 +111,7 @@ def test_every_route_agrees_with_fifty_digits(case, secure_sum):
 @pytest.mark.parametrize("case", [c for c in cases() if c.algorithm.compression.name == "identity"], ids=str)
 def test_routes_agree_for_every_algorithm(case: Case):
     system = trace(case.algorithm, case.topology, rounds=4)
-    for view in (everyone(), node(1), coalition(0, 2)):
+    for view in (views.everyone(), views.node(1), views.coalition(0, 2)):
         view_of = observe(system, view)
         oracle = routes.dense(view_of)
         found = routes.losses(view_of)
@@ -125,7 +122,7 @@ def test_routes_agree_for_every_algorithm(case: Case):
 
 @pytest.mark.parametrize("case", [c for c in cases() if c.algorithm.compression.name == "identity"], ids=str)
 def test_the_closed_form_of_everyone_is_the_exact_loss(case: Case):
-    view_of = observe(trace(case.algorithm, case.topology, rounds=4), everyone())
+    view_of = observe(trace(case.algorithm, case.topology, rounds=4), views.everyone())
     plain = routes.losses(view_of)
     there = np.isfinite(plain).all(axis=(1, 2))
     found = routes.squared(view_of, EVERY)
@@ -142,44 +139,44 @@ def test_the_closed_form_is_used_where_it_should_be():
 def _closed_form(case):
     if case.algorithm.compression.name != "identity":
         return False
-    return routes.tells_all_noisy_gradients(observe(trace(case.algorithm, case.topology, rounds=3), everyone()))
+    return routes.tells_all_noisy_gradients(observe(trace(case.algorithm, case.topology, rounds=3), views.everyone()))
 
 
 @pytest.mark.parametrize("n", [3, 5, 8])
 @pytest.mark.parametrize("T", [1, 4, 10])
 def test_complete_graph_gives_no_amplification(n, T):
-    np.testing.assert_allclose(mu2(seen("dp-d-sgd", metropolis(f"complete:{n}"), node(0), T, sigma=2.0)), T / 4)
+    np.testing.assert_allclose(mu2(seen("dp-d-sgd", metropolis(f"complete:{n}"), views.node(0), T, sigma=2.0)), T / 4)
 
 
 def test_everyone_is_the_composition_of_gaussians():
     for spec in ("ring:7", "path:4", "florentine"):
-        np.testing.assert_allclose(mu2(seen("dp-d-sgd", metropolis(spec), everyone(), 9, sigma=3.0)), 1.0)
+        np.testing.assert_allclose(mu2(seen("dp-d-sgd", metropolis(spec), views.everyone(), 9, sigma=3.0)), 1.0)
 
 
 def test_isolated_attacker_learns_nothing():
     net = metropolis(Graph.from_edges([(0, 1), (1, 2)], nodes=4))
-    assert not mu2(seen("dp-d-sgd", net, node(3), 5)).any()
+    assert not mu2(seen("dp-d-sgd", net, views.node(3), 5)).any()
 
 
 def test_no_noise_is_infinite_for_those_who_are_heard():
-    losses = routes.losses(observe(trace(algorithm("d-psgd"), metropolis("path:4"), rounds=2), node(0)))
+    losses = routes.losses(observe(trace(algorithm("d-psgd"), metropolis("path:4"), rounds=2), views.node(0)))
     assert np.isinf(losses[0]).all()
     assert not losses[2].any()
-    partly = seen("dp-d-sgd", metropolis("path:3"), node(2), 3, sigma=[1.0, 0.0, 1.0])
+    partly = seen("dp-d-sgd", metropolis("path:3"), views.node(2), 3, sigma=[1.0, 0.0, 1.0])
     assert np.isinf(routes.losses(partly)[1]).all()
 
 
 @pytest.mark.parametrize("name", ["dp-d-sgd", "zip-dl", "anti-pgd", "muffliato"])
 def test_more_colluders_more_rounds_less_noise_never_lower_mu(name):
     net = metropolis("erdos-renyi:9,p=0.4,seed=3")
-    one, two = (mu2(seen(name, net, view, 5)) for view in (node(0), coalition(0, 4)))
+    one, two = (mu2(seen(name, net, view, 5)) for view in (views.node(0), views.coalition(0, 4)))
     rest = np.setdiff1d(np.arange(1, 9), [4]) - 1
     assert (two >= one[rest] - 1e-9).all()
-    longer = mu2(seen(name, net, node(0), 7))
+    longer = mu2(seen(name, net, views.node(0), 7))
     assert (longer >= one - 1e-9).all()
-    noisier = mu2(seen(name, net, node(0), 5, sigma=2.0))
+    noisier = mu2(seen(name, net, views.node(0), 5, sigma=2.0))
     np.testing.assert_allclose(noisier, one / 4, rtol=1e-6)
-    fewer = mu2(seen(name, net, node(0), 5, sigma=[1.0] * 5 + [0.5] * 4))
+    fewer = mu2(seen(name, net, views.node(0), 5, sigma=[1.0] * 5 + [0.5] * 4))
     assert (fewer >= one - 1e-9).all()
 
 
@@ -187,55 +184,59 @@ def test_more_colluders_more_rounds_less_noise_never_lower_mu(name):
 def test_secure_summation_never_raises_mu_and_everyone_is_above_a_node(name):
     net = metropolis("florentine")
     settings = {"sigma_pair": 2.0} if name == "decor" else {}
-    plain = mu2(seen(name, net, node(2), 4, **settings))
-    summed = mu2(seen(name, net, node(2, secure_sum=True), 4, **settings))
+    plain = mu2(seen(name, net, views.node(2), 4, **settings))
+    summed = mu2(seen(name, net, views.node(2, secure_sum=True), 4, **settings))
     assert (summed <= plain + 1e-9).all()
     if name != "decor":
-        everything = mu2(seen(name, net, everyone(), 4, **settings))
+        everything = mu2(seen(name, net, views.everyone(), 4, **settings))
         assert (plain <= np.delete(everything, 2) + 1e-9).all()
 
 
 def test_a_neighbour_with_secrets_is_stronger_than_everyone():
     """Path of 2, pair noise 5, T = 3: everyone 1.53, the neighbour 3.00 (mu squared)."""
     net = metropolis("path:2")
-    np.testing.assert_allclose(mu2(seen("decor", net, everyone(), 3, sigma_pair=5.0)), 3 * 26 / 51)
-    np.testing.assert_allclose(mu2(seen("decor", net, node(1), 3, sigma_pair=5.0)), 3.0)
-    np.testing.assert_allclose(mu2(seen("decor", net, everyone(secrets_of=(1,)), 3, sigma_pair=5.0)), 3.0)
+    np.testing.assert_allclose(mu2(seen("decor", net, views.everyone(), 3, sigma_pair=5.0)), 3 * 26 / 51)
+    np.testing.assert_allclose(mu2(seen("decor", net, views.node(1), 3, sigma_pair=5.0)), 3.0)
+    np.testing.assert_allclose(mu2(seen("decor", net, views.everyone(secrets_of=(1,)), 3, sigma_pair=5.0)), 3.0)
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 6])
 @pytest.mark.parametrize("spec", ["path:10", "ring:9", "florentine", "karate"])
 def test_averaging_losses_sum_to_the_rank_and_chebyshev_changes_nothing(spec, T):
     net = metropolis(spec)
-    plain = seen("muffliato", net, node(2), T)
+    plain = seen("muffliato", net, views.node(2), T)
     losses = mu2(plain)
     _, B = plain.dense()
     assert losses.sum() == pytest.approx(np.linalg.matrix_rank(B, tol=1e-11))
-    np.testing.assert_allclose(mu2(seen("muffliato", net, node(2), T, chebyshev=True)), losses, atol=1e-8)
+    np.testing.assert_allclose(mu2(seen("muffliato", net, views.node(2), T, chebyshev=True)), losses, atol=1e-8)
 
 
 @pytest.mark.parametrize("chebyshev", [False, True])
 def test_averaging_hides_nothing_from_the_end_of_a_long_path(chebyshev):
     """In real arithmetic the end of a path solves for everybody, though the last share is (1/3)^29, below rounding."""
-    np.testing.assert_allclose(mu2(seen("muffliato", metropolis("path:30"), node(0), 35, chebyshev=chebyshev)), 1.0)
-    some = mu2(seen("muffliato", metropolis("path:30"), node(0), 10, chebyshev=chebyshev))
+    np.testing.assert_allclose(
+        mu2(seen("muffliato", metropolis("path:30"), views.node(0), 35, chebyshev=chebyshev)), 1.0
+    )
+    some = mu2(seen("muffliato", metropolis("path:30"), views.node(0), 10, chebyshev=chebyshev))
     assert some.sum() == pytest.approx(10)
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 6])
 def test_averaging_on_a_complete_graph_is_over_after_one_step(T):
-    np.testing.assert_allclose(mu2(seen("muffliato", metropolis("complete:6"), node(0), T)), 1.0)
-    summed = mu2(seen("muffliato", metropolis("complete:6"), node(0, secure_sum=True), T))
+    np.testing.assert_allclose(mu2(seen("muffliato", metropolis("complete:6"), views.node(0), T)), 1.0)
+    summed = mu2(seen("muffliato", metropolis("complete:6"), views.node(0, secure_sum=True), T))
     np.testing.assert_allclose(summed, 0.2)
 
 
 def test_zip_dl_closed_forms():
     ring = metropolis("ring:7")
     for T in (1, 3, 6):
-        np.testing.assert_allclose(mu2(seen("zip-dl", ring, everyone(), T)), 6 * sum(t * t for t in range(1, T + 1)))
-    neighbour = [mu2(seen("zip-dl", ring, node(0), T))[0] for T in (3, 6, 9, 12)]
+        np.testing.assert_allclose(
+            mu2(seen("zip-dl", ring, views.everyone(), T)), 6 * sum(t * t for t in range(1, T + 1))
+        )
+    neighbour = [mu2(seen("zip-dl", ring, views.node(0), T))[0] for T in (3, 6, 9, 12)]
     np.testing.assert_allclose(neighbour, [8.5, 27.9, 56.2, 93.5], atol=0.06)
-    independent = [mu2(seen("dp-d-sgd", ring, node(0), T))[0] for T in (3, 6, 9, 12)]
+    independent = [mu2(seen("dp-d-sgd", ring, views.node(0), T))[0] for T in (3, 6, 9, 12)]
     np.testing.assert_allclose(independent, [2.8, 5.6, 8.4, 11.2], atol=0.06)
 
 
@@ -244,15 +245,15 @@ def test_zip_dl_collusion():
     d, net = 4, metropolis("star:5")
     W = net.at(0).weights.toarray()
     assert W[0, 0] == pytest.approx(W[0, 1])
-    one = mu2(seen("zip-dl", net, eavesdropper((0, 1)), 1))[0]
-    every = mu2(seen("zip-dl", net, coalition(1, 2, 3, 4), 1))[0]
+    one = mu2(seen("zip-dl", net, views.eavesdropper((0, 1)), 1))[0]
+    every = mu2(seen("zip-dl", net, views.coalition(1, 2, 3, 4), 1))[0]
     assert (one, every) == (pytest.approx((d + 1) / d), pytest.approx((d + 1) * d))
 
 
 def test_correlated_noise_for_everyone_is_C_transposed_C():
     rng = np.random.default_rng(0)
     C = np.tril(rng.random((6, 6))) + np.eye(6)
-    view_of = seen("mf-d-sgd", metropolis("ring:5"), everyone(), 6, sigma=2.0, correlation=C)
+    view_of = seen("mf-d-sgd", metropolis("ring:5"), views.everyone(), 6, sigma=2.0, correlation=C)
     for M in routes.losses(view_of):
         np.testing.assert_allclose(M, C.T @ C / 4, rtol=1e-8)
 
@@ -263,13 +264,13 @@ def test_row_stochastic_and_directed_weights_are_accounted_for():
         uniform("path:5"),
         from_matrix([[0.2, 0.8, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]),
     ):
-        view_of = seen("dp-d-sgd", net, node(0), 5)
+        view_of = seen("dp-d-sgd", net, views.node(0), 5)
         np.testing.assert_allclose(routes.losses(view_of), routes.dense(view_of), atol=1e-9)
 
 
 @pytest.mark.parametrize("net", [metropolis("erdos-renyi:20,p=0.3,seed=0"), fresh_erdos_renyi(9, 0.4, seed=2)], ids=str)
 def test_routes_by_size_and_little_memory(monkeypatch, net):
-    view_of = seen("dp-d-sgd", net, node(0), 8)
+    view_of = seen("dp-d-sgd", net, views.node(0), 8)
     plain = routes.dense(view_of)
     monkeypatch.setattr("sottovoce.privacy.exact.whitening.AT_ONCE", 50)
     monkeypatch.setattr("sottovoce.privacy.exact.whitening.LOSSES_AT_ONCE", 400)
@@ -289,9 +290,9 @@ def _settled(view_of, monkeypatch, eta=1e-6):
 
 
 LONG = [
-    ("dp-d-sgd", metropolis("regular:60,d=3,seed=1"), node(0), 40),
-    ("dp-d-sgd", metropolis("ring:40"), coalition(0, 11), 30),
-    ("zip-dl", metropolis("path:20"), node(3), 20),
+    ("dp-d-sgd", metropolis("regular:60,d=3,seed=1"), views.node(0), 40),
+    ("dp-d-sgd", metropolis("ring:40"), views.coalition(0, 11), 30),
+    ("zip-dl", metropolis("path:20"), views.node(3), 20),
 ]
 
 
@@ -340,10 +341,10 @@ def test_what_one_whitening_lacks_is_proven_or_refused(monkeypatch):
 @pytest.mark.parametrize("net", [metropolis("ring:12"), dropout("ring:12", rate=0.3, seed=5)], ids=str)
 def test_one_victim_alone_has_the_figure_it_has_among_all(net):
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=4)
-    few = observe(system, node(0), victims=[3])
+    few = observe(system, views.node(0), victims=[3])
     assert _few(few, 8)
     np.testing.assert_allclose(
-        routes.whole(few, routes.gram(few))[0], routes.dense(observe(system, node(0)))[2], atol=1e-10
+        routes.whole(few, routes.gram(few))[0], routes.dense(observe(system, views.node(0)))[2], atol=1e-10
     )
 
 
@@ -376,7 +377,7 @@ def test_conjugate_gradients_end_above_the_truth_wherever_they_stop(case, monkey
 @pytest.mark.parametrize("case", [c for c in cases() if c.algorithm.compression.name == "identity"], ids=str)
 def test_a_view_without_what_was_said_is_the_same_view(case: Case):
     system = trace(case.algorithm, case.topology, rounds=4)
-    for view in (node(1), coalition(0, 2), everyone(), node(1, secure_sum=True)):
+    for view in (views.node(1), views.coalition(0, 2), views.everyone(), views.node(1, secure_sum=True)):
         view_of = observe(system, view)
         smaller, direct = eliminate_known_messages(view_of)
         if smaller is view_of:
@@ -391,7 +392,7 @@ def test_a_view_without_what_was_said_is_the_same_view(case: Case):
 
 def test_a_hub_is_left_with_those_who_know_somebody_else():
     edges = [(0, leaf) for leaf in range(1, 9)] + [(8, 9), (9, 10), (1, 2)]
-    smaller, direct = eliminate_known_messages(seen("dp-d-sgd", metropolis(Graph.from_edges(edges)), node(0), 5))
+    smaller, direct = eliminate_known_messages(seen("dp-d-sgd", metropolis(Graph.from_edges(edges)), views.node(0), 5))
     assert smaller.steps[0].observed.state.shape == (1, 3)
     np.testing.assert_allclose(direct, [1] * 7 + [0] * 3)
 
@@ -404,7 +405,7 @@ def test_optimal_attacker_reaches_the_figure():
     for spec, attacker, victim in (("path:4", 3, 0), ("ring:6", 0, 2), ("florentine", 4, 9)):
         net, T, D = metropolis(spec), 5, 4000
         dp = algorithm("dp-d-sgd", sigma=1.0, step_size=1.0)
-        view_of = observe(trace(dp, net, rounds=T), node(attacker))
+        view_of = observe(trace(dp, net, rounds=T), views.node(attacker))
         A, B = view_of.dense()
         u = int(np.flatnonzero(view_of.victims == victim)[0])
         direction = np.linalg.pinv(B @ B.T) @ A[:, :, u].sum(axis=1)
@@ -437,14 +438,14 @@ def _own_part(dp, net, known, t, T, D):
 
 def test_one_round_of_a_state_that_grows():
     built = algorithm("muffliato-sgd", sigma=1.5, gossip_steps=3, chebyshev=True)
-    seen = observe(trace(built, metropolis("ring:5"), rounds=1), node(1))
+    seen = observe(trace(built, metropolis("ring:5"), rounds=1), views.node(1))
     np.testing.assert_allclose(routes.losses(seen), routes.dense(seen), rtol=1e-9)
 
 
 def test_one_victim_of_a_singular_view_has_the_figure_it_has_among_all():
     net = dropout("ring:6", rate=0.3, correlation=0.2, seed=5)
     system = trace(algorithm("muffliato-sgd", sigma=1.5, gossip_steps=3), net, rounds=3)
-    everybody = observe(system, everyone())
+    everybody = observe(system, views.everyone())
     for number, victim in enumerate(everybody.victims):
-        alone = observe(system, everyone(), victims=[int(victim)])
+        alone = observe(system, views.everyone(), victims=[int(victim)])
         np.testing.assert_allclose(routes.losses(alone)[0], routes.losses(everybody)[number], rtol=1e-9)

@@ -19,7 +19,6 @@ from sottovoce import (
     account,
     algorithm,
     calibrate,
-    coalition,
     dropout,
     factorize,
     factorize_by_class,
@@ -30,6 +29,7 @@ from sottovoce import (
     push,
     trace,
     uniform,
+    views,
 )
 from sottovoce.core.correlation import Differences, Triangular
 from sottovoce.core.noise_feed import NoiseFeed
@@ -39,7 +39,6 @@ from sottovoce.matrix_factorization.certificate import nuclear
 from sottovoce.matrix_factorization.optimizer import lower_factor, search
 from sottovoce.matrix_factorization.result import error_of, normalised, sensitivity_squared
 from sottovoce.matrix_factorization.workload import workload
-from sottovoce.privacy.views import node
 
 
 def prefix(T):
@@ -422,12 +421,12 @@ def test_noise_against_one_node():
     found = factorize(net, participation="2x4", view="node:0")
     told = found.for_view
     H, scheme = workload(net, 8).H, parse_participation("2x4")
-    loss = for_view.exact_loss(found.C, net, [node(0)], scheme)
+    loss = for_view.exact_loss(found.C, net, [views.node(0)], scheme)
     assert told.loss == loss < 1
     assert found.objective == pytest.approx(loss * error_of(found.C, H))
     assert found.lower_bound <= found.objective <= 1.02 * found.lower_bound
     usual = factorize(net, participation="2x4").C
-    there = for_view.exact_loss(usual, net, [node(0)], scheme) * error_of(usual, H)
+    there = for_view.exact_loss(usual, net, [views.node(0)], scheme) * error_of(usual, H)
     assert told.gain == pytest.approx(there / found.objective, rel=2e-3)
     assert told.gain > 1.05
     assert (told.kind, told.proven_for_training) == ("fixed-streams", False)
@@ -437,11 +436,11 @@ def test_noise_against_one_node():
 def test_bound_for_a_view_holds_for_any_correlation():
     net, scheme = metropolis("ring:6"), parse_participation("2x3")
     H = workload(net, 6).H
-    found = factorize(net, participation="2x3", view=coalition(0, 2))
+    found = factorize(net, participation="2x3", view=views.coalition(0, 2))
     rng = np.random.default_rng(0)
     for _ in range(20):
         C = found.C + 0.1 * np.tril(rng.standard_normal((6, 6)))
-        assert for_view.exact_loss(C, net, [coalition(0, 2)], scheme) * error_of(C, H) >= found.lower_bound
+        assert for_view.exact_loss(C, net, [views.coalition(0, 2)], scheme) * error_of(C, H) >= found.lower_bound
 
 
 def test_who_hears_all_cannot_be_fooled():
@@ -452,7 +451,9 @@ def test_who_hears_all_cannot_be_fooled():
 
 def test_gradient_of_the_loss_of_a_view():
     H = workload(metropolis("path:4"), 4).H
-    problem = for_view._Problem([for_view._heard(metropolis("path:4"), node(3), 4)], H, parse_participation("2x2"))
+    problem = for_view._Problem(
+        [for_view._heard(metropolis("path:4"), views.node(3), 4)], H, parse_participation("2x2")
+    )
     C = np.tril(np.random.default_rng(0).random((4, 4))) + np.eye(4)
     _, slope = problem.value(C, 16.0, 0.1)
     for i, j in zip(*np.tril_indices(4), strict=True):

@@ -8,20 +8,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from sottovoce import (
-    InputError,
-    Unaccountable,
-    account,
-    algorithm,
-    audit,
-    coalition,
-    eavesdropper,
-    everyone,
-    metropolis,
-    node,
-    trace,
-    uniform,
-)
+from sottovoce import InputError, Unaccountable, account, algorithm, audit, metropolis, trace, uniform, views
 from sottovoce.auditing.mechanism import _canary, _likelihood_ratio
 from sottovoce.core.loop import NoiseFeed
 from sottovoce.core.noise import FactoredMatrix
@@ -42,17 +29,17 @@ LAW = [
 ]
 
 
-def views(case: Case):
-    yield from (everyone(), node(1))
+def adversaries(case: Case):
+    yield from (views.everyone(), views.node(1))
     if case.place == "ring:5":
-        yield from (coalition(0, 2), node(1, secure_sum=True), eavesdropper((4, 0), (2, 1)))
+        yield from (views.coalition(0, 2), views.node(1, secure_sum=True), views.eavesdropper((4, 0), (2, 1)))
 
 
 @pytest.mark.parametrize("case", LAW, ids=str)
 def test_audit_is_never_above_account_for_fixed_streams(case: Case):
     """And the likelihood ratio reaches the exact loss: it lies in the interval of what the attack achieves."""
     system = trace(case.algorithm, case.topology, rounds=ROUNDS)
-    for view in views(case):
+    for view in adversaries(case):
         found = audit(system, view, victim=VICTIM, repetitions=1000, confidence=SURE)
         claims = {g.kind: g for g in account(system, view).guarantees if g.victim == VICTIM}
         assert claims
@@ -81,7 +68,7 @@ REACTIONS = {"any-training": -2.0, "convex-training": 1.0}
 )
 def test_audit_is_never_above_account_for_reacting_streams(case: Case):
     system = trace(case.algorithm, case.topology, rounds=ROUNDS)
-    for view in (everyone(), node(1)):
+    for view in (views.everyone(), views.node(1)):
         claims = account(system, view, kinds=list(REACTIONS)).guarantees
         for claim in (g for g in claims if g.victim == VICTIM and math.isfinite(g.mu)):
             gradient = reacting(case.algorithm.step_size, REACTIONS[claim.kind])
@@ -98,7 +85,7 @@ def test_enough_is_claimed_for_the_laws_to_say_something():
         for case in LAW
         if case.place == "ring:5" and not case.algorithm.averaging
         for guarantee in account(
-            trace(case.algorithm, case.topology, rounds=2), node(1), kinds=list(REACTIONS)
+            trace(case.algorithm, case.topology, rounds=2), views.node(1), kinds=list(REACTIONS)
         ).guarantees
         if guarantee.victim == VICTIM and math.isfinite(guarantee.mu)
     ]
@@ -110,8 +97,8 @@ def test_enough_is_claimed_for_the_laws_to_say_something():
 def test_likelihood_ratio_on_averaging_is_tight(spec, attacker, victim):
     """Muffliato: the exact mu lies in the confidence interval, which is narrow."""
     system = trace(algorithm("muffliato", sigma=0.7), metropolis(spec), rounds=3)
-    claim = account(system, node(attacker)).of(victim)
-    found = audit(system, node(attacker), victim=victim, repetitions=60_000, confidence=0.99)
+    claim = account(system, views.node(attacker)).of(victim)
+    found = audit(system, views.node(attacker), victim=victim, repetitions=60_000, confidence=0.99)
     assert found.mu <= claim.mu <= found.highest
     assert 0.1 < claim.mu < 3
     assert found.highest - found.mu < 0.08
@@ -119,7 +106,7 @@ def test_likelihood_ratio_on_averaging_is_tight(spec, attacker, victim):
 
 def test_worst_canary_reaches_what_equal_signs_do_not():
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("florentine"), rounds=6)
-    view, victim = node(9, secure_sum=True), 1
+    view, victim = views.node(9, secure_sum=True), 1
     seen = observe(system, view, victims=[victim])
     M = routes.losses(seen)
     worst, equal = (_canary(routes.whitened(seen), name, "every") for name in ("worst", "equal"))
@@ -137,8 +124,8 @@ def test_worst_canary_reaches_what_equal_signs_do_not():
 def test_scores_are_white():
     """Correlated noise: the score has the spread that whitening by C promises, tested two-sided."""
     system = trace(algorithm("anti-pgd", sigma=1.0), metropolis("ring:5"), rounds=4)
-    found = audit(system, node(1), victim=3, repetitions=40_000, confidence=0.99)
-    claim = account(system, node(1)).of(3, "fixed-streams").mu
+    found = audit(system, views.node(1), victim=3, repetitions=40_000, confidence=0.99)
+    claim = account(system, views.node(1)).of(3, "fixed-streams").mu
     assert found.mu <= claim <= found.highest
     assert found.threshold == pytest.approx(claim**2 / 2, rel=1e-3)
 
@@ -173,7 +160,7 @@ def test_the_relay_that_breaks_fixed_streams_is_audited():
         grad[1] = -np.clip(2.0 * x[1], -2.0, 2.0)
         return grad
 
-    view = eavesdropper((2, 1))
+    view = views.eavesdropper((2, 1))
     found = audit(
         system, view, victim=0, gradient=relay, canary="equal", distinguisher="trained",
         repetitions=200_000, confidence=0.999,
@@ -186,11 +173,11 @@ def test_the_relay_that_breaks_fixed_streams_is_audited():
 
 def test_no_noise_is_seen_through():
     system = trace(algorithm("d-psgd"), metropolis("ring:5"), rounds=2)
-    found = audit(system, node(1), victim=2, repetitions=2000)
-    assert math.isinf(account(system, node(1)).of(2, "fixed-streams").mu)
+    found = audit(system, views.node(1), victim=2, repetitions=2000)
+    assert math.isinf(account(system, views.node(1)).of(2, "fixed-streams").mu)
     assert (found.counts.false_alarms, found.counts.misses) == (0, 0)
     assert found.mu > 5
-    deaf = audit(trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:9"), rounds=2), node(0), victim=4)
+    deaf = audit(trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:9"), rounds=2), views.node(0), victim=4)
     assert deaf.mu == 0.0
 
 
@@ -227,7 +214,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("view", [everyone(), node(1)], ids=str)
+@pytest.mark.parametrize("view", [views.everyone(), views.node(1)], ids=str)
 @pytest.mark.parametrize("broken", BROKEN)
 def test_broken_noise_is_caught(broken, view):
     """The audit of the broken run exceeds the claim; the same audit of the right run does not."""
@@ -287,7 +274,7 @@ def test_compression_and_size_are_refused():
 
 
 def test_likelihood_ratio_weights_are_those_of_the_pseudo_inverse():
-    seen = observe(SYSTEM, node(0), victims=[2])
+    seen = observe(SYSTEM, views.node(0), victims=[2])
     A, B = seen.dense()
     canary = np.array([[1.0], [-1.0], [1.0], [1.0]])
     expected = np.linalg.pinv(B @ B.T) @ A[:, :, 0] @ canary

@@ -13,7 +13,7 @@ import sottovoce
 
 def test_public_names_are_these():
     assert sorted(sottovoce.__all__) == sottovoce.__all__
-    assert set(sottovoce.__all__) == {name for names in sottovoce._HOME.values() for name in names}
+    assert set(sottovoce.__all__) == {"views", *(name for names in sottovoce._MODULE_OF.values() for name in names)}
     assert all(getattr(sottovoce, name) is not None for name in sottovoce.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = sottovoce.nonsense

@@ -21,8 +21,8 @@ from sottovoce.config import from_document, merged
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
 from sottovoce.run.execute import run_experiment
-from sottovoce.run.layout import RunFiles
 from sottovoce.run.finished_run import open_run
+from sottovoce.run.layout import RunFiles
 from tests.cases import DIMENSION
 from tests.ranked import (
     CASES,

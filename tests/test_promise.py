@@ -20,12 +20,12 @@ from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
+from sottovoce.privacy import views
 from sottovoce.privacy.accountant import SECRETS, shares_secrets
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.final_models import KEPT
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.noisy_gradients import trace_noisy_gradients
-from sottovoce.privacy.views import everyone
 from sottovoce.run.build import build
 from sottovoce.run.privacy_report import calibrate_run, report_privacy
 from sottovoce.run.training_run import prepare_run
@@ -73,7 +73,7 @@ def test_the_headline_is_the_account_of_the_same_system(case, adjacency):
     found = report_privacy(began, delta=DELTA, attackers="none")
     how = trace if case.algorithm.compression.name == "identity" else trace_noisy_gradients
     system = how(case.algorithm, case.topology, rounds=4)
-    whom = everyone(secrets_of=tuple(range(system.n)) if shares_secrets(case.algorithm, case.topology) else ())
+    whom = views.everyone(secrets_of=tuple(range(system.n)) if shares_secrets(case.algorithm, case.topology) else ())
     wanted = account(system, whom, adjacency=adjacency, participation="2x2" if adjacency == "record" else "every")
     if wanted.headline is None:
         assert found.headline is None

@@ -13,15 +13,13 @@ from sottovoce import (
     InputError,
     Unaccountable,
     algorithm,
-    coalition,
-    everyone,
     fresh_erdos_renyi,
     max_degree,
     metropolis,
-    node,
     random_edges,
     trace,
     uniform,
+    views,
 )
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.exact import routes
@@ -233,12 +231,12 @@ def test_threat_models_are_their_state_space_matrices(net):
 @pytest.mark.parametrize("net", [THREE, metropolis("florentine"), uniform("karate")], ids=str)
 def test_mended_figures_agree_with_the_traced_system(net):
     """Theorem 8 of the threat models is all-ones of M, MAFALDA's is the sum of its absolute entries."""
-    M = exact_losses("dp-d-sgd", net, node(2, secure_sum=True), 5)
+    M = exact_losses("dp-d-sgd", net, views.node(2, secure_sum=True), 5)
     same(np.delete(threat_theorem_8(net, 2, 5, 1.0, mended=True), 2), M.sum(axis=(1, 2)))
-    M = exact_losses("dp-d-sgd", net, node(2), 5)
+    M = exact_losses("dp-d-sgd", net, views.node(2), 5)
     same(np.delete(mafalda_theorem_8(net, 2, 5, 1.0, mended=True), 2), absolute_sum(M))
     C = np.tril(np.random.default_rng(1).uniform(-1, 1, (5, 5)), -1) + np.diag([1, 2, 1, 3, 1.0])  # not Toeplitz
-    M = exact_losses("mf-d-sgd", net, node(2), 5, sigma=1.5, correlation=C)
+    M = exact_losses("mf-d-sgd", net, views.node(2), 5, sigma=1.5, correlation=C)
     same(np.delete(mafalda_theorem_8(net, 2, 5, 1.5, correlation=C, mended=True), 2), absolute_sum(M))
 
 
@@ -252,7 +250,7 @@ def test_muffliato_theorem_1_misses_what_messages_tell_together():
     assert formula == pytest.approx(0.025, abs=5e-4)
     assert leverages(rows)[62] == pytest.approx(0.580, abs=5e-4)
 
-    found = figures("muffliato", net, node(0), 5)["muffliato Theorem 1"]
+    found = figures("muffliato", net, views.node(0), 5)["muffliato Theorem 1"]
     at = found.victims.tolist().index(62)
     assert found.guarantees[at].distance == 3
     assert found.squares[at] == formula
@@ -266,7 +264,7 @@ def test_muffliato_theorem_1_at_the_far_end_of_a_path():
     net = metropolis("path:10")
     assert muffliato_theorem_1(net, 0, 10, 1.0)[9] == pytest.approx(1.5e-6, abs=0.05e-6)
     assert leverages(averaging_rows(net, 0, 10))[9] == pytest.approx(1, abs=1e-9)
-    found = figures("muffliato", net, node(0), 10)["muffliato Theorem 1"]
+    found = figures("muffliato", net, views.node(0), 10)["muffliato Theorem 1"]
     assert found.exact[-1] == pytest.approx(1, abs=1e-6)
     assert found.below.tolist() == (found.squares < 1).tolist()
     assert found.below.sum() >= 5
@@ -282,7 +280,7 @@ def test_muffliato_theorem_1_is_right_on_average_only(net, rounds):
     assert muffliato_theorem_1(net, 0, rounds, 1.0).sum() == pytest.approx(rounds * len(heard(net, 0)))
     assert leverages(rows).sum() == pytest.approx(np.linalg.matrix_rank(rows, tol=1e-11))
     own_known = np.delete(rows, 0, axis=1)
-    losses = exact_losses("muffliato", net, node(0), rounds)
+    losses = exact_losses("muffliato", net, views.node(0), rounds)
     assert losses.sum() == pytest.approx(np.linalg.matrix_rank(own_known, tol=1e-11), abs=1e-6)
 
 
@@ -290,12 +288,12 @@ def test_muffliato_theorem_1_counts_messages_on_changing_graphs():
     net = fresh_erdos_renyi(12, 0.3, seed=3)
     messages = sum(len([w for w in net.at(t).weights[[4]].indices if w != 4]) for t in range(6))
     assert muffliato_theorem_1(net, 4, 6, 1.0).sum() == pytest.approx(messages)
-    assert list(figures("muffliato", net, node(4), 6)) == ["muffliato Theorem 1"]
+    assert list(figures("muffliato", net, views.node(4), 6)) == ["muffliato Theorem 1"]
 
 
 def test_muffliato_theorem_6_forgets_what_stays_in_the_network():
     """DP-D-SGD, K = 1: nothing at all for whoever is no neighbour; the exact loss is not nothing."""
-    found = figures("dp-d-sgd", metropolis("ring:6"), node(0), 5)["muffliato Theorem 6"]
+    found = figures("dp-d-sgd", metropolis("ring:6"), views.node(0), 5)["muffliato Theorem 6"]
     same(found.squares, [5, 0, 0, 0, 5])
     assert found.below.tolist() == [False, True, True, True, False]
     assert found.guarantees[2].assumptions[-1] == "BELOW the exact loss, 0 against mu = 0.407: not a bound"
@@ -304,7 +302,7 @@ def test_muffliato_theorem_6_forgets_what_stays_in_the_network():
 
 def test_threat_models_theorem_10_on_the_complete_graph():
     """Complete graph of 5, T = 10: the truth is T, the formula 1.96 times less."""
-    found = figures("dp-d-sgd", metropolis("complete:5"), node(0), 10)["threat models Theorem 10"]
+    found = figures("dp-d-sgd", metropolis("complete:5"), views.node(0), 10)["threat models Theorem 10"]
     np.testing.assert_allclose(found.exact, 10, rtol=1e-8)  # rounded up, never down
     assert (found.exact >= 10 * (1 - 1e-12)).all()
     np.testing.assert_allclose(found.exact / found.squares, 1.96, atol=0.005)
@@ -314,7 +312,7 @@ def test_threat_models_theorem_10_on_the_complete_graph():
 def test_threat_models_theorem_10_on_an_erdos_renyi_graph():
     """Erdos-Renyi(50, 0.2), T = 24: below for 7 of 49 victims, all neighbours, by up to 2.6."""
     net = metropolis("erdos-renyi:50,p=0.2,seed=3")
-    found = figures("dp-d-sgd", net, node(0), 24)["threat models Theorem 10"]
+    found = figures("dp-d-sgd", net, views.node(0), 24)["threat models Theorem 10"]
     assert len(found.victims) == 49
     assert found.victims[found.below].tolist() == heard(net, 0)
     assert found.below.sum() == 7
@@ -327,20 +325,20 @@ def test_all_ones_is_not_the_worst_change():
     ratios = np.zeros((15, 15))
     for v in range(15):
         ones = np.delete(threat_theorem_8(net, v, 12, 1.0, mended=True), v)
-        worst = worst_case(exact_losses("dp-d-sgd", net, node(v, secure_sum=True), 12), EVERY, 12)
+        worst = worst_case(exact_losses("dp-d-sgd", net, views.node(v, secure_sum=True), 12), EVERY, 12)
         ratios[v, np.arange(15) != v] = worst / ones
     assert ratios.max() == pytest.approx(4.6, abs=0.05)
     assert np.unravel_index(ratios.argmax(), ratios.shape) == (9, 1)
     assert np.median(ratios[ratios > 0]) == pytest.approx(1, abs=1e-4)
 
-    found = figures("dp-d-sgd", net, node(9, secure_sum=True), 12)
+    found = figures("dp-d-sgd", net, views.node(9, secure_sum=True), 12)
     assert found["threat models Theorem 8, mended"].below[1]
     assert (found["threat models Theorem 8"].squares < found["threat models Theorem 8, mended"].squares).all()
     assert found["threat models Theorem 9, mended"].below.any()  # said to hold for every node
 
 
 def test_mafalda_without_its_root_is_no_bound_below_one():
-    found = figures("dp-d-sgd", metropolis("ring:6"), node(0), 5)
+    found = figures("dp-d-sgd", metropolis("ring:6"), views.node(0), 5)
     printed, mended = found["mafalda Theorem 8"], found["mafalda Theorem 8, mended"]
     same(printed.squares, mended.squares**2)
     assert printed.below.tolist() == (mended.squares < 1).tolist() == [False, True, True, True, False]
@@ -350,7 +348,7 @@ def test_mafalda_without_its_root_is_no_bound_below_one():
 def test_zip_dl_as_printed_charges_for_noise():
     """Inverse variances: four times the variance is said to cost four times as much. Mended it pays."""
     net = metropolis("ring:7")
-    little, much = (figures("zip-dl-averaging", net, node(0), 6, sigma=zeta) for zeta in (1.0, 2.0))
+    little, much = (figures("zip-dl-averaging", net, views.node(0), 6, sigma=zeta) for zeta in (1.0, 2.0))
     far = slice(1, -1)
     for name, factor in (("zip-dl Theorem 5.12", 4), ("zip-dl Theorem 5.12, mended", 1 / 4)):
         same(much[name].squares[far], factor * little[name].squares[far])
@@ -361,10 +359,10 @@ def test_zip_dl_as_printed_charges_for_noise():
 def test_zip_dl_theorem_5_9_falls_below_when_noise_is_small():
     """As printed small noise is said to be safe: zeta = 0.1 costs a hundredth of zeta = 1, where it costs 100 times."""
     net = metropolis("ring:7")
-    found = figures("zip-dl", net, node(0), 6, lipschitz=1.0, sigma=0.1)
+    found = figures("zip-dl", net, views.node(0), 6, lipschitz=1.0, sigma=0.1)
     assert found["zip-dl Theorem 5.9"].below.all()
     assert not found["zip-dl Theorem 5.9, mended"].below.any()
-    loud = figures("zip-dl", net, node(0), 6, lipschitz=1.0, sigma=1.0)
+    loud = figures("zip-dl", net, views.node(0), 6, lipschitz=1.0, sigma=1.0)
     same(found["zip-dl Theorem 5.9"].squares, loud["zip-dl Theorem 5.9"].squares / 100)
     np.testing.assert_allclose(loud["zip-dl Theorem 5.9"].exact[0], 27.9, atol=0.05)  # ACCOUNTING, section 4
 
@@ -375,16 +373,16 @@ def test_zip_dl_theorem_5_9_falls_below_when_noise_is_small():
 @pytest.mark.parametrize(
     ("name", "view", "settings", "names"),
     [
-        ("muffliato", node(0), {}, AVERAGING),
-        ("muffliato", node(0), {"chebyshev": True}, AVERAGING),
-        ("muffliato", everyone(), {}, []),
-        ("muffliato-sgd", node(0), {"gossip_steps": 2}, ["local bound", "muffliato Theorem 6"]),
-        ("dp-d-sgd", coalition(0, 1), {}, []),
-        ("dp-d-sgd", everyone(), {}, ["local bound", "mafalda Theorem 8", "mafalda Theorem 8, mended"]),
-        ("anti-pgd", node(0), {}, ["mafalda Theorem 8", "mafalda Theorem 8, mended"]),
-        ("zip-dl-averaging", node(0), {}, ["zip-dl Theorem 5.12", "zip-dl Theorem 5.12, mended"]),
-        ("dp2sgd", node(0), {}, []),
-        ("decor", node(0), {"sigma_pair": 1.0}, []),
+        ("muffliato", views.node(0), {}, AVERAGING),
+        ("muffliato", views.node(0), {"chebyshev": True}, AVERAGING),
+        ("muffliato", views.everyone(), {}, []),
+        ("muffliato-sgd", views.node(0), {"gossip_steps": 2}, ["local bound", "muffliato Theorem 6"]),
+        ("dp-d-sgd", views.coalition(0, 1), {}, []),
+        ("dp-d-sgd", views.everyone(), {}, ["local bound", "mafalda Theorem 8", "mafalda Theorem 8, mended"]),
+        ("anti-pgd", views.node(0), {}, ["mafalda Theorem 8", "mafalda Theorem 8, mended"]),
+        ("zip-dl-averaging", views.node(0), {}, ["zip-dl Theorem 5.12", "zip-dl Theorem 5.12, mended"]),
+        ("dp2sgd", views.node(0), {}, []),
+        ("decor", views.node(0), {"sigma_pair": 1.0}, []),
     ],
 )
 def test_each_formula_is_given_where_its_paper_states_it(name, view, settings, names):
@@ -393,7 +391,7 @@ def test_each_formula_is_given_where_its_paper_states_it(name, view, settings, n
 
 
 def test_guarantees_are_marked_as_published_and_never_proven():
-    found = figures("dp-d-sgd", metropolis("ring:6"), node(0), 5, sigma=2.0)
+    found = figures("dp-d-sgd", metropolis("ring:6"), views.node(0), 5, sigma=2.0)
     assert list(found) == [
         "local bound",
         "muffliato Theorem 6",
@@ -414,7 +412,7 @@ def test_guarantees_are_marked_as_published_and_never_proven():
 
 def test_what_is_at_its_exact_value_is_not_called_below():
     """Everyone's view: the local bound is the exact loss, which is rounded up."""
-    found = figures("dp-d-sgd", metropolis("karate"), everyone(), 6)["local bound"]
+    found = figures("dp-d-sgd", metropolis("karate"), views.everyone(), 6)["local bound"]
     np.testing.assert_allclose(found.exact, 6, rtol=1e-5)
     assert not found.below.any()
 
@@ -422,7 +420,7 @@ def test_what_is_at_its_exact_value_is_not_called_below():
 def test_nobody_is_heard_by_a_node_alone():
     net = metropolis(Graph.from_edges([(1, 2)], nodes=3))
     for name in ("muffliato", "dp-d-sgd"):
-        for figure in figures(name, net, node(0), 3).values():
+        for figure in figures(name, net, views.node(0), 3).values():
             same(figure.exact, [0, 0])
             assert not figure.below.any()
 
@@ -430,13 +428,13 @@ def test_nobody_is_heard_by_a_node_alone():
 def test_refusals_say_what_is_missing():
     net, sizes = metropolis("ring:4"), (1.0, 2.0, 1.0, 1.0)
     with pytest.raises(Unaccountable, match="needs L of its Assumption"):
-        figures("zip-dl", net, node(0), 3)
+        figures("zip-dl", net, views.node(0), 3)
     with pytest.raises(InputError, match="lipschitz = 0"):
         zip_dl_theorem_5_9(net, 0, 3, 1.0, lipschitz=0.0, step_size=0.1)
     with pytest.raises(Unaccountable, match="take one for all"):
-        figures("dp-d-sgd", net, node(0), 3, sigma=sizes)
+        figures("dp-d-sgd", net, views.node(0), 3, sigma=sizes)
     with pytest.raises(Unaccountable, match="without noise"):
-        figures("dp-d-sgd", net, node(0), 3, sigma=0.0)
+        figures("dp-d-sgd", net, views.node(0), 3, sigma=0.0)
     changing = random_edges("ring:4")
     for formula in (muffliato_corollary_1, muffliato_theorem_6, threat_theorem_8, threat_theorem_10):
         with pytest.raises(InputError, match="stated for one W"):

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sottovoce import InputError, algorithm, metropolis, node, trace
+from sottovoce import InputError, algorithm, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import observe
@@ -91,7 +91,7 @@ def test_patterns_are_all_that_a_record_can_follow(spec):
 
 
 def test_the_worst_pattern_counts():
-    view = observe(trace(algorithm("anti-pgd", sigma=1.0), metropolis("ring:5"), rounds=6), node(0))
+    view = observe(trace(algorithm("anti-pgd", sigma=1.0), metropolis("ring:5"), rounds=6), views.node(0))
     M = routes.losses(view)
     found = worst_case(M, parse_participation("2x3"), 6)
     by_hand = np.max([bound(M[:, [s, s + 3]][:, :, [s, s + 3]]) for s in range(3)], axis=0)

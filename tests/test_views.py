@@ -10,16 +10,13 @@ from sottovoce import (
     Unaccountable,
     account,
     algorithm,
-    coalition,
     dropout,
-    eavesdropper,
-    everyone,
     metropolis,
-    node,
     push,
     random_edges,
     trace,
     uniform,
+    views,
 )
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.closedness import closedness
@@ -33,10 +30,10 @@ EVERY = parse_participation("every")
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("everyone", everyone()),
-        ("node:3", node(3)),
-        ("coalition:5,3", coalition(3, 5)),
-        ("eavesdropper:0>1,1>0", eavesdropper((0, 1), (1, 0))),
+        ("everyone", views.everyone()),
+        ("node:3", views.node(3)),
+        ("coalition:5,3", views.coalition(3, 5)),
+        ("eavesdropper:0>1,1>0", views.eavesdropper((0, 1), (1, 0))),
     ],
 )
 def test_views_by_name(spec, expected):
@@ -54,16 +51,16 @@ def test_unknown_views(spec):
 def test_views_must_leave_somebody():
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("path:3"), rounds=2)
     with pytest.raises(InputError, match=r"node 7 in view node:7; nodes are 0..2"):
-        observe(system, node(7))
+        observe(system, views.node(7))
     with pytest.raises(InputError, match="somebody must be left"):
-        observe(system, coalition(0, 1, 2))
+        observe(system, views.coalition(0, 1, 2))
     with pytest.raises(Unaccountable, match="ciphertext"):
         parse_view("eavesdropper:0>1", secure_sum=True)
 
 
 def test_a_node_hears_its_neighbours_and_knows_itself():
     system = trace(algorithm("dp-d-sgd", sigma=1.0, step_size=1.0), metropolis("path:4"), rounds=1)
-    seen = observe(system, node(1))
+    seen = observe(system, views.node(1))
     assert seen.victims.tolist() == [0, 2, 3]
     A, B = seen.dense()
     np.testing.assert_array_equal(A[:, 0], [[-1, 0, 0], [0, -1, 0]])
@@ -72,12 +69,12 @@ def test_a_node_hears_its_neighbours_and_knows_itself():
 
 def test_taps_hear_their_edges_only():
     system = trace(algorithm("zip-dl", sigma=1.0), metropolis("path:3"), rounds=1)
-    assert observe(system, eavesdropper((1, 0))).steps[0].observed.state.shape[0] == 1
-    assert observe(system, eavesdropper((1, 0), (1, 2))).steps[0].observed.state.shape[0] == 2
-    assert observe(system, everyone()).steps[0].observed.state.shape[0] == 4
+    assert observe(system, views.eavesdropper((1, 0))).steps[0].observed.state.shape[0] == 1
+    assert observe(system, views.eavesdropper((1, 0), (1, 2))).steps[0].observed.state.shape[0] == 2
+    assert observe(system, views.everyone()).steps[0].observed.state.shape[0] == 4
     for edge in ((0, 2), (1, 1)):
         with pytest.raises(InputError, match="no such edge"):
-            observe(system, eavesdropper(edge))
+            observe(system, views.eavesdropper(edge))
 
 
 def test_taps_hear_what_left_its_sender_even_if_nobody_took_it():
@@ -90,22 +87,22 @@ def test_taps_hear_what_left_its_sender_even_if_nobody_took_it():
 def test_secure_sums_are_weighted_sums():
     net = metropolis("star:4")
     system = trace(algorithm("dp-d-sgd", sigma=1.0, step_size=1.0), net, rounds=1)
-    A, _ = observe(system, node(0, secure_sum=True)).dense()
+    A, _ = observe(system, views.node(0, secure_sum=True)).dense()
     np.testing.assert_allclose(A[:, 0], -net.at(0).weights.toarray()[:1, 1:])
 
 
 CLOSED = [
-    ("dp-d-sgd", metropolis("ring:5"), everyone(), {}),
-    ("dp-d-sgd", metropolis("star:5"), node(0), {}),
-    ("dp-d-sgd", metropolis("complete:5"), node(3), {}),
-    ("muffliato-sgd", metropolis("ring:6"), everyone(), {"gossip_steps": 3}),
-    ("muffliato-sgd", metropolis("ring:6"), everyone(), {"gossip_steps": 3, "chebyshev": True}),
-    ("anti-pgd", metropolis("path:4"), everyone(), {}),
-    ("mf-d-sgd", metropolis("path:4"), everyone(), {"correlation": np.tril(np.ones((4, 4))) + np.eye(4)}),
-    ("decor", metropolis("ring:5"), everyone(), {"sigma_pair": 2.0}),
-    ("dp-csgp", push("exponential:6"), everyone(), {}),
-    ("dp2sgd", metropolis("ring:5"), everyone(), {}),
-    ("dp-fedavg", uniform("complete:4"), everyone(), {}),
+    ("dp-d-sgd", metropolis("ring:5"), views.everyone(), {}),
+    ("dp-d-sgd", metropolis("star:5"), views.node(0), {}),
+    ("dp-d-sgd", metropolis("complete:5"), views.node(3), {}),
+    ("muffliato-sgd", metropolis("ring:6"), views.everyone(), {"gossip_steps": 3}),
+    ("muffliato-sgd", metropolis("ring:6"), views.everyone(), {"gossip_steps": 3, "chebyshev": True}),
+    ("anti-pgd", metropolis("path:4"), views.everyone(), {}),
+    ("mf-d-sgd", metropolis("path:4"), views.everyone(), {"correlation": np.tril(np.ones((4, 4))) + np.eye(4)}),
+    ("decor", metropolis("ring:5"), views.everyone(), {"sigma_pair": 2.0}),
+    ("dp-csgp", push("exponential:6"), views.everyone(), {}),
+    ("dp2sgd", metropolis("ring:5"), views.everyone(), {}),
+    ("dp-fedavg", uniform("complete:4"), views.everyone(), {}),
 ]
 
 
@@ -118,17 +115,23 @@ def test_closed_views(case):
 
 
 def test_zip_dl_is_closed_at_user_level_only():
-    status = closedness(trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:6"), rounds=3), everyone())
+    status = closedness(trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:6"), rounds=3), views.everyone())
     assert status.closed
     assert status.user_level_only
 
 
 OPEN = [
-    ("dp-d-sgd", metropolis("path:4"), node(3), {}, "node 0 reacts"),
-    ("dp-d-sgd", metropolis("star:5"), node(1), {}, "node 0 reacts"),
-    ("zip-dl", metropolis("ring:6"), node(0), {}, "reacts in round 1 to noise"),
-    ("dp-d-sgd", random_edges("ring:6"), everyone(), {}, "reacts in round"),
-    ("dp-d-sgd", metropolis("path:3"), eavesdropper((1, 2)), {"sigma": [0.0, 1.0, 0.0]}, "node 1 reacts in round 1"),
+    ("dp-d-sgd", metropolis("path:4"), views.node(3), {}, "node 0 reacts"),
+    ("dp-d-sgd", metropolis("star:5"), views.node(1), {}, "node 0 reacts"),
+    ("zip-dl", metropolis("ring:6"), views.node(0), {}, "reacts in round 1 to noise"),
+    ("dp-d-sgd", random_edges("ring:6"), views.everyone(), {}, "reacts in round"),
+    (
+        "dp-d-sgd",
+        metropolis("path:3"),
+        views.eavesdropper((1, 2)),
+        {"sigma": [0.0, 1.0, 0.0]},
+        "node 1 reacts in round 1",
+    ),
 ]
 
 
@@ -142,8 +145,8 @@ def test_open_views_say_whose_reaction_breaks_them(case):
 
 def test_large_views_are_closed_by_their_step_matrices():
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("regular:2000,d=4"), rounds=50)
-    assert closedness(system, everyone()).closed
-    assert not closedness(system, node(0)).closed
+    assert closedness(system, views.everyone()).closed
+    assert not closedness(system, views.node(0)).closed
 
 
 def released(name, net, adversary, rounds=4, **settings):
@@ -154,38 +157,38 @@ def released(name, net, adversary, rounds=4, **settings):
 def test_noisy_gradients_bound_every_topology():
     for net in (metropolis("ring:5"), push("exponential:6")):
         name = "dp-csgp" if "push" in net.name else "dp-d-sgd"
-        np.testing.assert_allclose(released(name, net, node(0), sigma=2.0), 1.0)
+        np.testing.assert_allclose(released(name, net, views.node(0), sigma=2.0), 1.0)
     few = random_edges("ring:5")  # whom nobody hears in the last round keeps that gradient
     weights = few.at(3).weights.toarray()
     speaking = (weights - np.diag(np.diag(weights))).any(axis=0)[1:]
-    np.testing.assert_allclose(released("dp-d-sgd", few, node(0), sigma=2.0), np.where(speaking, 1.0, 0.75))
-    np.testing.assert_allclose(released("dp2sgd", metropolis("ring:5"), everyone()), 3.0)
-    np.testing.assert_allclose(released("anti-pgd", metropolis("ring:5"), node(1)), 1 + 4 + 9 + 16)
+    np.testing.assert_allclose(released("dp-d-sgd", few, views.node(0), sigma=2.0), np.where(speaking, 1.0, 0.75))
+    np.testing.assert_allclose(released("dp2sgd", metropolis("ring:5"), views.everyone()), 3.0)
+    np.testing.assert_allclose(released("anti-pgd", metropolis("ring:5"), views.node(1)), 1 + 4 + 9 + 16)
 
 
 def test_absent_nodes_release_nothing():
     net = dropout("ring:6", rate=0.4, seed=5)
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=4)
     there = sum(net.at(t).active.astype(int) for t in range(4))
-    np.testing.assert_allclose(loss_given_noisy_gradients(system, everyone(), np.arange(6), EVERY), there)
+    np.testing.assert_allclose(loss_given_noisy_gradients(system, views.everyone(), np.arange(6), EVERY), there)
 
 
 def test_pair_secrets_protect_until_they_are_known():
     ring = metropolis("ring:5")
-    outside = released("decor", ring, everyone(), rounds=1, sigma_pair=3.0)
+    outside = released("decor", ring, views.everyone(), rounds=1, sigma_pair=3.0)
     laplacian = 2 * np.eye(5) - ring.graph.adjacency.toarray()
     np.testing.assert_allclose(outside, np.diag(np.linalg.inv(np.eye(5) + 9 * laplacian)))
-    inside = released("decor", ring, coalition(1, 4), rounds=1, sigma_pair=3.0)
+    inside = released("decor", ring, views.coalition(1, 4), rounds=1, sigma_pair=3.0)
     assert inside[0] == pytest.approx(1.0)  # node 0 shares both of its secrets with the coalition
 
 
 def test_masks_alone_cover_nothing():
-    assert np.isinf(released("rss-nb", metropolis("ring:5"), everyone())).all()
+    assert np.isinf(released("rss-nb", metropolis("ring:5"), views.everyone())).all()
     with pytest.raises(Unaccountable, match="nothing is added to gradients"):
-        released("zip-dl", metropolis("ring:5"), everyone())
+        released("zip-dl", metropolis("ring:5"), views.everyone())
 
 
 def test_compression_does_not_matter_given_noisy_gradients():
     built = algorithm("dp-csgp", sigma=2.0, compression="gsgd:8")
     system = trace_noisy_gradients(built, push("exponential:6"), rounds=8)
-    np.testing.assert_allclose(loss_given_noisy_gradients(system, everyone(), np.arange(6), EVERY), 2.0)
+    np.testing.assert_allclose(loss_given_noisy_gradients(system, views.everyone(), np.arange(6), EVERY), 2.0)

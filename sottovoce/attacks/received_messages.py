@@ -4,9 +4,9 @@ Messages are linear, so what the view knows of them (its members' gradients and 
 start) is the same run with everything else silent. The loop is run a second time with only these, and taken off.
 
     >>> import numpy as np
-    >>> from sottovoce import algorithm, metropolis, node, trace
+    >>> from sottovoce import algorithm, metropolis, trace, views
     >>> from sottovoce.privacy.observation import see
-    >>> seen = see(trace(algorithm("muffliato", sigma=0.0), metropolis("path:3"), rounds=1), node(0))
+    >>> seen = see(trace(algorithm("muffliato", sigma=0.0), metropolis("path:3"), rounds=1), views.node(0))
     >>> values = np.array([[10.0], [20.0], [30.0]])
     >>> receive(seen, lambda round, x: values, np.zeros((3, 1)))          # node 1 says its value, -(-1) * 20
     array([[20.]])

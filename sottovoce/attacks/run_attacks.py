@@ -22,7 +22,8 @@ from sottovoce.config import Document
 from sottovoce.core.files import write_text
 from sottovoce.core.threads import threads
 from sottovoce.errors import InputError
-from sottovoce.privacy.views import View, node
+from sottovoce.privacy import views
+from sottovoce.privacy.views import View
 from sottovoce.privacy.views import parse_view as named_view
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.layout import RunFiles
@@ -181,9 +182,9 @@ def solve(finished_run: FinishedRun, attacker: int) -> dict[str, Any]:
     Long runs are attacked in as many first rounds as can be solved.
     """
     training_run = finished_run.training_run
-    node(attacker).check(training_run.topology.n)
+    views.node(attacker).check(training_run.topology.n)
     rounds = _solvable(finished_run, attacker)
-    found = reconstruct(trace(training_run.algorithm, training_run.topology, rounds=rounds), node(attacker))
+    found = reconstruct(trace(training_run.algorithm, training_run.topology, rounds=rounds), views.node(attacker))
     nodes: dict[int, list[tuple[float, int]]] = {victim: [] for victim in found.nodes}
     for round, victim, deviation in found.solved():
         nodes[victim].append((deviation, round))
@@ -201,7 +202,7 @@ def solve(finished_run: FinishedRun, attacker: int) -> dict[str, Any]:
 
 
 def _solvable(finished_run: FinishedRun, attacker: int) -> int:
-    observation = finished_run.beginning(node(attacker))
+    observation = finished_run.beginning(views.node(attacker))
     rows, sources = (
         max(1, observation.steps[-1].observed.state.shape[0]),
         max(1, len(observation.steps[-1].noise_columns)),

@@ -156,7 +156,7 @@ def audit(
     from sottovoce.auditing.canaries import check_inputs
     from sottovoce.auditing.claim_checks import any_exceeded, check_gradients
     from sottovoce.core.files import write_text
-    from sottovoce.privacy.views import node
+    from sottovoce.privacy import views
     from sottovoce.report.page import write_page_of
     from sottovoce.run.finished_run import open_run
     from sottovoce.run.layout import RunFiles
@@ -164,7 +164,7 @@ def audit(
     with doing("opening"):
         finished_run = open_run(run, data)
     if attacker is not None:
-        node(attacker).check(finished_run.training_run.topology.n)
+        views.node(attacker).check(finished_run.training_run.topology.n)
     with doing("gradient canaries"):
         checked, refused = check_gradients(finished_run, repetitions=repetitions, confidence=confidence, seed=seed)
     try:

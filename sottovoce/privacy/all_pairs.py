@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from sottovoce.core.participation import Participation
 from sottovoce.core.threads import WORKERS, one_thread
 from sottovoce.errors import InputError
+from sottovoce.privacy import views
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import observe
-from sottovoce.privacy.views import node
 from sottovoce.tracing.linear_system import LinearSystem
 
 Progress = Callable[[int, int], None]
@@ -50,7 +50,7 @@ def all_pairs(
     def row(attacker: int) -> NDArray[np.float64]:
         if attacker in done:
             return done[attacker]
-        observation = observe(system, node(attacker, secure_sum=secure_sum))
+        observation = observe(system, views.node(attacker, secure_sum=secure_sum))
         found = np.zeros(n)
         found[observation.victims] = np.sqrt(routes.squared(observation, scheme))
         return found

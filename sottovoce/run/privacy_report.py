@@ -19,6 +19,7 @@ from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, ZeroSum
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.learning.batches import Sampling
+from sottovoce.privacy import views
 from sottovoce.privacy.accountant import SECRETS, Account, account, shares_secrets
 from sottovoce.privacy.amplification import noise_for, noise_multiplier, sampled_epsilon
 from sottovoce.privacy.calibration import calibrate, with_sigma
@@ -26,7 +27,7 @@ from sottovoce.privacy.convexity import least_weight, non_expansive
 from sottovoce.privacy.final_models import KEPT, models_follow_from_messages
 from sottovoce.privacy.guarantee import KINDS
 from sottovoce.privacy.noisy_gradients import trace_noisy_gradients
-from sottovoce.privacy.views import View, everyone, node, parse_view
+from sottovoce.privacy.views import View, parse_view
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.tracer import trace
@@ -216,9 +217,9 @@ def _views(training_run: TrainingRun, attackers: Sequence[int]) -> list[View]:
     """Everyone and the attackers. Where neighbours share secrets and not every node is among these, one that hears
     everything and knows all secrets stands for the rest.
     """
-    found = [everyone(), *(node(attacker) for attacker in attackers)]
+    found = [views.everyone(), *(views.node(attacker) for attacker in attackers)]
     if shares_secrets(training_run.algorithm, training_run.topology) and len(attackers) < training_run.topology.n:
-        found.append(everyone(secrets_of=tuple(range(training_run.topology.n))))
+        found.append(views.everyone(secrets_of=tuple(range(training_run.topology.n))))
     return found
 
 
@@ -308,7 +309,7 @@ def _change(how: Sampling) -> str:
 def _sampled(training_run: TrainingRun, system: LinearSystem, delta: float) -> tuple[float | None, tuple[str, ...]]:
     try:
         found = [
-            sampled_epsilon(system, everyone(), share=how.share, size=how.size, delta=delta, sensitivity=most)
+            sampled_epsilon(system, views.everyone(), share=how.share, size=how.size, delta=delta, sensitivity=most)
             for how, most in _samplings(training_run).items()
         ]
     except Unaccountable as refusal:
@@ -360,7 +361,7 @@ def _sampled_sigma(training_run: TrainingRun, epsilon: float, delta: float) -> l
     def over_noise(sigma: float) -> float:
         """The noise there is over what is needed, for the node that has least of it."""
         system = traced_run(replace(training_run, algorithm=with_sigma(training_run.algorithm, sigma)))
-        return min(noise_multiplier(system, everyone(), most) / noise for noise, most in needed)
+        return min(noise_multiplier(system, views.everyone(), most) / noise for noise, most in needed)
 
     try:
         needed = [

@@ -154,7 +154,7 @@ def brief_run(name: str) -> Document:
     Fewer rounds, and no single nodes as adversaries: accounting for them takes longer than training, and documents
     have them.
     """
-    found = trained(name, "--set training.rounds=5 --set privacy.attackers=none")
+    found = trained(name, "--set training.rounds=4 --set privacy.attackers=none")
     if "error" in found:
         raise RuntimeError(found["error"])
     models = {

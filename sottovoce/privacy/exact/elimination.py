@@ -100,6 +100,4 @@ def _closure(links: sparse.csr_array, begin: NDArray[np.intp]) -> NDArray[np.int
 
 def _keep(step: ObservedStep, kept: NDArray[np.intp]) -> ObservedStep:
     out = Inputs(step.out.state[kept].tocsc()[:, kept].tocsr(), step.out.gradient[kept], step.out.noise[kept])
-    return replace(
-        step, observed=step.observed._replace(state=step.observed.state.tocsc()[:, kept].tocsr()), out=out
-    )
+    return replace(step, observed=step.observed._replace(state=step.observed.state.tocsc()[:, kept].tocsr()), out=out)
