@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from sottovoce._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from sottovoce.algorithms.registry import algorithm, algorithm_names, cite
     from sottovoce.attacks.received_messages import receive
@@ -181,8 +183,6 @@ __all__ = [
     "views",
     "weigh",
 ]
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

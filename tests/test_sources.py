@@ -171,7 +171,7 @@ def test_an_error_of_the_thread_reaches_the_caller(large, monkeypatch):
             raise MemoryError("in round 2")
         return generator(seed, kind, ids, round, step)
 
-    monkeypatch.setattr("sottovoce.sources.generator", failing)
+    monkeypatch.setattr("sottovoce.core.noise_sources.generator", failing)
     played = start(large)
     next(played), next(played)
     with pytest.raises(MemoryError, match="in round 2"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from scipy import sparse
 from scipy.stats import norm
 
-from sottovoce import Account, account, algorithm, metropolis
+from sottovoce import Account, account, algorithm, metropolis, trace
 from sottovoce.core.graphs import graph
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.rounding import round_up

@@ -3,4 +3,4 @@
 from sottovoce.cli import attack, compare, demo, graphs_and_data, plan, privacy, run, schema
 from sottovoce.cli.app import app, main
 
-__all__ = ["app", "attack", "compare", "demo", "main", "graphs_and_data", "plan", "privacy", "run", "schema"]
+__all__ = ["app", "attack", "compare", "demo", "graphs_and_data", "main", "plan", "privacy", "run", "schema"]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from sottovoce import __version__
+from sottovoce._version import __version__
 from sottovoce.cli.output import voice
 from sottovoce.errors import SottovoceError
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce import __version__
+from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Adjacency, Convex, Delta, GraphSpec, Json, Part, Rounds, SuitedWeights, ViewSpec
 from sottovoce.cli.output import Table, answer, progress, size

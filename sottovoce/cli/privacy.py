@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sottovoce import __version__
+from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
 from sottovoce.cli.output import Table, answer, doing, facts, gap_shown, progress, short

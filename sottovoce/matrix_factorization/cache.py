@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce import __version__
+from sottovoce._version import __version__
 from sottovoce.core import files
 from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology

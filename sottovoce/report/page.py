@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from sottovoce import __version__
+from sottovoce._version import __version__
 from sottovoce.config import Document
 from sottovoce.core.files import check_writable, write_text
 from sottovoce.errors import SottovoceError

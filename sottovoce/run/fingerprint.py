@@ -8,7 +8,7 @@ import json
 import numpy as np
 import torch
 
-from sottovoce import __version__
+from sottovoce._version import __version__
 from sottovoce.config import Document, Experiment
 from sottovoce.core.topologies import Topology
 from sottovoce.learning.datasets import Dataset
