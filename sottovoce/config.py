@@ -1,4 +1,4 @@
-"""Experiments as TOML: what may stand in a file, and one clear line for what may not.
+"""The settings of a run, as a TOML file holds them.
 
     >>> experiment = from_document({"name": "try", "topology": {"graph": "ring:8"}, "training": {"rounds": 20}})
     >>> experiment.algorithm.name, experiment.data.name, experiment.privacy.delta

@@ -1,9 +1,9 @@
-"""What can go wrong, as one tree.
+"""The errors of the package, as one tree.
 
     SottovoceError        exit code 1
     ├── InputError        exit code 2: what the user gave is wrong
     │   └── Diverged      a run whose numbers grew beyond all bounds
-    ├── Lost              another process of the run is gone, or does not answer
+    ├── PeerLost          another process of the run is gone, or does not answer
     └── Unaccountable     exit code 3: refused, because no guarantee exists
 
 Every message is one line and says what was found, which rule it breaks and what to do.

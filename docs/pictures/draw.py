@@ -5,9 +5,12 @@ A test draws them too and wants the same bytes, so that no picture says what the
 
 from __future__ import annotations
 
+import ast
 import math
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from xml.sax.saxutils import escape
 
 from scipy import sparse
 from scipy.stats import norm
@@ -185,7 +188,39 @@ def square(left: int, kind: str) -> list[str]:
     return parts
 
 
+def rooms() -> str:
+    """The rooms of the package, the highest first, each with the first sentence of its docstring."""
+    root = Path(__file__).parents[2]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
+    parts = [HEAD.format(width=780, height=34 * len(layers) + 46, title="The rooms of the package and their layers")]
+    for number, layer in enumerate(layers):
+        names = [name.strip().removeprefix("sottovoce.") for name in layer.split("|")]
+        shown = [name for name in names if not name.startswith("_")]
+        y = 12 + 34 * number
+        width = 236 / len(shown) - 4 * (len(shown) - 1)
+        for place, name in enumerate(shown):
+            x = 12 + place * (width + 8)
+            parts.append(
+                f'<rect x="{x:g}" y="{y}" width="{width:g}" height="26" rx="4" fill="#56b4e940" stroke="{GREY}"/>'
+            )
+            parts.append(f'<text x="{x + width / 2:g}" y="{y + 18}" text-anchor="middle">{name}</text>')
+        about = " | ".join(escape(purpose(root / "sottovoce" / name)) for name in shown)
+        parts.append(f'<text x="266" y="{y + 18}" font-size="12">{about}</text>')
+    bottom = 34 * len(layers) + 30
+    parts.append(f'<text x="12" y="{bottom}" font-size="12">Each room may import from the rooms below it.</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def purpose(place: Path) -> str:
+    """What a room is for, from the first line of its docstring."""
+    source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    docstring = ast.get_docstring(ast.parse(source.read_text())) or ""
+    return docstring.partition("\n")[0].rstrip(".").replace("`", "")
+
+
 PICTURES = {
+    "rooms.svg": rooms,
     "one-round.svg": one_round,
     "leak-on-a-graph.svg": leak_on_a_graph,
     "leak-by-distance.svg": leak_by_distance,

@@ -1,1 +1,1 @@
-"""Algorithms, one file each; `registry` finds them."""
+"""Algorithms, one file each, and the registry that finds them."""

@@ -1,1 +1,1 @@
-"""Attacks: what a view can make of what it really received."""
+"""Attacks: what an adversary makes of the messages it received."""

@@ -1,4 +1,4 @@
-"""Audits: lower bounds on the leak, from attacks on real runs, beside the upper bounds that were claimed.
+"""Audits: lower bounds on the leak, beside the upper bounds that were claimed.
 
 A guarantee is an upper bound; an audit is a lower bound that holds with a stated confidence. Where the lower bound is
 above the upper one, the guarantee is wrong or something else ran. Where it is below, nothing is proven: another attack

@@ -1,4 +1,4 @@
-"""The command `sotto`. Answers go to stdout, everything else to stderr; errors are one line and an exit code."""
+"""The command `sotto`, one file for each group of commands."""
 
 from sottovoce.cli import attack, compare, demo, graphs_and_data, plan, privacy, run, schema
 from sottovoce.cli.app import app, main

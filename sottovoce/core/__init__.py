@@ -1,1 +1,1 @@
-"""The loop and what it is made of: graphs, weights, noise, compression, messages."""
+"""The round loop and its parts: graphs, mixing weights, noise, messages."""

@@ -1,1 +1,1 @@
-"""The demonstration of `sotto demo`."""
+"""The demonstration that `sotto demo` runs."""

@@ -1,1 +1,1 @@
-"""One run over several processes: ranks, what they exchange, and who coordinates."""
+"""One run over several processes."""

@@ -1,1 +1,1 @@
-"""Data sets, models and gradients."""
+"""Data sets, models, batches and clipped gradients."""

@@ -1,1 +1,1 @@
-"""Correlated noise that costs least: the C that suits a graph, with a proof of how close to optimal it is."""
+"""Correlated noise: the C that suits a graph best, with a certificate."""

@@ -1,1 +1,1 @@
-"""Which algorithm to take, before anything is trained."""
+"""Which algorithm to take, before training."""

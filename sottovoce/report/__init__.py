@@ -1,1 +1,1 @@
-"""Tables, figures and pages of what was run."""
+"""Pages, tables and figures about finished runs."""

@@ -1,1 +1,1 @@
-"""Running: simulation in one process, with metrics, checkpoints and the guarantees of what ran."""
+"""Training runs: from settings to the files of a run folder."""

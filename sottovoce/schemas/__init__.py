@@ -1,4 +1,4 @@
-"""What the documents look like that commands print and runs leave behind, as JSON Schema (2020-12).
+"""JSON schemas (2020-12) of printed documents and of the files of a run.
 
     >>> schema("graph")["properties"]["nodes"]
     {'type': 'integer', 'minimum': 1}

@@ -1,1 +1,1 @@
-"""The loop, traced: the linear system that is accounted for."""
+"""The round loop, traced into the linear system that is accounted for."""
