@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sottovoce.core.noise import CombinedNoise
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.accountant import Account
-from sottovoce.privacy.calibration import Calibrated, Target, least_sigma
+from sottovoce.privacy.calibration import Calibrated, Target, least_sigma, with_sigma
 from sottovoce.privacy.covering_views import covering_views
 from sottovoce.privacy.views import View, ViewKind, parse_view
 from sottovoce.run.attackers import choose_attackers
@@ -34,7 +35,7 @@ def calibrate_run(
     if not training_run.clipped:
         raise Unaccountable(UNCLIPPED)
     target, adversary = Target(epsilon, delta), parse_view(view)
-    reference = RunAccountant(training_run).at_sigma(1.0)
+    reference = RunAccountant(replace(training_run, algorithm=with_sigma(training_run.algorithm, 1.0)))
     nodes = choose_attackers(training_run, attackers).nodes
     adversaries = covering_views(adversary, training_run.algorithm, training_run.topology, nodes=nodes)
     sampled = None
