@@ -28,6 +28,7 @@ from sottovoce import (
 )
 from sottovoce.privacy.amplification import epsilon_of_batches, sampled_epsilon
 from sottovoce.privacy.gaussian_dp import epsilon_of
+from sottovoce.privacy.guarantee import TrainingProof
 
 
 def figures(net, view, rounds, name="dp-d-sgd", **settings):
@@ -142,11 +143,11 @@ def test_the_relay_that_breaks_fixed_streams():
     result = account(trace(algorithm("dp-d-sgd", sigma=1.0), uniform("path:3"), rounds=4), views.eavesdropper((2, 1)))
     fixed = result.of(0, "fixed-streams")
     assert fixed.mu == pytest.approx(0.291, abs=6e-4)
-    assert fixed.proven_for_training is False
+    assert fixed.proven_for_training is TrainingProof.NOT_PROVEN
     assert audited_mu(gain=0.0) <= fixed.mu
     shown = audited_mu(gain=2.0)
     assert shown > 0.6 > 0.517 > fixed.mu
-    proven = [g for g in result.guarantees if g.victim == 0 and g.proven_for_training is True]
+    proven = [g for g in result.guarantees if g.victim == 0 and g.proven_for_training is TrainingProof.PROVEN]
     assert proven
     assert all(g.mu > shown for g in proven)
 
@@ -307,7 +308,7 @@ def test_a_reacting_victim_needs_its_bound_in_every_round():
 
 def test_push_sum_says_its_own_step_size():
     system = trace(algorithm("dp-csgp", sigma=1.0), push("star:8"), rounds=8)
-    said = account(system, "node:5").of(1, "convex-training").assumptions[-1]
+    said = account(system, "node:5").of(1, "convex-training").assumptions[-1].sentence
     assert "1.25/L" in said
 
 

@@ -345,7 +345,7 @@ def test_two_processes_do_not_share_a_folder(stopped, whole, monkeypatch):
     with (stopped / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with monkeypatch.context() as patch:
-            patch.setattr(execute, "build", lambda *_: pytest.fail("worked for nothing"))
+            patch.setattr(execute, "build_accountant", lambda *_: pytest.fail("worked for nothing"))
             with pytest.raises(InputError, match="another process is at it"):
                 resumed(stopped)
     resumed(stopped)
@@ -354,14 +354,14 @@ def test_two_processes_do_not_share_a_folder(stopped, whole, monkeypatch):
 
 def test_who_comes_second_does_not_take_over_the_promise_of_the_first(tmp_path, monkeypatch):
     """Another process writes its settings into the folder while this one still builds."""
-    building = execute.build
+    building = execute.build_accountant
 
     def slow(*arguments):
-        monkeypatch.setattr(execute, "build", building)
+        monkeypatch.setattr(execute, "build_accountant", building)
         run_experiment(experiment(algorithm={"sigma": 9.0}), tmp_path)
         return building(*arguments)
 
-    monkeypatch.setattr(execute, "build", slow)
+    monkeypatch.setattr(execute, "build_accountant", slow)
     with pytest.raises(InputError, match="a promise for other settings, data or code"):
         run_experiment(experiment(), tmp_path)
 

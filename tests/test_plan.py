@@ -24,6 +24,7 @@ from sottovoce.errors import InputError
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.planning.planner import Question, candidates, plan
 from sottovoce.privacy.calibration import with_sigma
+from sottovoce.privacy.guarantee import TrainingProof
 
 ROUNDS, DRAWS = 8, 4000
 
@@ -86,7 +87,7 @@ def test_predicted_noise_has_its_closed_form_where_there_is_one():
 def test_a_few_nodes_stand_for_the_others_of_a_large_graph(monkeypatch):
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:30"), rounds=4)
     whole = noise_in_models(system)
-    monkeypatch.setattr("sottovoce.accumulation.ENTRIES", 100)
+    monkeypatch.setattr("sottovoce.planning.noise_accumulation.ENTRIES", 100)
     assert noise_in_models(system) == pytest.approx(whole)
 
 
@@ -118,7 +119,7 @@ def test_what_is_ranked_meets_the_target_and_is_in_order(small):
     assert small.recommended.label in small.reason
     for one in small.ranked:
         assert one.guarantee.epsilon(1e-5) <= 2.0
-        assert one.guarantee.proven_for_training is True
+        assert one.guarantee.proven_for_training is TrainingProof.PROVEN
     dp = next(one for one in small.ranked if one.algorithm == "dp-d-sgd")
     again = account(
         trace(algorithm("dp-d-sgd", sigma=dp.sigma), metropolis("ring:5"), rounds=8), participation="2x4",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import dp_accounting
 import numpy as np
@@ -15,20 +14,21 @@ from torch import nn
 
 from sottovoce import InputError, Unaccountable, account, algorithm, metropolis, trace, weigh
 from sottovoce.config import from_document
+from sottovoce.core.json_numbers import to_json
 from sottovoce.learning import models
 from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
 from sottovoce.privacy import views
-from sottovoce.privacy.accountant import SECRETS, shares_secrets
-from sottovoce.privacy.calibration import with_sigma
-from sottovoce.privacy.final_models import KEPT
+from sottovoce.privacy.assumptions import AssumptionKind
+from sottovoce.privacy.covering_views import shares_secrets
 from sottovoce.privacy.gaussian_dp import epsilon_of
-from sottovoce.privacy.noisy_gradients import trace_noisy_gradients
 from sottovoce.run.build import build
-from sottovoce.run.privacy_report import calibrate_run, report_privacy
+from sottovoce.run.calibrate_run import calibrate_run
+from sottovoce.run.privacy_report import report_privacy
 from sottovoce.run.training_run import prepare_run
+from sottovoce.tracing.policy import trace_noisy_gradients
 from tests.cases import cases
 
 DELTA = 1e-5
@@ -80,7 +80,7 @@ def test_the_headline_is_the_account_of_the_same_system(case, adjacency):
         assert found.epsilon == math.inf
         return
     assert found.epsilon == pytest.approx(wanted.epsilon(DELTA), rel=1e-9)
-    assert (found.headline["kind"], found.headline["change"]) == (wanted.kind, "replace")
+    assert (found.headline.kind, found.headline.change) == (wanted.kind, "replace")
     json.dumps(found.document(), allow_nan=False)
 
 
@@ -93,7 +93,7 @@ def test_epsilon_over_rounds_is_that_of_runs_that_end_earlier():
     assert [one["round"] for one in stages] == [1, 4, 6, 9, 12, 15, 17, 20]
     for one in stages:
         assert one["epsilon"] == pytest.approx(epsilon_of(math.sqrt(math.ceil(one["round"] / 2)) / 2, DELTA))
-    assert stages[-1]["epsilon"] == found.headline["epsilon"]
+    assert stages[-1]["epsilon"] == found.headline.epsilon
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_epsilon_over_rounds_grows_to_the_headline(name, settings, batch):
         return
     figures = [float(one["epsilon"]) for one in stages]
     assert figures == sorted(figures)
-    assert stages[-1] == {"round": 9, "epsilon": found.headline["epsilon"]}
+    assert stages[-1] == {"round": 9, "epsilon": to_json(found.headline.epsilon)}
     assert name == "d-psgd" or 0 < figures[0] < figures[-1] < math.inf
 
 
@@ -147,7 +147,7 @@ def test_sensitivity_and_participation_by_hand(adjacency, batch, clip, most, tim
     found = report_privacy(began, attackers="none")
     document = found.document()
     assert document["sensitivity"] == began.algorithm.sensitivity == pytest.approx(most)
-    assert found.headline["mu"] == pytest.approx(math.sqrt(times) / 3)
+    assert found.headline.mu == pytest.approx(math.sqrt(times) / 3)
     assert (document["sampled"], document["sigma"], document["clipping"]) == (None, 3.0, clip)
 
 
@@ -155,7 +155,7 @@ def test_sensitivity_and_participation_by_hand(adjacency, batch, clip, most, tim
 def test_a_cycle_that_ends_early_counts_the_rounds_there_are(rounds, times):
     began = begun(algorithm("dp-d-sgd", sigma=1.0), RING, "cycle:4x3", rounds=rounds)
     assert str(began.participation) == f"{times}x3"
-    assert report_privacy(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(times))
+    assert report_privacy(began, attackers="none").headline.mu == pytest.approx(math.sqrt(times))
 
 
 @pytest.mark.parametrize(("batch", "rounds", "times"), [("cycle:3x4", 6, 3), ("cycle:3x2", 3, 3), ("cycle:4x3", 6, 6)])
@@ -167,7 +167,7 @@ def test_local_steps_bring_participations_together(batch, rounds, times):
         shows = [t for t in range(rounds) if any(row in what.batches.rows_of(0, step) for step in (2 * t, 2 * t + 1))]
         assert len(shows) <= times
         assert times == rounds or np.ptp(np.diff(shows)) == 0
-    assert report_privacy(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(times))
+    assert report_privacy(began, attackers="none").headline.mu == pytest.approx(math.sqrt(times))
 
 
 def test_mafalda_takes_the_c_of_the_participation_that_is_used():
@@ -183,10 +183,10 @@ def test_mafalda_takes_the_c_of_the_participation_that_is_used():
     np.testing.assert_array_equal(C, by_hand.noise.correlation.matrix(6))
     M = C.T @ C
     worst = max(M[np.ix_([s, s + 3], [s, s + 3])].__abs__().sum() for s in range(3))
-    assert report_privacy(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(worst), rel=1e-4)
+    assert report_privacy(began, attackers="none").headline.mu == pytest.approx(math.sqrt(worst), rel=1e-4)
     everyone = build(from_document(base | {"privacy": {"adjacency": "user"}}))
     assert not np.array_equal(everyone.algorithm.noise.correlation.matrix(6), C)
-    mu = report_privacy(everyone, attackers="none").headline["mu"]
+    mu = report_privacy(everyone, attackers="none").headline.mu
     C = everyone.algorithm.noise.correlation.matrix(6)
     assert mu >= math.sqrt((C.T @ C).sum()) * (1 - 1e-9)
 
@@ -234,10 +234,11 @@ def test_poisson_batches_are_about_a_record_that_counts_as_nothing(name):
     began = begun(algorithm(name, sigma=1.5), net, "poisson:0.25", rounds=20)
     found = report_privacy(began, delta=DELTA, attackers="none")
     wanted = poisson(3.0, 0.25, 20)
-    assert found.sampled == pytest.approx(wanted, rel=1e-9)
-    assert found.headline["epsilon"] == pytest.approx(wanted, rel=1e-9)
-    assert found.headline["change"] == "zero-out"
-    assert "made to count as nothing" in found.headline["assumptions"][0]
+    assert found.sampled.epsilon == pytest.approx(wanted, rel=1e-9)
+    assert found.headline.epsilon == pytest.approx(wanted, rel=1e-9)
+    assert found.headline.change == "zero-out"
+    assert found.headline.assumptions[0].kind is AssumptionKind.SAMPLED_BATCHES
+    assert "made to count as nothing" in str(found.headline.assumptions[0])
     unsampled = epsilon_of(math.sqrt(19 if name == "dp2sgd" else 20) / 1.5, DELTA)  # its last step is never sent
     assert found.document()["views"][0]["headline"]["epsilon"] == pytest.approx(unsampled)
 
@@ -249,10 +250,10 @@ def test_fixed_batches_are_about_a_replaced_record_of_the_smallest_shard():
     assert began.algorithm.sensitivity == pytest.approx(2 / 3)
     found = report_privacy(began, delta=DELTA, attackers="none")
     wanted = max(fixed(4.0, 3, held, 20) for held in (12, 13))
-    assert found.sampled == pytest.approx(wanted, rel=1e-9)
+    assert found.sampled.epsilon == pytest.approx(wanted, rel=1e-9)
     plain = epsilon_of(math.sqrt(20) / 4, DELTA)
     assert found.epsilon == pytest.approx(min(wanted, plain))
-    assert found.headline["change"] == "replace"
+    assert found.headline.change == "replace"
 
 
 def test_poisson_on_shards_of_unequal_size_takes_the_worst_node():
@@ -260,7 +261,7 @@ def test_poisson_on_shards_of_unequal_size_takes_the_worst_node():
     began = begun(algorithm("dp-d-sgd", sigma=1.5), RING, "poisson:0.25", rounds=20, what=job(data=data))
     most = 2 / (0.25 * 12)
     assert began.algorithm.sensitivity == pytest.approx(most)
-    assert report_privacy(began, attackers="none").sampled == pytest.approx(poisson(3.0, 0.25, 20), rel=1e-9)
+    assert report_privacy(began, attackers="none").sampled.epsilon == pytest.approx(poisson(3.0, 0.25, 20), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +277,7 @@ def test_sampling_that_is_not_proven_counts_for_nothing_and_says_so(name, settin
     found = report_privacy(began, attackers="none")
     assert found.sampled is None
     assert reason in found.refusals[0]
-    assert found.headline is None or found.headline["change"] == "replace"
+    assert found.headline is None or found.headline.change == "replace"
     assert found.document()["sigma"] == 1.0
 
 
@@ -284,7 +285,7 @@ def test_sampling_counts_for_records_alone_and_for_clipped_examples_alone():
     for clip, adjacency in (("per-example", "user"), ("whole-gradient", "record")):
         found = report_privacy(begun(algorithm("dp-d-sgd", sigma=1.0), RING, "poisson:0.25", clip, adjacency=adjacency))
         assert found.sampled is None
-        assert found.headline["mu"] == pytest.approx(2.0)
+        assert found.headline.mu == pytest.approx(2.0)
 
 
 def test_decor_under_sampling_has_the_noise_of_one_round_given_all_others():
@@ -293,7 +294,7 @@ def test_decor_under_sampling_has_the_noise_of_one_round_given_all_others():
     laplacian = 2 * np.eye(5) - np.roll(np.eye(5), 1, 0) - np.roll(np.eye(5), -1, 0)
     alone = 1 / math.sqrt(np.linalg.inv(np.eye(5) + 4 * laplacian)[0, 0])
     found = report_privacy(begun(decor, RING, "poisson:0.25", rounds=20), attackers="none")
-    assert found.sampled == pytest.approx(poisson(2 * alone, 0.25, 20), rel=1e-6)
+    assert found.sampled.epsilon == pytest.approx(poisson(2 * alone, 0.25, 20), rel=1e-6)
 
 
 def test_a_neighbour_that_shares_secrets_is_the_headline():
@@ -301,16 +302,16 @@ def test_a_neighbour_that_shares_secrets_is_the_headline():
     began = begun(algorithm("decor", sigma=1.0, sigma_pair=5.0), metropolis("path:2"), what=job(2), rounds=3)
     some, found = report_privacy(began, attackers="none"), report_privacy(began, attackers="all")
     assert some.accounts[0].mu ** 2 == pytest.approx(1.53, abs=0.005)
-    assert "a neighbour, who does, can learn more" in some.accounts[0].assumptions[-1]
-    assert some.headline["mu"] ** 2 == pytest.approx(3.0)
-    assert some.headline["view"] == "everyone with the secrets of 0,1"
-    assert found.headline["mu"] ** 2 == pytest.approx(3.0)
-    assert found.headline["view"].startswith("node:")
+    assert some.accounts[0].assumptions[-1].kind is AssumptionKind.NO_SHARED_SECRETS
+    assert some.headline.mu**2 == pytest.approx(3.0)
+    assert str(some.headline.view) == "everyone with the secrets of 0,1"
+    assert found.headline.mu**2 == pytest.approx(3.0)
+    assert found.headline.view in (views.node(0), views.node(1))
     sampled = report_privacy(
         begun(began.algorithm, began.topology, "poisson:0.25", what=job(2), rounds=3), attackers="all"
     )
-    assert SECRETS in sampled.document()["sampled"]["assumptions"]
-    assert sampled.sampled < sampled.epsilon == pytest.approx(found.epsilon)
+    assert AssumptionKind.NO_SHARED_SECRETS.of() in sampled.sampled.assumptions
+    assert sampled.sampled.epsilon < sampled.epsilon == pytest.approx(found.epsilon)
 
 
 @pytest.mark.parametrize("attackers", ["none", [2], 2, "auto", "all"])
@@ -318,7 +319,7 @@ def test_secrets_are_known_to_whoever_was_not_accounted_for(attackers):
     """The hub of a star shares a secret with everybody, and only a node's own noise is left."""
     decor = algorithm("decor", sigma=3.0, sigma_pair=9.0)
     found = report_privacy(begun(decor, metropolis("star:5"), rounds=16), attackers=attackers)
-    assert found.headline["mu"] == pytest.approx(4 / 3)
+    assert found.headline.mu == pytest.approx(4 / 3)
     assert found.over_rounds()[0]["epsilon"] == pytest.approx(epsilon_of(1 / 3, DELTA))
 
 
@@ -326,7 +327,8 @@ def test_secrets_are_known_to_whoever_was_not_accounted_for(attackers):
 def test_models_that_hold_more_than_was_sent_are_not_covered(name, kept):
     adjacency = "user" if name == "zip-dl" else "record"
     found = report_privacy(begun(algorithm(name, sigma=1.0), RING, adjacency=adjacency, rounds=3)).headline
-    assert (KEPT in found["assumptions"]) == kept
+    assert (AssumptionKind.MESSAGES_ONLY.of() in found.assumptions) == kept
+    assert found.covers_final_models != kept
 
 
 # --- calibration ---------------------------------------------------------------------------------------------------
@@ -352,10 +354,10 @@ def test_calibration_meets_the_target_and_wastes_nothing(name, batch, epsilon):
     began = begun(algorithm(name, sigma=1.0, **NOISY[name]), net, batch, rounds=20)
     met = calibrate_run(began, epsilon=epsilon, delta=DELTA, attackers="none")
     assert report_privacy(met, delta=DELTA, attackers="none").epsilon <= epsilon
-    sigma = getattr(met.algorithm.noise, "sigma", None) or met.algorithm.noise.parts[0].sigma
-    less = replace(met, algorithm=with_sigma(met.algorithm, 0.99 * sigma))
-    assert report_privacy(less, delta=DELTA, attackers="none").epsilon > epsilon
-    assert (met.algorithm.sensitivity, met.gradients) == (began.algorithm.sensitivity, began.gradients)
+    run = met.training_run
+    sigma = getattr(run.algorithm.noise, "sigma", None) or run.algorithm.noise.parts[0].sigma
+    assert report_privacy(met.at_sigma(0.99 * sigma), delta=DELTA, attackers="none").epsilon > epsilon
+    assert (run.algorithm.sensitivity, run.gradients) == (began.algorithm.sensitivity, began.gradients)
 
 
 @pytest.mark.parametrize("attackers", ["all", "none", [1]])
@@ -405,7 +407,7 @@ def test_a_small_step_on_normalised_features_is_convex_training():
     assert found.convexity.startswith("checked: logistic regression, L = 0.25 ")
     seen = found.accounts[1]
     assert {guarantee.kind for guarantee in seen.guarantees} == {"any-training", "convex-training", "fixed-streams"}
-    assert seen.of(4, "convex-training").mu < 0.5 * found.headline["mu"]
+    assert seen.of(4, "convex-training").mu < 0.5 * found.headline.mu
     assert seen.of(4, "convex-training").mu >= seen.of(4, "fixed-streams").mu
     assert found.accounts[0].kind == "any-training"
 
@@ -521,7 +523,7 @@ def test_no_noise_is_infinite(clip):
         assert found.epsilon == math.inf
         json.dumps(found.document(), allow_nan=False)
         if found.headline is not None:
-            assert found.headline["epsilon"] == "inf"
+            assert found.document()["headline"]["epsilon"] == "inf"
 
 
 def test_noise_at_some_nodes_only_is_infinite_for_the_others():
@@ -573,8 +575,8 @@ def test_attackers_that_are_not_there_are_refused():
 def test_large_runs_are_sampled_unasked(monkeypatch):
     began = begun(algorithm("dp-d-sgd", sigma=2.0), RING, rounds=10)
     for limit, said in ((150, "a sample of 3 of 5 nodes"), (10, "a sample of 1 of 5"), (4, "none")):
-        monkeypatch.setattr("sottovoce.run.privacy_report.NODE_ROUNDS", limit)
-        monkeypatch.setattr("sottovoce.run.privacy_report.LARGEST", 10 * limit)
+        monkeypatch.setattr("sottovoce.run.attackers.NODE_ROUNDS", limit)
+        monkeypatch.setattr("sottovoce.run.attackers.LARGEST", 10 * limit)
         assert report_privacy(began).attackers.startswith(said)
 
 
@@ -596,4 +598,4 @@ def test_data_that_ships_is_promised_what_its_shards_allow():
     what = task(digits, partition(digits, 5), models.model("softmax", digits))
     began = begun(algorithm("dp-d-sgd", sigma=2.0), RING, "cycle:4x3", what=what, rounds=12)
     assert began.algorithm.sensitivity == pytest.approx(2 / (min(map(len, what.shards.indices)) / 3))
-    assert report_privacy(began, attackers="none").headline["mu"] == pytest.approx(1.0)
+    assert report_privacy(began, attackers="none").headline.mu == pytest.approx(1.0)

@@ -22,7 +22,9 @@ from sottovoce import (
     views,
 )
 from sottovoce.core.participation import parse_participation
+from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.exact import routes
+from sottovoce.privacy.guarantee import TrainingProof
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.published_bounds import published
 from sottovoce.privacy.published_formulas import (
@@ -256,7 +258,7 @@ def test_muffliato_theorem_1_misses_what_messages_tell_together():
     assert found.squares[at] == formula
     assert found.exact[at] == pytest.approx(0.586, abs=5e-4)  # own noise known: a little more
     assert found.below[at]
-    assert found.guarantees[at].assumptions[-1] == "BELOW the exact loss by a factor 23 in mu^2: not a bound"
+    assert found.guarantees[at].assumptions[-1].sentence == "BELOW the exact loss by a factor 23 in mu^2: not a bound"
 
 
 def test_muffliato_theorem_1_at_the_far_end_of_a_path():
@@ -296,7 +298,7 @@ def test_muffliato_theorem_6_forgets_what_stays_in_the_network():
     found = figures("dp-d-sgd", metropolis("ring:6"), views.node(0), 5)["muffliato Theorem 6"]
     same(found.squares, [5, 0, 0, 0, 5])
     assert found.below.tolist() == [False, True, True, True, False]
-    assert found.guarantees[2].assumptions[-1] == "BELOW the exact loss, 0 against mu = 0.407: not a bound"
+    assert found.guarantees[2].assumptions[-1].sentence == "BELOW the exact loss, 0 against mu = 0.407: not a bound"
     assert found.exact[2] == pytest.approx(0.407**2, rel=2e-3)
 
 
@@ -404,9 +406,9 @@ def test_guarantees_are_marked_as_published_and_never_proven():
         assert [g.distance for g in figure.guarantees] == [1, 2, 3, 2, 1]
         for guarantee, square, below in zip(figure.guarantees, figure.squares, figure.below, strict=True):
             assert guarantee.kind == "as-published"
-            assert guarantee.proven_for_training is False
+            assert guarantee.proven_for_training is TrainingProof.NOT_PROVEN
             assert guarantee.rdp(3.0) == pytest.approx(3 * square / 2)
-            assert below == any(text.startswith("BELOW the exact loss") for text in guarantee.assumptions)
+            assert below == any(one.kind is AssumptionKind.BELOW_EXACT_LOSS for one in guarantee.assumptions)
     assert found["local bound"].guarantees[0].mu == pytest.approx(math.sqrt(5 / 4))
 
 

@@ -38,7 +38,7 @@ def test_a_run_prints_and_a_second_one_only_reads(sotto, here, monkeypatch):
     assert sorted(os.listdir(here / "runs" / "try")) == [
         "checkpoint.npz", "config.json", "lock", "metrics.jsonl", "privacy.json", "report.html", "result.json"
     ]  # fmt: skip
-    monkeypatch.setattr("sottovoce.run.execute.build", lambda *_: pytest.fail("ran again"))
+    monkeypatch.setattr("sottovoce.run.execute.build_accountant", lambda *_: pytest.fail("ran again"))
     assert sotto("run try.toml") == (0, out, "")
     assert sotto("run runs/try/config.json") == (0, out, "")
     document = json.loads(sotto("run try.toml --json")[1])

@@ -300,6 +300,6 @@ def test_what_does_not_fit_is_refused_before_the_first_round(change, message):
 def test_what_is_promised_is_about_what_ran():
     what = job(4).gradients("cycle:3x4", "per-example", 1.0)
     run = simulate(algorithm("dp-d-sgd", sigma=2.0), metropolis("ring:4"), what, rounds=12, delta=1e-6, test_rows=5)
-    assert run.guarantees.headline["mu"] == pytest.approx(math.sqrt(3) / 2)
+    assert run.guarantees.headline.mu == pytest.approx(math.sqrt(3) / 2)
     assert run.guarantees.delta == 1e-6
     assert run.guarantees is run.guarantees

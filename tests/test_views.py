@@ -20,9 +20,10 @@ from sottovoce import (
 )
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.closedness import closedness
-from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, trace_noisy_gradients
+from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import observe
-from sottovoce.privacy.views import parse_view
+from sottovoce.privacy.views import parse_view, read_view
+from sottovoce.tracing.policy import trace_noisy_gradients
 
 EVERY = parse_participation("every")
 
@@ -41,11 +42,31 @@ def test_views_by_name(spec, expected):
 
 
 @pytest.mark.parametrize(
-    "spec", ["nobody", "node:", "node:x", "node:-1", "coalition:", "coalition:1,", "eavesdropper:1"]
+    "spec", ["nobody", "node", "node:", "node:0,1", "everyone:0", "coalition:", "coalition:1,", "eavesdropper:1"]
 )
 def test_unknown_views(spec):
     with pytest.raises(InputError, match="known: everyone, node:A"):
         parse_view(spec)
+
+
+@pytest.mark.parametrize("spec", ["node:x", "node:-1", "coalition:0,x", "eavesdropper:0>x"])
+def test_nodes_that_no_graph_has(spec):
+    with pytest.raises(InputError, match=r"there is no node called '(x|-1)' in this graph; its nodes are numbers"):
+        parse_view(spec)
+
+
+def test_views_by_the_names_of_nodes():
+    labels = ["Charite", "Hill", "Mercy"]
+    assert parse_view("coalition:Mercy,0", labels=labels) == views.coalition(0, 2)
+    assert parse_view("eavesdropper:Hill>Mercy", labels=labels) == views.eavesdropper((1, 2))
+    with pytest.raises(InputError, match=r"no node called 'Rest' in this graph; its nodes are: Charite, Hill, Mercy;"):
+        parse_view("node:Rest", labels=labels)
+
+
+@pytest.mark.parametrize("secrets", [(), (1, 3), tuple(range(20))])
+def test_views_are_read_as_they_are_written(secrets):
+    for view in (views.everyone(secrets_of=secrets), views.coalition(2, 5), views.eavesdropper((0, 1), (2, 1))):
+        assert read_view(str(view)) == view
 
 
 def test_views_must_leave_somebody():

@@ -75,7 +75,7 @@ def _limited(found: dict[str, Any] | None) -> bool:
 
 
 def _words(runs: list[dict[str, Any]]) -> list[str]:
-    from sottovoce.privacy.final_models import PUBLISHED
+    from sottovoce.privacy.assumptions import FINAL_MODELS
 
     lines = [f"Epsilon at delta {runs[0]['delta']:g}; whoever hears every message, or one node, is the adversary."]
     for adjacency, about in ABOUT.items():
@@ -85,7 +85,7 @@ def _words(runs: list[dict[str, Any]]) -> list[str]:
             lines.append(f"{', '.join(names)}: {about}.")
     kept = dict.fromkeys(one["algorithm"] for one in runs if _limited(one["everyone"]) and not one["models_covered"])
     if kept:
-        lines.append(f"{', '.join(kept)}: not covered are {PUBLISHED}.")
+        lines.append(f"{', '.join(kept)}: not covered are {FINAL_MODELS}.")
     confidence = runs[0]["attack"]["confidence"]
     lines.append(
         "Members: every node tells its neighbours' training rows from others by their models; 0.5 is guessing, "

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import inspect
-import re
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -48,13 +47,15 @@ def _algorithms() -> Iterable[str]:
 
 
 def _views() -> Iterable[str]:
-    return ("everyone", "node:", "coalition:", "eavesdropper:")
+    from sottovoce.privacy.views import FORMS
+
+    return (f"{form.word}:" if form.operands else form.word for form in FORMS)
 
 
 def _adjacencies() -> Iterable[str]:
-    from sottovoce.core.adjacency import ADJACENCIES
+    from sottovoce.core.adjacency import Adjacency
 
-    return ADJACENCIES
+    return Adjacency
 
 
 SPEC = "e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz"
@@ -155,29 +156,24 @@ class Setting:
 
     def system(self, sigma: float) -> "LinearSystem":
         """What runs, traced."""
-        from sottovoce.core.compression import Identity
-        from sottovoce.privacy.noisy_gradients import trace_noisy_gradients
-        from sottovoce.tracing.tracer import trace
+        from sottovoce.tracing.policy import trace_possible
 
         build, net = self.chosen
-        built = build(sigma)
-        return (trace if isinstance(built.compression, Identity) else trace_noisy_gradients)(
-            built, net, rounds=self.rounds
-        )
+        return trace_possible(build(sigma), net, rounds=self.rounds)
 
     @property
     def adversary(self) -> "View":
         """The view, names turned into numbers."""
         from sottovoce.privacy.views import parse_view
 
-        head, colon, rest = self.view.partition(":")
-        numbered = re.sub(r"[^,>]+", lambda found: str(self._node(found[0])), rest) if colon else ""
-        return parse_view(head + colon + numbered, secure_sum=self.secure_sum)
+        return parse_view(self.view, labels=self.labels, secure_sum=self.secure_sum)
 
     @property
     def victims(self) -> list[int] | None:
         """Only these nodes; None for all."""
-        return [self._node(name) for name in self.victim] if self.victim else None
+        from sottovoce.privacy.views import node_number
+
+        return [node_number(name, self.labels) for name in self.victim] if self.victim else None
 
     @property
     def labels(self) -> list[str] | None:
@@ -191,17 +187,6 @@ class Setting:
     def name(self, node: int | None) -> str:
         """A node as its user calls it."""
         return str(node) if node is None or self.labels is None else f"{node} ({self.labels[node]})"
-
-    def _node(self, name: str) -> int:
-        if name.isdigit():
-            return int(name)
-        labels = self.labels or []
-        if name not in labels:
-            known = ", ".join(labels[:5]) + (", ..." if len(labels) > 5 else "")
-            raise InputError(
-                f"node {name!r}", f"nodes are numbers from 0{f', or {known}' if labels else ''}", "name one of them"
-            )
-        return labels.index(name)
 
 
 def with_setting(command: Callable[..., None]) -> Callable[..., None]:

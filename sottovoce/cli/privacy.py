@@ -32,7 +32,7 @@ def account_(
 ) -> None:
     """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
     from sottovoce.privacy.accountant import account
-    from sottovoce.privacy.guarantee import KINDS, PUBLISHED
+    from sottovoce.privacy.guarantee import KINDS, Kind
 
     _fits_together(setting, all_pairs, published, lipschitz, out)
     with doing(f"tracing {setting.algorithm} on {setting.graph}"):
@@ -47,7 +47,7 @@ def account_(
             adjacency=setting.adjacency,
             participation=setting.participation,
             convex=setting.convex,
-            kinds=(*KINDS, PUBLISHED) if published else KINDS,
+            kinds=tuple(Kind) if published else KINDS,
             lipschitz=lipschitz,
             victims=setting.victims,
         )
@@ -107,12 +107,12 @@ def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[st
 
 def _by_distance(result: "Account", delta: float) -> Table:
     """Epsilon by kind and by distance from the view: least, mean and largest over victims."""
-    from sottovoce.privacy.guarantee import PUBLISHED
+    from sottovoce.privacy.guarantee import Kind
 
     table = [["kind", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
     groups: dict[tuple[str, int | None], list[Guarantee]] = {}
     for guarantee in result.guarantees:
-        if guarantee.kind != PUBLISHED:
+        if guarantee.kind is not Kind.AS_PUBLISHED:
             groups.setdefault((guarantee.kind, guarantee.distance), []).append(guarantee)
     for (kind, distance), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
         columns = []
@@ -125,18 +125,19 @@ def _by_distance(result: "Account", delta: float) -> Table:
 
 def _as_published(result: "Account") -> Table:
     """One line a formula: its range over victims, and for how many it is below the exact loss."""
-    from sottovoce.privacy.guarantee import PUBLISHED
+    from sottovoce.privacy.assumptions import AssumptionKind
+    from sottovoce.privacy.guarantee import Kind
 
     table = [["as published", "victims", "mu min", "max", "below the exact loss"]]
     formulas: dict[str, list[Guarantee]] = {}
     for guarantee in result.guarantees:
-        if guarantee.kind == PUBLISHED:
-            formulas.setdefault(guarantee.assumptions[0], []).append(guarantee)
+        if guarantee.kind is Kind.AS_PUBLISHED:
+            formulas.setdefault(guarantee.assumptions[0].sentence, []).append(guarantee)
     for name, found in formulas.items():
-        below = sum(any(word.startswith("BELOW") for word in g.assumptions) for g in found)
+        below = sum(one.kind is AssumptionKind.BELOW_EXACT_LOSS for g in found for one in g.assumptions)
         mus = [g.mu for g in found]
-        said = f"for {below}: not a bound" if below else "no"
-        table.append([name, str(len(found)), round_up(min(mus)), round_up(max(mus)), said])
+        verdict = f"for {below}: not a bound" if below else "no"
+        table.append([name, str(len(found)), round_up(min(mus)), round_up(max(mus)), verdict])
     return table
 
 
@@ -144,10 +145,12 @@ def _all_pairs(setting: Setting, system: "LinearSystem", sigma: float, out: Path
     """Fixed-streams figures for every attacker and victim, and what is proven for training."""
     import numpy as np
 
+    from sottovoce.core.json_numbers import to_json
     from sottovoce.core.participation import parse_participation
     from sottovoce.privacy import all_pairs
     from sottovoce.privacy.accountant import account
     from sottovoce.privacy.gaussian_dp import epsilon_of
+    from sottovoce.privacy.guarantee import Kind
 
     if system.only_gradients:
         raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; drop --all-pairs")
@@ -169,11 +172,11 @@ def _all_pairs(setting: Setting, system: "LinearSystem", sigma: float, out: Path
     proven = None if whole.headline is None else whole.headline.document(delta)
     document = {
         **_what(setting, sigma), "algorithm": system.algorithm.name, "topology": system.topology.name,
-        "rounds": system.rounds, "secure_sum": setting.secure_sum, "delta": delta, "kind": "fixed-streams",
+        "rounds": system.rounds, "secure_sum": setting.secure_sum, "delta": delta, "kind": Kind.FIXED_STREAMS.value,
         "proven_for_training": averaging, "pairs": len(others),
-        **{name: "inf" if np.isinf(value) else value for name, value in figures.items()},
+        **{name: to_json(value) for name, value in figures.items()},
         "proven_for_everyone": proven,
-        "mu": [["inf" if np.isinf(x) else x for x in row] for row in mu.tolist()],
+        "mu": [[to_json(value) for value in row] for row in mu.tolist()],
     }  # fmt: skip
     shown = {key: document[key] for key in ("algorithm", "topology", "rounds", "delta", "kind", "pairs")}
     table = [*facts(shown), *([name.replace("_", " "), round_up(value)] for name, value in figures.items())]

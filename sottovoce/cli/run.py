@@ -208,11 +208,12 @@ def _sweep(
 
 def _facts(result: "Document") -> Table:
     """What one run came to."""
-    from sottovoce.privacy.final_models import KEPT, PUBLISHED
+    from sottovoce.privacy.assumptions import FINAL_MODELS
+    from sottovoce.privacy.guarantee import Headline
 
     last = result["metrics"]
     metric = next(key for key in ("accuracy", "rmse") if key in last)
-    kept = result["headline"] is not None and KEPT in result["headline"]["assumptions"]
+    headline = None if result["headline"] is None else Headline.read(result["headline"])
     shown: dict[str, Any] = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
@@ -220,7 +221,7 @@ def _facts(result: "Document") -> Table:
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**last[metric]),
         "sent": f"{last['messages']:,} messages, {size(last['bytes'])}{_between(last)}",
         "epsilon": _epsilon(result),
-        **({"not covered": PUBLISHED} if kept else {}),
+        **({} if headline is None or headline.covers_final_models else {"not covered": FINAL_MODELS}),
         "seconds of training": f"{result['seconds']:.1f}",
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",

@@ -13,7 +13,7 @@ from typing import Any
 from sottovoce.attacks.run_attacks import attack, keep, solve, stored_attack
 from sottovoce.config import Document, changed, read
 from sottovoce.core.files import check_folder
-from sottovoce.privacy.final_models import KEPT
+from sottovoce.privacy.guarantee import Headline
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.parallel import run_experiments
@@ -52,7 +52,7 @@ class Shown:
             "accuracy": last["accuracy"], "bytes": last["bytes"], "proven_for": self.privacy["adjacency"],
             "delta": self.privacy["delta"], "everyone": None if headline is None else _kept(headline),
             "worst_node": worst_node(self.privacy),
-            "models_covered": headline is not None and KEPT not in headline["assumptions"],
+            "models_covered": headline is not None and Headline.read(headline).covers_final_models,
             "attack": {"name": ATTACK, "auc": self.attack["auc"], "confidence": self.attack["confidence"]},
             "sharpest_gradient": min((one["deviation"] for one in self.solved["nodes"]), key=float),
         }  # fmt: skip

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.adjacency import ADJACENCIES
+from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise_sources import generator
 from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
@@ -96,9 +96,7 @@ class Batches:
 
     def participation(self, adjacency: str = "record") -> Participation:
         """In which rounds a changed record, or a node whose data changes, can show."""
-        if adjacency not in ADJACENCIES:
-            raise InputError(f"adjacency {adjacency!r}", f"known: {', '.join(ADJACENCIES)}", "choose one of them")
-        return self._of_record() if adjacency == "record" else Participation()
+        return self._of_record() if parse_adjacency(adjacency) is Adjacency.RECORD else Participation()
 
     def _of_record(self) -> Participation:
         return Participation()

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.adjacency import ADJACENCIES
+from sottovoce.core.adjacency import Adjacency, Change, parse_adjacency, parse_change
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches
 from sottovoce.privacy.convexity import CLIPPING
@@ -36,8 +36,6 @@ from sottovoce.privacy.convexity import CLIPPING
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-CHANGES = ("replace", "zero-out")
 
 SLACK = 32
 """Clipped norms stay this many units of rounding below the bound: norms are right to about 3 of them."""
@@ -77,14 +75,11 @@ class Clipping:
         `record`: one record is replaced, or zeroed out (it counts as nothing, the divisor stays). `user`: all of a
         node's data is. A whole gradient turns as far for one record as for all of them.
         """
-        if adjacency not in ADJACENCIES:
-            raise InputError(f"adjacency {adjacency!r}", f"known: {', '.join(ADJACENCIES)}", "choose one of them")
-        if change not in CHANGES:
-            raise InputError(f"change {change!r}", f"known: {', '.join(CHANGES)}", "choose one of them")
-        sides = 2 if change == "replace" else 1
+        by_record = parse_adjacency(adjacency) is Adjacency.RECORD
+        sides = 2 if parse_change(change) is Change.REPLACE else 1
         if self.kind == "whole-gradient":
-            return np.full(drawn.nodes, self.bound * (2 if adjacency == "record" else sides))
-        changed = np.ones(drawn.nodes) if adjacency == "record" else drawn.largest
+            return np.full(drawn.nodes, self.bound * (2 if by_record else sides))
+        changed = np.ones(drawn.nodes) if by_record else drawn.largest
         return sides * self.bound * changed / drawn.divisors
 
     def sensitivity(self, drawn: Batches, adjacency: str = "record", change: str = "replace") -> float:

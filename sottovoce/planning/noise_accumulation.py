@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
-from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.linear_system import LinearSystem, map_equal_steps
 
 ENTRIES = 3e7
 """About how many responses of models to noise are held at once; of larger graphs some nodes stand for all."""
@@ -59,11 +58,6 @@ def _responses(system: LinearSystem, pick: NDArray[np.float64]) -> Iterator[NDAr
     state, _, noise = last.split(last.models)
     yield pick @ noise
     reach = pick @ state
-    known: dict[int, tuple[sparse.csr_array, sparse.csr_array]] = {}
-    for step in reversed(system.steps[:-1]):
-        if id(step) not in known:
-            before, _, enters = step.split(step.state_out)
-            known[id(step)] = before, enters
-        before, enters = known[id(step)]
+    for before, _, enters in reversed(map_equal_steps(lambda step: step.split(step.state_out), system.steps[:-1])):
         yield reach @ enters
         reach = reach @ before

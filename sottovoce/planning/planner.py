@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +24,6 @@ import numpy as np
 
 from sottovoce.algorithms.registry import algorithm, examples
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.compression import Identity, RandomK
 from sottovoce.core.graphs import Graph
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.participation import parse_participation
@@ -33,12 +32,12 @@ from sottovoce.core.topologies import Topology, suited, weigh
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.accountant import Account, account
-from sottovoce.privacy.calibration import Calibrated, calibrated
+from sottovoce.privacy.calibration import Calibrated, Target, calibrated, in_proportion
+from sottovoce.privacy.covering_views import covering_views
 from sottovoce.privacy.gaussian_dp import mu_of
-from sottovoce.privacy.guarantee import Guarantee
+from sottovoce.privacy.guarantee import Guarantee, Kind
 from sottovoce.privacy.views import parse_view
-from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.tracer import Coordinate, trace
+from sottovoce.tracing.policy import trace_coordinates, trace_possible
 
 if TYPE_CHECKING:
     from sottovoce.learning.batches import Batches
@@ -53,14 +52,8 @@ SIZES = ("sigma", "message_sigma", "sigma_pair", "correlation", "rounds", "parti
 PAIRED = (1.0, 4.0)
 """Secrets that neighbours share are tried at so many times a node's own noise."""
 
-MASKS = 1e8
-"""Most coordinates, over nodes and rounds, for which it is drawn what compression keeps."""
-
-COORDINATES = 4
-"""Where compression keeps some coordinates, so many are traced and averaged."""
-
-NEIGHBOURS = 200
-"""Of so many nodes each is asked what it can learn, where neighbours learn more than strangers."""
+MOST_NODES = 200
+"""Of so many nodes each is accounted for as an adversary, where neighbours learn more than strangers."""
 
 FIRST_ROUNDS = 3
 """So many show whether anything is proven at all."""
@@ -125,7 +118,7 @@ class Question:
 
     def terms(self, rounds: int) -> dict[str, Any]:
         """What is proven of so many rounds: settings of `account`."""
-        kinds = ("any-training", "convex-training") if self.convex else ("any-training",)
+        kinds = (Kind.ANY_TRAINING, Kind.CONVEX_TRAINING) if self.convex else (Kind.ANY_TRAINING,)
         scheme = parse_participation(self.participation).within(rounds)
         return {"adjacency": self.adjacency, "participation": scheme, "convex": self.convex, "kinds": kinds}
 
@@ -296,45 +289,32 @@ def _calibrated(question: Question, built: Algorithm, net: Topology) -> Calibrat
 def _scaled(question: Question, build: Callable[[float], Algorithm], net: Topology) -> Calibrated:
     """The least sigma where secrets that neighbours share grow with it: mu falls as one over both.
 
-    A neighbour can learn more than whoever hears everything, so that the target has to hold for each node as well.
+    The target has to hold for every adversary that a headline must hold for, each node among them.
     """
-    whom = [question.view]
-    if question.view == "everyone" and net.n > 1:
-        if net.n > NEIGHBOURS:
-            raise Unaccountable(f"{SECRETS}, and of {net.n} nodes not each is asked")
-        whom += [f"node:{node}" for node in range(net.n)]
+    nodes = range(net.n) if net.n > 1 else ()
+    adversaries = covering_views(parse_view(question.view), build(1.0), net, nodes=nodes)
+    if len(adversaries) > 1 and net.n > MOST_NODES:
+        raise Unaccountable(f"{SECRETS}, and of {net.n} nodes not each is asked")
+    target = Target(question.epsilon, question.delta)
 
     def worst(sigma: float) -> Account:
-        system = trace(build(sigma), net, rounds=question.rounds)
-        return max((account(system, one, **question.terms(question.rounds)) for one in whom), key=lambda one: one.mu)
+        system = trace_possible(build(sigma), net, rounds=question.rounds)
+        terms = question.terms(question.rounds)
+        return max((account(system, view, **terms) for view in adversaries), key=lambda found: found.mu)
 
-    sigma = worst(1.0).mu / mu_of(question.epsilon, question.delta) * (1 + 1e-9)
-    found = worst(sigma)
-    if not found.epsilon(question.delta) <= question.epsilon:
-        raise Unaccountable(f"no sigma protects everybody from {found.view}: some signal is not covered by noise")
-    return Calibrated(sigma, found)
+    reference = worst(1.0)
+    return Calibrated(0.0, reference) if reference.mu == 0 else in_proportion(worst, reference, target, margin=1e-9)
 
 
 def _predicted(question: Question, ready: Algorithm, net: Topology) -> tuple[float | None, float | None, str]:
     """Errors of the average model and of a node over all coordinates, or why there are none."""
     try:
-        found = [noise_in_models(system) for system in _traced(question, ready, net)]
+        systems = trace_coordinates(ready, net, rounds=question.rounds, dimension=question.dimension)
+        found = [noise_in_models(system) for system in systems]
     except Unaccountable as refusal:
         return None, None, str(refusal)
     average, node = np.mean(found, axis=0) * question.sensitivity**2 * question.dimension
     return float(average), float(node), ""
-
-
-def _traced(question: Question, ready: Algorithm, net: Topology) -> Iterator[LinearSystem]:
-    if isinstance(ready.compression, Identity):
-        yield trace(ready, net, rounds=question.rounds)
-        return
-    if not isinstance(ready.compression, RandomK):
-        raise Unaccountable(f"{ready.compression.name} is not linear, so its error is not predicted")
-    if question.rounds * net.n * question.dimension > MASKS:
-        raise Unaccountable(f"{ready.compression.name}: too many coordinates to draw, so its error is not predicted")
-    for index in np.linspace(0, question.dimension - 1, min(COORDINATES, question.dimension)).astype(int):
-        yield trace(ready, net, rounds=question.rounds, coordinate=Coordinate(int(index), question.dimension))
 
 
 def _bytes_per_node(question: Question, ready: Algorithm, net: Topology) -> float:

@@ -22,8 +22,8 @@ from scipy import sparse
 
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.views import View
-from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
+from sottovoce.privacy.views import View, ViewKind
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equal_steps
 
 Array = NDArray[np.float64]
 
@@ -50,15 +50,11 @@ class Coupling:
 
 def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
     """The rounds of a system as the coupling sees them; refuses what the bound is not proven for."""
-    if view.kind == "everyone" or view.kind == "eavesdropper":
+    if view.kind is not ViewKind.COALITION:
         raise Unaccountable(f"the absorption bound is about nodes that hear a part; the view is {view}")
     if system.correlation is not None:
         raise Unaccountable(f"{system.algorithm.name}: noise correlated over rounds is not fresh, so it cannot absorb")
-    made: dict[int, Coupling] = {}
-    for step in system.steps:
-        if id(step) not in made:
-            made[id(step)] = _couple_step(system, step, view)
-    return tuple(made[id(step)] for step in system.steps)
+    return map_equal_steps(lambda step: _couple_step(system, step, view), system.steps)
 
 
 def _couple_step(system: LinearSystem, step: StepMatrices, view: View) -> Coupling:
@@ -179,7 +175,7 @@ def _solve(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArra
     carried = [np.zeros(shape) for _ in range(T)]
     best, _ = _evaluate(rounds, impulses, carried, forced)
     extra = max((_norm(c.summed) for c in rounds if c.summed is not None), default=0.0)
-    largest = max(_norm(matrix) for matrix in {id(c.carry): c.carry for c in rounds}.values())
+    largest = max(_norm(coupling.carry) for coupling in dict.fromkeys(rounds))
     bound = max(float(i.max()) for i in inverse) ** 2 * (1 + largest + extra) ** 2
     if bound == 0:  # no noise anywhere
         return best

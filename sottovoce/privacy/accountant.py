@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.adjacency import ADJACENCIES
+from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.participation import Participation, parse_participation
-from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption import couple, late_cost, least_cost
+from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.convexity import least_weight
+from sottovoce.privacy.covering_views import lacks_secrets
 from sottovoce.privacy.exact import routes
-from sottovoce.privacy.guarantee import KINDS, PUBLISHED, Guarantee
+from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, TrainingProof, parse_kind
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Observation, observe
-from sottovoce.privacy.views import View, parse_view
+from sottovoce.privacy.views import View, ViewKind, parse_view
 from sottovoce.tracing.linear_system import LinearSystem
-
-if TYPE_CHECKING:
-    from sottovoce.core.algorithm import Algorithm
-
 
 UNBOUNDED = 1e100
 """Clipped growth in units of a record's sensitivity, which is smaller than Clip by the unknown size of a batch."""
-
-CLIPPED = "a change of data moves a node's gradient by at most Delta in each round of its participation"
-BOUNDED = "a change of data moves a node's value by at most Delta"
-CONVEX = (
-    "local steps are non-expansive: convex losses, L-smooth, with step size at most {most}; clipping, if any, per "
-    "example and of scalar-output linear models only; no momentum"
-)
-IDEAL = "what a node contributes does not depend on what it heard (averaging, statistics); an idealisation for training"
-SECRETS = "whoever hears everything shares no secret with a node; a neighbour, who does, can learn more"
 
 
 @dataclass(frozen=True)
@@ -45,7 +33,7 @@ class Account:
     """All guarantees of a view. Its own mu, epsilon, kind and assumptions are those of the headline.
 
     The headline is, for the victim that is worst off, the best figure of a kind that is proven for what runs.
-    `refusals` says which kinds were not offered, and why.
+    `kinds` were asked for; `refusals` says which of them were not offered, and why.
     """
 
     system: LinearSystem
@@ -53,6 +41,7 @@ class Account:
     guarantees: tuple[Guarantee, ...]
     headline: Guarantee | None
     refusals: tuple[str, ...]
+    kinds: tuple[Kind, ...]
 
     def _best(self) -> Guarantee:
         if self.headline is None:
@@ -65,12 +54,12 @@ class Account:
         return self._best().mu
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """Kind of the headline."""
         return self._best().kind
 
     @property
-    def assumptions(self) -> tuple[str, ...]:
+    def assumptions(self) -> tuple[Assumption, ...]:
         """What the headline assumes."""
         return self._best().assumptions
 
@@ -84,8 +73,10 @@ class Account:
 
     def of(self, victim: int, kind: str | None = None) -> Guarantee:
         """The guarantee of one victim: of the given kind, or the best that is proven."""
-        mine = [g for g in self.guarantees if g.victim == victim and kind in (None, g.kind)]
-        proven = [g for g in mine if kind is not None or _counts(g, self.system.algorithm.averaging, self._convex)]
+        wanted = None if kind is None else parse_kind(kind)
+        candidates = [g for g in self.guarantees if g.victim == victim and wanted in (None, g.kind)]
+        averaging = self.system.algorithm.averaging
+        proven = [g for g in candidates if wanted is not None or _is_proven(g, averaging, self._convex)]
         if not proven:
             there = sorted({g.kind for g in self.guarantees if g.victim == victim})
             known = f"there are: {', '.join(there)}" if there else "it is not a victim of this view"
@@ -94,7 +85,7 @@ class Account:
 
     @property
     def _convex(self) -> bool:
-        return self.headline is not None and self.headline.kind == "convex-training"
+        return self.headline is not None and self.headline.kind is Kind.CONVEX_TRAINING
 
     def document(self, delta: float) -> dict[str, Any]:
         """As JSON, in the form of the command line's contract."""
@@ -127,7 +118,7 @@ def account(
 
     - `adversary`: who listens, a `View` or its name: `everyone`, `node:3`, `coalition:3,5`, `eavesdropper:0>1`;
     - `adjacency`: what may change, all data of a `user` (a node) or one `record`;
-    - `parse_participation`: in which rounds the change can show, `every`, or `KxB`: K times, B rounds apart;
+    - `participation`: in which rounds the change can show, `every`, or `KxB`: K times, B rounds apart;
     - `convex`: whether local steps are known to be non-expansive, so that `convex-training` counts for the headline;
     - `kinds`: which to compute; `as-published` is not among them unless named, and takes `lipschitz` for ZIP-DL;
     - `victims`: about whom (None: all whom the view does not know).
@@ -139,155 +130,173 @@ def account(
     >>> round(account(system, "node:0").of(5, "fixed-streams").mu, 3)
     0.25
     """
-    scheme = _participation(participation)
-    adversary = parse_view(adversary)
-    if adjacency not in ADJACENCIES:
-        raise InputError(f"adjacency {adjacency!r}", f"known: {', '.join(ADJACENCIES)}", "choose one of them")
-    observation = observe(system, adversary, victims=victims)
-    outsider = shares_secrets(system.algorithm, system.topology)
-    rounds = observation.gradient_rounds
-    scheme.check(rounds)
-    work = _Work(system, adversary, observation, scheme, adjacency)
+    view = parse_view(adversary)
+    wanted = [parse_kind(kind) for kind in kinds]
+    protected = parse_adjacency(adjacency)
+    observation = observe(system, view, victims=victims)
+    scheme = parse_participation(participation)
+    scheme.check(observation.gradient_rounds)
+    work = _Accounting(system, view, observation, scheme, protected, lipschitz)
     found: list[Guarantee] = []
     refusals: list[str] = []
-    unknown = set(kinds) - {*KINDS, PUBLISHED}
-    if unknown:
-        raise InputError(f"kind {unknown.pop()!r}", f"known: {', '.join((*KINDS, PUBLISHED))}", "choose among them")
-    for kind in kinds:
+    for kind in wanted:
         try:
-            if kind == PUBLISHED:
-                found += work.as_published(lipschitz)
-                continue
-            squares, proven, assumptions = getattr(work, kind.replace("-", "_"))()
+            found += work.guarantees(kind)
         except Unaccountable as refusal:
             refusals.append(f"{kind}: {refusal}")
-            continue
-        if len(adversary.secrets_of) < system.n and not adversary.members and outsider:
-            assumptions = (*assumptions, SECRETS)
-        mus = np.sqrt(squares)
-        found += [
-            Guarantee(int(victim), distance, kind, float(mu), proven, assumptions)
-            for victim, distance, mu in zip(observation.victims, observation.distances(), mus, strict=True)
-        ]
-    order = (*KINDS, PUBLISHED)
+    order = list(Kind)
     found.sort(key=lambda guarantee: (guarantee.victim, order.index(guarantee.kind)))
-    return Account(
-        system, adversary, tuple(found), _headline(found, system.algorithm.averaging, convex), tuple(refusals)
-    )
+    headline = _headline(found, system.algorithm.averaging, convex)
+    return Account(system, view, tuple(found), headline, tuple(refusals), tuple(wanted))
 
 
-def shares_secrets(algorithm: Algorithm, topology: Topology) -> bool:
-    """Whether neighbours share noise: then a node can learn more than a stranger who hears everything."""
-    return any(part.sources.kind == "pair" for part in algorithm.noise.local(topology.at(0)))
-
-
-def _participation(spec: str | Participation) -> Participation:
-    return parse_participation(spec)
-
-
-def _counts(guarantee: Guarantee, averaging: bool, convex: bool) -> bool:
+def _is_proven(guarantee: Guarantee, averaging: bool, convex: bool) -> bool:
     """Whether a guarantee is proven for what runs: any kind for averaging, for training those that say so."""
-    proven = guarantee.proven_for_training
-    if guarantee.kind == PUBLISHED:
+    if guarantee.kind is Kind.AS_PUBLISHED:
         return False
-    return averaging or proven is True or (convex and proven == "convex")
+    return averaging or guarantee.proven_for_training.holds(convex=convex)
 
 
 def _headline(found: list[Guarantee], averaging: bool, convex: bool) -> Guarantee | None:
     """For each victim the best proven figure; of those the worst."""
     best: dict[int | None, Guarantee] = {}
     for guarantee in found:
-        if _counts(guarantee, averaging, convex):
+        if _is_proven(guarantee, averaging, convex):
             now = best.get(guarantee.victim)
             best[guarantee.victim] = guarantee if now is None or guarantee.mu < now.mu else now
     return max(best.values(), key=lambda guarantee: guarantee.mu) if best else None
 
 
-class _Work:
+class _Bound(NamedTuple):
+    """mu^2 of every victim, whether it is proven for training, and what it assumes."""
+
+    squares: NDArray[np.float64]
+    proof: TrainingProof
+    assumptions: tuple[Assumption, ...]
+
+
+class _Accounting:
     """One accounting: what the kinds share is computed once."""
 
     def __init__(
-        self, system: LinearSystem, adversary: View, observation: Observation, scheme: Participation, adjacency: str
+        self,
+        system: LinearSystem,
+        view: View,
+        observation: Observation,
+        scheme: Participation,
+        adjacency: Adjacency,
+        lipschitz: float | None,
     ) -> None:
-        self.system, self.view, self.observed, self.scheme, self.adjacency = (
-            system,
-            adversary,
-            observation,
-            scheme,
-            adjacency,
-        )
-        self._exact: NDArray[np.float64] | None = None
+        self.system, self.view, self.observation = system, view, observation
+        self.scheme, self.adjacency, self.lipschitz = scheme, adjacency, lipschitz
+        self._exact: dict[View, NDArray[np.float64]] = {}
 
-    def _losses(self) -> NDArray[np.float64]:
-        if self._exact is None:
-            self._exact = routes.squared(self.observed, self.scheme)
-        return self._exact
+    def guarantees(self, kind: Kind) -> list[Guarantee]:
+        """The guarantees of one kind for every victim; refused where it does not apply."""
+        if kind is Kind.AS_PUBLISHED:
+            return self._as_published()
+        bounds: dict[Kind, Callable[[], _Bound]] = {
+            Kind.ANY_TRAINING: self._any_training,
+            Kind.CONVEX_TRAINING: self._convex_training,
+            Kind.FIXED_STREAMS: self._fixed_streams,
+        }
+        squares, proof, assumptions = bounds[kind]()
+        if lacks_secrets(self.view, self.system.algorithm, self.system.topology):
+            assumptions = (*assumptions, AssumptionKind.NO_SHARED_SECRETS.of())
+        victims, distances = self.observation.victims, self.observation.distances()
+        return [
+            Guarantee(int(victim), distance, kind, float(mu), proof, assumptions)
+            for victim, distance, mu in zip(victims, distances, np.sqrt(squares), strict=True)
+        ]
 
-    def _need_messages(self) -> None:
+    def _exact_losses(self, view: View) -> NDArray[np.float64]:
+        """mu^2 of every victim, exact for fixed streams; of each view once."""
+        if view not in self._exact:
+            seen = self.observation
+            if view != self.view:
+                seen = observe(self.system, view, victims=self.observation.victims.tolist())
+            self._exact[view] = routes.squared(seen, self.scheme)
+        return self._exact[view]
+
+    def _require_messages(self) -> None:
         if self.system.only_gradients:
             raise Unaccountable(self.system.only_gradients)
 
+    def _require_training(self) -> None:
+        if self.system.algorithm.averaging:
+            raise Unaccountable(f"{self.system.algorithm.name} does not train: fixed-streams is its proof")
+
+    def _fixed_streams(self) -> _Bound:
+        """Section 2: the exact loss."""
+        self._require_messages()
+        if self.system.algorithm.averaging:
+            assumed: tuple[AssumptionKind, ...] = (AssumptionKind.BOUNDED_VALUES,)
+        else:
+            assumed = (AssumptionKind.BOUNDED_GRADIENTS, AssumptionKind.FIXED_STREAMS)
+        return _Bound(self._exact_losses(self.view), TrainingProof.NOT_PROVEN, tuple(kind.of() for kind in assumed))
+
+    def _any_training(self) -> _Bound:
+        """The best of: the view given all noisy gradients, clipped growth, the exact loss where the view is closed."""
+        self._require_training()
+        options, reasons = [], []
+        for bound in (self._given_noisy_gradients, self._clipped_growth):
+            try:
+                options.append(bound())
+            except Unaccountable as refusal:
+                reasons.append(str(refusal))
+        closed, open_because = self._closed_view(or_all_messages=not options)
+        if closed is not None:
+            options.append(self._exact_losses(closed))
+        if not options:
+            raise Unaccountable("; ".join([*reasons, *open_because]))
+        return _Bound(np.min(options, axis=0), TrainingProof.PROVEN, (AssumptionKind.BOUNDED_GRADIENTS.of(),))
+
+    def _given_noisy_gradients(self) -> NDArray[np.float64]:
+        return loss_given_noisy_gradients(self.system, self.view, self.observation.victims, self.scheme)
+
+    def _clipped_growth(self) -> NDArray[np.float64]:
+        self._require_messages()
+        growth = 2.0 if self.adjacency is Adjacency.USER else UNBOUNDED
+        hearing_more = replace(self.view, secure_sum=False)  # sums are made of what it would hear
+        return late_cost(couple(self.system, hearing_more), self.observation.victims, self.scheme, growth)
+
+    def _closed_view(self, *, or_all_messages: bool) -> tuple[View | None, list[str]]:
+        """The view if it is closed; else, if asked for, all messages with what it knows; and why others are open."""
+        tried = [] if self.system.only_gradients else [self.view]
+        if tried and self.view.kind is not ViewKind.EVERYONE and or_all_messages:
+            tried.append(View(ViewKind.EVERYONE, self.view.members, secrets_of=self.view.secrets_of))
+        reasons: list[str] = []
+        for view in tried:
+            status = closedness(self.system, view)
+            if status.closed and not (status.user_level_only and not self._reacts_freely()):
+                return view, reasons
+            reasons.append(status.reason or "closed only where a user's data may change in every round")
+        return None, reasons
+
     def _reacts_freely(self) -> bool:
         """Whether Delta bounds the difference of a victim's gradients in every round, whatever it reacts to."""
-        return self.adjacency == "user" and self.scheme.times is None
+        return self.adjacency is Adjacency.USER and self.scheme.times is None
 
-    def fixed_streams(self) -> tuple[NDArray[np.float64], bool | str, tuple[str, ...]]:
-        """Section 2: the exact loss."""
-        self._need_messages()
-        return self._losses(), False, (BOUNDED,) if self.system.algorithm.averaging else (CLIPPED, IDEAL)
-
-    def any_training(self) -> tuple[NDArray[np.float64], bool | str, tuple[str, ...]]:
-        """The best of: the exact loss where the view is closed, the view given all noisy gradients, all messages."""
-        if self.system.algorithm.averaging:
-            raise Unaccountable(f"{self.system.algorithm.name} does not train: fixed-streams is its proof")
-        options, reasons = [], []
-        try:
-            options.append(loss_given_noisy_gradients(self.system, self.view, self.observed.victims, self.scheme))
-        except Unaccountable as refusal:
-            reasons.append(str(refusal))
-        try:
-            self._need_messages()
-            growth = 2.0 if self.adjacency == "user" else UNBOUNDED
-            hearing_more = replace(self.view, secure_sum=False)  # sums are made of what it would hear
-            options.append(late_cost(couple(self.system, hearing_more), self.observed.victims, self.scheme, growth))
-        except Unaccountable as refusal:
-            reasons.append(str(refusal))
-        tried = [self.view]
-        if self.view.kind != "everyone" and not options:
-            tried.append(View("everyone", self.view.members, secrets_of=self.view.secrets_of))
-        for option in tried:
-            if self.system.only_gradients:
-                break
-            status = closedness(self.system, option)
-            if status.closed and not (status.user_level_only and not self._reacts_freely()):
-                if option is self.view:
-                    options.append(self._losses())
-                else:
-                    outer = observe(self.system, option, victims=self.observed.victims.tolist())
-                    options.append(routes.squared(outer, self.scheme))
-                break
-            reasons.append(status.reason or "closed only where a user's data may change in every round")
-        if not options:
-            raise Unaccountable("; ".join(reasons))
-        return np.min(options, axis=0), True, (CLIPPED,)
-
-    def convex_training(self) -> tuple[NDArray[np.float64], bool | str, tuple[str, ...]]:
+    def _convex_training(self) -> _Bound:
         """The absorption bound."""
-        if self.system.algorithm.averaging:
-            raise Unaccountable(f"{self.system.algorithm.name} does not train: fixed-streams is its proof")
-        self._need_messages()
+        self._require_training()
+        self._require_messages()
         views = dict.fromkeys([self.view, replace(self.view, secure_sum=False)])
-        costs = [least_cost(couple(self.system, option), self.observed.victims, self.scheme) for option in views]
+        costs = [least_cost(couple(self.system, option), self.observation.victims, self.scheme) for option in views]
         weight = least_weight(self.system)
-        most = "2/L" if weight >= 1 else f"{2 * weight:.6g}/L (2 w/L with the least push-sum weight w)"
-        return np.min(costs, axis=0), "convex", (CLIPPED, CONVEX.format(most=most))
+        largest_step = "2/L" if weight >= 1 else f"{2 * weight:.6g}/L (2 w/L with the least push-sum weight w)"
+        assumptions = (
+            AssumptionKind.BOUNDED_GRADIENTS.of(),
+            AssumptionKind.NON_EXPANSIVE_STEPS.of(largest_step=largest_step),
+        )
+        return _Bound(np.min(costs, axis=0), TrainingProof.IF_CONVEX, assumptions)
 
-    def as_published(self, lipschitz: float | None) -> list[Guarantee]:
+    def _as_published(self) -> list[Guarantee]:
         """Every formula of the papers that applies, with a word where it is below the exact loss."""
         from sottovoce.privacy.published_bounds import published
 
-        self._need_messages()
-        found = published(self.system, self.view, lipschitz=lipschitz, victims=self.observed.victims.tolist())
+        self._require_messages()
+        found = published(self.system, self.view, lipschitz=self.lipschitz, victims=self.observation.victims.tolist())
         if not found:
             raise Unaccountable(f"no paper has a formula for {self.system.algorithm.name} and the view {self.view}")
         return [guarantee for figure in found for guarantee in figure.guarantees]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.json_numbers import from_json, is_number, to_json
 from sottovoce.core.participation import Participation
 from sottovoce.core.threads import WORKERS, one_thread
 from sottovoce.errors import InputError
@@ -59,7 +60,7 @@ def all_pairs(
         for attacker, found in enumerate(pool.map(row, range(n))):
             out[attacker] = found
             if store is not None and attacker not in done:
-                _append(store, {"attacker": attacker, "mu": ["inf" if np.isinf(x) else x for x in found.tolist()]})
+                _append(store, {"attacker": attacker, "mu": [to_json(mu) for mu in found.tolist()]})
             if progress is not None:
                 progress(attacker + 1, n)
     return out
@@ -100,7 +101,7 @@ def _stored(store: Path, title: dict[str, Any], n: int) -> Iterator[tuple[int, N
         with _writable(store):
             store.write_text("".join(json.dumps(row) + "\n" for row in (title, *kept)))
     for row in kept:
-        yield row["attacker"], np.array([float(x) for x in row["mu"]])
+        yield row["attacker"], np.array([from_json(mu) for mu in row["mu"]])
 
 
 def _lines(store: Path) -> list[str]:
@@ -129,9 +130,7 @@ def _is_row(row: Any, n: int) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get("attacker"), int) or not 0 <= row["attacker"] < n:
         return False
     values = row.get("mu")
-    return (
-        isinstance(values, list) and len(values) == n and all(x == "inf" or isinstance(x, int | float) for x in values)
-    )
+    return isinstance(values, list) and len(values) == n and all(is_number(value) for value in values)
 
 
 def _read(line: str) -> Any:

@@ -13,8 +13,9 @@ from functools import lru_cache
 from typing import Any
 
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
-from sottovoce.privacy.views import View
+from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
 
 LEAST = 0.3
@@ -72,22 +73,14 @@ def noise_for(epsilon: float, *, share: float, rounds: int, delta: float, size: 
     >>> 2.0 <= noise < 2.01
     True
     """
-    high = rounds**0.5 / mu_of(epsilon, delta)
 
     def meets(noise: float) -> bool:
         return epsilon_of_batches(noise=noise, share=share, rounds=rounds, delta=delta, size=size) <= epsilon
 
-    while not meets(high):
-        high *= 2
-        if high > LARGEST:
-            raise Unaccountable(f"no noise multiplier up to {LARGEST:g} meets epsilon {epsilon} with sampled batches")
-    low = high / 2
-    while low > 1e-3 and meets(low):
-        low, high = low / 2, low
-    while high - low > 1e-3 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if meets(middle) else (middle, high)
-    return high
+    return least_noise(
+        meets, rounds**0.5 / mu_of(epsilon, delta), tolerance=1e-3, smallest=1e-3, largest=LARGEST,
+        name="noise multiplier", target=f"epsilon {epsilon} with sampled batches",
+    )  # fmt: skip
 
 
 def noise_multiplier(system: LinearSystem, view: View, sensitivity: float | None = None) -> float:
@@ -96,7 +89,7 @@ def noise_multiplier(system: LinearSystem, view: View, sensitivity: float | None
     from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
     from sottovoce.privacy.observation import observe
 
-    if view.kind != "everyone" or view.members:
+    if view.kind is not ViewKind.EVERYONE or view.members:
         raise Unaccountable(f"sampling together with the partial view {view}: no proof; use the everyone view")
     if system.correlation is not None:
         raise Unaccountable(f"sampling together with noise correlated over rounds ({system.algorithm.name}): no proof")

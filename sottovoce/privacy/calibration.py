@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sottovoce.core.compression import Identity
 from sottovoce.core.noise import CombinedNoise, Noise
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.accountant import Account, account
+from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.gaussian_dp import mu_of
-from sottovoce.privacy.noisy_gradients import trace_noisy_gradients
 from sottovoce.privacy.views import View
-from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.tracer import trace
+from sottovoce.tracing.policy import trace_possible
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
@@ -36,6 +34,22 @@ class Calibrated(NamedTuple):
 
     sigma: float
     account: Account
+
+
+@dataclass(frozen=True)
+class Target:
+    """(epsilon, delta)-DP as the target of a calibration; `mu` is the largest that meets it."""
+
+    epsilon: float
+    delta: float
+    mu: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mu", mu_of(self.epsilon, self.delta))
+
+    def met_by(self, found: Account) -> bool:
+        """Whether the headline of an account meets it."""
+        return found.mu <= self.mu and found.epsilon(self.delta) <= self.epsilon
 
 
 def calibrate(
@@ -68,53 +82,59 @@ def calibrated(
     rounds: int,
     epsilon: float,
     delta: float,
-    tracer: Callable[[Algorithm], LinearSystem] | None = None,
     **settings: Any,
 ) -> Calibrated:
-    """`calibrate` with the account at that sigma; `settings` are those of `account`, `tracer` traces another way."""
-    target = mu_of(epsilon, delta)
-    whole = trace if isinstance(algorithm.compression, Identity) else trace_noisy_gradients
+    """`calibrate` with the account at that sigma; `settings` are those of `account`."""
+    target = Target(epsilon, delta)
 
     def at(sigma: float) -> Account:
-        built = with_sigma(algorithm, sigma)
-        system = whole(built, topology, rounds=rounds) if tracer is None else tracer(built)
+        system = trace_possible(with_sigma(algorithm, sigma), topology, rounds=rounds)
         return account(system, adversary, **settings)
 
+    return least_sigma(at, algorithm.noise, target)
+
+
+def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) -> Calibrated:
+    """The least sigma that meets a target, where `at` accounts for a sigma: in proportion, or by bisection where a
+    part of the noise does not scale with sigma.
+    """
     reference = at(1.0)
     if reference.headline is None:
         raise Unaccountable("; ".join(reference.refusals))
     if reference.mu == 0:
         return Calibrated(0.0, reference)
-    if isinstance(algorithm.noise, CombinedNoise):
-        return _search(at, target, epsilon, delta)
+    if isinstance(noise, CombinedNoise):
+        return _bisected(at, reference, target)
+    return in_proportion(at, reference, target)
+
+
+def in_proportion(
+    at: Callable[[float], Account], reference: Account, target: Target, *, margin: float = 0.0
+) -> Calibrated:
+    """The least sigma where mu is proportional to 1/sigma, from the account at sigma 1; larger by the given margin."""
     if math.isinf(reference.mu):
         raise Unaccountable(f"no sigma protects everybody from {reference.view}: some signal is not covered by noise")
-    sigma = reference.mu / target  # mu is proportional to 1/sigma; the next floats make up for rounding
-    for _ in range(100):
+    sigma = reference.mu / target.mu * (1 + margin)
+    for _ in range(100):  # the next floats make up for rounding
         found = at(sigma)
-        if found.mu <= target and found.epsilon(delta) <= epsilon:
+        if target.met_by(found):
             return Calibrated(sigma, found)
         sigma *= 1 + 1e-12
-    raise InputError(f"sigma {sigma} does not meet epsilon {epsilon}", "mu falls as 1/sigma", "report this")
+    raise InputError(f"sigma {sigma} does not meet epsilon {target.epsilon}", "mu falls as 1/sigma", "report this")
 
 
-def _search(at: Callable[[float], Account], target: float, epsilon: float, delta: float) -> Calibrated:
-    """Bisect on sigma where other noise stays as it is."""
+def _bisected(at: Callable[[float], Account], reference: Account, target: Target) -> Calibrated:
+    """The least sigma by bisection; its account is the last that met the target."""
+    best = reference
 
-    def meets(found: Account) -> bool:
-        return found.mu <= target and found.epsilon(delta) <= epsilon
+    def meets(sigma: float) -> bool:
+        nonlocal best
+        found = reference if sigma == 1.0 else at(sigma)
+        if not target.met_by(found):
+            return False
+        best = found
+        return True
 
-    high, best = 1.0, at(1.0)
-    while not meets(best):
-        high *= 2
-        if high > LARGEST:
-            raise Unaccountable(f"no sigma up to {LARGEST:g} meets epsilon {epsilon}")
-        best = at(high)
-    low = high / 2
-    while low > 1e-9 and meets(found := at(low)):
-        low, high, best = low / 2, low, found
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        found = at(middle)
-        low, high, best = (low, middle, found) if meets(found) else (middle, high, best)
-    return Calibrated(high, best)
+    aim = f"epsilon {target.epsilon}"
+    sigma = least_noise(meets, 1.0, tolerance=1e-6, smallest=1e-9, largest=LARGEST, target=aim)
+    return Calibrated(sigma, best)

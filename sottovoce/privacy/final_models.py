@@ -12,9 +12,6 @@ from scipy.sparse.linalg import lsmr
 
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
-PUBLISHED = "models at the end, if they are published: they hold more than was sent"
-KEPT = f"about what is sent; not covered are {PUBLISHED}"
-
 NEAR = 1e-6
 """A combination of models counts as one of messages when it is one up to this share of its length."""
 

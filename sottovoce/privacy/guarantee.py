@@ -1,34 +1,68 @@
-"""Guarantees: mu-GDP for a victim, with the kind of proof and its assumptions."""
+"""Guarantees: mu-GDP for a victim, with the kind of proof and its assumptions; and the headline of a run."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from enum import Enum, StrEnum
 from typing import Any
 
+from sottovoce.core.adjacency import Change
+from sottovoce.core.json_numbers import from_json, to_json
+from sottovoce.errors import InputError
 from sottovoce.privacy import gaussian_dp
+from sottovoce.privacy.assumptions import Assumption, AssumptionKind
+from sottovoce.privacy.views import View, read_view
 
-KINDS = ("any-training", "convex-training", "fixed-streams")
+
+class Kind(StrEnum):
+    """How a figure is proven: see docs/guarantees.md."""
+
+    ANY_TRAINING = "any-training"
+    CONVEX_TRAINING = "convex-training"
+    FIXED_STREAMS = "fixed-streams"
+    AS_PUBLISHED = "as-published"
+
+
+KINDS = (Kind.ANY_TRAINING, Kind.CONVEX_TRAINING, Kind.FIXED_STREAMS)
 """The kinds that are accounted for; `as-published` comes on request, for comparison only."""
 
 
-PUBLISHED = "as-published"
+def parse_kind(spec: str) -> Kind:
+    """A kind from its name."""
+    try:
+        return Kind(spec)
+    except ValueError:
+        raise InputError(f"kind {spec!r}", f"known: {', '.join(Kind)}", "choose among them") from None
+
+
+class TrainingProof(Enum):
+    """Whether a figure is proven for training: yes, if local steps are non-expansive, or no. Values are as in JSON."""
+
+    PROVEN = True
+    IF_CONVEX = "convex"
+    NOT_PROVEN = False
+
+    def __bool__(self) -> bool:
+        return self is not TrainingProof.NOT_PROVEN
+
+    def holds(self, *, convex: bool) -> bool:
+        """Whether it is proven, where local steps are known to be non-expansive or are not."""
+        return self is TrainingProof.PROVEN or (convex and self is TrainingProof.IF_CONVEX)
 
 
 @dataclass(frozen=True)
 class Guarantee:
     """mu-GDP for one victim (None: the worst of a view), with the kind of proof and what it assumes.
 
-    `distance` counts hops from the view to the victim. `proven_for_training` is true, false, or "convex": true if the
-    assumption about local steps is.
+    `distance` counts hops from the view to the victim.
     """
 
     victim: int | None
     distance: int | None
-    kind: str
+    kind: Kind
     mu: float
-    proven_for_training: bool | str
-    assumptions: tuple[str, ...]
+    proven_for_training: TrainingProof
+    assumptions: tuple[Assumption, ...]
 
     def epsilon(self, delta: float) -> float:
         """Epsilon at this delta, rounded up."""
@@ -39,13 +73,75 @@ class Guarantee:
         return gaussian_dp.renyi_of(self.mu, alpha)
 
     def document(self, delta: float) -> dict[str, Any]:
-        """As JSON: an infinite figure is the word "inf"."""
-        numbers = {"mu": self.mu, "epsilon": self.epsilon(delta)}
+        """As JSON."""
         return {
             "victim": self.victim,
             "distance": self.distance,
-            "kind": self.kind,
-            **{name: "inf" if math.isinf(value) else value for name, value in numbers.items()},
-            "proven_for_training": self.proven_for_training,
-            "assumptions": list(self.assumptions),
+            "kind": self.kind.value,
+            "mu": to_json(self.mu),
+            "epsilon": to_json(self.epsilon(delta)),
+            "proven_for_training": self.proven_for_training.value,
+            "assumptions": [assumption.sentence for assumption in self.assumptions],
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """The figure that a run is known by: epsilon against a view, for a change of data, with the kind of its proof.
+
+    `mu` is None where epsilon comes from sampling, which is not Gaussian; `victim` and `distance` are None where it is
+    about every node.
+    """
+
+    view: View
+    change: Change
+    victim: int | None
+    distance: int | None
+    kind: Kind
+    mu: float | None
+    epsilon: float
+    proven_for_training: TrainingProof
+    assumptions: tuple[Assumption, ...]
+
+    @classmethod
+    def of(cls, guarantee: Guarantee, view: View, delta: float) -> Headline:
+        """A guarantee of an account: data is replaced by other data."""
+        return cls(
+            view=view, change=Change.REPLACE, victim=guarantee.victim, distance=guarantee.distance, kind=guarantee.kind,
+            mu=guarantee.mu, epsilon=guarantee.epsilon(delta), proven_for_training=guarantee.proven_for_training,
+            assumptions=guarantee.assumptions,
+        )  # fmt: skip
+
+    @property
+    def covers_final_models(self) -> bool:
+        """Whether it holds for models that are published at the end, too."""
+        return all(assumption.kind is not AssumptionKind.MESSAGES_ONLY for assumption in self.assumptions)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "view": str(self.view),
+            "change": self.change.value,
+            "victim": self.victim,
+            "distance": self.distance,
+            "kind": self.kind.value,
+            "mu": to_json(self.mu),
+            "epsilon": to_json(self.epsilon),
+            "proven_for_training": self.proven_for_training.value,
+            "assumptions": [assumption.sentence for assumption in self.assumptions],
+        }
+
+    @classmethod
+    def read(cls, document: dict[str, Any]) -> Headline:
+        """The headline that `document` wrote."""
+        return cls(
+            view=read_view(document["view"]),
+            change=Change(document["change"]),
+            victim=document["victim"],
+            distance=document["distance"],
+            kind=Kind(document["kind"]),
+            mu=None if document["mu"] is None else from_json(document["mu"]),
+            epsilon=from_json(document["epsilon"]),
+            proven_for_training=TrainingProof(document["proven_for_training"]),
+            assumptions=tuple(Assumption.read(sentence) for sentence in document["assumptions"]),
+        )

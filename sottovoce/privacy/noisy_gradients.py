@@ -6,51 +6,31 @@ compressed and however models react; and it is closed, so it is proven for any t
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
-from sottovoce.core.compression import Identity
 from sottovoce.core.participation import Participation
-from sottovoce.core.topologies import Topology
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.observation import known_noise
 from sottovoce.privacy.views import View
 from sottovoce.privacy.worst_case import worst_case
-from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
-from sottovoce.tracing.tracer import trace
-
-if TYPE_CHECKING:
-    from sottovoce.core.algorithm import Algorithm
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equal_steps
 
 Array = NDArray[np.float64]
-
-
-def trace_noisy_gradients(algorithm: Algorithm, topology: Topology, *, rounds: int, why: str = "") -> LinearSystem:
-    """A system of which only noisy gradients are known, for messages that cannot be traced, or are too many.
-
-    It is traced without compression and with one gossip step, which change nothing about how noise is added.
-    """
-    operator = algorithm.compression
-    if not isinstance(operator, Identity):
-        why = f"{operator.name}: what is sent differs by coordinate or is not linear"
-    plain = replace(algorithm, compression=Identity(), gossip_steps=1)  # type: ignore[type-var]
-    return replace(trace(plain, topology, rounds=rounds), algorithm=algorithm, only_gradients=why)
 
 
 def loss_given_noisy_gradients(
     system: LinearSystem, view: View, victims: NDArray[np.intp], scheme: Participation
 ) -> Array:
     """mu^2 of each victim if the adversary had every honest node's `g + noise`, with what it knows removed."""
-    made: dict[tuple[int, bool], Array] = {}
+
+    def in_round(round: tuple[StepMatrices, bool]) -> Array:
+        step, is_last = round
+        return np.where(_leaves(step, is_last), _precision(system, step, view), 0.0)[victims]
+
     rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
-    for step, last in rounds:
-        if (id(step), last) not in made:
-            made[id(step), last] = np.where(_leaves(step, last), _precision(system, step, view), 0.0)[victims]
-    per_round_TV = np.array([made[id(step), last] for step, last in rounds])
+    per_round_TV = np.array(map_equal_steps(in_round, rounds))
     if system.correlation is not None:
         C = system.correlation.matrix(system.rounds)
         return worst_case((C.T @ C)[None], scheme, system.rounds)[0] * per_round_TV.max(axis=0)
@@ -105,10 +85,10 @@ def _covered(covariance: Array) -> Array:
     return np.where(inside < 1 - 1e-8, np.inf, out * (1 + 1e-5))
 
 
-def _leaves(step: StepMatrices, last: bool) -> NDArray[np.bool_]:
+def _leaves(step: StepMatrices, is_last: bool) -> NDArray[np.bool_]:
     """Which nodes' gradients go anywhere: into a message, or, before the last round, into a state."""
     used = np.zeros(step.gradients, dtype=bool)
-    for matrix in (*(() if last else (step.state_out,)), *(sent.rows for sent in step.sent)):
+    for matrix in (*(() if is_last else (step.state_out,)), *(sent.rows for sent in step.sent)):
         used[np.unique(step.split(matrix)[1].indices)] = True
     return used
 

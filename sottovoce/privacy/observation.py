@@ -20,8 +20,8 @@ from sottovoce.core.messages import SentMessages
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
 from sottovoce.errors import InputError
-from sottovoce.privacy.views import View
-from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
+from sottovoce.privacy.views import View, ViewKind
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equal_steps
 
 
 class Inputs(NamedTuple):
@@ -34,7 +34,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ObservedStep:
-    """One round as the adversary sees it: `seen` rows, and how the hidden state goes on; known columns are gone."""
+    """One round as the adversary sees it: what it gets, and how the hidden state goes on; known columns are gone."""
 
     observed: Inputs
     out: Inputs
@@ -88,13 +88,12 @@ class Observation:
         return [int(h) if np.isfinite(h) else None for h in hops[self.victims]]
 
     @cached_property
-    def picks(self) -> list[sparse.csr_array]:
-        """For each round the matrix that takes its messages, gossip steps one below the other, to its `seen` rows.
+    def picks(self) -> tuple[sparse.csr_array, ...]:
+        """For each round the matrix that takes its messages, gossip steps one below the other, to what is observed.
 
         For views as `observe` makes them, without `own`.
         """
-        made = {id(step): _pick(step, self.view, self.victims) for step in dict.fromkeys(self.system.steps)}
-        return [made[id(step)] for step in self.system.steps]
+        return map_equal_steps(lambda step: _pick(step, self.view, self.victims), self.system.steps)
 
     @property
     def gradient_rounds(self) -> int:
@@ -122,11 +121,8 @@ def observe(
                 f"victim {own_side[0]} is of {adversary}", "who attacks knows its own data", "name another"
             )
         concerned = np.unique(np.asarray(victims, dtype=np.intp))
-    made: dict[int, ObservedStep] = {}
-    for step in system.steps:
-        if id(step) not in made:
-            made[id(step)] = _see_step(step, adversary, concerned, own)
-    return Observation(system, adversary, concerned, tuple(made[id(step)] for step in system.steps))
+    steps = map_equal_steps(lambda step: _observe_step(step, adversary, concerned, own), system.steps)
+    return Observation(system, adversary, concerned, steps)
 
 
 def _check_edges(system: LinearSystem, adversary: View) -> None:
@@ -137,7 +133,7 @@ def _check_edges(system: LinearSystem, adversary: View) -> None:
             raise InputError(f"{adversary} taps {a}>{b}", "the graph has no such edge", "name one of its edges")
 
 
-def _see_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> ObservedStep:
+def _observe_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> ObservedStep:
     observation, _ = _informative(step, adversary, victims, own)
     point = reduced_inputs(step, step.point, adversary, victims) if step.point is not None else None
     out = reduced_inputs(step, step.state_out, adversary, victims)
@@ -198,9 +194,9 @@ def selected_messages(sent: SentMessages, mixing: Mixing, adversary: View, own: 
         return rows
     if adversary.secure_sum:
         return _sums(sent, mixing, adversary)
-    if adversary.kind == "everyone":
+    if adversary.kind is ViewKind.EVERYONE:
         return rows
-    if adversary.kind == "eavesdropper":
+    if adversary.kind is ViewKind.EAVESDROPPER:
         return rows[np.flatnonzero(_tapped(sender, receiver, mixing, adversary.edges))]
     members = np.asarray(adversary.members, dtype=np.intp)
     if receiver[0] == -1:
@@ -227,7 +223,7 @@ def _tapped(
 
 def _sums(sent: SentMessages, mixing: Mixing, adversary: View) -> sparse.csr_array:
     """`sum_v W[a, v] message_v` for each listening a, over what arrives from others."""
-    listeners = np.arange(mixing.n) if adversary.kind == "everyone" else np.asarray(adversary.members)
+    listeners = np.arange(mixing.n) if adversary.kind is ViewKind.EVERYONE else np.asarray(adversary.members)
     own = sparse.diags_array(mixing.weights.diagonal(), format="csr")
     weights = (mixing.weights - own)[listeners]
     if sent.receiver[0] == -1:

@@ -3,8 +3,8 @@
 >>> from sottovoce import algorithm, metropolis, trace
 >>> system = trace(algorithm("muffliato", sigma=1.0), metropolis("path:10"), rounds=10)
 >>> theorem_1 = published(system, "node:0")[0]
->>> theorem_1.guarantees[-1].assumptions[-1]
-'BELOW the exact loss by a factor 6.89e+05 in mu^2: not a bound'
+>>> print(theorem_1.guarantees[-1].assumptions[-1])
+BELOW the exact loss by a factor 6.89e+05 in mu^2: not a bound
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from sottovoce.core.noise import Independent, Temporal, ZeroSum
 from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import Unaccountable
+from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.exact import routes
-from sottovoce.privacy.guarantee import Guarantee
+from sottovoce.privacy.guarantee import Guarantee, Kind, TrainingProof
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.published_formulas import (
     mafalda_theorem_8,
@@ -38,7 +39,7 @@ from sottovoce.privacy.published_formulas import (
     zip_dl_theorem_5_9,
     zip_dl_theorem_5_12,
 )
-from sottovoce.privacy.views import View, parse_view
+from sottovoce.privacy.views import View, ViewKind, parse_view
 from sottovoce.privacy.worst_case import GAP
 from sottovoce.tracing.linear_system import LinearSystem
 
@@ -82,7 +83,7 @@ def published(
     the threat models and of MAFALDA are dense.
     """
     adversary = parse_view(adversary)
-    if adversary.kind == "eavesdropper" or len(adversary.members) > 1 or adversary.secrets_of:
+    if adversary.kind is ViewKind.EAVESDROPPER or len(adversary.members) > 1 or adversary.secrets_of:
         return []
     figures = list(_figures(system, adversary, lipschitz))
     if not figures:
@@ -164,13 +165,14 @@ def _variants(name: str, source: str, slip: str, formula: Callable[..., Array]) 
 
 
 def _beside(figure: Figure, victims: NDArray[np.intp], known: Array, distances: list[int | None]) -> Published:
-    squares = figure.squares[victims]
+    squares, paper = figure.squares[victims], AssumptionKind.PAPER.of(source=figure.source)
     guarantees = tuple(
         Guarantee(
-            int(victim), distance, "as-published", math.sqrt(square), False, (figure.source, *_verdict(square, loss))
+            int(victim), distance, Kind.AS_PUBLISHED, math.sqrt(square), TrainingProof.NOT_PROVEN,
+            (paper, *_shortfall(square, loss)),
         )
         for victim, distance, square, loss in zip(victims, distances, squares, known, strict=True)
-    )
+    )  # fmt: skip
     return Published(figure.name, victims, squares, known, guarantees)
 
 
@@ -179,12 +181,12 @@ def _below(squares: Array, known: Array) -> NDArray[np.bool_]:
     return squares < known * (1 - 2 * GAP)
 
 
-def _verdict(square: float, loss: float) -> tuple[str, ...]:
+def _shortfall(square: float, loss: float) -> tuple[Assumption, ...]:
+    """By how much a figure is below the exact loss, if it is."""
     if not _below(np.array(square), np.array(loss)):
         return ()
-    if square == 0:
-        return (f"BELOW the exact loss, 0 against mu = {math.sqrt(loss):.3g}: not a bound",)
-    return (f"BELOW the exact loss by a factor {loss / square:.3g} in mu^2: not a bound",)
+    by = f" by a factor {loss / square:.3g} in mu^2" if square else f", 0 against mu = {math.sqrt(loss):.3g}"
+    return (AssumptionKind.BELOW_EXACT_LOSS.of(by=by),)
 
 
 def _one_size(sigma: float | tuple[float, ...], name: str) -> float:

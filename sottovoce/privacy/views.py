@@ -3,19 +3,34 @@
 A view selects messages of the traced system and removes the columns it knows: the gradients and the noise of its
 members, and the secrets they share. What remains is the linear system that its loss is computed from.
 
-    >>> parse_view("coalition:3,5")
-    View(kind='coalition', members=(3, 5), edges=(), secrets_of=(), secure_sum=False)
+    >>> parse_view("coalition:3,5") == coalition(5, 3)
+    True
+    >>> str(parse_view("node:Ada", labels=["Bob", "Ada"]))
+    'node:1'
+
+A new kind of view needs an entry in `FORMS`, its text in `str`, and a rule in `observation.selected_messages`: which
+messages it gets.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from sottovoce.errors import InputError, Unaccountable
 
-NAMED = 8
-"""Of more nodes than this whose secrets are known, their number is said."""
+LISTED = 8
+"""Of more nodes than this, text about a view gives the number only."""
+
+
+class ViewKind(StrEnum):
+    """Which messages an adversary gets: all of them, those to its members, or those on some edges."""
+
+    EVERYONE = "everyone"
+    COALITION = "coalition"
+    EAVESDROPPER = "eavesdropper"
 
 
 @dataclass(frozen=True)
@@ -29,68 +44,146 @@ class View:
     With `secure_sum` a receiver learns only the weighted sum of what it receives in a step.
     """
 
-    kind: str
+    kind: ViewKind
     members: tuple[int, ...] = ()
     edges: tuple[tuple[int, int], ...] = ()
     secrets_of: tuple[int, ...] = ()
     secure_sum: bool = False
 
     def __str__(self) -> str:
-        if self.kind == "everyone":
-            of = self.secrets_of
-            named = f"{len(of)} nodes" if len(of) > NAMED else ",".join(map(str, of))
-            return f"everyone with the secrets of {named}" if of else "everyone"
-        if self.kind == "eavesdropper":
-            return "eavesdropper:" + ",".join(f"{a}>{b}" for a, b in self.edges)
-        return f"{'node' if len(self.members) == 1 else 'coalition'}:{','.join(map(str, self.members))}"
+        return _written(self)
 
     def check(self, n: int) -> None:
         """Refuse nodes that are not there."""
         for node in (*self.members, *self.secrets_of, *(end for edge in self.edges for end in edge)):
             if not 0 <= node < n:
                 raise InputError(f"node {node} in view {self}", f"nodes are 0..{n - 1}", "choose one of them")
-        if self.kind == "coalition" and len(set(self.members)) >= n:
+        if self.kind is ViewKind.COALITION and len(set(self.members)) >= n:
             raise InputError(f"view {self} has all {n} nodes", "somebody must be left to protect", "leave one out")
 
 
 def everyone(*, secrets_of: tuple[int, ...] = (), secure_sum: bool = False) -> View:
     """Whoever hears all messages; with `secrets_of`, one who knows the secrets of these nodes besides."""
-    return View("everyone", secrets_of=secrets_of, secure_sum=secure_sum)
+    return View(ViewKind.EVERYONE, secrets_of=secrets_of, secure_sum=secure_sum)
 
 
 def node(a: int, *, secure_sum: bool = False) -> View:
     """One curious node: it hears what is sent to it, and knows its own gradients, noise and secrets."""
-    return View("coalition", (a,), secure_sum=secure_sum)
+    return View(ViewKind.COALITION, (a,), secure_sum=secure_sum)
 
 
 def coalition(*members: int, secure_sum: bool = False) -> View:
     """Several nodes that put together what they hear and know."""
-    return View("coalition", tuple(sorted(set(members))), secure_sum=secure_sum)
+    return View(ViewKind.COALITION, tuple(sorted(set(members))), secure_sum=secure_sum)
 
 
 def eavesdropper(*edges: tuple[int, int]) -> View:
     """Whoever taps some directed edges, (sender, receiver)."""
-    return View("eavesdropper", edges=tuple(edges))
+    return View(ViewKind.EAVESDROPPER, edges=tuple(edges))
 
 
-def parse_view(spec: str | View, *, secure_sum: bool = False) -> View:
-    """A view from its name: `everyone`, `node:3`, `coalition:3,5`, `eavesdropper:0>1,1>0`."""
+# --- views as text -------------------------------------------------------------------------------------------------
+
+NAME = "[^,>]+"
+"""A node: its number, or the name that the graph gives it."""
+
+WITH_SECRETS = "with the secrets of"
+
+Operands = list[tuple[int, ...]]
+"""What stands between commas: nodes as tuples of one number, edges as tuples of two."""
+
+
+@dataclass(frozen=True)
+class ViewForm:
+    """One way to write a view: a word, or a word, a colon and operands of the given pattern.
+
+    `build` makes the view from the operands and from whether messages are summed securely.
+    """
+
+    word: str
+    operands: str
+    pattern: str
+    build: Callable[[Operands, bool], View]
+
+    @property
+    def example(self) -> str:
+        """How it is written, with letters for nodes."""
+        return f"{self.word}:{self.operands}" if self.operands else self.word
+
+
+def _eavesdropper(edges: Operands, secure_sum: bool) -> View:
+    found = eavesdropper(*((sender, receiver) for sender, receiver in edges))
+    if secure_sum:
+        raise Unaccountable(f"{found} with secure summation: whoever taps a wire sees ciphertext; drop one of the two")
+    return found
+
+
+EVERYONE = ViewForm("everyone", "", "", lambda _, secure_sum: everyone(secure_sum=secure_sum))
+NODE = ViewForm("node", "A", NAME, lambda nodes, secure_sum: node(nodes[0][0], secure_sum=secure_sum))
+COALITION = ViewForm(
+    "coalition", "A,B", f"{NAME}(,{NAME})*",
+    lambda nodes, secure_sum: coalition(*(number for (number,) in nodes), secure_sum=secure_sum),
+)  # fmt: skip
+EAVESDROPPER = ViewForm("eavesdropper", "A>B", f"{NAME}>{NAME}(,{NAME}>{NAME})*", _eavesdropper)
+
+FORMS = (EVERYONE, NODE, COALITION, EAVESDROPPER)
+
+
+def parse_view(spec: str | View, *, labels: Sequence[str] | None = None, secure_sum: bool = False) -> View:
+    """A view from its text: `everyone`, `node:3`, `coalition:3,5`, `eavesdropper:0>1,1>0`.
+
+    `labels` are the names of a graph's nodes in their order; with them, names may stand in place of numbers.
+    """
     if isinstance(spec, View):
         return spec
-    if spec == "everyone":
-        return everyone(secure_sum=secure_sum)
-    if re.fullmatch(r"node:\d+", spec):
-        return node(int(spec[5:]), secure_sum=secure_sum)
-    if re.fullmatch(r"coalition:\d+(,\d+)*", spec):
-        return coalition(*(int(a) for a in spec[10:].split(",")), secure_sum=secure_sum)
-    if re.fullmatch(r"eavesdropper:\d+>\d+(,\d+>\d+)*", spec):
-        if secure_sum:
-            raise Unaccountable(
-                f"{spec} with secure summation: whoever taps a wire sees ciphertext; drop one of the two"
-            )
-        pairs = (edge.split(">") for edge in spec[13:].split(","))
-        return eavesdropper(*((int(a), int(b)) for a, b in pairs))
-    raise InputError(f"view {spec!r}", "known: everyone, node:A, coalition:A,B, eavesdropper:A>B", "write node:0, say")
+    word, colon, rest = spec.partition(":")
+    form = next((form for form in FORMS if form.word == word), None)
+    if form is None or bool(colon) != bool(form.operands) or not re.fullmatch(form.pattern, rest):
+        known = ", ".join(form.example for form in FORMS)
+        raise InputError(f"view {spec!r}", f"known: {known}", "write node:0, say")
+    operands = [item.split(">") for item in rest.split(",")] if rest else []
+    return form.build([tuple(node_number(name, labels) for name in names) for names in operands], secure_sum)
 
 
-# --- what is left of a traced system -------------------------------------------------------------------------------
+def node_number(name: str, labels: Sequence[str] | None = None) -> int:
+    """The number of a node that is given by its number or by its name among the `labels` of a graph.
+
+    >>> node_number("Mercy", ["Charite", "Hill"])
+    Traceback (most recent call last):
+    ...
+    sottovoce.errors.InputError: there is no node called 'Mercy' in this graph; its nodes are: Charite, Hill; ...
+    """
+    if name.isdecimal():
+        return int(name)
+    if not labels:
+        raise InputError(f"there is no node called {name!r} in this graph", "its nodes are numbers from 0", "give one")
+    if name not in labels:
+        known = ", ".join(labels[:LISTED]) + (", ..." if len(labels) > LISTED else "")
+        raise InputError(
+            f"there is no node called {name!r} in this graph", f"its nodes are: {known}", "name one of them"
+        )
+    return labels.index(name)
+
+
+def read_view(text: str) -> View:
+    """The view that `str` wrote. Secrets of a mere number of nodes are those of all nodes, as runs write them.
+
+    >>> all(read_view(str(view)) == view for view in (everyone(secrets_of=(0, 2)), node(3), eavesdropper((0, 1))))
+    True
+    """
+    found = re.fullmatch(rf"{EVERYONE.word} {WITH_SECRETS} (?:(\d+) nodes|(\d+(?:,\d+)*))", text)
+    if found is None:
+        return parse_view(text)
+    count, listed = found.groups()
+    return everyone(secrets_of=tuple(range(int(count))) if count else tuple(map(int, listed.split(","))))
+
+
+def _written(view: View) -> str:
+    if view.kind is ViewKind.EVERYONE:
+        nodes = view.secrets_of
+        listed = f"{len(nodes)} nodes" if len(nodes) > LISTED else ",".join(map(str, nodes))
+        return f"{EVERYONE.word} {WITH_SECRETS} {listed}" if nodes else EVERYONE.word
+    if view.kind is ViewKind.EAVESDROPPER:
+        return f"{EAVESDROPPER.word}:{','.join(f'{sender}>{receiver}' for sender, receiver in view.edges)}"
+    form = NODE if len(view.members) == 1 else COALITION
+    return f"{form.word}:{','.join(map(str, view.members))}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sottovoce.config import Document
-from sottovoce.privacy.final_models import KEPT, PUBLISHED
+from sottovoce.privacy.assumptions import FINAL_MODELS
+from sottovoce.privacy.guarantee import Headline
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.pairwise_leakage import percent
 from sottovoce.report.told import Told, guess_of
@@ -60,8 +61,8 @@ def protects(adjacency: str, change: str) -> str:
 def not_covered(run: Told) -> list[str]:
     """What no figure of a run is about."""
     found = [*NOT_COVERED]
-    if run.privacy["headline"] is not None and KEPT in run.privacy["headline"]["assumptions"]:
-        found.insert(0, f"M{PUBLISHED[1:]}.")
+    if run.privacy["headline"] is not None and not Headline.read(run.privacy["headline"]).covers_final_models:
+        found.insert(0, f"M{FINAL_MODELS[1:]}.")
     if run.privacy["adjacency"] == "record":
         found.insert(0, RECORDS)
     if any(view["view"].startswith("node:") for view in run.privacy["views"]):

@@ -19,7 +19,8 @@ from sottovoce.learning.models import model
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Gradients, task
 from sottovoce.run.build_topology import DERIVED, noise_setting, topology_of
-from sottovoce.run.privacy_report import calibrate_run
+from sottovoce.run.calibrate_run import calibrate_run
+from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun, prepare_run
 
 
@@ -28,6 +29,11 @@ def build(experiment: Experiment, folder: Path | None = None) -> TrainingRun:
 
     With `privacy.epsilon` sigma is the least that meets it.
     """
+    return build_accountant(experiment, folder).training_run
+
+
+def build_accountant(experiment: Experiment, folder: Path | None = None) -> RunAccountant:
+    """The same run with its accountant, which knows what was traced and accounted for to choose the noise."""
     net = topology_of(experiment, folder)
     gradients = gradients_of(experiment, net, folder)
     wanted = experiment.privacy.epsilon
@@ -37,7 +43,7 @@ def build(experiment: Experiment, folder: Path | None = None) -> TrainingRun:
         adjacency=experiment.privacy.adjacency, same_start=experiment.training.same_start,
     )  # fmt: skip
     if wanted is None:
-        return started
+        return RunAccountant(started)
     privacy = experiment.privacy
     return calibrate_run(started, epsilon=wanted, delta=privacy.delta, view=privacy.view, attackers=privacy.attackers)
 

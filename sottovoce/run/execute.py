@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -26,7 +27,7 @@ from sottovoce.core.files import write, write_text
 from sottovoce.core.threads import threads
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import InputError
-from sottovoce.run.build import build
+from sottovoce.run.build import build_accountant
 from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.checkpoint_schedule import SAVE, STOP, CheckpointSchedule
 from sottovoce.run.fingerprint import comparable, fingerprint, versions
@@ -34,6 +35,7 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_signed, locked, make_folder, sign, unwritable
 from sottovoce.run.privacy_report import report_privacy
 from sottovoce.run.recording import both, forget_after, recorder_in
+from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.simulation import Watch, measured_rounds
 from sottovoce.run.training_run import TrainingRun
 
@@ -59,12 +61,14 @@ def run_experiment(
     finished = coordinator.first(lambda: _not_busy(files, experiment, resume))
     if finished is not None:
         return finished
-    training_run = coordinator.each(lambda: build(experiment, data))
+    accountant = coordinator.each(lambda: build_accountant(experiment, data))
+    training_run = accountant.training_run
     mark = coordinator.each(lambda: fingerprint(experiment, training_run))
     coordinator.agree({"data, graph or noise": mark})
     placed = coordinator.place(training_run)
     coordinator.each(lambda: recorder_in(folder, training_run, experiment.record))  # refuses what would be too much
-    privacy = coordinator.first(lambda: _promised(files, experiment, training_run, mark))
+    privacy = coordinator.first(partial(_promised, files, experiment, accountant, mark))
+    del accountant  # what was traced takes memory that training may need
     with ExitStack() as held:
         finished = coordinator.first(lambda: _taken(held, files, experiment, resume))
         if finished is not None:
@@ -103,7 +107,7 @@ def _finished(experiment: Experiment, files: RunFiles, privacy: Document, second
     return result
 
 
-def _promised(files: RunFiles, experiment: Experiment, training_run: TrainingRun, mark: str) -> Document:
+def _promised(files: RunFiles, experiment: Experiment, accountant: RunAccountant, mark: str) -> Document:
     """What the run promises: read where it was written for this very run.
 
     It is written before the first round, so rounds may have been played without a checkpoint to show for it. Their
@@ -117,7 +121,7 @@ def _promised(files: RunFiles, experiment: Experiment, training_run: TrainingRun
                 "restore them, or start anew in another folder with another seed",
             )  # fmt: skip
         return before
-    found = report_privacy(training_run, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view)
+    found = report_privacy(accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view)
     return {**found.document(), "fingerprint": mark}
 
 

@@ -11,7 +11,7 @@
     >>> run = simulate(algorithm("dp-d-sgd", sigma=2.0, step_size=0.5), metropolis("ring:8"), clipped, rounds=50)
     >>> run.metrics[-1].metric.average > 0.8, run.metrics[-1].messages
     (True, 800)
-    >>> round(run.guarantees.headline["mu"], 3), run.guarantees.headline["kind"]
+    >>> round(run.guarantees.headline.mu, 3), str(run.guarantees.headline.kind)
     (1.581, 'any-training')
 
 Models after every round are the same for the same seed, however often a run is interrupted.

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.core.adjacency import ADJACENCIES
+from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Identity
@@ -57,7 +57,7 @@ class TrainingRun:
     gradients: Gradients
     rounds: int
     seed: int
-    adjacency: str
+    adjacency: Adjacency
     same_start: bool = True
     shard: NodeShard | None = None
 
@@ -131,8 +131,7 @@ def prepare_run(
     same_start: bool = True,
 ) -> TrainingRun:
     """Put the parts together, and refuse what does not fit. A bare task is learned with full, unclipped gradients."""
-    if adjacency not in ADJACENCIES:
-        raise InputError(f"adjacency {adjacency!r}", f"known: {', '.join(ADJACENCIES)}", "choose one of them")
+    protected = parse_adjacency(adjacency)
     gradients = task.gradients("full", seed=seed) if isinstance(task, Task) else task
     if not isinstance(gradients, Gradients):
         raise InputError(f"a {type(task).__name__} instead of a task", "there is nothing to learn", "build task(...)")
@@ -145,9 +144,9 @@ def prepare_run(
     if held != topology.n:
         raise InputError(f"a task on {held} nodes", f"{topology.name} has {topology.n}", "partition for that many")
     gradients.check(rounds)
-    most = gradients.sensitivity(adjacency)
+    most = gradients.sensitivity(protected)
     if math.isfinite(most) and not isinstance(algorithm.noise, NoNoise):
         algorithm = replace(algorithm, sensitivity=most)  # type: ignore[type-var]
     topology.require_connected()
     start_run(algorithm, topology, torch.zeros(topology.n, 1), rounds)  # refuses what does not fit; models come later
-    return TrainingRun(algorithm.on(topology), topology, gradients, rounds, seed, adjacency, same_start)
+    return TrainingRun(algorithm.on(topology), topology, gradients, rounds, seed, protected, same_start)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,17 @@ from sottovoce.core.topologies import Topology
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
+
+
+Step = TypeVar("Step", bound=Hashable)
+Result = TypeVar("Result")
+
+
+def map_equal_steps(function: Callable[[Step], Result], steps: Iterable[Step]) -> tuple[Result, ...]:
+    """A function of every step, in their order; equal steps are one object, and it is computed once for them."""
+    every = tuple(steps)
+    results = {step: function(step) for step in dict.fromkeys(every)}
+    return tuple(results[step] for step in every)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +102,10 @@ class LinearSystem:
     def rounds(self) -> int:
         """Number of rounds."""
         return len(self.steps)
+
+    def first_rounds(self, rounds: int) -> LinearSystem:
+        """The system of a run that ends after so many rounds: what happens in a round does not depend on later ones."""
+        return replace(self, steps=self.steps[:rounds])
 
     def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64], Labels]:
         """A, B and the labels of their rows, by unrolling the step matrices; for small systems."""

@@ -18,6 +18,7 @@ from scipy import sparse
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.whitening import Array, Groups, starts
 from sottovoce.privacy.observation import Observation, ObservedStep
+from sottovoce.tracing.linear_system import map_equal_steps
 
 ENOUGH = 1e-7
 """How much, relatively, the residual may add to M's trace before the iteration stops."""
@@ -112,16 +113,14 @@ def least_eigenvalue(observation: Observation) -> float:
     Given all other noise the covariance can only be smaller, and then the observations determine that noise: the
     inverse map is a recursion whose norm is bounded by those of absolute values, summed over rows and over columns.
     """
-    parts = {id(step): _inverse_map(step) for step in dict.fromkeys(observation.steps)}
+    maps = map_equal_steps(_inverse_map, observation.steps)
     X = observation.steps[0].observed.state.shape[1]
     state, across = np.zeros(X), 0.0
-    for step in observation.steps:
-        shown, on, enter, scale = parts[id(step)]
+    for shown, on, enter, scale in maps:
         across = max(across, float(np.max(scale * (1 + shown @ state), initial=0.0)))
         state = on @ state + enter @ np.ones(len(scale))
     back, down = np.zeros(X), 0.0
-    for step in reversed(observation.steps):
-        shown, on, enter, scale = parts[id(step)]
+    for shown, on, enter, scale in reversed(maps):
         down = max(down, float(np.max(scale + enter.T @ back, initial=0.0)))
         back = on.T @ back + shown.T @ scale
     return 1 / (across * down)

@@ -20,7 +20,7 @@ from scipy import linalg, sparse
 
 from sottovoce.core.messages import SentMessages
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
-from sottovoce.tracing.linear_system import StepMatrices
+from sottovoce.tracing.linear_system import StepMatrices, map_equal_steps
 
 Array = NDArray[np.float64]
 
@@ -166,11 +166,8 @@ def deflated(observation: Observation) -> Array:
 
 def well_conditioned(observation: Observation) -> Observation:
     """The same view where rounds gossip more than once: a basis of what they tell of the first messages."""
-    made: dict[int, ObservedStep] = {}
-    for whole, step in zip(observation.system.steps, observation.steps, strict=True):
-        if id(step) not in made:
-            made[id(step)] = _basis_step(observation, whole, step)
-    return replace(observation, steps=tuple(made[id(step)] for step in observation.steps))
+    both = zip(observation.system.steps, observation.steps, strict=True)
+    return replace(observation, steps=map_equal_steps(lambda pair: _basis_step(observation, *pair), both))
 
 
 def _basis_step(observation: Observation, whole: StepMatrices, step: ObservedStep) -> ObservedStep:

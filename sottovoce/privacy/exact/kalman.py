@@ -20,6 +20,7 @@ from sottovoce.privacy.exact.whitening import (
     starts,
 )
 from sottovoce.privacy.observation import Observation, ObservedStep
+from sottovoce.tracing.linear_system import map_equal_steps
 
 
 class Filter(NamedTuple):
@@ -51,10 +52,9 @@ def _filters(observation: Observation) -> tuple[list[Filter], float]:
     P_XX = np.zeros((observation.steps[0].observed.state.shape[1],) * 2)
     filters: list[Filter] = []
     rounding, begun = 0.0, False
-    covariances = {id(step): _covariances(step) for step in dict.fromkeys(observation.steps)}
-    for step in observation.steps:
+    covariances = map_equal_steps(_covariances, observation.steps)
+    for step, (seen_noise, cross, out_noise) in zip(observation.steps, covariances, strict=True):
         H, F = step.observed.state, step.out.state
-        seen_noise, cross, out_noise = covariances[id(step)]
         HP_PX = H @ P_XX
         S_PP = HP_PX @ H.T + seen_noise
         alive = np.diag(S_PP) > 0

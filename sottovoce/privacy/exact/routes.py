@@ -32,6 +32,7 @@ from sottovoce.privacy.exact.kalman import kalman
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings, starts
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, observe
+from sottovoce.privacy.views import ViewKind
 from sottovoce.privacy.worst_case import worst_case
 
 DEFLATED = 1e8
@@ -87,7 +88,8 @@ def tells_all_noisy_gradients(observation: Observation) -> bool:
     It is when all hear everything, the state after each round follows from what was just said, noise travels with its
     gradient, and every gradient stands alone in some message.
     """
-    if observation.view.kind != "everyone" or observation.view.secure_sum or observation.system.algorithm.averaging:
+    view = observation.view
+    if view.kind is not ViewKind.EVERYONE or view.secure_sum or observation.system.algorithm.averaging:
         return False
     for step in dict.fromkeys(observation.steps):
         gradient = step.observed.gradient

@@ -26,6 +26,7 @@ from scipy import linalg, sparse
 from sottovoce.core.threads import WORKERS, one_thread, physical_memory
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.observation import Observation, ObservedStep
+from sottovoce.tracing.linear_system import map_equal_steps
 
 Array = NDArray[np.float64]
 
@@ -100,7 +101,7 @@ def products(observation: Observation, weigh: Weigh) -> Groups:
     with one_thread(), ThreadPoolExecutor(workers) as pool:
         for first in range(0, V, size):
             group = slice(first, min(V, first + size))
-            back = {id(step): _Back.of(step, group) for step in dict.fromkeys(observation.steps)}
+            back = map_equal_steps(partial(_Back.of, group=group), observation.steps)
             M_VTT = np.zeros((group.stop - first, T, T))
             for begin in range(0, len(blocks), workers):
                 together = blocks[begin : begin + workers]
@@ -178,7 +179,7 @@ def _row(matrix: sparse.csr_array, i: int) -> tuple[bytes, bytes]:
 
 def responses(observation: Observation, weigh: Weigh, group: slice, rounds: range) -> Array:
     """Whitened responses of some rounds' observations to the gradients of some victims, T x V x Q."""
-    back = {id(step): _Back.of(step, group) for step in dict.fromkeys(observation.steps)}
+    back = map_equal_steps(partial(_Back.of, group=group), observation.steps)
     at = starts(observation.steps)
     V, width = len(observation.victims[group]), int(at[rounds.stop] - at[rounds.start])
     begun = sum(step.takes_gradients for step in observation.steps[: rounds.stop])
@@ -186,13 +187,13 @@ def responses(observation: Observation, weigh: Weigh, group: slice, rounds: rang
 
 
 def _responses(
-    observation: Observation, weigh: Weigh, back: dict[int, _Back], rounds: range, white_TVQ: Array
+    observation: Observation, weigh: Weigh, back: tuple[_Back, ...], rounds: range, white_TVQ: Array
 ) -> Array:
     """Whitened responses of some rounds' observations to every impulse so far, written into `white_TVQ`."""
-    u_XQ = np.zeros((back[id(observation.steps[rounds.stop - 1])].state.shape[1], white_TVQ.shape[2]))
+    u_XQ = np.zeros((back[rounds.stop - 1].state.shape[1], white_TVQ.shape[2]))
     number = len(white_TVQ)
     for s in range(rounds.stop - 1, -1, -1):
-        step = back[id(observation.steps[s])]
+        step = back[s]
         weights_PQ = weigh(rounds, s, u_XQ)
         moved = np.asarray(step.state @ u_XQ)
         if observation.steps[s].takes_gradients:

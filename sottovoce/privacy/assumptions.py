@@ -1,0 +1,70 @@
+"""What a guarantee assumes. Each assumption has a kind, which decides, and a sentence, which is for reading.
+
+>>> assumption = AssumptionKind.NON_EXPANSIVE_STEPS.of(largest_step="2/L")
+>>> Assumption.read(str(assumption)).kind
+<AssumptionKind.NON_EXPANSIVE_STEPS>
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from sottovoce.core.adjacency import Change
+
+FINAL_MODELS = "models at the end, if they are published: they hold more than was sent"
+"""What is not covered where figures are about messages only and models do not follow from these."""
+
+CHANGED_RECORD = {
+    Change.REPLACE: "replaced by another",
+    Change.ZERO_OUT: "made to count as nothing (how many there are is public)",
+}
+
+
+class AssumptionKind(Enum):
+    """What is assumed; the value is its sentence, with places for what differs from run to run."""
+
+    BOUNDED_GRADIENTS = "a change of data moves a node's gradient by at most Delta in each round of its participation"
+    BOUNDED_VALUES = "a change of data moves a node's value by at most Delta"
+    NON_EXPANSIVE_STEPS = (
+        "local steps are non-expansive: convex losses, L-smooth, with step size at most {largest_step}; clipping, if "
+        "any, per example and of scalar-output linear models only; no momentum"
+    )
+    FIXED_STREAMS = (
+        "what a node contributes does not depend on what it heard (averaging, statistics); an idealisation for training"
+    )
+    NO_SHARED_SECRETS = "whoever hears everything shares no secret with a node; a neighbour, who does, can learn more"
+    SAMPLED_BATCHES = "one record is {changed}; batches are drawn anew in each round, and nobody learns who was drawn"
+    MESSAGES_ONLY = f"about what is sent; not covered are {FINAL_MODELS}"
+    BELOW_EXACT_LOSS = "BELOW the exact loss{by}: not a bound"
+    PAPER = "{source}"
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}.{self.name}>"
+
+    def of(self, **places: str) -> Assumption:
+        """The assumption with its sentence filled in."""
+        return Assumption(self, self.value.format(**places))
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """What sentences of this kind look like."""
+        return re.compile(re.sub(r"\\{\w+\\}", ".*", re.escape(self.value)), re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """One assumption of a guarantee; as text it is its sentence."""
+
+    kind: AssumptionKind
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    @classmethod
+    def read(cls, sentence: str) -> Assumption:
+        """The assumption that a document states; what is none of ours is a remark about a paper's formula."""
+        return cls(next(kind for kind in AssumptionKind if kind.pattern.fullmatch(sentence)), sentence)

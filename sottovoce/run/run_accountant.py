@@ -1,0 +1,124 @@
+"""The accountant of one training run: it traces the run once and accounts for each adversary once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import NamedTuple
+
+from sottovoce.core.noise import NoNoise
+from sottovoce.errors import Unaccountable
+from sottovoce.privacy.accountant import Account, account
+from sottovoce.privacy.calibration import with_sigma
+from sottovoce.privacy.convexity import least_weight, non_expansive
+from sottovoce.privacy.guarantee import KINDS, Kind
+from sottovoce.privacy.views import View
+from sottovoce.run.training_run import TrainingRun
+from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.policy import affordable_extent, trace_affordable
+
+UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data does, so nothing is promised"
+
+
+class Convexity(NamedTuple):
+    """Whether local steps are non-expansive on a run's data, with the sentence that says so or why not."""
+
+    established: bool
+    sentence: str
+
+
+class RunAccountant:
+    """What is known about the privacy of a training run, computed when it is first asked for."""
+
+    def __init__(self, training_run: TrainingRun) -> None:
+        self.training_run = training_run
+        self._accounts: dict[View, Account] = {}
+
+    @cached_property
+    def system(self) -> LinearSystem:
+        """The linear system of what runs."""
+        run = self.training_run
+        return trace_affordable(run.algorithm, run.topology, rounds=run.rounds)
+
+    @cached_property
+    def convexity(self) -> Convexity:
+        """Whether local steps are non-expansive, so that `convex-training` counts."""
+        return _convexity(self.training_run, self.system)
+
+    @property
+    def proven_kinds(self) -> tuple[Kind, ...]:
+        """The kinds that can be proven for this run."""
+        return (Kind.ANY_TRAINING, Kind.CONVEX_TRAINING) if self.convexity.established else (Kind.ANY_TRAINING,)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds that are reported: those that can be proven, and the idealisation."""
+        return tuple(kind for kind in KINDS if kind in self.proven_kinds or kind is Kind.FIXED_STREAMS)
+
+    def account(self, view: View) -> Account:
+        """All kinds of guarantees against a view; of each view once."""
+        if view not in self._accounts:
+            self._accounts[view] = self._account(self.system, view, self.kinds)
+        return self._accounts[view]
+
+    def headline_account(self, view: View) -> Account:
+        """The account with the kinds only that can be its headline."""
+        return self._account(self.system, view, self.proven_kinds)
+
+    def headline_after(self, rounds: int, view: View) -> Account:
+        """What the headline would rest on if the run had ended after so many rounds."""
+        return self._account(self.first_rounds(rounds), view, self.proven_kinds)
+
+    def first_rounds(self, rounds: int) -> LinearSystem:
+        """The system of the first rounds; traced anew where more of it is affordable than of the whole run."""
+        run = self.training_run
+        extents = {affordable_extent(run.algorithm, run.topology, rounds=count) for count in (rounds, run.rounds)}
+        if len(extents) == 1:
+            return self.system.first_rounds(rounds)
+        return trace_affordable(run.algorithm, run.topology, rounds=rounds)
+
+    def at_sigma(self, sigma: float, known: Account | None = None) -> RunAccountant:
+        """The accountant of the same run at another noise size, which decides nothing about convexity.
+
+        A `known` account at that size is not computed again, nor is its system traced again.
+        """
+        run = replace(self.training_run, algorithm=with_sigma(self.training_run.algorithm, sigma))
+        found = RunAccountant(run)
+        found.convexity = self.convexity
+        if known is not None:
+            found.system = known.system
+            if set(known.kinds) == set(self.kinds):
+                found._accounts[known.view] = known
+        return found
+
+    def _account(self, system: LinearSystem, view: View, kinds: Sequence[Kind]) -> Account:
+        gradients, adjacency = self.training_run.gradients, self.training_run.adjacency
+        return account(
+            system, view, adjacency=adjacency, participation=gradients.participation(adjacency).within(system.rounds),
+            convex=self.convexity.established, kinds=kinds,
+        )  # fmt: skip
+
+
+def _convexity(training_run: TrainingRun, system: LinearSystem) -> Convexity:
+    gradients, batches = training_run.gradients, training_run.gradients.batches
+    try:
+        if gradients.local_steps > 1:
+            raise Unaccountable("several local steps per round; convex-training covers single ones")
+        if isinstance(training_run.algorithm.noise, NoNoise):
+            raise Unaccountable("no noise")
+        model = training_run.task.convex_model
+        if model is None:
+            raise Unaccountable(f"{training_run.task.model.name} is not known to be convex, as linear models are")
+        sentence = non_expansive(
+            model,
+            training_run.task.features(),
+            step_size=training_run.algorithm.step_size,
+            clipping=gradients.clipping.kind,
+            full_batch=batches.full,
+            weight=least_weight(system),
+            excess=float((batches.largest / batches.divisors).max()),
+        )
+        return Convexity(True, sentence)
+    except Unaccountable as refusal:
+        return Convexity(False, f"convex-training is not offered: {refusal}")

@@ -1,0 +1,89 @@
+"""What it is worth that batches are drawn by chance: epsilon against whoever hears every message, and sigma for it."""
+
+from __future__ import annotations
+
+import math
+
+from sottovoce.core.adjacency import Adjacency, Change
+from sottovoce.core.noise import CombinedNoise
+from sottovoce.errors import Unaccountable
+from sottovoce.learning.batches import Sampling
+from sottovoce.privacy import views
+from sottovoce.privacy.amplification import noise_for, noise_multiplier, sampled_epsilon
+from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind
+from sottovoce.privacy.bisection import least_noise
+from sottovoce.privacy.calibration import Target
+from sottovoce.privacy.covering_views import lacks_secrets
+from sottovoce.privacy.guarantee import Headline, Kind, TrainingProof
+from sottovoce.run.run_accountant import RunAccountant
+from sottovoce.run.training_run import TrainingRun
+from sottovoce.tracing.linear_system import LinearSystem
+
+
+def sampled_headline(training_run: TrainingRun, system: LinearSystem, delta: float) -> Headline | None:
+    """The figure that counts on chance, for the node with the least noise; None where batches are not drawn by chance.
+
+    Refused where sampling has no proof for this system.
+    """
+    view, samplings = views.everyone(), _samplings(training_run)
+    if not samplings:
+        return None
+    epsilon = max(
+        sampled_epsilon(system, view, share=how.share, size=how.size, delta=delta, sensitivity=sensitivity)
+        for how, sensitivity in samplings.items()
+    )
+    change = _change(next(iter(samplings)))
+    assumptions = [AssumptionKind.SAMPLED_BATCHES.of(changed=CHANGED_RECORD[change])]
+    if lacks_secrets(view, training_run.algorithm, training_run.topology):
+        assumptions.append(AssumptionKind.NO_SHARED_SECRETS.of())
+    return Headline(
+        view=view, change=change, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None, epsilon=epsilon,
+        proven_for_training=TrainingProof.PROVEN, assumptions=tuple(assumptions),
+    )  # fmt: skip
+
+
+def sampled_sigma(reference: RunAccountant, target: Target) -> float | None:
+    """The sigma at which every node's sampling meets a target, from the accountant at sigma 1.
+
+    None where sampling counts for nothing.
+    """
+    run = reference.training_run
+
+    def excess(accountant: RunAccountant) -> float:
+        """The noise there is over what is needed, for the node that has least of it."""
+        return min(
+            noise_multiplier(accountant.system, views.everyone(), sensitivity) / noise for noise, sensitivity in needed
+        )
+
+    try:
+        needed = [
+            (noise_for(target.epsilon, share=how.share, size=how.size, rounds=run.rounds, delta=target.delta), most)
+            for how, most in _samplings(run).items()
+        ]
+        if not needed or (over := excess(reference)) in (0.0, math.inf):
+            return None
+    except Unaccountable:
+        return None
+    sigma = (1 + 1e-12) / over
+    if not isinstance(run.algorithm.noise, CombinedNoise):
+        return sigma
+    return least_noise(lambda tried: excess(reference.at_sigma(tried)) >= 1, sigma, tolerance=1e-3, smallest=1e-9)
+
+
+def _samplings(training_run: TrainingRun) -> dict[Sampling, float]:
+    """How records are sampled, with how far the change that this is about moves what a node releases.
+
+    Empty unless every node samples.
+    """
+    if training_run.adjacency is not Adjacency.RECORD:
+        return {}
+    gradients = training_run.gradients
+    samplings = {gradients.sampling(node) for node in range(training_run.topology.n)}
+    if None in samplings:
+        return {}
+    return {how: gradients.sensitivity("record", _change(how)) for how in samplings if how is not None}
+
+
+def _change(how: Sampling) -> Change:
+    """What amplification by this sampling is about."""
+    return Change.ZERO_OUT if how.size is None else Change.REPLACE

@@ -1,0 +1,106 @@
+"""How much of a run is traced: every message where that is possible and affordable, else how noise meets gradients.
+
+- `trace_possible`: every message, unless compression makes messages that cannot be traced; for questions that name what
+  they want to know.
+- `trace_affordable`: the same within limits of size; for runs, which are traced unasked.
+- `trace_coordinates`: some coordinates of a run whose compression keeps a part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sottovoce.core.compression import Identity, RandomK
+from sottovoce.core.topologies import Topology
+from sottovoce.errors import Unaccountable
+from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.tracer import Coordinate, trace
+
+if TYPE_CHECKING:
+    from sottovoce.core.algorithm import Algorithm
+
+CUBES, SQUARES = 5e9, 1e8
+"""Largest sums of cubed, and of squared, numbers of nodes over all different rounds that are affordable."""
+
+MASKS = 1e8
+"""Most coordinates, over nodes and rounds, for which it is drawn what compression keeps."""
+
+COORDINATES = 4
+"""Where compression keeps some coordinates, so many are traced."""
+
+
+class Extent(Enum):
+    """What of a run is traced."""
+
+    EVERY_MESSAGE = "every message"
+    FIRST_GOSSIP_STEP = "the messages of the first gossip step of every round"
+    NOISY_GRADIENTS = "how noise is added to gradients"
+
+
+def affordable_extent(algorithm: Algorithm, topology: Topology, *, rounds: int) -> Extent:
+    """Every message unless that is impossible or too much. Without noise, the first gossip step shows all there is."""
+    if not isinstance(algorithm.compression, Identity):
+        return Extent.NOISY_GRADIENTS
+    if not _is_large(algorithm, topology, rounds):
+        return Extent.EVERY_MESSAGE
+    first = topology.at(0)
+    if algorithm.noise.local(first):
+        return Extent.NOISY_GRADIENTS
+    return Extent.EVERY_MESSAGE if algorithm.noise.edge(first) else Extent.FIRST_GOSSIP_STEP
+
+
+def _is_large(algorithm: Algorithm, topology: Topology, rounds: int) -> bool:
+    different = 1 if topology.static else rounds
+    if different > 1 and different * topology.n**3 > CUBES:
+        return True
+    return different * algorithm.gossip_steps * topology.n**2 > SQUARES
+
+
+def trace_affordable(algorithm: Algorithm, topology: Topology, *, rounds: int) -> LinearSystem:
+    """The linear system of what runs, as much of it as is affordable."""
+    extent = affordable_extent(algorithm, topology, rounds=rounds)
+    if extent is Extent.EVERY_MESSAGE:
+        return trace(algorithm, topology, rounds=rounds)
+    if extent is Extent.FIRST_GOSSIP_STEP:
+        return trace(replace(algorithm, gossip_steps=1), topology, rounds=rounds)  # type: ignore[type-var]
+    steps = f"{topology.name}, {rounds} rounds of {algorithm.gossip_steps} gossip steps"
+    return trace_noisy_gradients(algorithm, topology, rounds=rounds, reason=f"{steps}: too many messages to trace")
+
+
+def trace_possible(algorithm: Algorithm, topology: Topology, *, rounds: int) -> LinearSystem:
+    """The linear system of what runs: every message, unless compression keeps them from being traced."""
+    traced = trace if isinstance(algorithm.compression, Identity) else trace_noisy_gradients
+    return traced(algorithm, topology, rounds=rounds)
+
+
+def trace_noisy_gradients(algorithm: Algorithm, topology: Topology, *, rounds: int, reason: str = "") -> LinearSystem:
+    """A system of which only noisy gradients are known, for messages that cannot be traced, or are too many.
+
+    It is traced without compression and with one gossip step, which change nothing about how noise is added.
+    """
+    operator = algorithm.compression
+    if not isinstance(operator, Identity):
+        reason = f"{operator.name}: what is sent differs by coordinate or is not linear"
+    plain = replace(algorithm, compression=Identity(), gossip_steps=1)  # type: ignore[type-var]
+    return replace(trace(plain, topology, rounds=rounds), algorithm=algorithm, only_gradients=reason)
+
+
+def trace_coordinates(
+    algorithm: Algorithm, topology: Topology, *, rounds: int, dimension: int
+) -> Iterator[LinearSystem]:
+    """Every message, of as many coordinates as differ or as are affordable; refused where messages are not linear."""
+    operator = algorithm.compression
+    if isinstance(operator, Identity):
+        yield trace(algorithm, topology, rounds=rounds)
+        return
+    if not isinstance(operator, RandomK):
+        raise Unaccountable(f"{operator.name} is not linear, so its error is not predicted")
+    if rounds * topology.n * dimension > MASKS:
+        raise Unaccountable(f"{operator.name}: too many coordinates to draw, so its error is not predicted")
+    for index in np.linspace(0, dimension - 1, min(COORDINATES, dimension)).astype(int):
+        yield trace(algorithm, topology, rounds=rounds, coordinate=Coordinate(int(index), dimension))
