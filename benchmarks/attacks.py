@@ -17,7 +17,7 @@ from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.models import mlp
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task
-from sottovoce.run.recording import Delivery, Messages
+from sottovoce.run.recording import Messages, RecordedRound
 
 VICTIMS, MODELS, SAMPLES = 100, 26, 1000
 
@@ -43,7 +43,7 @@ def received(job: Task) -> Messages:
     found = {}
     for round in range(MODELS):
         models = job.model.start(VICTIMS, draw, same=False).numpy()
-        found[round] = Delivery(every, np.full_like(every, VICTIMS), every, models)
+        found[round] = RecordedRound(every, np.full_like(every, VICTIMS), every, models)
     return Messages((VICTIMS,), found)
 
 

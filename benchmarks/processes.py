@@ -22,8 +22,9 @@ import torch
 from benchmarks.learning import job_of
 from benchmarks.loop import peak_gigabytes, settings
 from sottovoce import Topology, algorithm, metropolis, weigh
+from sottovoce.distributed.communication import Communicator
 from sottovoce.distributed.launch import LOOPBACK, MEETING
-from sottovoce.distributed.placement import blocks, cut
+from sottovoce.distributed.placement import cut_edges, place_nodes
 from sottovoce.distributed.ranks import join_ranks
 from sottovoce.learning.datasets import load
 from sottovoce.learning.models import model
@@ -57,10 +58,9 @@ def crossing(net: Topology, placed: tuple) -> tuple[int, int]:
     return int(away.sum()), len({(int(s), int(r)) for s, r in zip(sender[away], owner[receiver[away]], strict=True)})
 
 
-def play(begun: TrainingRun, rounds: int) -> dict[str, object]:
+def play(begun: TrainingRun, rounds: int, communicator: Communicator | None = None) -> dict[str, object]:
     """Seconds of each round after the first, and what went over the wire meanwhile."""
     torch.set_num_threads(1)
-    communicator = None if begun.shard is None else begun.shard.communicator
     took, gradient, inner = [], 0.0, begun.gradients
 
     def timed(round: int, points: torch.Tensor) -> torch.Tensor:
@@ -74,9 +74,7 @@ def play(begun: TrainingRun, rounds: int) -> dict[str, object]:
     timed.task = inner.task
     played = replace(begun, gradients=timed).play(begun.before())
     next(played)
-    at_first = (
-        (0, 0.0, 0.0) if communicator is None else (communicator.sent, communicator.packing, communicator.waiting)
-    )
+    at_first = _communication(communicator)
     gradient, processor = 0.0, time.process_time()
     for _ in range(rounds):
         start = time.perf_counter()
@@ -84,14 +82,19 @@ def play(begun: TrainingRun, rounds: int) -> dict[str, object]:
         took.append(time.perf_counter() - start)
     processor = time.process_time() - processor
     played.close()
-    sent, packing, waiting = (
-        (0, 0.0, 0.0) if communicator is None else (communicator.sent, communicator.packing, communicator.waiting)
-    )
+    sent, packing, waiting = _communication(communicator)
     return {
         "round": statistics.median(took), "rounds": took, "processor": processor / rounds,
         "gradient": gradient / rounds, "bytes": (sent - at_first[0]) / rounds,
         "pack": (packing - at_first[1]) / rounds, "wire": (waiting - at_first[2]) / rounds, "memory": peak_gigabytes(),
     }  # fmt: skip
+
+
+def _communication(communicator: Communicator | None) -> tuple[int, float, float]:
+    """Bytes sent, and seconds of packing and of waiting, so far; none in one process."""
+    if communicator is None:
+        return 0, 0.0, 0.0
+    return communicator.sent_bytes, communicator.packing_seconds, communicator.waiting_seconds
 
 
 def rank(what: str, rounds: str) -> None:
@@ -101,14 +104,14 @@ def rank(what: str, rounds: str) -> None:
         print(json.dumps(play(begun, int(rounds))))
         return
     with join_ranks(300.0) as ranks:
-        begun = ranks.share(begun, ranks.place(begun))
-        found = play(begun, int(rounds))
-        ranks.communicator.gathered(None)
+        begun = begun.hosted_by(ranks.transport(begun.topology, begun.seed))
+        found = play(begun, int(rounds), ranks.communicator)
+        ranks.communicator.gather(None)
         print(json.dumps(found))
 
 
-def swaps(what: str) -> None:
-    """In one of two processes: how long swaps of so many bytes take, and how long it takes to pack them."""
+def exchanges(what: str) -> None:
+    """In one of two processes: how long exchanges of so many bytes take, and how long it takes to pack them."""
     with join_ranks(300.0) as ranks:
         found = {}
         for size in json.loads(what):
@@ -118,9 +121,9 @@ def swaps(what: str) -> None:
                 start = time.perf_counter()
                 packed = there[torch.arange(64)]
                 pack.append(time.perf_counter() - start)
-                ranks.communicator.gathered(None)
+                ranks.communicator.gather(None)
                 start = time.perf_counter()
-                ranks.communicator.swap({1 - ranks.rank: packed}, {1 - ranks.rank: here}).land()
+                ranks.communicator.exchange({1 - ranks.rank: packed}, {1 - ranks.rank: here}).wait()
                 took.append(time.perf_counter() - start)
             found[size] = [statistics.median(took), statistics.median(pack)]
         print(json.dumps(found))
@@ -166,7 +169,7 @@ def traffic(rounds: int = 3) -> None:
         for spec in SPECS:
             what = (graph, spec, NODES, 4, "cnn", (16, 32))
             begun = made(*what)
-            edges, messages = crossing(begun.topology, blocks(begun.topology, 2))
+            edges, messages = crossing(begun.topology, place_nodes(begun.topology, 2))
             each = begun.algorithm.compression.bits(begun.task.model.layout.size) / 8
             sent = sum(found["bytes"] for found in measured(2, rounds, *what))
             print(
@@ -178,7 +181,7 @@ def traffic(rounds: int = 3) -> None:
 
 def link() -> None:
     """The wire itself, both ways at once, between two processes of this machine."""
-    found = measured(2, 0, 1_024, 102_400, 10_240_000, 102_400_000, act="swaps")[0]
+    found = measured(2, 0, 1_024, 102_400, 10_240_000, 102_400_000, act="exchanges")[0]
     for size, (took, pack) in found.items():
         rate = int(size) / took / 1e9
         print(f"  {int(size):11,} bytes each way: {1e3 * took:.2f} ms, {rate:.2f} GB/s; packed in {1e3 * pack:.2f} ms")
@@ -213,12 +216,12 @@ def placement() -> None:
     for spec in ("geometric:1000,r=0.06,seed=0", "regular:1000,d=10,seed=0"):
         net = metropolis(spec)
         start = time.process_time()
-        found = blocks(net, 10)
+        found = place_nodes(net, 10)
         took, order = time.process_time() - start, np.random.default_rng(0).permutation(net.n)
-        chance = cut(net, tuple(np.array_split(order, 10)))
+        chance = cut_edges(net, tuple(np.array_split(order, 10)))
         strangers = [len(np.setdiff1d(np.unique(net.at(0).weights[block].indices), block)) for block in found]
         print(
-            f"  {spec}, 10 blocks: {cut(net, found):,} of {net.at(0).weights.nnz - net.n:,} directed edges cross "
+            f"  {spec}, 10 blocks: {cut_edges(net, found):,} of {net.at(0).weights.nnz - net.n:,} directed edges cross "
             f"(by chance {chance:,}), {np.mean(strangers):.0f} strangers a block, {took:.1f} s of processor time"
         )
 
@@ -227,8 +230,8 @@ if __name__ == "__main__":
     parts = {
         "speed": speed, "traffic": traffic, "link": link, "memory": memory, "data": data, "placement": placement,
     }  # fmt: skip
-    if sys.argv[1:2] in (["rank"], ["swaps"], ["read"]):
-        {"rank": rank, "swaps": swaps, "read": read}[sys.argv[1]](*sys.argv[2:])
+    if sys.argv[1:2] in (["rank"], ["exchanges"], ["read"]):
+        {"rank": rank, "exchanges": exchanges, "read": read}[sys.argv[1]](*sys.argv[2:])
     elif len(sys.argv) > 1:
         partial(parts[sys.argv[1]], **settings(sys.argv[2:]))()
     else:

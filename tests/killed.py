@@ -74,6 +74,6 @@ MOMENTS = {
 
 def run_until(moment, place):
     """A run, or the rest of one, that dies at a moment."""
-    checkpoint_schedule.PATIENCE = 0
+    checkpoint_schedule.WRITING_TIMES = 0
     MOMENTS[moment]()
     execute.run_experiment(experiment(), Path(place), resume=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +11,13 @@ import torch
 
 import sottovoce
 from sottovoce.config import from_document
-from sottovoce.core import noise_sources
+from sottovoce.core import noise_feed, noise_sources
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.distributed import sharded_feed
 from sottovoce.distributed.communication import Communicator, PendingExchange
-from sottovoce.distributed.exchange_plan import NodeShard
-from sottovoce.distributed.placement import blocks
 from sottovoce.distributed.ranks import join_ranks
-from sottovoce.distributed.sharded_feed import ShardedFeed
-from sottovoce.distributed.sharded_rows import Halo, ShardedRows
 from sottovoce.errors import Diverged, SottovoceError
-from sottovoce.run import checkpoint, checkpoint_schedule, execute
+from sottovoce.run import checkpoint, checkpoint_schedule, fingerprint
 from sottovoce.run.build import build
 from sottovoce.run.execute import run_experiment
 from tests.cases import DIMENSION, cases, task
@@ -44,23 +38,21 @@ def start(case, dtype=torch.float32):
 
 
 def hosted_rounds(ranks, name):
-    """The host of this rank, and the rounds of a case as it plays them."""
+    """The transport of this rank, and the rounds of a case as it plays them."""
     case = CASES[name]
-    net = case.topology
-    shard = NodeShard(blocks(net, ranks.size), ranks.communicator)
-    x0, away = start(case), shard.plan(net.at(0)).strangers
+    net, x0 = case.topology, start(case)
+    transport = ranks.transport(net, 0)
     compressed = case.algorithm.compression.name != "identity"
-    halo = Halo(away, x0[torch.from_numpy(away)]) if compressed else None
+    rows = transport.start(lambda nodes: x0[torch.from_numpy(nodes)], net.at(0) if compressed else None)
     everyone = task(net.n)
 
     def gradient(round, points):
         whole = np.zeros((net.n, DIMENSION), dtype=np.float32)
-        whole[shard.nodes] = points.numpy()
-        return torch.from_numpy(everyone(round, whole)[shard.nodes])
+        whole[transport.nodes] = points.numpy()
+        return torch.from_numpy(everyone(round, whole)[transport.nodes])
 
-    return shard, iterate_rounds(
-        case.algorithm, net, ShardedRows(shard, shard.share(x0), halo), gradient, rounds=ROUNDS, seed=SEED,
-        make=partial(ShardedFeed, first=net.at(0)),
+    return transport, iterate_rounds(
+        case.algorithm, net, rows, gradient, rounds=ROUNDS, seed=SEED, transport=transport
     )  # fmt: skip
 
 
@@ -78,16 +70,16 @@ def hosted_end(ranks, names):
     """The nodes here and where they end, of each case."""
     found = {}
     for name in names:
-        shard, played = hosted_rounds(ranks, name)
-        found[name] = shard.nodes, list(played)[-1].models.own.numpy()
+        transport, played = hosted_rounds(ranks, name)
+        found[name] = transport.nodes, transport.local(list(played)[-1].models).numpy()
     return found
 
 
 def overheard(ranks, name):
     """Of each exchange: what this rank hands to the wire for whom; and whose noise it draws, and compresses, in all."""
-    sent, drawn, real, draw = [], set(), ranks.communicator.swap, noise_sources.generator
+    sent, drawn, real, draw = [], set(), ranks.communicator.exchange, noise_sources.generator
 
-    def swap(outgoing, incoming):
+    def exchange(outgoing, incoming):
         sent.append({peer: rows.clone().numpy() for peer, rows in outgoing.items()})
         return real(outgoing, incoming)
 
@@ -96,13 +88,13 @@ def overheard(ranks, name):
         return draw(seed, kind, ids, *when)
 
     try:
-        ranks.communicator.swap, noise_sources.generator, sharded_feed.generator = swap, generator, generator
-        shard, played = hosted_rounds(ranks, name)
+        ranks.communicator.exchange, noise_sources.generator, noise_feed.generator = exchange, generator, generator
+        transport, played = hosted_rounds(ranks, name)
         list(played)
     finally:
-        del ranks.communicator.swap
-        noise_sources.generator = sharded_feed.generator = draw
-    return shard.nodes, sent, drawn
+        del ranks.communicator.exchange
+        noise_sources.generator = noise_feed.generator = draw
+    return transport.nodes, sent, drawn
 
 
 # --- runs in their folders -----------------------------------------------------------------------------------------
@@ -110,20 +102,20 @@ def overheard(ranks, name):
 
 def held_data(ranks, wanted):
     training_run = build(from_document(wanted))
-    mine = ranks.share(training_run, ranks.place(training_run))
+    mine = training_run.hosted_by(ranks.transport(training_run.topology, training_run.seed))
     whole = "inputs" in vars(training_run.task) or "inputs" in vars(training_run.task.dataset)
-    rows = [mine.task.inputs[mine.task.shards.indices[node]].numpy() for node in mine.shard.nodes]
-    return mine.shard.nodes, rows, len(mine.task.inputs), whole
+    rows = [mine.task.inputs[mine.task.shards.indices[node]].numpy() for node in mine.transport.nodes]
+    return mine.transport.nodes, rows, len(mine.task.inputs), whole
 
 
 def differing(ranks, one, other, place, version):
     """Rank 1 is given another document, or is of another version."""
     if version is not None and ranks.rank == 1:
-        execute.__version__ = version
+        fingerprint.__version__ = version
     try:
         return ranked(ranks, other if ranks.rank == 1 else one, place)
     finally:
-        execute.__version__ = sottovoce.__version__
+        fingerprint.__version__ = sottovoce.__version__
 
 
 def ranked(ranks, document, place, resume=False, stop=None):
@@ -134,7 +126,7 @@ def ranked(ranks, document, place, resume=False, stop=None):
             raise KeyboardInterrupt
 
     try:
-        run_experiment(from_document(document), Path(place), resume=resume, coordinator=ranks, watch=interrupt)
+        run_experiment(from_document(document), Path(place), resume=resume, coordinator=ranks, on_round=interrupt)
     except SottovoceError as error:
         return f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:
@@ -159,14 +151,14 @@ def bound(act):
 
 
 FAULTS = {
-    "before sending in round 3": lambda: setattr(Communicator, "swap", bound(Count(Communicator.swap, 4))),
-    "after sending in round 3": lambda: setattr(Communicator, "swap", bound(After(Communicator.swap, 4))),
-    "after hearing in round 3": lambda: setattr(PendingExchange, "land", bound(After(PendingExchange.land, 4))),
+    "before sending in round 3": lambda: setattr(Communicator, "exchange", bound(Count(Communicator.exchange, 4))),
+    "after sending in round 3": lambda: setattr(Communicator, "exchange", bound(After(Communicator.exchange, 4))),
+    "after hearing in round 3": lambda: setattr(PendingExchange, "wait", bound(After(PendingExchange.wait, 4))),
     "while writing its part": lambda: setattr(checkpoint.np, "savez", half_written(4)),
     "before its part has its name": lambda: setattr(checkpoint, "write", Count(checkpoint.write, 4)),
     "when its part is written": lambda: setattr(checkpoint, "write", After(checkpoint.write, 4)),
     "goes astray in round 3": lambda: setattr(NoiseFeed, "gradient", bound(Astray(NoiseFeed.gradient, 4))),
-    "does not answer in round 3": lambda: setattr(Communicator, "swap", bound(Hang(Communicator.swap, 4))),
+    "does not answer in round 3": lambda: setattr(Communicator, "exchange", bound(Hang(Communicator.exchange, 4))),
 }
 """What befalls a rank. Of rank 0, its part is the one that names the others."""
 
@@ -194,9 +186,9 @@ class Hang(Count):
 def rank_until(fault, victim, told, document, place, timeout):
     """One rank of a run of which the victim meets a fault; exits 1 where a rank is lost to it, 2 where one refused."""
     os.environ |= told
-    checkpoint_schedule.PATIENCE = 0
+    checkpoint_schedule.WRITING_TIMES = 0
     if int(told["RANK"]) == victim:
         FAULTS[fault]()
     with join_ranks(timeout) as ranks:
         said = ranked(ranks, document, place, True)
-        os._exit({"Lost": 1, "Diverged": 2}.get((said or "").partition(":")[0], 9))
+        os._exit({"PeerLost": 1, "Diverged": 2}.get((said or "").partition(":")[0], 9))

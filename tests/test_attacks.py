@@ -25,7 +25,7 @@ from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
-from sottovoce.run.recording import Delivery
+from sottovoce.run.recording import RecordedRound
 
 # --- figures -------------------------------------------------------------------------------------------------------
 
@@ -302,7 +302,7 @@ def test_pooled_attack_reaches_nodes_that_are_not_heard(sotto, finished):
 def test_a_coalition_averages_the_copies_of_one_model():
     """Of a node that nobody hears they have the mean of all models."""
     rows = np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 8.0]])
-    got = Delivery(np.array([1, 1, 4]), np.array([0, 2, 0]), np.array([0, 1, 2]), rows)
+    got = RecordedRound(np.array([1, 1, 4]), np.array([0, 2, 0]), np.array([0, 1, 2]), rows)
     models = models_of(got, Group((0, 2), (0, 2)), [1, 4, 3])
     assert models.tolist() == [[2.0, 0.0], [0.0, 8.0], [4 / 3, 8 / 3]]
     assert models_of(got, Group((5,), (5,)), [1]) is None

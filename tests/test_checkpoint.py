@@ -16,7 +16,7 @@ import torch
 from sottovoce import InputError
 from sottovoce.core.threads import threads
 from sottovoce.learning.datasets import load as load_data
-from sottovoce.run import build, build_topology, checkpoint, execute
+from sottovoce.run import build, build_topology, checkpoint, execute, fingerprint
 from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import RunFiles
@@ -63,9 +63,9 @@ def test_stopped_after_any_round_and_taken_up_by_others_it_ends_the_same(case, t
     for stop in range(ROUNDS + 1):
         first = fresh()
         half, before = played(first, first.before(), stop)
-        save(tmp_path / "stage", Checkpoint(half, len(before), 1.5), "mark")
+        save(tmp_path / "stage", Checkpoint(half, len(before), 1.5), "mark", first.transport)
         second = fresh()
-        saved = load(tmp_path / "stage", second.before(), "mark")
+        saved = load(tmp_path / "stage", second, "mark")
         assert (saved.state.rounds, saved.lines, saved.seconds) == (stop, len(before), 1.5)
         assert type(saved.state.loop_state.state) is type(half.loop_state.state)
         again, after = played(second, saved.state) if stop else played(second, second.before())
@@ -141,11 +141,11 @@ def test_an_interrupt_saves_where_the_run_is(stop, seconds, whole, tmp_path):
 
     settings = experiment(machine={"checkpoint_seconds": seconds})
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(settings, tmp_path, watch=interrupt)
+        run_experiment(settings, tmp_path, on_round=interrupt)
     with np.load(tmp_path / "checkpoint.npz") as stored:
         assert json.loads(stored["about"].tobytes())["rounds"] == stop - 1
     rounds = []
-    run_experiment(settings, tmp_path, resume=True, watch=lambda _, state: rounds.append(state.rounds))
+    run_experiment(settings, tmp_path, resume=True, on_round=lambda _, state: rounds.append(state.rounds))
     assert rounds == list(range(stop, 7))
     assert contents(tmp_path) | {"config": whole["config"]} == whole
 
@@ -162,7 +162,7 @@ def stopped(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(experiment(), tmp_path, watch=interrupt)
+        run_experiment(experiment(), tmp_path, on_round=interrupt)
     return tmp_path
 
 
@@ -266,7 +266,7 @@ def test_other_data_or_another_version_is_refused(stopped, monkeypatch):
         with pytest.raises(InputError, match="other settings, data or code"):
             resumed(stopped)
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "__version__", "99")
+        patch.setattr(fingerprint, "__version__", "99")
         with pytest.raises(InputError, match="other settings, data or code"):
             resumed(stopped)
 
@@ -275,13 +275,13 @@ def test_a_graph_file_that_changed_is_refused(tmp_path, monkeypatch):
     edges = tmp_path / "edges.txt"
 
     def loop_state(interrupted):
-        def watch(_, state):
+        def on_round(_, state):
             if interrupted and state.rounds == 3:
                 raise KeyboardInterrupt
 
         build_topology._topology.cache_clear()
         where = experiment(topology={"graph": f"file:{edges}"})
-        return run_experiment(where, tmp_path / "run", resume=True, watch=watch)
+        return run_experiment(where, tmp_path / "run", resume=True, on_round=on_round)
 
     edges.write_text("0 1\n1 2\n2 3\n3 0\n")
     with pytest.raises(KeyboardInterrupt):
@@ -362,7 +362,7 @@ def test_who_comes_second_does_not_take_over_the_promise_of_the_first(tmp_path, 
         return building(*arguments)
 
     monkeypatch.setattr(execute, "build_accountant", slow)
-    with pytest.raises(InputError, match="a promise for other settings, data or code"):
+    with pytest.raises(InputError, match="guarantees for other settings, data or code"):
         run_experiment(experiment(), tmp_path)
 
 

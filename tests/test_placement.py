@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError, dropout, fresh_erdos_renyi, metropolis, push
-from sottovoce.distributed.placement import blocks, cut
+from sottovoce.distributed.placement import cut_edges, place_nodes
 
 
 def by_chance(net, ranks, draws=20):
     """Cut edges of random blocks, the mean over draws."""
     rng = np.random.default_rng(0)
-    return np.mean([cut(net, tuple(np.array_split(rng.permutation(net.n), ranks))) for _ in range(draws)])
+    return np.mean([cut_edges(net, tuple(np.array_split(rng.permutation(net.n), ranks))) for _ in range(draws)])
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def by_chance(net, ranks, draws=20):
     ],
 )  # fmt: skip
 def test_the_least_cut_is_found_where_it_is_known(spec, ranks, least):
-    assert cut(metropolis(spec), blocks(metropolis(spec), ranks)) == least
+    assert cut_edges(metropolis(spec), place_nodes(metropolis(spec), ranks)) == least
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_the_least_cut_is_found_where_it_is_known(spec, ranks, least):
 @pytest.mark.parametrize("ranks", [2, 3, 7])
 def test_fewer_edges_are_cut_than_by_chance(spec, share, ranks):
     net = metropolis(spec)
-    found = blocks(net, ranks)
-    assert cut(net, found) < share * by_chance(net, ranks)
+    found = place_nodes(net, ranks)
+    assert cut_edges(net, found) < share * by_chance(net, ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 11])
@@ -45,19 +45,19 @@ def test_blocks_are_all_nodes_once_in_equal_shares(ranks):
         fresh_erdos_renyi(11, 0.4),
         dropout("star:11", rate=0.2),
     ):
-        found = blocks(net, ranks)
+        found = place_nodes(net, ranks)
         assert sorted(np.concatenate(found)) == list(range(11))
         sizes = [len(block) for block in found]
         assert max(sizes) - min(sizes) <= 1
         assert all((np.diff(block) > 0).all() for block in found)
-        assert [block.tolist() for block in found] == [block.tolist() for block in blocks(net, ranks)]
+        assert [block.tolist() for block in found] == [block.tolist() for block in place_nodes(net, ranks)]
 
 
 def test_more_ranks_than_nodes_are_refused():
     with pytest.raises(InputError, match="4 processes for 3 nodes"):
-        blocks(metropolis("path:3"), 4)
+        place_nodes(metropolis("path:3"), 4)
 
 
 def test_large_graphs_are_cut_in_seconds():
     net = metropolis("geometric:3000,r=0.04,seed=1")
-    assert cut(net, blocks(net, 8)) < 0.2 * by_chance(net, 8, 3)
+    assert cut_edges(net, place_nodes(net, 8)) < 0.2 * by_chance(net, 8, 3)

@@ -318,7 +318,7 @@ def go_on(pools, size, wanted, place, stop=None):
             raise KeyboardInterrupt
 
     with nullcontext() if stop is None else pytest.raises(KeyboardInterrupt):
-        run_experiment(from_document(wanted), place, resume=True, watch=interrupt)
+        run_experiment(from_document(wanted), place, resume=True, on_round=interrupt)
 
 
 @pytest.mark.parametrize(("name", "where"), CARRIED)
@@ -333,7 +333,7 @@ def test_a_run_goes_on_in_any_number_of_processes(name, where, pools, tmp_path):
             assert len(parts) == size, "its own part, those it names, and no others"
         assert contents(place) == contents(tmp_path / "whole")
         np.testing.assert_array_equal(models(place), models(tmp_path / "whole"))
-        load(place / "checkpoint.npz", build(from_document(wanted)).before(), contents(place)["about"]["fingerprint"])
+        load(place / "checkpoint.npz", build(from_document(wanted)), contents(place)["about"]["fingerprint"])
 
 
 # --- faults --------------------------------------------------------------------------------------------------------

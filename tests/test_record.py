@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
 from sottovoce.run.build import build
 from sottovoce.run.execute import run_experiment
-from sottovoce.run.recording import recorded
+from sottovoce.run.recording import read_recording
 from tests.cases import DIMENSION, ROUNDS, Case, cases
 from tests.cases import task as made_up
 
@@ -60,8 +62,7 @@ def test_noise_is_drawn_for_the_messages_that_are_asked_for_alone():
             asked.append(matrix.used().sum())
             return super().noise(sources, matrix, round, step)
 
-    step = now.steps[0]
-    object.__setattr__(step, "feed", Counting(3, made_up(5), np.zeros((5, DIMENSION))))
+    step = replace(now.steps[0], inputs=Counting(3, made_up(5), np.zeros((5, DIMENSION))))
     whole = step.sent_messages()
     part = step.received_models(np.array([0]))
     assert asked[1] < asked[0]
@@ -105,15 +106,15 @@ def test_an_interrupted_run_leaves_the_same_recordings(tmp_path):
     broken = tmp_path / "broken"
 
     def stop_at(round):
-        def watch(now, state):
+        def on_round(now, state):
             if now.round == round:
                 raise SystemExit
 
-        return watch
+        return on_round
 
     for round in (3, 5, 10):
         with pytest.raises(SystemExit):
-            run_experiment(experiment, broken, resume=True, watch=stop_at(round))
+            run_experiment(experiment, broken, resume=True, on_round=stop_at(round))
         (broken / "messages").mkdir(exist_ok=True)
         (broken / "messages" / "0000009.npz.x.part").write_bytes(b"half")
     run_experiment(experiment, broken, resume=True)
@@ -145,7 +146,7 @@ def test_files_hold_what_memory_holds(tmp_path):
     experiment = from_document(DOCUMENT)
     run_experiment(experiment, tmp_path / "run")
     training_run = build(experiment)
-    there = recorded(tmp_path / "run", training_run, experiment.record)
+    there = read_recording(tmp_path / "run", training_run, experiment.record)
     here = simulate(
         training_run.algorithm,
         training_run.topology,
@@ -161,7 +162,7 @@ def test_files_hold_what_memory_holds(tmp_path):
         there.of(0, 3)
     (tmp_path / "run" / "messages" / "0000003.npz").unlink()
     with pytest.raises(InputError, match="no recording of round 3"):
-        recorded(tmp_path / "run", training_run, experiment.record)
+        read_recording(tmp_path / "run", training_run, experiment.record)
 
 
 def test_a_secure_sum_leaves_only_the_average(tmp_path):

@@ -57,7 +57,7 @@ def test_one_node_without_gossip_and_noise_is_plain_sgd(name, data, settings):
     shown = []
     run = simulate(
         algorithm("d-psgd", step_size=0.1), metropolis("path:1"), what.gradients("fixed:8", seed=5), rounds=12, seed=3,
-        every=4, watch=lambda played, state: shown.append(state.rounds),
+        every=4, on_round=lambda played, state: shown.append(state.rounds),
     )  # fmt: skip
     module = what.model.module
     start = what.start(torch.Generator().manual_seed(3))[0]
@@ -223,11 +223,17 @@ def test_noise_has_the_size_that_clipping_asks_for_and_no_other(adjacency, batch
     for sigma in (3.0, 1e-30):
         private = algorithm("dp-d-sgd", sigma=sigma, step_size=0.2, sensitivity=123.0)
 
-        def watch(played, state, sigma=sigma):
+        def on_round(played, state, sigma=sigma):
             heard[sigma] = played.steps[0].sent.double().numpy()
 
         simulate(
-            private, net, what.gradients(batch, clip, 0.7), rounds=1, adjacency=adjacency, test_rows=5, watch=watch
+            private,
+            net,
+            what.gradients(batch, clip, 0.7),
+            rounds=1,
+            adjacency=adjacency,
+            test_rows=5,
+            on_round=on_round,
         )
     noise, sigma = (heard[3.0] - heard[1e-30]) / 0.2, 3.0 * most
     for row in noise:
@@ -247,7 +253,7 @@ def test_threads_are_those_asked_for_and_restored_whatever_happens():
         for wanted in (None, 2):
             simulate(
                 algorithm("d-psgd"), net, what, rounds=1, threads=wanted, test_rows=5,
-                watch=lambda *_: seen.append(torch.get_num_threads()),
+                on_round=lambda *_: seen.append(torch.get_num_threads()),
             )  # fmt: skip
             assert torch.get_num_threads() == 2
 
@@ -255,7 +261,7 @@ def test_threads_are_those_asked_for_and_restored_whatever_happens():
             raise RuntimeError("stop")
 
         with pytest.raises(RuntimeError, match="stop"):
-            simulate(algorithm("d-psgd"), net, what, rounds=1, watch=fail)
+            simulate(algorithm("d-psgd"), net, what, rounds=1, on_round=fail)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -294,7 +300,7 @@ def test_numbers_do_not_come_from_the_global_generators():
 def test_what_does_not_fit_is_refused_before_the_first_round(change, message):
     given = {"algorithm": algorithm("d-psgd"), "topology": metropolis("path:3"), "task": job(3), "rounds": 2} | change
     with pytest.raises(InputError, match=message):
-        simulate(**given, watch=lambda *_: pytest.fail("a round was played"))
+        simulate(**given, on_round=lambda *_: pytest.fail("a round was played"))
 
 
 def test_what_is_promised_is_about_what_ran():

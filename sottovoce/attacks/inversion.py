@@ -98,7 +98,7 @@ def inverted(
         raise InputError(
             "nodes that begin apart", "inversion needs a public beginning", "attack a run with training.same_start=true"
         )
-    got, start = finished_run.messages.at(0), training_run.start()[0]
+    got, start = finished_run.messages.at(0), training_run.starting_models(np.array([0]))[0]
     strangers = job.test_inputs[torch.randperm(len(job.test_inputs), generator=_seeded(seed))[:STRANGERS]]
     victims, pictures = [], []
     for place in np.flatnonzero((got.receiver == attacker) & (got.sender >= 0)):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sottovoce.attacks.run_attacks import attack
 from sottovoce.config import Document
-from sottovoce.run.rerun import Tell
+from sottovoce.run.callbacks import Progress
 from sottovoce.run.sweep_results import Row
 
 
@@ -20,7 +20,7 @@ class Attacked(NamedTuple):
 
 
 def attack_rows(
-    rows: Sequence[Row], kinds: Sequence[str], out: Path, *, data: Path | None = None, tell: Tell | None = None
+    rows: Sequence[Row], kinds: Sequence[str], out: Path, *, data: Path | None = None, tell: Progress | None = None
 ) -> list[Attacked]:
     """Attack the runs of every row by all nodes that were recorded. What is known already is only read."""
     attacked, done = [], 0

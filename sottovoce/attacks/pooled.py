@@ -19,7 +19,7 @@ from sottovoce.attacks.evaluation import Success
 from sottovoce.attacks.threshold import threshold
 from sottovoce.core.topologies import Topology
 from sottovoce.learning.tasks import Task
-from sottovoce.run.recording import Delivery, Messages
+from sottovoce.run.recording import Messages, RecordedRound
 
 
 class Group(NamedTuple):
@@ -59,7 +59,7 @@ def _blank(rounds: int, of: Candidates) -> tuple[Array, Array]:
     return np.full((rounds, len(of.members)), np.nan), np.full((rounds, len(of.others)), np.nan)
 
 
-def models_of(got: Delivery, group: Group, victims: Sequence[int]) -> Array | None:
+def models_of(got: RecordedRound, group: Group, victims: Sequence[int]) -> Array | None:
     """For each victim the model that a group has for it after a round; None where nothing came."""
     theirs = np.isin(got.receiver, group.hears) & ~np.isin(got.sender, group.members)
     if not theirs.any():

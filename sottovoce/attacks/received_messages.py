@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.arrays import Rows, to_numpy
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.loop import play_round, start_run
@@ -93,7 +94,7 @@ def _heard(observation: Observation, feed: LoopInputs, x0: Array) -> Array:
     for round, pick in enumerate(observation.picks):
         played = play_round(algorithm, system.topology, loop_state, feed, round)
         loop_state = played.loop_state
-        rows.append(pick @ np.concatenate([step.sent_messages().rows for step in played.steps]))
+        rows.append(pick @ np.concatenate([to_numpy(step.sent_messages().rows) for step in played.steps]))
     return np.concatenate(rows)
 
 
@@ -103,19 +104,19 @@ class _KnownOnly:
     def __init__(self, inner: LoopInputs, view: View) -> None:
         self._inner, self._view = inner, view
 
-    def gradient(self, round: int, point: Array) -> Array:
+    def gradient(self, round: int, point: Rows) -> Rows:
         """What the view knows of gradients, which the inner feed was given."""
         return self._inner.gradient(round, point)
 
-    def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> Array:
+    def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> Rows:
         """Only what comes from known sources."""
         return self._inner.noise(sources, self._known(sources, matrix), round, step)
 
-    def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Array:
+    def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
         """Only what comes from known sources."""
         return self._inner.correlated(correlation, sources, self._known(sources, matrix), round)
 
-    def compress(self, operator: Compression, rows: Array, round: int, step: int) -> Array:
+    def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
         """As in the run itself."""
         return self._inner.compress(operator, rows, round, step)
 

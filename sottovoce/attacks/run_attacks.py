@@ -25,9 +25,9 @@ from sottovoce.errors import InputError
 from sottovoce.privacy import views
 from sottovoce.privacy.views import View
 from sottovoce.privacy.views import parse_view as named_view
+from sottovoce.run.callbacks import Progress
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.rerun import Tell
 from sottovoce.tracing.tracer import trace
 
 ASKED = {"samples": SAMPLES, "seed": 0, "confidence": 0.95}
@@ -46,7 +46,7 @@ def infer(
     confidence: float = 0.95,
     seed: int = 0,
     jobs: int | None = None,
-    tell: Tell | None = None,
+    tell: Progress | None = None,
 ) -> Success:
     """Membership inference by one attacker, or by all that were recorded, on one run or on several seeds of it.
 

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from sottovoce.attacks.candidate_losses import WORST, Candidates, Series, candidates_of, series
 from sottovoce.errors import InputError
+from sottovoce.run.callbacks import Progress
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.recording import Messages
-from sottovoce.run.rerun import Arrays, Tell, altered, kept, open_again, rerun_received
+from sottovoce.run.rerun import Arrays, compute_missing, open_run_once, record_rerun, with_other_rows
 
 Array = NDArray[np.float64]
 
@@ -69,7 +70,7 @@ def shadowed(
     samples: int = 500,
     seed: int = 0,
     jobs: int | None = None,
-    tell: Tell | None = None,
+    tell: Progress | None = None,
 ) -> list[Shadowed]:
     """Run the shadow runs that are not kept in the run's folder yet, and gather what they say about each pair."""
     if shadows < 2 or shadows % 2:
@@ -79,7 +80,9 @@ def shadowed(
     job = Job(finished_run.folder, finished_run.data, tuple(pairs), samples, seed)
     chosen = _candidates(finished_run, job)
     about = {"pairs": [list(pair) for pair in pairs], "samples": samples, "seed": seed}
-    found = kept(finished_run.folder / "shadows", partial(_shadow, job), shadows, about=about, jobs=jobs, tell=tell)
+    found = compute_missing(
+        finished_run.folder / "shadows", partial(_shadow, job), shadows, about=about, jobs=jobs, progress=tell
+    )
     own = _statistics(finished_run, finished_run.messages, job, chosen)
     inside = [_inside(chosen, seed, number) for number in range(shadows)]
     return [
@@ -117,7 +120,7 @@ def _inside(chosen: dict[int, Candidates], seed: int, number: int) -> dict[int, 
 
 def _shadow(job: Job, number: int) -> Arrays:
     """One shadow run: statistics of all candidates at every attacked pair."""
-    finished_run = open_again(job.folder, job.data)
+    finished_run = open_run_once(job.folder, job.data)
     chosen, held = _candidates(finished_run, job), finished_run.training_run.task.shards.indices
     first = len(finished_run.training_run.task.inputs)
     rows = {}
@@ -128,7 +131,7 @@ def _shadow(job: Job, number: int) -> Arrays:
         rows[victim][np.isin(held[victim], members)] = new
     seed = int(np.random.SeedSequence([finished_run.training_run.seed, job.seed, number]).generate_state(1)[0])
     attackers = sorted({attacker for attacker, _ in job.pairs})
-    messages = rerun_received(altered(finished_run, seed, rows), finished_run.experiment.record, attackers)
+    messages = record_rerun(with_other_rows(finished_run, seed, rows), finished_run.experiment.record, attackers)
     return _statistics(finished_run, messages, job, chosen)
 
 

@@ -27,8 +27,9 @@ from sottovoce.auditing.one_run import audit_one_run
 from sottovoce.config import Document, Record
 from sottovoce.core.threads import threads
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.run.callbacks import Progress
 from sottovoce.run.finished_run import FinishedRun
-from sottovoce.run.rerun import Arrays, Tell, altered, kept, open_again, rerun_received
+from sottovoce.run.rerun import Arrays, compute_missing, open_run_once, record_rerun, with_other_rows
 
 MOST = 100
 """So many canaries are planted in a rerun at most, in half of the victim's rows at most."""
@@ -58,7 +59,7 @@ def check_inputs(
     confidence: float = 0.999,
     seed: int = 0,
     jobs: int | None = None,
-    tell: Tell | None = None,
+    tell: Progress | None = None,
 ) -> Checked:
     """Audit a run by reruns with input canaries at a neighbour of the attacker; finished reruns are kept."""
     if runs < 1:
@@ -66,7 +67,9 @@ def check_inputs(
     attacker, victim = _who(finished_run, attacker)
     job = Job(finished_run.folder, finished_run.data, attacker, victim, seed)
     about = {"attacker": attacker, "victim": victim, "seed": seed}
-    found = kept(finished_run.folder / "reruns", partial(_rerun, job), runs + 1, about=about, jobs=jobs, tell=tell)
+    found = compute_missing(
+        finished_run.folder / "reruns", partial(_rerun, job), runs + 1, about=about, jobs=jobs, progress=tell
+    )
     scores = np.concatenate([found[0]["losses"] - one["losses"] for one in found[1:]])
     coins = np.concatenate([one["coins"] for one in found[1:]])
     shown = audit_one_run(
@@ -131,7 +134,7 @@ def _canaries(finished_run: FinishedRun, victim: int, seed: int) -> tuple[Tensor
 
 def _rerun(job: Job, number: int) -> Arrays:
     """One rerun: its coins, and the losses of all canaries on what came of the victim later on."""
-    finished_run = open_again(job.folder, job.data)
+    finished_run = open_run_once(job.folder, job.data)
     training_run, canaries = finished_run.training_run, _canaries(finished_run, job.victim, job.seed)
     count = len(canaries[0])
     coins = np.random.default_rng([job.seed, job.victim, number]).integers(0, 2, count).astype(bool) & (number > 0)
@@ -141,7 +144,7 @@ def _rerun(job: Job, number: int) -> Arrays:
     seed = int(np.random.SeedSequence([training_run.seed, job.seed, number, 1]).generate_state(1)[0])
     every = max(1, training_run.rounds // (2 * MODELS)) if training_run.topology.static else 1
     record = Record(every=every, limit_mb=finished_run.experiment.record.limit_mb)
-    messages = rerun_received(altered(finished_run, seed, {job.victim: rows}, canaries), record, [job.attacker])
+    messages = record_rerun(with_other_rows(finished_run, seed, {job.victim: rows}, canaries), record, [job.attacker])
     models = torch.from_numpy(messages.of(job.attacker, job.victim)).to(training_run.task.inputs.dtype)
     with threads():
         losses = losses_of(training_run.task, models[len(models) // 2 :], *canaries, _all(models, count))

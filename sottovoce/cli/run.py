@@ -91,7 +91,7 @@ def _one(experiment: "Experiment", *, data: Path | None, out: Path, resume: bool
     with progress(experiment.name, rate=True) as tell:
         from sottovoce.run.execute import run_experiment
 
-        result = run_experiment(experiment, out / experiment.name, data=data, resume=resume, tell=tell)
+        result = run_experiment(experiment, out / experiment.name, data=data, resume=resume, progress=tell)
     _finish(result, out / experiment.name, as_json)
 
 
@@ -127,16 +127,16 @@ def _as_rank(
     leads = os.environ["RANK"] == "0"
     with join_ranks(timeout) as ranks:
         try:
-            experiment = ranks.each(wanted)
+            experiment = ranks.on_every_rank(wanted)
             with progress(experiment.name, rate=True) if leads else nullcontext() as tell:
                 folder = out / experiment.name
-                result = run_experiment(experiment, folder, data=data, resume=resume, tell=tell, coordinator=ranks)
+                result = run_experiment(experiment, folder, data=data, resume=resume, progress=tell, coordinator=ranks)
         except (Exception, KeyboardInterrupt) as error:
             if voice.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
                 raise
             line, code = explained(error)
             if not orphaned():
-                ranks.say(error, lambda: fail(line, code))
+                ranks.report_once(error, lambda: fail(line, code))
             if isinstance(error, PeerLost):
                 sys.stderr.flush()
                 os._exit(code)  # threads of the backend that wait for a lost rank would abort the interpreter's end
@@ -188,7 +188,7 @@ def _sweep(
 
     name = str(document["name"])
     with progress(name) as tell:
-        finished = run_experiments(runs, out, data=data, resume=resume, jobs=jobs, tell=tell)
+        finished = run_experiments(runs, out, data=data, resume=resume, jobs=jobs, progress=tell)
     command = " ".join(["sotto run", str(file), *(f"--set {setting}" for setting in settings)])
     page = write_results(out / name, name, runs[0].experiment.about, finished, command)
     reported = rows(finished)

@@ -6,6 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
+from sottovoce.core.messages import Message
 from sottovoce.core.mixing import Requirement
 from sottovoce.core.noise import Noise
 from sottovoce.core.topologies import Topology
@@ -63,8 +64,8 @@ class Algorithm(Protocol):
     def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
         """The state after the local step."""
 
-    def message(self, state: Any) -> Rows:
-        """What leaves the node, the same to all; per-edge noise is added by the loop."""
+    def message(self, state: Any) -> Message:
+        """What leaves the node, the same to all; noise on single messages is added by the loop."""
 
-    def absorb(self, state: Any, mixed: Rows) -> Any:
-        """The state after hearing `sum_v W[u,v] (message_v + noise on v -> u)`."""
+    def absorb(self, state: Any, mixed: Any) -> Any:
+        """The state after receiving `sum_v W[u,v] (message_v + noise on v -> u)`, which is a `Message`."""

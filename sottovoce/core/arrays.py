@@ -1,7 +1,7 @@
-"""Arrays whose rows are nodes: numpy, torch or traced, with the same few operations.
+"""Arrays whose rows are nodes: plain ones of numpy or torch, and structured ones, with the same few operations.
 
-Only what plain operators cannot do alike on all three lives here. torch is never imported: a torch tensor brings
-its own module along.
+`Rows` says what the loop does with them. Only what plain operators cannot do alike on all of them lives here. torch is
+never imported: a torch tensor brings its own module along.
 
 Shapes: N nodes, D parameters.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,64 @@ from scipy import sparse
 
 from sottovoce.errors import InputError
 
-Rows: TypeAlias = Any
-"""An N x D array: numpy, torch or traced."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sottovoce.core.mixing import Mixing
+
+Operand: TypeAlias = Any
+"""Rows of the same kind, a number, or one public number per node (N x 1, numpy or torch).
+
+Not written as a union: the operators of numpy and torch are typed for their own arrays only.
+"""
 
 
-def is_torch(rows: Rows) -> bool:
+class Rows(Protocol):
+    """An N x D array, one row for each node: all that the loop and the maps of an algorithm may do with it.
+
+    numpy arrays, torch tensors, the tracer's linear forms and the rows of a shard of the nodes are such arrays.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Nodes and parameters."""
+
+    def __add__(self, other: Operand, /) -> Rows: ...
+
+    def __radd__(self, other: Operand, /) -> Rows: ...
+
+    def __sub__(self, other: Operand, /) -> Rows: ...
+
+    def __rsub__(self, other: Operand, /) -> Rows: ...
+
+    def __mul__(self, other: Operand, /) -> Rows: ...
+
+    def __rmul__(self, other: Operand, /) -> Rows: ...
+
+    def __truediv__(self, other: Operand, /) -> Rows: ...
+
+    def __neg__(self) -> Rows: ...
+
+
+class StructuredRows(Rows, Protocol):
+    """Rows that are no plain array, and know themselves how to do what arrays do."""
+
+    def converted(self, values: NDArray[Any]) -> NDArray[Any] | Tensor:
+        """Public numbers, N x 1, ready to multiply or divide these rows."""
+
+    def taken(self, index: NDArray[np.intp]) -> Rows:
+        """The rows of some nodes."""
+
+    def mixed_by(self, mixing: Mixing) -> Rows:
+        """`W @ rows`."""
+
+
+def structured(rows: Rows) -> StructuredRows:
+    """`rows`, of which it is known that they are no plain array."""
+    return cast("StructuredRows", rows)
+
+
+def is_torch(rows: object) -> TypeGuard[Tensor]:
     """Whether `rows` is a torch tensor."""
     return type(rows).__module__.partition(".")[0] == "torch"
 
@@ -34,13 +87,13 @@ def convert(values: NDArray[Any], like: Rows) -> Rows:
         return torch.from_numpy(np.ascontiguousarray(values)).to(dtype=like.dtype, device=like.device)
     if isinstance(like, np.ndarray):
         return values.astype(like.dtype, copy=False)
-    return like.converted(values)
+    return structured(like).converted(values)
 
 
-def add_(rows: Rows, factor: float, others: Rows) -> None:
+def add_(rows: NDArray[Any] | Tensor, factor: float, others: NDArray[Any] | Tensor) -> None:
     """`rows += factor * others` in one pass, in place."""
     if is_torch(rows):
-        rows.add_(others, alpha=factor)
+        rows.add_(cast("Tensor", others), alpha=factor)
     else:
         rows += factor * others
 
@@ -72,19 +125,24 @@ def operator(matrix: sparse.csr_array, like: Rows) -> Any:
     return matrix.astype(numpy_dtype(like), copy=False)
 
 
-def is_real(rows: Any) -> bool:
-    """Whether `rows` holds numbers: numpy or torch, not traced."""
+def is_plain(rows: object) -> TypeGuard[NDArray[Any] | Tensor]:
+    """Whether `rows` is a plain array of numbers: numpy or torch."""
     return isinstance(rows, np.ndarray) or is_torch(rows)
 
 
-def all_finite(rows: Rows) -> bool:
+def to_numpy(rows: Rows) -> NDArray[Any]:
+    """A plain array as one of numpy's."""
+    return rows.detach().cpu().numpy() if is_torch(rows) else np.asarray(rows)
+
+
+def all_finite(rows: NDArray[Any] | Tensor) -> bool:
     """Whether there is no nan and no infinity."""
     return bool((rows - rows == 0).all())
 
 
 def take(rows: Rows, index: NDArray[np.intp]) -> Rows:
     """The rows of some nodes."""
-    return rows[index] if is_real(rows) else rows.taken(index)
+    return rows[index] if is_plain(rows) else structured(rows).taken(index)
 
 
 def read_only(rows: Rows) -> Rows:
@@ -98,12 +156,12 @@ def read_only(rows: Rows) -> Rows:
 
 def check_start(x0: Any, n: int) -> None:
     """Refuse a starting point that is not one row of floats per node."""
-    if is_real(x0) and str(x0.dtype).removeprefix("torch.") not in ("float32", "float64"):
+    if is_plain(x0) and str(x0.dtype).removeprefix("torch.") not in ("float32", "float64"):
         raise InputError(f"x0 of type {x0.dtype}", "it is float32 or float64", "convert it")
     if not hasattr(x0, "shape") or len(x0.shape) != 2:
         found = f"of shape {tuple(x0.shape)}" if hasattr(x0, "shape") else f"of type {type(x0).__name__}"
         raise InputError(f"x0 {found}", "it is a numpy or torch array, nodes x parameters", "reshape it")
     if x0.shape[0] != n:
         raise InputError(f"x0 has {x0.shape[0]} rows", f"the topology has {n} nodes", "give one row per node")
-    if is_real(x0) and not x0.shape[1]:
+    if is_plain(x0) and not x0.shape[1]:
         raise InputError("x0 has 0 columns", "a model has at least one parameter", "give one column per parameter")

@@ -1,8 +1,11 @@
-"""The round loop: the one place where point, gradient, local, message, mix and absorb follow each other.
+"""The round loop: the one place where the maps of an algorithm follow each other.
 
-The loop does not know what flows through it. A `LoopInputs` answers its three questions: what is the gradient here, what
-is the noise now, what does compression keep. `NoiseFeed` answers with numbers, and the loop trains; the tracer's feed
-answers with basis rows, and the messages are the matrices A and B.
+    point -> gradient -> local step -> ( message -> deliver -> absorb ) as often as there are gossip steps
+
+The maps are the algorithm's. Two things the loop does not know. *What flows through it*: a `LoopInputs` answers what
+the gradient, the noise and the compressed rows are. `NoiseFeed` answers with numbers, and the loop trains; the tracer
+answers with basis rows, and the messages are the matrices A and B. *Where nodes live*: a `Transport` delivers their
+messages, in this process or between several.
 
     >>> import numpy as np
     >>> from sottovoce.algorithms.registry import algorithm
@@ -17,7 +20,7 @@ Shapes: N nodes, D parameters, E directed edges, S noise sources.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,12 +29,12 @@ from numpy.typing import NDArray
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
-from sottovoce.core.loop_inputs import Gradient, LoopInputs, RunInputs
-from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, Weighted, value_of
+from sottovoce.core.gossip_step import GossipStep
+from sottovoce.core.loop_inputs import Gradient, LoopInputs
+from sottovoce.core.messages import LoopState, Message, PlayedRound, PlayedStep, Weighted, value_of
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.topologies import Topology
-from sottovoce.core.transport import GossipStep
+from sottovoce.core.transport import InProcess, Transport
 from sottovoce.errors import InputError, Unaccountable
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -
     """The algorithm fitted to the topology, and the state before the first round; refuses what does not fit."""
     check_arguments(algorithm, topology, rounds)
     arrays.check_start(x0, topology.n)
-    if algorithm.averaging and arrays.is_real(x0) and bool((x0 != 0).any()):
+    if algorithm.averaging and arrays.is_plain(x0) and bool((x0 != 0).any()):
         raise InputError(
             f"{algorithm.name} from a starting point that is not zero",
             "values to average are private: they enter as the gradient of round 0",
@@ -105,30 +108,28 @@ def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
 
 
 def play_round(
-    algorithm: Algorithm, topology: Topology, loop_state: LoopState, feed: LoopInputs, round: int
+    algorithm: Algorithm,
+    topology: Topology,
+    loop_state: LoopState,
+    inputs: LoopInputs,
+    round: int,
+    transport: Transport | None = None,
 ) -> PlayedRound:
-    """One round: local step, then `gossip_steps` times message, mix, absorb."""
+    """One round: local step, then `gossip_steps` times message, deliver, absorb; all in this process by default."""
+    transport = transport or InProcess(topology.n)
     state, copies = loop_state
-    mixing = topology.at(round, 0)
-    mixing.require(algorithm.requires)
     point = None
+    topology.at(round, 0).require(algorithm.requires)
     if round == 0 or not algorithm.averaging:
-        point = algorithm.point(state)
-        grad = feed.gradient(round, point)
-        noise = _local_noise(algorithm, mixing, feed, round)
-        state = _next(mixing, algorithm.local(state, grad, noise), state)
+        point, state = _step_locally(algorithm, topology.at(round, 0), state, inputs, round)
     steps = []
     for step in range(algorithm.gossip_steps):
-        mixing = topology.at(round, step)
-        mixing.require(algorithm.requires)
+        gossip_step = _gossip_step(algorithm, topology, round, step)
         message = _checked_message(algorithm, state)
-        scale = algorithm.step_size * algorithm.sensitivity
-        gossip_step = GossipStep(mixing, algorithm.noise.edge(mixing), scale, algorithm.secure_sum, round, step)
-        sent, copies, mixed = _transmit(algorithm.compression, gossip_step, message, copies, feed)
-        weight = message.weight if isinstance(message, Weighted) else None
-        steps.append(PlayedStep(gossip_step, sent, mixed, feed, copies, weight))
-        took = Weighted(mixed, mixing @ message.weight) if isinstance(message, Weighted) else mixed
-        state = _next(mixing, algorithm.absorb(state, took), state)
+        played = _exchange(algorithm.compression, gossip_step, message, copies, inputs, transport)
+        state = _after(gossip_step.mixing, algorithm.absorb(state, _absorbed(played)), state)
+        copies = played.copies
+        steps.append(played)
     return PlayedRound(round, point, tuple(steps), LoopState(state, copies), algorithm)
 
 
@@ -141,22 +142,23 @@ def iterate_rounds(
     rounds: int,
     seed: int = 0,
     after: tuple[int, LoopState] | None = None,
-    make: Callable[[int, Gradient, Rows], RunInputs] = NoiseFeed,
+    transport: Transport | None = None,
 ) -> Iterator[PlayedRound]:
-    """Run round by round, as `train` does; each `PlayedRound` tells what was said and carries the state.
+    """Run round by round, as `train` does; each `PlayedRound` has what was sent and the state after it.
 
-    `after` goes on where an earlier run stopped: the number of rounds that were played, and what the last one carried.
-    `make` gives the feed of this run.
+    `after` goes on where an earlier run stopped: the number of rounds that were played, and the state after the last.
+    `transport` says where the nodes live, and made `x0`; unless it is given, all live in this process.
     """
+    transport = transport or InProcess(topology.n)
     algorithm, loop_state = start_run(algorithm, topology, x0, rounds)
     topology.require_connected()
     first, loop_state = after or (0, loop_state)
-    with make(seed, gradient, x0) as feed:
+    with transport.open_inputs(seed, gradient, x0) as inputs:
         if topology.static and not algorithm.averaging:
             for term in algorithm.noise.local(topology.at(0))[:1]:
-                feed.expect(term, range(0 if algorithm.noise.correlation else first, rounds))
+                inputs.expect(term, range(0 if algorithm.noise.correlation else first, rounds))
         for round in range(first, rounds):
-            played = play_round(algorithm, topology, loop_state, feed, round)
+            played = play_round(algorithm, topology, loop_state, inputs, round, transport)
             loop_state = played.loop_state
             yield played
 
@@ -177,34 +179,62 @@ def train(
 # --- within a round ------------------------------------------------------------------------------------------------
 
 
-def _local_noise(algorithm: Algorithm, mixing: Mixing, feed: LoopInputs, round: int) -> Rows | float:
-    total: Any = 0.0
+def _step_locally(algorithm: Algorithm, mixing: Mixing, state: Any, inputs: LoopInputs, round: int) -> tuple[Rows, Any]:
+    """Where the gradient was taken, and the state after the local step."""
+    point = algorithm.point(state)
+    gradient = inputs.gradient(round, point)
+    noise = _local_noise(algorithm, mixing, inputs, round)
+    return point, _after(mixing, algorithm.local(state, gradient, noise), state)
+
+
+def _local_noise(algorithm: Algorithm, mixing: Mixing, inputs: LoopInputs, round: int) -> Rows | float:
+    total: Rows | float = 0.0
     for number, term in enumerate(algorithm.noise.local(mixing)):
         matrix, correlation = term.matrix.scaled(algorithm.sensitivity), algorithm.noise.correlation
         if correlation is None:
-            noise = feed.noise(term.sources, matrix, round, 0)
+            noise = inputs.noise(term.sources, matrix, round, 0)
         else:
-            noise = feed.correlated(correlation, term.sources, matrix, round)
+            noise = inputs.correlated(correlation, term.sources, matrix, round)
         total = total + noise if number else noise
     return total
 
 
-def _transmit(
-    operator: Compression, gossip_step: GossipStep, message: Any, copies: Rows | None, feed: LoopInputs
-) -> tuple[Rows, Rows | None, Rows]:
-    """What is said, the receivers' copies after it, and the mix; with compression the error stays with the sender."""
+def _gossip_step(algorithm: Algorithm, topology: Topology, round: int, step: int) -> GossipStep:
+    mixing = topology.at(round, step)
+    mixing.require(algorithm.requires)
+    scale = algorithm.step_size * algorithm.sensitivity
+    return GossipStep(mixing, algorithm.noise.edge(mixing), scale, algorithm.secure_sum, round, step)
+
+
+def _exchange(
+    operator: Compression,
+    gossip_step: GossipStep,
+    message: Message,
+    copies: Rows | None,
+    inputs: LoopInputs,
+    transport: Transport,
+) -> PlayedStep:
+    """Send and mix. With compression, differences to the receivers' copies travel; the error stays with the sender."""
     value = value_of(message)
+    weight = message.weight if isinstance(message, Weighted) else None
     if copies is None:
-        return value, None, gossip_step.deliver(value, feed)
-    sent = feed.compress(operator, value - copies, gossip_step.round, gossip_step.step)
+        mixed, sent = transport.deliver(gossip_step, value, inputs)
+        return PlayedStep(gossip_step, sent, mixed, inputs, transport, None, weight)
+    sent = transport.deliver_compressed(operator, gossip_step, value - copies, inputs)
     copies = copies + sent
-    return sent, copies, gossip_step.mixing @ copies + (value - copies)
+    mixed = gossip_step.mixing @ copies + (value - copies)
+    return PlayedStep(gossip_step, sent, mixed, inputs, transport, copies, weight)
 
 
-def _checked_message(algorithm: Algorithm, state: Any) -> Any:
+def _absorbed(played: PlayedStep) -> Message:
+    """What reaches nodes: the mix of messages, and that of their public weights."""
+    return played.mixed if played.weight is None else Weighted(played.mixed, played.mixing @ played.weight)
+
+
+def _checked_message(algorithm: Algorithm, state: Any) -> Message:
     message = algorithm.message(state)
     if isinstance(message, Weighted) and not (
-        arrays.is_real(message.weight) and tuple(message.weight.shape) == (message.value.shape[0], 1)
+        arrays.is_plain(message.weight) and tuple(message.weight.shape) == (message.value.shape[0], 1)
     ):
         raise Unaccountable(
             "the weight beside a message is public: one number per node that depends on no gradient and no noise; "
@@ -213,16 +243,16 @@ def _checked_message(algorithm: Algorithm, state: Any) -> Any:
     return message
 
 
-def _next(mixing: Mixing, new: Any, old: Any) -> Any:
+def _after(mixing: Mixing, new: Any, old: Any) -> Any:
     """The state after a map: new where nodes are active, old elsewhere, and protected from changes."""
-    here = None if mixing.active is None or mixing.active.all() else mixing.active
-    return _keep(here, new, old)
+    active = None if mixing.active is None or mixing.active.all() else mixing.active
+    return _where_active(active, new, old)
 
 
-def _keep(active: NDArray[np.bool_] | None, new: Any, old: Any) -> Any:
+def _where_active(active: NDArray[np.bool_] | None, new: Any, old: Any) -> Any:
     if isinstance(new, tuple):
         before = old if isinstance(old, tuple) else [None] * len(new)
-        leaves = [_keep(active, a, b) for a, b in zip(new, before, strict=True)]
+        leaves = [_where_active(active, a, b) for a, b in zip(new, before, strict=True)]
         return type(new)(*leaves) if hasattr(new, "_fields") else tuple(leaves)
     if new is None or isinstance(new, bool | int | float):
         return new

@@ -7,7 +7,7 @@ basis rows traces.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import Any, Protocol, Self, TypeAlias
 
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
@@ -15,12 +15,9 @@ from sottovoce.core.correlation import Correlation
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_sources import Sources
 
-if TYPE_CHECKING:
-    pass
-
 
 class LoopInputs(Protocol):
-    """What flows through the loop."""
+    """Answers of the loop's questions. They have a row for every node that the loop rows have."""
 
     def gradient(self, round: int, point: Rows) -> Rows:
         """The gradient of round `round`, taken at `point`."""
@@ -32,11 +29,11 @@ class LoopInputs(Protocol):
         """`matrix @ (C^-1 Z)_round`."""
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
-        """Every row compressed."""
+        """Every row compressed, with the random stream of its node."""
 
 
 class RunInputs(LoopInputs, Protocol):
-    """The feed of a whole run: a context, which may be told what it will be asked for."""
+    """The inputs of a whole run: a context, which may be told what it will be asked for."""
 
     def __enter__(self) -> Self: ...
 
@@ -46,8 +43,8 @@ class RunInputs(LoopInputs, Protocol):
         """Each of these rounds will ask for this noise in turn."""
 
 
-Gradient = Callable[[int, Rows], Rows]
+Gradient: TypeAlias = Callable[[int, Any], Any]
 """`gradient(round, points)`: every node's gradient at its own point, one row per node, clipped to the sensitivity.
 
-It must not change `points`.
+It must not change `points`. What it is given and returns are plain arrays, numpy or torch as the starting point is.
 """

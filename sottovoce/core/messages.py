@@ -1,4 +1,4 @@
-"""One round as it happened: what was sent, what reached whom, and the state that the next round starts from.
+"""What is sent and received: one round as it happened, and the state that the next round starts from.
 
 Shapes: N nodes, D parameters, E directed edges.
 """
@@ -6,17 +6,17 @@ Shapes: N nodes, D parameters, E directed edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Identity
+from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.transport import GossipStep
+from sottovoce.core.transport import Nodes, Transport
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
@@ -29,6 +29,10 @@ class Weighted(NamedTuple):
     weight: Rows
 
 
+Message: TypeAlias = Rows | Weighted
+"""What leaves a node: its row, or its row with a public weight."""
+
+
 class Traffic(NamedTuple):
     """What left the nodes."""
 
@@ -37,7 +41,10 @@ class Traffic(NamedTuple):
 
 
 class LoopState(NamedTuple):
-    """All that passes from round to round: the algorithm's state, and the copies that receivers hold of each node."""
+    """All that passes from round to round: the algorithm's state, and the copies that receivers hold of each node.
+
+    A state is an array, a number, None, or a tuple of states; its shape is the algorithm's own.
+    """
 
     state: Any
     copies: Rows | None
@@ -46,32 +53,37 @@ class LoopState(NamedTuple):
 class SentMessages(NamedTuple):
     """Messages as they travel: row i goes from `sender[i]` to `receiver[i]`.
 
-    A receiver of -1 stands for all whom the sender speaks to in this step; a sender of -1 for a sum over all nodes.
+    A receiver of -1 stands for all to whom the sender sends in this step; a sender of -1 for a sum over all nodes.
     What is sent to a node that dropped out unannounced is among them: it left its sender.
     """
 
-    sender: NDArray[np.intp]
-    receiver: NDArray[np.intp]
+    sender: Nodes
+    receiver: Nodes
     rows: Rows
 
 
 class ReceivedModels(NamedTuple):
     """What nodes hold of others after a step: `receiver[i]` holds row `row[i]` of `rows`, which is of `sender[i]`."""
 
-    sender: NDArray[np.intp]
-    receiver: NDArray[np.intp]
-    row: NDArray[np.intp]
+    sender: Nodes
+    receiver: Nodes
+    row: Nodes
     rows: Rows
 
 
 @dataclass(frozen=True)
 class PlayedStep:
-    """One gossip step as it happened: what was said, and what an observer can take from it."""
+    """One gossip step as it happened: what was sent, and what an observer can take from it.
+
+    `sent` are messages without the noise of their edges, or compressed differences; then `copies` are the models that
+    receivers hold of each node after them. `weight` is the public weight beside a message, if there is one.
+    """
 
     gossip_step: GossipStep
     sent: Rows
     mixed: Rows
-    feed: LoopInputs
+    inputs: LoopInputs
+    transport: Transport
     copies: Rows | None = None
     weight: Rows | None = None
 
@@ -81,56 +93,53 @@ class PlayedStep:
         return self.gossip_step.mixing
 
     @property
-    def messages(self) -> int:
+    def message_count(self) -> int:
         """How many messages are sent; a secure sum takes one to the sum and one back for every node."""
-        return 2 * self.mixing.n if self.gossip_step.secure_sum else len(self._spoken()[0])
+        return 2 * self.mixing.n if self.gossip_step.secure_sum else len(self._sending_edges()[0])
 
-    def _spoken(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    def _sending_edges(self) -> tuple[Nodes, Nodes]:
+        """Senders and receivers of all messages that leave a node; messages to oneself do not."""
         sender, receiver, _ = self.mixing.planned_edges
-        speaks = sender != receiver
+        sends = sender != receiver
         if self.mixing.active is not None:
-            speaks &= self.mixing.active[sender]
-        return sender[speaks], receiver[speaks]
+            sends &= self.mixing.active[sender]
+        return sender[sends], receiver[sends]
 
     def sent_messages(self) -> SentMessages:
-        """Every message that leaves a node in this step; messages to oneself do not."""
+        """Every message that leaves a node in this step."""
         if self.gossip_step.secure_sum:
             return SentMessages(np.array([-1]), np.array([-1]), arrays.take(self.mixed, np.array([0])))
-        sender, receiver = self._spoken()
-        if not self.gossip_step.edge:
+        sender, receiver = self._sending_edges()
+        if not self.gossip_step.edge_noise:
             sender = np.unique(sender)
             return SentMessages(sender, np.full(len(sender), -1), arrays.take(self.sent, sender))
-        return SentMessages(sender, receiver, self._with_noise(arrays.take(self.sent, sender), sender, receiver))
+        return SentMessages(sender, receiver, self._noisy_messages(sender, receiver))
 
-    def received_models(self, by: NDArray[np.intp]) -> ReceivedModels:
-        """What some nodes can make of what reaches them in this step, as models.
+    def received_models(self, by: Nodes) -> ReceivedModels:
+        """What some nodes here can make of what reaches them in this step, as models.
 
         Messages as received, or what differences add up to, over the public weight if there is one; of a secure sum the
         average, from sender -1. Noise on single messages is drawn for these messages alone.
         """
         if self.gossip_step.secure_sum:
             nobody = np.full(len(by), -1)
-            return ReceivedModels(
-                nobody, np.asarray(by), np.zeros_like(nobody), arrays.take(self.mixed, np.asarray(by)[:1])
-            )
+            average = arrays.take(self.mixed, np.asarray(by)[:1])
+            return ReceivedModels(nobody, np.asarray(by), np.zeros_like(nobody), average)
         sender, receiver, _ = self.mixing.edges
-        theirs = np.isin(receiver, by) & (sender != receiver)
-        sender, receiver = sender[theirs], receiver[theirs]
-        one, row = (sender, np.arange(len(sender))) if self.gossip_step.edge else np.unique(sender, return_inverse=True)
-        if self.gossip_step.edge and not arrays.is_real(self.sent):
-            rows = self.sent.noisy(self.gossip_step, self.feed, sender, receiver)
+        reaches = np.isin(receiver, by) & (sender != receiver)
+        sender, receiver = sender[reaches], receiver[reaches]
+        if self.gossip_step.edge_noise:
+            row_sender, row = sender, np.arange(len(sender))
+            rows = self._noisy_messages(sender, receiver)
         else:
-            rows = arrays.take(self.sent if self.copies is None else self.copies, one)
-            rows = self._with_noise(rows, sender, receiver) if self.gossip_step.edge and len(one) else rows
-        return ReceivedModels(
-            sender, receiver, row, rows if self.weight is None else rows / arrays.take(self.weight, one)
-        )
+            row_sender, row = np.unique(sender, return_inverse=True)
+            rows = arrays.take(self.sent if self.copies is None else self.copies, row_sender)
+        if self.weight is not None:
+            rows = rows / arrays.take(self.weight, row_sender)
+        return ReceivedModels(sender, receiver, row, rows)
 
-    def _with_noise(self, rows: Rows, sender: NDArray[np.intp], receiver: NDArray[np.intp]) -> Rows:
-        for term in self.gossip_step.edge:
-            matrix = self.gossip_step.on_edges(term, sender, receiver)
-            rows = rows + self.feed.noise(term.sources, matrix, self.gossip_step.round, self.gossip_step.step)
-        return rows
+    def _noisy_messages(self, sender: Nodes, receiver: Nodes) -> Rows:
+        return self.transport.messages(self.gossip_step, self.sent, self.inputs, sender, receiver)
 
 
 @dataclass(frozen=True)
@@ -155,11 +164,12 @@ class PlayedRound:
 
     def traffic_of(self, dimension: int) -> Traffic:
         """The same for models of so many parameters; a public weight beside a message counts as one more number."""
-        messages = sum(step.messages for step in self.steps)
+        messages = sum(step.message_count for step in self.steps)
         weighted = isinstance(self.algorithm.message(self.loop_state.state), Weighted)
-        beside = Identity().bits(1) if weighted else 0
-        return Traffic(messages, messages * (self.algorithm.compression.bits(dimension) + beside))
+        weight_bits = Identity().bits(1) if weighted else 0
+        return Traffic(messages, messages * (self.algorithm.compression.bits(dimension) + weight_bits))
 
 
-def value_of(message: Any) -> Rows:
+def value_of(message: Message) -> Rows:
+    """The row that is sent, without the weight beside it."""
     return message.value if isinstance(message, Weighted) else message

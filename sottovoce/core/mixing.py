@@ -61,8 +61,8 @@ class Mixing:
             )
 
     def __matmul__(self, rows: arrays.Rows) -> arrays.Rows:
-        if not (arrays.is_torch(rows) or isinstance(rows, np.ndarray)):
-            return rows.mixed_by(self)
+        if not arrays.is_plain(rows):
+            return arrays.structured(rows).mixed_by(self)
         key = (type(rows).__name__, str(rows.dtype), str(getattr(rows, "device", "cpu")))
         if key not in self._operators:
             self._operators[key] = arrays.operator(self.weights, rows)

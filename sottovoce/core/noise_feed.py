@@ -1,4 +1,4 @@
-"""The feed of a real run: gradients from the task, noise and compression from keyed draws.
+"""The inputs of a real run: gradients from the task, noise and compression from keyed draws.
 
 Shapes: N nodes, D parameters, S noise sources.
 """
@@ -6,7 +6,7 @@ Shapes: N nodes, D parameters, S noise sources.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -63,7 +63,7 @@ class NoiseFeed:
     def gradient(self, round: int, point: Rows) -> Rows:
         """Asks the task; refuses what would poison every neighbour."""
         grad = self._gradient(round, arrays.read_only(point))
-        if arrays.is_torch(grad) != arrays.is_torch(point) or not arrays.is_real(grad) or np.ma.isMaskedArray(grad):
+        if arrays.is_torch(grad) != arrays.is_torch(point) or not arrays.is_plain(grad) or np.ma.isMaskedArray(grad):
             raise InputError(
                 f"gradient of type {type(grad).__name__}", f"points are {type(point).__name__}", "return the same kind"
             )
@@ -112,9 +112,12 @@ class NoiseFeed:
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
         """Each node's row with its own random stream."""
-        values = rows.detach().cpu().numpy() if arrays.is_torch(rows) else rows
-        streams = [generator(self.seed, "compression", [node], round, step) for node in range(len(values))]
-        return arrays.convert(operator.apply(values, streams), rows)
+        streams = self.compression_streams(range(rows.shape[0]), round, step)
+        return arrays.convert(operator.apply(arrays.to_numpy(rows), streams), rows)
+
+    def compression_streams(self, nodes: Iterable[int], round: int, step: int) -> list[np.random.Generator]:
+        """The random stream of each of these nodes, for compressing its row."""
+        return [generator(self.seed, "compression", [int(node)], round, step) for node in nodes]
 
 
 def _scaled(sizes: NDArray[Any], blocks: Iterator[Block], D: int, dtype: np.dtype[Any]) -> NDArray[Any]:

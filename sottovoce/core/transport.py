@@ -1,72 +1,180 @@
-"""How messages travel in one gossip step: along which edges, with which noise on each, or only as a sum."""
+"""How messages travel between nodes: one seam under the round loop, whoever hosts the nodes.
+
+The loop asks a `Transport` to deliver what nodes send; it does not know where they live. `InProcess` has all of them
+here. `sottovoce.distributed.rank_transport` spreads them over ranks, each of which hosts a block. Network peers, with
+one node in a process, can be a third implementation.
+
+Shapes: N nodes of the run, n nodes here, D parameters, E directed edges.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
+from sottovoce.core.compression import Compression
+from sottovoce.core.gossip_step import GossipStep
+from sottovoce.core.loop_inputs import Gradient, LoopInputs, RunInputs
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise import FactoredMatrix, NoiseTerm
+from sottovoce.core.noise_feed import NoiseFeed
 
-if TYPE_CHECKING:
-    from sottovoce.core.loop_inputs import LoopInputs
+Nodes: TypeAlias = NDArray[np.intp]
+"""Numbers of nodes."""
+
+StartingRows: TypeAlias = Callable[[Nodes], Rows]
+"""The public starting models of the nodes that it is asked for, a plain array with one row for each."""
+
+
+class Delivered(NamedTuple):
+    """What came of a gossip step.
+
+    `mixed` has for every node here `sum_v W[u,v] (sent_v + noise on v -> u)`. `sent` are the messages as far as they
+    are known here: those of nodes here, and those that arrived from elsewhere if they are kept for a recording.
+    """
+
+    mixed: Rows
+    sent: Rows
+
+
+class StoredRows(Protocol):
+    """One N x D array of a checkpoint, as a plain array: whole, or the rows of some nodes."""
+
+    def whole(self) -> Rows:
+        """All rows."""
+
+    def of(self, nodes: Nodes) -> Rows:
+        """The rows of some nodes, in ascending order."""
+
+
+class Transport(Protocol):
+    """Which nodes live here, and how messages reach the nodes that they are for.
+
+    Loop rows are what flows through the round loop: an object that stands for an N x D array and need not hold more
+    than the rows of the nodes here. A transport is given back only the loop rows and the inputs that it made itself.
+
+    What an implementation promises:
+
+    - *The same run.* The rows of a node do not depend on the transport: sums are added up in the order of node numbers,
+      and draws are keyed by seed, source, round and step. Only noise on single messages and secure sums may be added
+      up in another order, so that they differ by rounding. A transport draws nothing at random itself.
+    - *All or nothing, in time.* `deliver` and `deliver_compressed` return when everything that the nodes here need has
+      arrived. What does not arrive before the deadline of the transport raises `PeerLost`; nothing waits for ever.
+    - *Nobody sees more than the algorithm sends.* A row leaves this process only for a process that hosts a receiver of
+      it in that step. Noise on single messages is added before they leave. Under `secure_sum` only a sum leaves.
+    - *Nobody draws more than it needs.* Gradients, noise and compression are those of the nodes here; of noise that
+      nodes share, that of the nodes here and of those they share it with.
+    """
+
+    @property
+    def n(self) -> int:
+        """Nodes of the whole run."""
+
+    @property
+    def nodes(self) -> Nodes:
+        """The nodes that live here, in ascending order."""
+
+    @property
+    def networked(self) -> bool:
+        """Whether messages leave this process."""
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of messages that this process has handed to the wire so far."""
+
+    def start(self, starting_rows: StartingRows, copies_along: Mixing | None) -> Rows:
+        """The loop rows before the first round.
+
+        `copies_along` is the mixing along which compressed differences will travel, if they are compressed: receivers
+        then start with copies of the models of those they listen to.
+        """
+
+    def open_inputs(self, seed: int, gradient: Gradient, start: Rows) -> RunInputs:
+        """What feeds a run of the nodes here. `gradient` is asked for these nodes alone, with a plain array."""
+
+    def deliver(self, gossip_step: GossipStep, rows: Rows, inputs: LoopInputs) -> Delivered:
+        """Send the row of every node here along its edges, each message with the noise of its edge."""
+
+    def deliver_compressed(
+        self, operator: Compression, gossip_step: GossipStep, differences: Rows, inputs: LoopInputs
+    ) -> Rows:
+        """Compress the differences of the nodes here and send them to all who hold copies of these nodes.
+
+        Returns the compressed differences of the nodes here and of all nodes whose copies are held here.
+        """
+
+    def messages(self, gossip_step: GossipStep, sent: Rows, inputs: LoopInputs, sender: Nodes, receiver: Nodes) -> Rows:
+        """Single messages with the noise of their edges, as receivers here got them: a plain array, E x D.
+
+        `sent` comes from `deliver`.
+        """
+
+    def local(self, rows: Rows) -> Rows:
+        """The rows of the nodes here, in the order of `nodes`, as a plain array."""
+
+    def is_partial(self, rows: Rows) -> bool:
+        """Whether other processes hold the rest of these rows; what is public every process has whole."""
+
+    def restore(self, stored: StoredRows, like: Rows | None) -> Rows:
+        """Loop rows from a checkpoint. `like` are the rows that were in their place before the first round, if any."""
 
 
 @dataclass(frozen=True)
-class GossipStep:
-    """One gossip step of a round. `edge` is the noise on single messages, in units of `scale`.
+class InProcess:
+    """All nodes live in this process, and loop rows are plain arrays, or linear forms while tracing."""
 
-    With `secure_sum` single messages stay hidden and only their sum is seen.
-    """
+    n: int
+    networked = False
+    wire_bytes = 0
 
-    mixing: Mixing
-    edge: tuple[NoiseTerm, ...]
-    scale: float
-    secure_sum: bool
-    round: int
-    step: int
+    @property
+    def nodes(self) -> Nodes:
+        """All of them."""
+        return np.arange(self.n)
 
-    def deliver(self, rows: Rows, feed: LoopInputs) -> Rows:
-        """`sum_v W[u,v] (rows_v + noise on v -> u)`. Rows that are spread over processes add noise before they send."""
-        return self.sums(rows, feed) if arrays.is_real(rows) else rows.delivered(self, feed)
+    def start(self, starting_rows: StartingRows, copies_along: Mixing | None) -> Rows:
+        """One plain array; copies are equal to the models themselves."""
+        return starting_rows(self.nodes)
 
-    def sums(self, rows: Rows, feed: LoopInputs) -> Rows:
-        """The same, where all rows are at hand."""
-        mixed = self.mixing @ rows
-        for term in self.edge:
-            mixed = mixed + feed.noise(term.sources, self.received(term), self.round, self.step)
-        return mixed
+    def open_inputs(self, seed: int, gradient: Gradient, start: Rows) -> RunInputs:
+        """Noise for everyone."""
+        return NoiseFeed(seed, gradient, start)
 
-    def received(self, term: NoiseTerm, among: NDArray[np.bool_] | None = None) -> FactoredMatrix:
-        """How the sources of noisy messages reach the receivers' sums, N x S: only what is delivered, by its weight.
+    def deliver(self, gossip_step: GossipStep, rows: Rows, inputs: LoopInputs) -> Delivered:
+        """Mix; the noise of all messages to a receiver is drawn as one sum."""
+        mixed = gossip_step.mixing @ rows
+        for term in gossip_step.edge_noise:
+            matrix = gossip_step.noise_in_sums(term)
+            mixed = mixed + inputs.noise(term.sources, matrix, gossip_step.round, gossip_step.step)
+        return Delivered(mixed, rows)
 
-        `among` leaves out messages to or from other nodes.
-        """
-        assert term.edges is not None
-        mixing, (sender, receiver, _) = self.mixing, term.edges
-        weight = np.asarray(mixing.weights[receiver, sender]).ravel()
-        if mixing.planned is not None:  # a receiver's kept weight applies to its own state, which has planned noise
-            own = sender == receiver
-            weight[own] = np.asarray(mixing.planned[receiver[own], sender[own]]).ravel()
-        if among is not None:
-            weight = weight * (among[sender] & among[receiver])
-        where = (receiver, np.arange(len(sender)))
-        carry = sparse.csr_array((self.scale * weight, where), shape=(mixing.n, len(sender)))
-        carry.eliminate_zeros()
-        return term.matrix.after(carry)
+    def deliver_compressed(
+        self, operator: Compression, gossip_step: GossipStep, differences: Rows, inputs: LoopInputs
+    ) -> Rows:
+        """Compress every node's difference."""
+        return inputs.compress(operator, differences, gossip_step.round, gossip_step.step)
 
-    def on_edges(self, term: NoiseTerm, sender: NDArray[Any], receiver: NDArray[Any]) -> FactoredMatrix:
-        """The rows of an injection for the given edges."""
-        assert term.edges is not None
-        n = self.mixing.n
-        planned = term.edges.sender * n + term.edges.receiver
-        at = np.searchsorted(planned, sender * n + receiver)
-        where = (np.arange(len(at)), at)
-        pick = sparse.csr_array((np.full(len(at), self.scale), where), shape=(len(at), len(planned)))
-        return term.matrix.after(pick)
+    def messages(self, gossip_step: GossipStep, sent: Rows, inputs: LoopInputs, sender: Nodes, receiver: Nodes) -> Rows:
+        """Every message is known here; its noise is drawn again, for these messages alone."""
+        rows = arrays.take(sent, sender)
+        for term in gossip_step.edge_noise if len(sender) else ():
+            matrix = gossip_step.noise_on_edges(term, sender, receiver)
+            rows = rows + inputs.noise(term.sources, matrix, gossip_step.round, gossip_step.step)
+        return rows
+
+    def local(self, rows: Rows) -> Rows:
+        """All rows."""
+        return rows
+
+    def is_partial(self, rows: Rows) -> bool:
+        """Never."""
+        return False
+
+    def restore(self, stored: StoredRows, like: Rows | None) -> Rows:
+        """The whole array."""
+        return stored.whole()

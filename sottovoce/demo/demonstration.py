@@ -74,7 +74,7 @@ def demonstrate(out: Path, settings: list[str], progress: Progress, *, jobs: int
     if all(RunFiles(out / run.experiment.name).result.exists() for run in runs):
         jobs = 1  # processes of their own would take longer to start than there is to read
     with progress("training and accounting") as tell:
-        finished = run_experiments(runs, out, resume=True, jobs=jobs, tell=tell)
+        finished = run_experiments(runs, out, resume=True, jobs=jobs, progress=tell)
     with progress("attacks") as tell:
         shown = []
         for number, one in enumerate(finished):

@@ -1,89 +1,95 @@
-"""Who carries out a run: one process alone, or one of several ranks. What differs between them is asked here."""
+"""Who carries out a run: one process alone, or one of several ranks.
+
+The coordinator keeps the processes of one run in step: they agree on what they run, rank 0 acts for all, errors of one
+reach all, and measurements are gathered. How messages of nodes travel is the business of the transport that it gives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from sottovoce.core.topologies import Topology
+from sottovoce.core.transport import InProcess, Transport
 
-from sottovoce.run.training_run import TrainingRun
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Placed: TypeAlias = tuple[NDArray[np.intp], ...]
-
-Answer = TypeVar("Answer")
+Value = TypeVar("Value")
 
 
 class Coordinator(Protocol):
-    """What a run asks of those who carry it out."""
+    """What a run asks of the processes that carry it out. All of them make the same calls in the same order."""
 
     @property
     def rank(self) -> int:
-        """Which of them this process is; rank 0 writes what is written once."""
+        """The number of this process; rank 0 writes what is written once."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """How many processes there are."""
 
-    def agree(self, about: dict[str, Any]) -> None:
-        """Refuse to begin where ranks differ in any of these, saying in what."""
+    def require_equal(self, facts: Mapping[str, Any]) -> None:
+        """Refuse to go on where processes differ in any of these facts, saying in which."""
 
-    def first(self, act: Callable[[], Answer]) -> Answer:
-        """What rank 0 makes of it, at all ranks; what it raises, all raise."""
+    def on_rank_zero(self, act: Callable[[], Value]) -> Value:
+        """What `act` returns at rank 0, at all ranks; what it raises there, all raise."""
 
-    def each(self, act: Callable[[], Answer]) -> Answer:
-        """What this rank makes of it; if any rank raises, all do."""
+    def on_every_rank(self, act: Callable[[], Value]) -> Value:
+        """What `act` returns at this rank; if it raises at any rank, all raise."""
 
-    def place(self, training_run: TrainingRun) -> Placed:
-        """Each rank's nodes; refuses more ranks than nodes."""
+    def transport(self, topology: Topology, seed: int, *, keep_received: bool = False) -> Transport:
+        """Place the nodes, and connect this process with the others; refuses more processes than nodes.
 
-    def share(self, training_run: TrainingRun, placed: Placed) -> TrainingRun:
-        """This rank's part of a trial."""
+        With `keep_received` messages that arrive from other processes stay at hand for a recording.
+        """
 
-    def gathered(self, thing: Any) -> list[Any]:
-        """Something small of every rank, at every rank."""
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all processes of a measurement."""
 
-    def most(self, *numbers: int) -> list[int]:
-        """The largest over ranks of each number."""
+    def gather(self, value: Value) -> list[Value]:
+        """A small value of every process, by rank."""
 
-    def failing(self) -> AbstractContextManager[None]:
-        """While rounds are played: what one rank raises, all raise."""
+    def maximum(self, *numbers: int) -> list[int]:
+        """The largest over all processes of each number."""
+
+    def propagate_errors(self) -> AbstractContextManager[None]:
+        """While rounds are played: what one process raises, all raise."""
 
 
 class SingleProcess:
-    """One process."""
+    """One process carries out the run alone."""
 
     rank, size = 0, 1
 
-    def agree(self, about: dict[str, Any]) -> None:
-        """There is nobody to differ from."""
+    def require_equal(self, facts: Mapping[str, Any]) -> None:
+        """Nothing to compare with."""
 
-    def first(self, act: Callable[[], Answer]) -> Answer:
-        """Done."""
+    def on_rank_zero(self, act: Callable[[], Value]) -> Value:
+        """This process is rank 0."""
         return act()
 
-    def each(self, act: Callable[[], Answer]) -> Answer:
-        """Done."""
+    def on_every_rank(self, act: Callable[[], Value]) -> Value:
+        """This process is every rank."""
         return act()
 
-    def place(self, training_run: TrainingRun) -> Placed:
-        """All of them."""
-        return (np.arange(training_run.topology.n),)
+    def transport(self, topology: Topology, seed: int, *, keep_received: bool = False) -> Transport:
+        """All nodes live here, and what they receive can be formed from what was sent."""
+        return InProcess(topology.n)
 
-    def share(self, training_run: TrainingRun, placed: Placed) -> TrainingRun:
-        """All of it."""
-        return training_run
+    def sum(self, values: Tensor) -> Tensor:
+        """The values themselves."""
+        return values
 
-    def gathered(self, thing: Any) -> list[Any]:
-        """The one."""
-        return [thing]
+    def gather(self, value: Value) -> list[Value]:
+        """The value of this process."""
+        return [value]
 
-    def most(self, *numbers: int) -> list[int]:
-        """The same."""
+    def maximum(self, *numbers: int) -> list[int]:
+        """The numbers themselves."""
         return list(numbers)
 
-    def failing(self) -> AbstractContextManager[None]:
-        """There is nobody to tell."""
+    def propagate_errors(self) -> AbstractContextManager[None]:
+        """There is no other process to inform."""
         return nullcontext()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from sottovoce.core import arrays
 from sottovoce.core.mixing import Mixing
+from sottovoce.core.transport import Nodes
 from sottovoce.distributed.communication import Communicator
-
-Nodes = NDArray[np.intp]
 
 
 class Crossing(NamedTuple):
@@ -36,75 +35,75 @@ class ExchangePlan:
     def __init__(self, shard: NodeShard, mixing: Mixing) -> None:
         self.shard, self.mixing = shard, mixing
         sender, receiver, _ = mixing.edges
-        rank, speaks, hears = shard.communicator.rank, shard.owner[sender], shard.owner[receiver]
+        rank, from_rank, to_rank = shard.communicator.rank, shard.owner[sender], shard.owner[receiver]
         others = [peer for peer in range(len(shard.blocks)) if peer != rank]
-        chosen = {peer: (speaks == rank) & (hears == peer) for peer in others}
-        self.out = {peer: Crossing(sender[some], receiver[some]) for peer, some in chosen.items() if some.any()}
-        chosen = {peer: (speaks == peer) & (hears == rank) for peer in others}
-        self.into = {peer: Crossing(sender[some], receiver[some]) for peer, some in chosen.items() if some.any()}
+        chosen = {peer: (from_rank == rank) & (to_rank == peer) for peer in others}
+        self.outgoing = {peer: Crossing(sender[some], receiver[some]) for peer, some in chosen.items() if some.any()}
+        chosen = {peer: (from_rank == peer) & (to_rank == rank) for peer in others}
+        self.incoming = {peer: Crossing(sender[some], receiver[some]) for peer, some in chosen.items() if some.any()}
 
     @cached_property
     def sends(self) -> dict[int, Nodes]:
-        """Whose rows each rank needs of this one."""
-        return {peer: np.unique(edges.sender) for peer, edges in self.out.items()}
+        """Whose rows each rank needs from this one."""
+        return {peer: np.unique(edges.sender) for peer, edges in self.outgoing.items()}
 
     @cached_property
-    def gets(self) -> dict[int, Nodes]:
+    def receives(self) -> dict[int, Nodes]:
         """Whose rows come from each rank."""
-        return {peer: np.unique(edges.sender) for peer, edges in self.into.items()}
+        return {peer: np.unique(edges.sender) for peer, edges in self.incoming.items()}
 
     @cached_property
-    def strangers(self) -> Nodes:
-        """All nodes elsewhere whom a node here listens to, rank by rank."""
-        return np.concatenate([np.empty(0, dtype=np.intp), *self.gets.values()])
+    def remote_senders(self) -> Nodes:
+        """All nodes elsewhere that a node here receives from, rank by rank."""
+        return np.concatenate([np.empty(0, dtype=np.intp), *self.receives.values()])
 
     @cached_property
-    def parts(self) -> dict[int, slice]:
-        """Where the rows from each rank lie among those of strangers."""
-        stops = np.cumsum([len(nodes) for nodes in self.gets.values()]).tolist()
+    def remote_blocks(self) -> dict[int, slice]:
+        """Where the rows from each rank lie among those of `remote_senders`."""
+        stops = np.cumsum([len(nodes) for nodes in self.receives.values()]).tolist()
         starts = [0, *stops]
-        return {peer: slice(start, stop) for peer, start, stop in zip(self.gets, starts, stops, strict=False)}
+        return {peer: slice(start, stop) for peer, start, stop in zip(self.receives, starts, stops, strict=False)}
 
     @cached_property
     def _rows(self) -> sparse.csr_array:
         return sparse.csr_array(self.mixing.weights[self.shard.nodes])
 
     @cached_property
-    def inner(self) -> ShardSums:
-        """Nodes that listen to nodes here alone."""
-        listens = self._rows.astype(bool).astype(np.int64) @ (~self.shard.here).astype(np.int64)
-        return self._product(np.flatnonzero(listens == 0))
+    def local_sums(self) -> ShardSums:
+        """The sums of nodes that receive from nodes here alone."""
+        remote = self._rows.astype(bool).astype(np.int64) @ (~self.shard.here).astype(np.int64)
+        return self._sums(np.flatnonzero(remote == 0))
 
     @cached_property
-    def outer(self) -> ShardSums:
-        """The others."""
+    def remote_sums(self) -> ShardSums:
+        """The sums of the others."""
         at = np.ones(len(self.shard.nodes), dtype=bool)
-        at[self.inner.targets] = False
-        return self._product(np.flatnonzero(at))
+        at[self.local_sums.targets] = False
+        return self._sums(np.flatnonzero(at))
 
-    def _product(self, targets: Nodes) -> ShardSums:
+    def _sums(self, targets: Nodes) -> ShardSums:
         weights = sparse.csr_array(self._rows[targets])
         used = np.unique(weights.indices)
         if self.shard.here[used].all():
             used = self.shard.nodes  # nothing has to be put together
         among = np.flatnonzero(self.shard.here[used])
         away = np.flatnonzero(~self.shard.here[used])
-        order = np.argsort(self.strangers)
-        from_away = order[np.searchsorted(self.strangers[order], used[away])] if len(away) else away
+        order = np.argsort(self.remote_senders)
+        from_remote = order[np.searchsorted(self.remote_senders[order], used[away])] if len(away) else away
         return ShardSums(
-            targets, sparse.csr_array(weights[:, used]), among, self.shard.position[used[among]], away, from_away
+            targets, sparse.csr_array(weights[:, used]), among, self.shard.position[used[among]], away, from_remote
         )
 
     @cached_property
-    def within(self) -> sparse.csr_array:
+    def weights_here(self) -> sparse.csr_array:
         """Weights between nodes here, n x n."""
         return sparse.csr_array(self._rows[:, self.shard.nodes])
 
     @cached_property
-    def arriving(self) -> dict[int, sparse.csr_array]:
+    def incoming_weights(self) -> dict[int, sparse.csr_array]:
         """Weights of single messages from each rank, n x their number."""
         found = {}
-        for peer, (sender, receiver) in self.into.items():
+        for peer, (sender, receiver) in self.incoming.items():
             weight = np.asarray(self.mixing.weights[receiver, sender]).ravel()
             where = (self.shard.position[receiver], np.arange(len(sender)))
             found[peer] = sparse.csr_array((weight, where), shape=(len(self.shard.nodes), len(sender)))
@@ -120,10 +119,10 @@ class ShardSums:
     among: Nodes
     own: Nodes
     away: Nodes
-    strange: Nodes
-    _operator: Any = None
+    from_remote: Nodes
+    _operator: Tensor | None = None
 
-    def into_(self, mixed: Tensor, own: Tensor, strange: Tensor | None) -> None:
+    def into_(self, mixed: Tensor, own: Tensor, remote: Tensor | None) -> None:
         """Fill the targets' rows of `mixed`."""
         if not len(self.targets):
             return
@@ -135,8 +134,8 @@ class ShardSums:
             rows = own.new_empty(len(self.among) + len(self.away), own.shape[1])
             rows[self.among] = own[self.own]
             if len(self.away):
-                assert strange is not None
-                rows[self.away] = strange[self.strange]
+                assert remote is not None
+                rows[self.away] = remote[self.from_remote]
         found = self._operator @ rows
         if len(self.targets) == len(mixed):
             mixed.copy_(found)
@@ -145,16 +144,12 @@ class ShardSums:
 
 
 class NodeShard:
-    """Which nodes live here, and how the others are reached. `blocks` has every rank's nodes, in ascending order.
-
-    While `recording`, what is received stays with what was said.
-    """
+    """Which nodes live here, and how the others are reached. `blocks` has every rank's nodes, in ascending order."""
 
     def __init__(self, blocks: tuple[Nodes, ...], communicator: Communicator) -> None:
         self.blocks, self.communicator = blocks, communicator
         self.nodes = blocks[communicator.rank]
         self.n = sum(len(block) for block in blocks)
-        self.recording = False
         self.owner = np.empty(self.n, dtype=np.intp)
         self.position = np.empty(self.n, dtype=np.intp)
         for rank, block in enumerate(blocks):
@@ -167,6 +162,6 @@ class NodeShard:
         """Which nodes live here."""
         return self.owner == self.communicator.rank
 
-    def share(self, values: Any) -> Any:
-        """The rows of this rank's nodes of an array with a row for every node."""
-        return values[torch.from_numpy(self.nodes)] if arrays.is_torch(values) else values[self.nodes]
+    def rows_here(self, values: Tensor) -> Tensor:
+        """The rows of this rank's nodes of a tensor with a row for every node."""
+        return values[torch.from_numpy(self.nodes)]

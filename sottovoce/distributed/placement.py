@@ -5,13 +5,14 @@ leaves fewer edges cut (Kernighan and Lin 1970). Orders are that of node numbers
 of random mixtures of it with the next eigenvectors of the Laplacian; the best cut is kept.
 
     >>> from sottovoce.core.topologies import metropolis
-    >>> [block.tolist() for block in blocks(metropolis("path:6"), 2)]
+    >>> [block.tolist() for block in place_nodes(metropolis("path:6"), 2)]
     [[0, 1, 2], [3, 4, 5]]
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,11 @@ from scipy import linalg, sparse
 from scipy.sparse.linalg import ArpackError, eigsh
 
 from sottovoce.core.topologies import Topology
+from sottovoce.core.transport import Nodes
 from sottovoce.errors import InputError
 
-Nodes = NDArray[np.intp]
+Placement: TypeAlias = tuple[Nodes, ...]
+"""The nodes of each rank, in ascending order."""
 
 DENSE = 400
 """Up to so many nodes the Fiedler vector comes from a dense solver."""
@@ -36,7 +39,7 @@ SWAPS = 200
 """At most so many pairs change sides in one pass, of which the best beginning is kept."""
 
 
-def blocks(topology: Topology, ranks: int, seed: int = 0) -> tuple[Nodes, ...]:
+def place_nodes(topology: Topology, ranks: int, seed: int = 0) -> Placement:
     """Each rank's nodes, ascending; sizes differ by one at most. Graphs that are new in each round are cut in order."""
     n = topology.n
     if not 1 <= ranks <= n:
@@ -45,20 +48,20 @@ def blocks(topology: Topology, ranks: int, seed: int = 0) -> tuple[Nodes, ...]:
         return tuple(np.array_split(np.arange(n), ranks))
     edges = topology.graph.adjacency.astype(float)
     edges = sparse.csr_array(edges + edges.T)
-    found = _bisected(edges, np.arange(n), ranks, np.random.default_rng(seed))
-    return tuple(sorted((np.sort(block) for block in found), key=lambda block: int(block[0])))
+    blocks = _bisect(edges, np.arange(n), ranks, np.random.default_rng(seed))
+    return tuple(sorted((np.sort(block) for block in blocks), key=lambda block: int(block[0])))
 
 
-def cut(topology: Topology, found: tuple[Nodes, ...]) -> int:
+def cut_edges(topology: Topology, placement: Placement) -> int:
     """Directed edges of the topology's first round that run between blocks."""
     owner = np.empty(topology.n, dtype=np.intp)
-    for rank, block in enumerate(found):
+    for rank, block in enumerate(placement):
         owner[block] = rank
     sender, receiver, _ = topology.at(0).edges
     return int((owner[sender] != owner[receiver]).sum())
 
 
-def _bisected(edges: sparse.csr_array, nodes: Nodes, ranks: int, rng: np.random.Generator) -> list[Nodes]:
+def _bisect(edges: sparse.csr_array, nodes: Nodes, ranks: int, rng: np.random.Generator) -> list[Nodes]:
     if ranks == 1:
         return [nodes]
     few = ranks // 2
@@ -69,15 +72,15 @@ def _bisected(edges: sparse.csr_array, nodes: Nodes, ranks: int, rng: np.random.
         first = np.zeros(len(nodes), dtype=bool)
         first[np.argsort(values, kind="stable")[: sum(sizes[:few])]] = True
         tried.append(first)
-    tried.sort(key=lambda side: _between(among, side))
-    first = min((_refined(among, side) for side in tried[:REFINED]), key=lambda side: _between(among, side))
+    tried.sort(key=lambda side: _cut_weight(among, side))
+    first = min((_refine(among, side) for side in tried[:REFINED]), key=lambda side: _cut_weight(among, side))
     return [
-        *_bisected(edges, nodes[first], few, rng),
-        *_bisected(edges, nodes[~first], ranks - few, rng),
+        *_bisect(edges, nodes[first], few, rng),
+        *_bisect(edges, nodes[~first], ranks - few, rng),
     ]
 
 
-def _between(edges: sparse.csr_array, first: NDArray[np.bool_]) -> float:
+def _cut_weight(edges: sparse.csr_array, first: NDArray[np.bool_]) -> float:
     return float(first @ (edges @ (~first).astype(float)))
 
 
@@ -106,7 +109,7 @@ def _smoothest(edges: sparse.csr_array, count: int, rng: np.random.Generator) ->
     return np.asarray(vectors[:, np.argsort(-values)][:, 1:])
 
 
-def _refined(edges: sparse.csr_array, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _refine(edges: sparse.csr_array, first: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Passes of swaps, each of the pair that gains most or loses least, until a pass gains nothing."""
     while True:
         swaps, gains = _pass(edges, first)

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from sottovoce.core.messages import SentMessages
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
 from sottovoce.errors import InputError
 from sottovoce.privacy.views import View, ViewKind
-from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equal_steps
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages, map_equal_steps
 
 
 class Inputs(NamedTuple):
@@ -187,7 +186,7 @@ def known_of(sources: Sources, adversary: View) -> NDArray[np.bool_]:
     return found
 
 
-def selected_messages(sent: SentMessages, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:
+def selected_messages(sent: TracedMessages, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:
     """The rows of one gossip step that an adversary gets, or their sums; with `own`, also what its members say."""
     sender, receiver, rows = sent
     if sender.size == 0 or sender[0] == -1:  # a sum over everyone is there for all to see
@@ -221,7 +220,7 @@ def _tapped(
     return np.isin(codes, [a * mixing.n + b for a, b in live])
 
 
-def _sums(sent: SentMessages, mixing: Mixing, adversary: View) -> sparse.csr_array:
+def _sums(sent: TracedMessages, mixing: Mixing, adversary: View) -> sparse.csr_array:
     """`sum_v W[a, v] message_v` for each listening a, over what arrives from others."""
     listeners = np.arange(mixing.n) if adversary.kind is ViewKind.EVERYONE else np.asarray(adversary.members)
     own = sparse.diags_array(mixing.weights.diagonal(), format="csr")

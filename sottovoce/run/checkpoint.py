@@ -1,9 +1,9 @@
 """Checkpoints: all that a run needs to go on as if it had never stopped, in any number of processes.
 
-A stage is written whole or not at all. Noise is keyed by round, so nothing about generators has to be kept.
+A checkpoint is written whole or not at all. Noise is keyed by round, so nothing about generators has to be stored.
 Arrays lie in an npz file by number; beside them, as JSON, how they were nested. Of a run over processes every rank
 writes the rows of its nodes into a part of its own; when all parts are there, rank 0 writes its own, which names them,
-and removes those of the stage before.
+and removes those of the checkpoint before.
 """
 
 from __future__ import annotations
@@ -19,44 +19,50 @@ import torch
 from numpy.typing import NDArray
 
 from sottovoce.core import arrays
+from sottovoce.core.arrays import Rows
 from sottovoce.core.files import read_npz, read_rows, write
 from sottovoce.core.messages import Traffic
+from sottovoce.core.transport import Nodes, Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
-from sottovoce.distributed.exchange_plan import NodeShard
-from sottovoce.distributed.sharded_rows import Halo, ShardedRows
 from sottovoce.errors import InputError
-from sottovoce.run.training_run import RunState
+from sottovoce.run.training_run import RunState, TrainingRun
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A stage, how many lines of metrics were written before it, and the seconds it took."""
+    """Where a run stands, how many lines of metrics were written before, and the seconds it took."""
 
     state: RunState
     lines: int
     seconds: float
 
 
-def save(path: Path, saved: Checkpoint, fingerprint: str, coordinator: Coordinator | None = None) -> None:
-    """Write a stage. `fingerprint` names the run, so that no other takes it up."""
+def save(
+    path: Path,
+    checkpoint: Checkpoint,
+    fingerprint: str,
+    transport: Transport,
+    coordinator: Coordinator | None = None,
+) -> None:
+    """Write a checkpoint. `fingerprint` names the run, so that no other goes on from it."""
     coordinator = coordinator or SingleProcess()
-    found: list[Any] = []
-    state, outline = saved.state, _outline(saved.state.loop_state, found)
+    leaves: list[Rows] = []
+    state, nesting = checkpoint.state, _nesting(checkpoint.state.loop_state, transport, leaves)
     if coordinator.rank:
-        _write(_part(path, state.rounds, coordinator.rank, coordinator.size), _rows(found))
-    counted = coordinator.gathered((state.nonfinite, state.wire_bytes))
+        _write(_part(path, state.rounds, coordinator.rank, coordinator.size), _rows_here(leaves, transport))
+    counts = coordinator.gather((state.nonfinite, state.wire_bytes))
     if coordinator.rank:
         return
     parts = [_part(path, state.rounds, rank, coordinator.size).name for rank in range(1, coordinator.size)]
     about = {
         "format": FORMAT, "fingerprint": fingerprint, "rounds": state.rounds, "sent": list(state.sent),
-        "nonfinite": sum(nonfinite for nonfinite, _ in counted), "wire": sum(wire for _, wire in counted),
-        "lines": saved.lines, "seconds": saved.seconds, "carry": outline, "parts": parts,
+        "nonfinite": sum(nonfinite for nonfinite, _ in counts), "wire": sum(wire for _, wire in counts),
+        "lines": checkpoint.lines, "seconds": checkpoint.seconds, "carry": nesting, "parts": parts,
     }  # fmt: skip
     text = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-    _write(path, {"about": text, **_rows(found), **_public(found)})
+    _write(path, {"about": text, **_rows_here(leaves, transport), **_whole_arrays(leaves, transport)})
     for old in path.parent.glob(f"{path.stem}.*{path.suffix}"):
         if old.name not in parts and re.fullmatch(r".+\.\d+\.\d+of\d+", old.stem):
             old.unlink()
@@ -66,17 +72,29 @@ def _part(path: Path, rounds: int, rank: int, size: int) -> Path:
     return path.with_name(f"{path.stem}.{rounds}.{rank}of{size}{path.suffix}")
 
 
-def _rows(found: list[Any]) -> dict[str, NDArray[Any]]:
-    """What is this rank's alone, with the numbers of its nodes."""
-    mine = {str(number): rows for number, rows in enumerate(found) if isinstance(rows, ShardedRows)}
-    named = {number: rows.own.numpy() for number, rows in mine.items()}
-    return {"nodes": next(iter(mine.values())).shard.nodes, **named} if mine else {}
+def _nesting(value: Any, transport: Transport, leaves: list[Rows]) -> Any:
+    """How arrays are nested in a state: a list for a tuple, the number of a leaf for an array, numbers as they are."""
+    if value is None or isinstance(value, bool | int | float):
+        return {"value": value}
+    if isinstance(value, tuple):
+        return [_nesting(part, transport, leaves) for part in value]
+    leaves.append(value)
+    partial = transport.is_partial(value)
+    is_torch = arrays.is_torch(transport.local(value) if partial else value)
+    return {"array": len(leaves) - 1, "torch": is_torch, **({"split": True} if partial else {})}
 
 
-def _public(found: list[Any]) -> dict[str, NDArray[Any]]:
+def _rows_here(leaves: list[Rows], transport: Transport) -> dict[str, NDArray[Any]]:
+    """The rows of the nodes here where other processes hold the rest, with the numbers of these nodes."""
+    partial = {str(number): rows for number, rows in enumerate(leaves) if transport.is_partial(rows)}
+    named = {number: arrays.to_numpy(transport.local(rows)) for number, rows in partial.items()}
+    return {"nodes": transport.nodes, **named} if named else {}
+
+
+def _whole_arrays(leaves: list[Rows], transport: Transport) -> dict[str, NDArray[Any]]:
     """What every process has whole."""
-    whole = {str(number): rows for number, rows in enumerate(found) if not isinstance(rows, ShardedRows)}
-    return {number: rows.numpy() if arrays.is_torch(rows) else rows for number, rows in whole.items()}
+    whole = {str(number): rows for number, rows in enumerate(leaves) if not transport.is_partial(rows)}
+    return {number: arrays.to_numpy(rows) for number, rows in whole.items()}
 
 
 def _write(path: Path, named: dict[str, NDArray[Any]]) -> None:
@@ -86,9 +104,11 @@ def _write(path: Path, named: dict[str, NDArray[Any]]) -> None:
     write(path, write_to)
 
 
-def load(path: Path, before: RunState, fingerprint: str, shard: NodeShard | None = None) -> Checkpoint:
-    """Read a stage of the run that began with `before`; with a `host` the rows of its nodes alone."""
-    stored = read_npz(path) if shard is None else read_npz(path, ["about", "nodes"])
+def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: Coordinator | None = None) -> Checkpoint:
+    """Read a checkpoint of a run: the rows of the nodes that live here. Rank 0 goes on counting what was counted."""
+    transport = training_run.transport
+    everyone = len(transport.nodes) == transport.n
+    stored = read_npz(path, None if everyone else ["about", "nodes"])
     try:
         about = json.loads(stored["about"].tobytes())
         if about["format"] != FORMAT:
@@ -98,12 +118,11 @@ def load(path: Path, before: RunState, fingerprint: str, shard: NodeShard | None
                 f"{path}: a checkpoint of other settings, data or code", "a run goes on as it began",
                 "restore them, or start anew in another folder",
             )  # fmt: skip
-        reader = _Reader(path, about.get("parts", []), stored, shard)
-        loop_state = _rebuilt(about["carry"], reader, before.loop_state)
-        counts = (about["nonfinite"], about.get("wire", 0)) if shard is None or shard.communicator.rank == 0 else (0, 0)
-        return Checkpoint(
-            RunState(about["rounds"], loop_state, Traffic(*about["sent"]), *counts), about["lines"], about["seconds"]
-        )
+        files = _CheckpointFiles(path, about.get("parts", []), stored)
+        loop_state = _restored(about["carry"], files, transport, training_run.before().loop_state)
+        counts = (about["nonfinite"], about.get("wire", 0)) if (coordinator or SingleProcess()).rank == 0 else (0, 0)
+        state = RunState(about["rounds"], loop_state, Traffic(*about["sent"]), *counts)
+        return Checkpoint(state, about["lines"], about["seconds"])
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -112,79 +131,71 @@ def load(path: Path, before: RunState, fingerprint: str, shard: NodeShard | None
         ) from None
 
 
-class _Reader:
-    """Rows by number, from the parts that hold them: of all nodes, or of those that a host asks for."""
+def _restored(nesting: Any, files: _CheckpointFiles, transport: Transport, before: Any) -> Any:
+    """The state of a nesting; tuples are of the kind that was in their place before the first round."""
+    if isinstance(nesting, list):
+        places = before if isinstance(before, tuple) else [None] * len(nesting)
+        parts = [_restored(part, files, transport, place) for part, place in zip(nesting, places, strict=True)]
+        return type(before)(*parts) if hasattr(before, "_fields") else tuple(parts)
+    if "array" not in nesting:
+        return nesting["value"]
+    stored = _StoredArray(files, str(nesting["array"]), nesting["torch"], nesting.get("split", False))
+    return transport.restore(stored, before)
 
-    def __init__(self, path: Path, parts: list[str], stored: dict[str, NDArray[Any]], shard: NodeShard | None) -> None:
-        self.shard, self._path, self._stored = shard, path, stored
-        self._nodes = {path: stored["nodes"]} if parts else {}
+
+class _CheckpointFiles:
+    """The file of rank 0, and the parts of other ranks, each with the numbers of the nodes whose rows it holds."""
+
+    def __init__(self, path: Path, parts: list[str], stored: dict[str, NDArray[Any]]) -> None:
+        self.path, self._stored = path, stored
+        self.nodes = {path: stored["nodes"]} if parts else {}
         for name in parts:
             part = path.with_name(Path(name).name)
-            self._nodes[part] = read_npz(part, ["nodes"])["nodes"]
-        if parts and sorted(np.concatenate([*self._nodes.values()])) != list(range(self._total)):
+            self.nodes[part] = read_npz(part, ["nodes"])["nodes"]
+        if parts and sorted(np.concatenate([*self.nodes.values()])) != list(range(self.n)):
             raise KeyError("nodes")
 
     @property
-    def _total(self) -> int:
-        return sum(len(nodes) for nodes in self._nodes.values())
+    def n(self) -> int:
+        """Nodes of all parts together."""
+        return sum(len(nodes) for nodes in self.nodes.values())
 
-    def public(self, number: int) -> NDArray[Any]:
+    def whole(self, name: str) -> NDArray[Any]:
         """An array that is stored whole."""
-        name = str(number)
-        return self._stored[name] if name in self._stored else read_npz(self._path, [name])[name]
+        return self._stored[name] if name in self._stored else read_npz(self.path, [name])[name]
 
-    def rows(self, number: int, wanted: NDArray[np.intp] | None, split: bool) -> NDArray[Any]:
-        """The rows of some nodes, or of all, of an array that is stored whole or in parts."""
-        name = str(number)
-        if not split:
-            return self.public(number) if wanted is None else read_rows(self._path, name, wanted)
-        wanted = np.arange(self._total) if wanted is None else wanted
+    def split_rows(self, name: str, nodes: Nodes) -> NDArray[Any]:
+        """The rows of some nodes of an array that is stored in parts."""
         found: NDArray[Any] | None = None
-        for path, nodes in self._nodes.items():
-            at = np.flatnonzero(np.isin(wanted, nodes))
+        for path, held in self.nodes.items():
+            at = np.flatnonzero(np.isin(nodes, held))
             if len(at):
-                rows = read_rows(path, name, np.searchsorted(nodes, wanted[at]))
-                found = np.empty((len(wanted), *rows.shape[1:]), dtype=rows.dtype) if found is None else found
+                rows = read_rows(path, name, np.searchsorted(held, nodes[at]))
+                found = np.empty((len(nodes), *rows.shape[1:]), dtype=rows.dtype) if found is None else found
                 found[at] = rows
         if found is None:
             raise KeyError(name)
         return found
 
 
-def _outline(value: Any, found: list[Any]) -> Any:
-    """How arrays are nested: a list for a tuple, a number in a list of one for an array, and numbers as they are."""
-    if value is None or isinstance(value, bool | int | float):
-        return {"value": value}
-    if isinstance(value, tuple):
-        return [_outline(part, found) for part in value]
-    found.append(value)
-    split = isinstance(value, ShardedRows)
-    return {"array": len(found) - 1, "torch": split or arrays.is_torch(value), **({"split": True} if split else {})}
+@dataclass(frozen=True)
+class _StoredArray:
+    """One array of a checkpoint, by its name, stored whole or split into parts."""
 
+    files: _CheckpointFiles
+    name: str
+    is_torch: bool
+    is_split: bool
 
-def _rebuilt(outline: Any, reader: _Reader, like: Any) -> Any:
-    """The value of an outline; tuples are of the kind that `like` has in their place."""
-    if isinstance(outline, list):
-        models = like if isinstance(like, tuple) else [None] * len(outline)
-        parts = [_rebuilt(part, reader, model) for part, model in zip(outline, models, strict=True)]
-        return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
-    if "array" not in outline:
-        return outline["value"]
-    number, split = outline["array"], outline.get("split", False)
-    if reader.shard is not None and (like is None or isinstance(like, ShardedRows)):
-        return _hosted(reader, number, split, None if like is None else like.halo)
-    values = reader.rows(number, None, split)
-    return torch.from_numpy(values) if outline["torch"] else arrays.read_only(values)
+    def whole(self) -> Rows:
+        if self.is_split:
+            return self._kind(self.files.split_rows(self.name, np.arange(self.files.n)))
+        return self._kind(self.files.whole(self.name))
 
+    def of(self, nodes: Nodes) -> Rows:
+        if self.is_split:
+            return self._kind(self.files.split_rows(self.name, nodes))
+        return self._kind(read_rows(self.files.path, self.name, nodes))
 
-def _hosted(reader: _Reader, number: int, split: bool, halo: Halo | None) -> ShardedRows:
-    """The rows of a host's nodes, and of the nodes elsewhere of whom it has to know."""
-    shard = reader.shard
-    assert shard is not None
-    own = torch.from_numpy(reader.rows(number, shard.nodes, split))
-    if halo is None or not len(halo.nodes):
-        return ShardedRows(shard, own, halo)
-    order = np.argsort(halo.nodes)
-    rows = np.empty((len(order), own.shape[1]), dtype=own.numpy().dtype)
-    rows[order] = reader.rows(number, halo.nodes[order], split)
-    return ShardedRows(shard, own, Halo(halo.nodes, torch.from_numpy(rows)))
+    def _kind(self, values: NDArray[Any]) -> Rows:
+        return torch.from_numpy(values) if self.is_torch else arrays.read_only(values)

@@ -7,50 +7,65 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import Any
 
 from sottovoce.distributed.coordinator import Coordinator
 
-PATIENCE = 20
+WRITING_TIMES = 20
 """Checkpoints are at least so many times further apart than one takes to write."""
 
-ASK = 0.1
-"""Ranks ask each other about so many seconds apart whether to go on: each time would cost where rounds are short."""
+DECISION_SECONDS = 0.1
+"""Ranks decide together about so many seconds apart whether to go on: after each round it would cost much where rounds
+are short."""
 
-MOST = 1000
-"""They ask at least every so many rounds."""
+DECISION_ROUNDS = 1000
+"""They decide at least every so many rounds."""
 
-GO, SAVE, STOP = range(3)
+
+class Action(IntEnum):
+    """What to do after a round. Where ranks differ the largest counts."""
+
+    CONTINUE = 0
+    SAVE = 1
+    STOP = 2
 
 
 class CheckpointSchedule:
-    """Asked after each round. An interrupt that reaches one rank stops all, after the round they ask next."""
+    """Asked after each round. An interrupt that reaches one rank stops all, after their next common decision."""
 
-    def __init__(self, coordinator: Coordinator, seconds: float, rounds: int, first: int) -> None:
-        self._team, self._seconds, self._rounds = coordinator, seconds, rounds
-        self._first, self._next = first, 0
+    def __init__(self, coordinator: Coordinator, seconds: float, rounds: int, first_round: int) -> None:
+        self._coordinator, self._seconds, self._rounds = coordinator, seconds, rounds
+        self._first_round, self._next_decision = first_round, 0
         self._begun = self._saved = time.monotonic()
-        self._took = 0.0
+        self._writing_seconds = 0.0
         self._interrupted = False
 
-    def after(self, rounds: int) -> int:
+    def after(self, rounds: int) -> Action:
         """What to do after so many rounds."""
         if rounds == self._rounds:
-            return SAVE
-        if rounds < self._next:
-            return GO
-        wait = max(self._seconds, PATIENCE * self._took)
-        act = SAVE if time.monotonic() - self._saved >= wait else GO
-        if self._team.size > 1:
-            own = (act, self._ahead(rounds, wait)) if self._team.rank == 0 else (GO, 1)
-            act, ahead = self._team.most(STOP if self._interrupted else own[0], own[1])
-            self._next = rounds + ahead
-        return act
+            return Action.SAVE
+        if rounds < self._next_decision:
+            return Action.CONTINUE
+        interval = max(self._seconds, WRITING_TIMES * self._writing_seconds)
+        own = Action.SAVE if time.monotonic() - self._saved >= interval else Action.CONTINUE
+        return own if self._coordinator.size == 1 else self._decide(own, rounds, interval)
 
-    def _ahead(self, rounds: int, wait: float) -> int:
-        """After how many rounds to ask again."""
-        each = (time.monotonic() - self._begun) / max(1, rounds - self._first)
-        return int(min(MOST, max(1.0, min(ASK, wait / 10) / max(each, 1e-6))))
+    def _decide(self, own: Action, rounds: int, interval: float) -> Action:
+        """Rank 0 decides by its clock when to save and when to decide again; any rank may stop all."""
+        skipped = 1
+        if self._coordinator.rank == 0:
+            skipped = self._rounds_until_decision(rounds, interval)
+        else:
+            own = Action.CONTINUE
+        action, skipped = self._coordinator.maximum(Action.STOP if self._interrupted else own, skipped)
+        self._next_decision = rounds + skipped
+        return Action(action)
+
+    def _rounds_until_decision(self, rounds: int, interval: float) -> int:
+        seconds_a_round = (time.monotonic() - self._begun) / max(1, rounds - self._first_round)
+        wanted = min(DECISION_SECONDS, interval / 10) / max(seconds_a_round, 1e-6)
+        return int(min(DECISION_ROUNDS, max(1.0, wanted)))
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -58,20 +73,20 @@ class CheckpointSchedule:
         started = time.monotonic()
         yield
         self._saved = time.monotonic()
-        self._took = self._saved - started
+        self._writing_seconds = self._saved - started
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        """One of several ranks does not stop by itself when it is interrupted, or told to end: it asks the others."""
-        if self._team.size == 1 or threading.current_thread() is not threading.main_thread():
+    def interrupts_deferred(self) -> Iterator[None]:
+        """One of several ranks does not stop by itself when it is interrupted or terminated: all stop together."""
+        if self._coordinator.size == 1 or threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {kind: signal.signal(kind, self._note) for kind in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {kind: signal.signal(kind, self._note_interrupt) for kind in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            for kind, old in before.items():
-                signal.signal(kind, old)
+            for kind, handler in handlers.items():
+                signal.signal(kind, handler)
 
-    def _note(self, *_: Any) -> None:
+    def _note_interrupt(self, *_: Any) -> None:
         self._interrupted = True

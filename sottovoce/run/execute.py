@@ -1,10 +1,10 @@
 """A run on disk: `runs/<name>/` with its settings, metrics, guarantees, checkpoint and result.
 
     config.json      all settings, defaults included; `sotto run config.json` repeats the run
-    privacy.json     what the run promises, written before the first round
+    privacy.json     the privacy guarantees of the run, written before the first round
     metrics.jsonl    one line for each evaluation
     messages/        what attackers received, one file for each round that is recorded
-    checkpoint.npz   the last stage that was saved; at the end, the end
+    checkpoint.npz   where the run stood when it was last saved; at the end, where it ended
     result.json      written last: a run that has it is finished
     report.html      the page about it, by `sotto run`
 
@@ -16,8 +16,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -25,21 +26,22 @@ from typing import TextIO
 from sottovoce.config import Document, Experiment, difference
 from sottovoce.core.files import write, write_text
 from sottovoce.core.threads import threads
+from sottovoce.core.transport import Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import InputError
-from sottovoce.run.build import build_accountant
+from sottovoce.run.build import build_accountant, forget_data
+from sottovoce.run.callbacks import Progress, RoundCallback, call_all
 from sottovoce.run.checkpoint import Checkpoint, load, save
-from sottovoce.run.checkpoint_schedule import SAVE, STOP, CheckpointSchedule
+from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
 from sottovoce.run.fingerprint import comparable, fingerprint, versions
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.lock import check_signed, locked, make_folder, sign, unwritable
+from sottovoce.run.lock import check_token, locked, make_folder, unwritable, write_token
+from sottovoce.run.metrics import Measurement
 from sottovoce.run.privacy_report import report_privacy
-from sottovoce.run.recording import both, forget_after, recorder_in
+from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
-from sottovoce.run.simulation import Watch, measured_rounds
-from sottovoce.run.training_run import TrainingRun
-
-Tell = Callable[[int, int], None]
+from sottovoce.run.simulation import measured_rounds
+from sottovoce.run.training_run import RunState, TrainingRun
 
 
 def run_experiment(
@@ -48,95 +50,98 @@ def run_experiment(
     *,
     data: Path | None = None,
     resume: bool = False,
-    tell: Tell | None = None,
-    watch: Watch | None = None,
+    progress: Progress | None = None,
+    on_round: RoundCallback | None = None,
     coordinator: Coordinator | None = None,
 ) -> Document:
     """Run an experiment in its folder and return its result; a finished run of the same settings is only read.
 
-    An unfinished one goes on with `resume`, and is refused without. One of several ranks does its part in the `team`.
+    An unfinished one goes on with `resume`, and is refused without. One of several processes plays its part of the run,
+    in step with the others by its `coordinator`.
     """
     files, coordinator = RunFiles(folder), coordinator or SingleProcess()
-    coordinator.agree({**versions(), "settings": comparable(experiment.document()), "resume": resume})
-    finished = coordinator.first(lambda: _not_busy(files, experiment, resume))
-    if finished is not None:
-        return finished
-    accountant = coordinator.each(lambda: build_accountant(experiment, data))
+    coordinator.require_equal({**versions(), "settings": comparable(experiment.document()), "resume": resume})
+    result = coordinator.on_rank_zero(lambda: _result_unless_locked(files, experiment, resume))
+    if result is not None:
+        return result
+    accountant = coordinator.on_every_rank(lambda: build_accountant(experiment, data))
     training_run = accountant.training_run
-    mark = coordinator.each(lambda: fingerprint(experiment, training_run))
-    coordinator.agree({"data, graph or noise": mark})
-    placed = coordinator.place(training_run)
-    coordinator.each(lambda: recorder_in(folder, training_run, experiment.record))  # refuses what would be too much
-    privacy = coordinator.first(partial(_promised, files, experiment, accountant, mark))
+    digest = coordinator.on_every_rank(lambda: fingerprint(experiment, training_run))
+    coordinator.require_equal({"data, graph or noise": digest})
+    recorder = coordinator.on_every_rank(lambda: recorder_in(folder, training_run, experiment.record))
+    transport = coordinator.transport(training_run.topology, training_run.seed, keep_received=recorder.is_active)
+    privacy = coordinator.on_rank_zero(partial(_privacy_document, files, experiment, accountant, digest))
     del accountant  # what was traced takes memory that training may need
-    with ExitStack() as held:
-        finished = coordinator.first(lambda: _taken(held, files, experiment, resume))
-        if finished is not None:
-            return finished
-        word = coordinator.first(lambda: sign(files))
-        coordinator.each(lambda: check_signed(files, word))
-        training_run = coordinator.share(training_run, placed)
-        now = coordinator.each(lambda: _last_saved(files, training_run, mark))
-        coordinator.agree({"checkpoint": now.state.rounds})
-        coordinator.first(lambda: _write_head(files, experiment, privacy, now))
-        watch = both(watch, recorder_in(folder, training_run, experiment.record))
-        with coordinator.failing():
-            seconds = _train(experiment, training_run, files, now, mark, tell, watch, coordinator)
-        return coordinator.first(lambda: _finished(experiment, files, privacy, seconds))
+    with ExitStack() as locks:
+        result = coordinator.on_rank_zero(lambda: _lock_folder(locks, files, experiment, resume))
+        if result is not None:
+            return result
+        token = coordinator.on_rank_zero(lambda: write_token(files))
+        coordinator.on_every_rank(lambda: check_token(files, token))
+        part = _part_of(training_run, transport)
+        checkpoint = coordinator.on_every_rank(lambda: _last_checkpoint(files, part, digest, coordinator))
+        coordinator.require_equal({"checkpoint": checkpoint.state.rounds})
+        coordinator.on_rank_zero(lambda: _prepare_folder(files, experiment, privacy, checkpoint))
+        recorder = recorder_in(folder, part, experiment.record, coordinator.rank)
+        with coordinator.propagate_errors():
+            training = _Training(experiment, part, files, digest, coordinator)
+            seconds = training.play(checkpoint, progress, call_all(on_round, recorder))
+        return coordinator.on_rank_zero(lambda: _write_result(experiment, files, privacy, seconds))
 
 
-def _not_busy(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
-    """The result of a finished run; refuses one that another process is at, before any work."""
-    finished = _same_run(files, experiment, resume)
-    if finished is None and files.lock.exists():
+def _part_of(training_run: TrainingRun, transport: Transport) -> TrainingRun:
+    """The part of a run that this process plays; data of nodes that live elsewhere is let go."""
+    part = training_run.hosted_by(transport)
+    if len(transport.nodes) < transport.n:
+        forget_data()
+    return part
+
+
+def _result_unless_locked(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
+    """The result of a finished run; refuses a folder that another process has locked, before any work."""
+    result = _finished_result(files, experiment, resume)
+    if result is None and files.lock.exists():
         with locked(files.lock):  # for good when all that can be wrong is known
             pass
-    return finished
-
-
-def _taken(held: ExitStack, files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
-    """Make and lock the folder; another process may have been here meanwhile."""
-    make_folder(files.folder)
-    held.enter_context(locked(files.lock))
-    return _same_run(files, experiment, resume)
-
-
-def _finished(experiment: Experiment, files: RunFiles, privacy: Document, seconds: float) -> Document:
-    result = _result(experiment, files, privacy, seconds)
-    _write_json(files.result, result)
     return result
 
 
-def _promised(files: RunFiles, experiment: Experiment, accountant: RunAccountant, mark: str) -> Document:
-    """What the run promises: read where it was written for this very run.
+def _lock_folder(locks: ExitStack, files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
+    """Make and lock the folder; the result if another process has finished the run meanwhile."""
+    make_folder(files.folder)
+    locks.enter_context(locked(files.lock))
+    return _finished_result(files, experiment, resume)
 
-    It is written before the first round, so rounds may have been played without a checkpoint to show for it. Their
+
+def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAccountant, digest: str) -> Document:
+    """The privacy guarantees: read where they were written for this very run, else computed.
+
+    They are written before the first round, so rounds may have been played without a checkpoint to show for it. Their
     noise must not be drawn again with other data: who saw both would see the difference without noise.
     """
     before, wanted = files.document(files.privacy), experiment.privacy
     if before is not None:
-        if before.get("fingerprint") != mark:
+        if before.get("fingerprint") != digest:
             raise InputError(
-                f"{files.privacy}: a promise for other settings, data or code", "a run goes on as it began",
+                f"{files.privacy}: guarantees for other settings, data or code", "a run goes on as it began",
                 "restore them, or start anew in another folder with another seed",
             )  # fmt: skip
         return before
-    found = report_privacy(accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view)
-    return {**found.document(), "fingerprint": mark}
+    report = report_privacy(accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view)
+    return {**report.document(), "fingerprint": digest}
 
 
-def _last_saved(files: RunFiles, training_run: TrainingRun, mark: str) -> Checkpoint:
-    """Where the run goes on."""
-    before = training_run.before()
+def _last_checkpoint(files: RunFiles, part: TrainingRun, digest: str, coordinator: Coordinator) -> Checkpoint:
+    """Where the run goes on: at its checkpoint, or at its start."""
     if files.checkpoint.exists():
-        return load(files.checkpoint, before, mark, training_run.shard)
-    return Checkpoint(before, 0, 0.0)
+        return load(files.checkpoint, part, digest, coordinator)
+    return Checkpoint(part.before(), 0, 0.0)
 
 
-def _write_head(files: RunFiles, experiment: Experiment, privacy: Document, now: Checkpoint) -> None:
-    """What is known before the first round, and nothing half-written or later beside it."""
-    _keep_lines(files.metrics, now.lines)
-    forget_after(files.folder, now.state.rounds)
+def _prepare_folder(files: RunFiles, experiment: Experiment, privacy: Document, checkpoint: Checkpoint) -> None:
+    """Write what is known before the first round; remove what is half-written, or later than the checkpoint."""
+    _truncate_metrics(files.metrics, checkpoint.lines)
+    remove_recordings_after(files.folder, checkpoint.state.rounds)
     for part in (*files.folder.glob("*.part"), *files.folder.glob("messages/*.part")):
         if part.is_file():
             part.unlink()
@@ -146,7 +151,7 @@ def _write_head(files: RunFiles, experiment: Experiment, privacy: Document, now:
         _write_json(files.privacy, privacy)
 
 
-def _same_run(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
+def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
     """The result of a finished run; refuses a folder that holds something else."""
     if files.folder.exists() and not files.folder.is_dir():
         raise InputError(f"{files.folder} is no folder", "a run needs one", "move that file away")
@@ -168,46 +173,62 @@ def _same_run(files: RunFiles, experiment: Experiment, resume: bool) -> Document
     return result
 
 
-def _train(
-    experiment: Experiment,
-    training_run: TrainingRun,
-    files: RunFiles,
-    now: Checkpoint,
-    mark: str,
-    tell: Tell | None,
-    watch: Watch | None,
-    coordinator: Coordinator,
-) -> float:
-    """Play the rounds that are left, with metrics and checkpoints; returns the seconds of training in all."""
-    begun, metrics = time.monotonic() - now.seconds, experiment.metrics
-    pace = CheckpointSchedule(coordinator, experiment.machine.checkpoint_seconds, training_run.rounds, now.state.rounds)
-    played = measured_rounds(
-        training_run, now.state, every=metrics.every, test_rows=metrics.test_rows, seconds=now.seconds, start=now.lines == 0,
-        watch=watch,
-    )  # fmt: skip
-    path = files.metrics if coordinator.rank == 0 else Path(os.devnull)
-    with threads(experiment.machine.threads), _appending(path) as lines, pace.undisturbed():
-        try:
-            for state, measured in played:
-                count = now.lines + (measured is not None)
-                if measured is not None:
-                    lines.write(json.dumps(measured.document()) + "\n")
-                    lines.flush()
-                now = Checkpoint(state, count, time.monotonic() - begun)
-                if tell is not None:
-                    tell(state.rounds, training_run.rounds)
-                act = pace.after(state.rounds)
-                if act == STOP:
-                    raise KeyboardInterrupt
-                if act == SAVE:
-                    with pace.saving():
-                        _sync(lines)
-                        save(files.checkpoint, now, mark, coordinator)
-        except KeyboardInterrupt:
-            _sync(lines)
-            save(files.checkpoint, now, mark, coordinator)
-            raise
-    return now.seconds
+@dataclass(frozen=True)
+class _Training:
+    """The rounds of a run in its folder, with metrics and checkpoints."""
+
+    experiment: Experiment
+    training_run: TrainingRun
+    files: RunFiles
+    digest: str
+    coordinator: Coordinator
+
+    def play(self, checkpoint: Checkpoint, progress: Progress | None, on_round: RoundCallback) -> float:
+        """Play the rounds after a checkpoint; returns the seconds of training in all."""
+        begun, total, now = time.monotonic() - checkpoint.seconds, self.training_run.rounds, checkpoint
+        schedule = CheckpointSchedule(
+            self.coordinator, self.experiment.machine.checkpoint_seconds, total, checkpoint.state.rounds
+        )
+        with self._metrics_file() as lines, schedule.interrupts_deferred():
+            try:
+                for state, measurement in self._rounds_after(checkpoint, on_round):
+                    if measurement is not None:
+                        lines.write(json.dumps(measurement.document()) + "\n")
+                        lines.flush()
+                    now = Checkpoint(state, now.lines + (measurement is not None), time.monotonic() - begun)
+                    if progress is not None:
+                        progress(state.rounds, total)
+                    action = schedule.after(state.rounds)
+                    if action == Action.STOP:
+                        raise KeyboardInterrupt
+                    if action == Action.SAVE:
+                        with schedule.saving():
+                            self._save(now, lines)
+            except KeyboardInterrupt:
+                self._save(now, lines)
+                raise
+        return now.seconds
+
+    def _rounds_after(
+        self, checkpoint: Checkpoint, on_round: RoundCallback
+    ) -> Iterator[tuple[RunState, Measurement | None]]:
+        metrics = self.experiment.metrics
+        return measured_rounds(
+            self.training_run, checkpoint.state, every=metrics.every, test_rows=metrics.test_rows,
+            seconds=checkpoint.seconds, start=checkpoint.lines == 0, on_round=on_round, coordinator=self.coordinator,
+        )  # fmt: skip
+
+    @contextmanager
+    def _metrics_file(self) -> Iterator[TextIO]:
+        """Rank 0 writes the metrics. All compute with as many threads as the settings say."""
+        path = self.files.metrics if self.coordinator.rank == 0 else Path(os.devnull)
+        with threads(self.experiment.machine.threads), _appending(path) as lines:
+            yield lines
+
+    def _save(self, checkpoint: Checkpoint, lines: TextIO) -> None:
+        if lines.name != os.devnull:
+            os.fsync(lines.fileno())
+        save(self.files.checkpoint, checkpoint, self.digest, self.training_run.transport, self.coordinator)
 
 
 @contextmanager
@@ -220,23 +241,19 @@ def _appending(path: Path) -> Iterator[TextIO]:
         raise unwritable(path, error) from None
 
 
-def _sync(lines: TextIO) -> None:
-    if lines.name != os.devnull:
-        os.fsync(lines.fileno())
+def _truncate_metrics(path: Path, count: int) -> None:
+    """Leave the metrics up to a checkpoint; what came after it will be measured again."""
+    content = path.read_bytes() if path.exists() else b""
+    lines = content.splitlines(keepends=True)[: content.count(b"\n")]
+    if len(lines) < count:
+        raise InputError(f"{path}: {len(lines)} lines", f"the checkpoint knows {count}", "remove the run's folder")
+    if b"".join(lines[:count]) != content:
+        write(path, lambda file: file.writelines(lines[:count]))
 
 
-def _keep_lines(path: Path, count: int) -> None:
-    """Metrics up to a checkpoint; what came after it will be measured again."""
-    there = path.read_bytes() if path.exists() else b""
-    whole = there.splitlines(keepends=True)[: there.count(b"\n")]
-    if len(whole) < count:
-        raise InputError(f"{path}: {len(whole)} lines", f"the checkpoint knows {count}", "remove the run's folder")
-    if b"".join(whole[:count]) != there:
-        write(path, lambda file: file.writelines(whole[:count]))
-
-
-def _result(experiment: Experiment, files: RunFiles, privacy: Document, seconds: float) -> Document:
-    return {
+def _write_result(experiment: Experiment, files: RunFiles, privacy: Document, seconds: float) -> Document:
+    """Write `result.json`, which makes the run a finished one."""
+    result = {
         "name": experiment.name,
         "seed": experiment.seed,
         "algorithm": privacy["algorithm"],
@@ -250,6 +267,8 @@ def _result(experiment: Experiment, files: RunFiles, privacy: Document, seconds:
         "seconds": round(seconds, 3),
         "folder": str(files.folder),
     }
+    _write_json(files.result, result)
+    return result
 
 
 def _write_json(path: Path, document: Document) -> None:

@@ -16,7 +16,7 @@ from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import fingerprint
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.recording import Messages, recorded
+from sottovoce.run.recording import Messages, read_recording
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.tracing.tracer import trace
 
@@ -37,7 +37,7 @@ class FinishedRun:
     @cached_property
     def messages(self) -> Messages:
         """What attackers received; refuses a run that recorded nothing."""
-        return recorded(self.folder, self.training_run, self.experiment.record)
+        return read_recording(self.folder, self.training_run, self.experiment.record)
 
     def beginning(self, view: View, victims: Sequence[int] | None = None) -> Observation:
         """The first rounds as a view sees them, which tell how much there is of every round."""
@@ -63,7 +63,7 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
     experiment = from_document(settings, str(files.config))
     training_run = build(experiment, data)
     mark = fingerprint(experiment, training_run)
-    load(files.checkpoint, training_run.before(), mark)
+    load(files.checkpoint, training_run, mark)
     privacy = files.document(files.privacy)
     if privacy is None or privacy.get("fingerprint") != mark:
         what = "not there" if privacy is None else "of another run"

@@ -13,26 +13,27 @@ from sottovoce.errors import InputError
 from sottovoce.run.layout import RunFiles
 
 
-def sign(files: RunFiles) -> str:
-    """A word left in the lock: a folder of the same name that another machine has for itself lacks it."""
-    word = secrets.token_hex(8)
+def write_token(files: RunFiles) -> str:
+    """Leave a random token in the lock: a folder of the same name that another machine has for itself lacks it."""
+    token = secrets.token_hex(8)
     try:
         with files.lock.open("w") as file:
-            file.write(word)
+            file.write(token)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise unwritable(files.lock, error) from None
-    return word
+    return token
 
 
-def check_signed(files: RunFiles, word: str) -> None:
-    """Whether this rank sees the folder that rank 0 has made."""
-    if not files.lock.exists() or files.lock.read_text() != word:
+def check_token(files: RunFiles, token: str) -> None:
+    """Refuse a folder that is not the one that rank 0 has made."""
+    if not files.lock.exists() or files.lock.read_text() != token:
         raise InputError(f"{files.folder}: not there for all ranks", "they write into one folder", "share it as --out")
 
 
 def make_folder(folder: Path) -> None:
+    """Make the folder of a run, and those above it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -40,6 +41,7 @@ def make_folder(folder: Path) -> None:
 
 
 def unwritable(path: Path, error: OSError) -> InputError:
+    """What to raise where a file of a run cannot be written."""
     return InputError(f"{path}: {error.strerror}", "a run writes into its folder", "make room, or use another --out")
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sottovoce.distributed.exchange_plan import NodeShard
+from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import Diverged
 from sottovoce.run.training_run import RunState, TrainingRun
 
 
 @dataclass(frozen=True)
-class Nodes:
-    """One figure over the nodes' models, and of the average of all models."""
+class NodeSummary:
+    """One figure of the nodes' models, summarised, and of the average of all models."""
 
     mean: float
     min: float
@@ -25,23 +25,23 @@ class Nodes:
     average: float
 
     @staticmethod
-    def of(each: NDArray[np.float64], average: float) -> Nodes:
-        """Summed up."""
-        return Nodes(float(each.mean()), float(each.min()), float(each.max()), average)
+    def of(each: NDArray[np.float64], average: float) -> NodeSummary:
+        """The summary of one figure per node."""
+        return NodeSummary(float(each.mean()), float(each.min()), float(each.max()), average)
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Figures after `round` rounds. `consensus` is the root mean square distance of models from their average.
 
-    `messages` and `bytes` count what all nodes have sent so far; `broken` gradients were not finite and left out. Of a
-    run over processes `wire` is what they handed to the wire, where only messages between ranks go; else None.
+    `messages` and `bytes` count what all nodes have sent so far; `nonfinite` gradients were left out. `wire_bytes` is
+    what processes handed to the wire, for messages between them; None where all nodes live in one process.
     """
 
     round: int
     metric_name: str
-    loss: Nodes
-    metric: Nodes
+    loss: NodeSummary
+    metric: NodeSummary
     consensus: float
     messages: int
     bytes: int
@@ -51,57 +51,66 @@ class Measured:
 
     def document(self) -> dict[str, Any]:
         """As JSON, the metric under its own name."""
-        wired = {} if self.wire_bytes is None else {"wire_bytes": self.wire_bytes}
+        wire_bytes = {} if self.wire_bytes is None else {"wire_bytes": self.wire_bytes}
         return {
             "round": self.round, "loss": vars(self.loss), self.metric_name: vars(self.metric),
             "consensus": self.consensus, "messages": self.messages, "bytes": self.bytes, "nonfinite": self.nonfinite,
-            **wired, "seconds": round(self.seconds, 3),
+            **wire_bytes, "seconds": round(self.seconds, 3),
         }  # fmt: skip
 
 
-def measure(training_run: TrainingRun, state: RunState, seconds: float, rows: int | None = None) -> Measured:
-    """Evaluate all models on the test rows, or on the first `rows` of them; each rank those of its own nodes."""
-    models, shard = training_run.models(state), training_run.shard
-    own = models if shard is None else models.own
-    total = own.sum(0, dtype=torch.float64)
-    if shard is not None:
-        shard.communicator.sum_(total, counted=False)
-    average = (total / training_run.topology.n).to(own.dtype)
-    found = training_run.task.evaluate(own, rows, average)
-    apart = (own - average).double().square().sum(1).numpy()
-    all_of = _gathered(shard, np.stack([found.loss, found.metric, apart]), state.nonfinite, state.wire_bytes)
-    loss, metric, apart = all_of.figures
-    if not (np.isfinite(all_of.figures).all() and math.isfinite(found.average_loss)):
+def measure(
+    training_run: TrainingRun,
+    state: RunState,
+    seconds: float,
+    test_rows: int | None = None,
+    coordinator: Coordinator | None = None,
+) -> Measurement:
+    """Evaluate all models on the test rows, or on the first of them; each process those of its own nodes."""
+    coordinator, models = coordinator or SingleProcess(), training_run.models(state)
+    total = coordinator.sum(models.sum(0, dtype=torch.float64))
+    average = (total / training_run.topology.n).to(models.dtype)
+    evaluation = training_run.task.evaluate(models, test_rows, average)
+    distances = (models - average).double().square().sum(1).numpy()
+    own = _Figures(
+        training_run.transport.nodes, np.stack([evaluation.loss, evaluation.metric, distances]), state.nonfinite,
+        state.wire_bytes,
+    )  # fmt: skip
+    everyone = _Figures.joined(coordinator.gather(own))
+    if not (np.isfinite(everyone.figures).all() and math.isfinite(evaluation.average_loss)):
         raise Diverged(
             f"models or losses with nan or infinity after round {state.rounds}",
             "there is nothing to measure",
             "lower the step size, or the noise",
         )
-    return Measured(
-        state.rounds, found.metric_name, Nodes.of(loss, found.average_loss), Nodes.of(metric, found.average_metric),
-        math.sqrt(float(apart.mean())), state.sent.messages, -(-state.sent.bits // 8), all_of.nonfinite, seconds,
-        None if shard is None and not all_of.wire_bytes else all_of.wire_bytes,
+    loss, metric, distances = everyone.figures
+    return Measurement(
+        state.rounds, evaluation.metric_name, NodeSummary.of(loss, evaluation.average_loss),
+        NodeSummary.of(metric, evaluation.average_metric), math.sqrt(float(distances.mean())), state.sent.messages,
+        -(-state.sent.bits // 8), everyone.nonfinite, seconds,
+        everyone.wire_bytes if training_run.transport.networked or everyone.wire_bytes else None,
     )  # fmt: skip
 
 
-class _Everyones(NamedTuple):
-    """Figures of all nodes, and what their ranks counted."""
+class _Figures(NamedTuple):
+    """What processes measured: loss, metric and squared distance of `nodes`, 3 x n, and what was counted."""
 
+    nodes: NDArray[np.intp]
     figures: NDArray[np.float64]
     nonfinite: int
     wire_bytes: int
 
+    @staticmethod
+    def joined(parts: list[_Figures]) -> _Figures:
+        """The figures of all nodes, in their order, and the counts of all processes together."""
+        nodes = np.sort(np.concatenate([part.nodes for part in parts]))
+        figures = np.empty((3, len(nodes)))
+        for part in parts:
+            figures[:, np.searchsorted(nodes, part.nodes)] = part.figures
+        counts = (sum(part.nonfinite for part in parts), sum(part.wire_bytes for part in parts))
+        return _Figures(nodes, figures, *counts)
 
-def _gathered(shard: NodeShard | None, figures: NDArray[np.float64], nonfinite: int, wire: int) -> _Everyones:
-    if shard is None:
-        return _Everyones(figures, nonfinite, wire)
-    whole = np.empty((len(figures), shard.n))
-    parts = shard.communicator.gathered((figures, nonfinite, wire))
-    for nodes, (part, _, _) in zip(shard.blocks, parts, strict=True):
-        whole[:, nodes] = part
-    return _Everyones(whole, sum(part[1] for part in parts), sum(part[2] for part in parts))
 
-
-def due(rounds: int, every: int, last: int) -> bool:
-    """Whether figures are wanted after so many rounds: every so often, and at the end."""
+def is_measured(rounds: int, every: int, last: int) -> bool:
+    """Whether there are metrics after so many rounds: every so often, and at the end."""
     return rounds % every == 0 or rounds == last

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from sottovoce.config import Document, Experiment
 from sottovoce.core.threads import WORKERS
 from sottovoce.errors import Diverged, SottovoceError
-from sottovoce.run.execute import Tell, run_experiment
+from sottovoce.run.callbacks import Progress
+from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.sweep import Planned
 from sottovoce.run.sweep_results import Finished
@@ -33,7 +34,7 @@ def run_experiments(
     data: Path | None = None,
     resume: bool = False,
     jobs: int | None = None,
-    tell: Tell | None = None,
+    progress: Progress | None = None,
 ) -> list[Finished]:
     """Carry out all runs of a sweep. Finished ones are only read; one that goes astray is noted, any other failure
     stops the rest. Runs that are stopped save where they are, and go on with `resume`.
@@ -42,8 +43,8 @@ def run_experiments(
     act = partial(_attempt, out=out, data=data, resume=resume)
     for experiment, result in map_in_processes(act, [run.experiment for run in runs], min(jobs or WORKERS, len(runs))):
         results[experiment.name] = result
-        if tell is not None:
-            tell(len(results), len(runs))
+        if progress is not None:
+            progress(len(results), len(runs))
     return [Finished(run, results[run.experiment.name], RunFiles(out / run.experiment.name).lines()) for run in runs]
 
 

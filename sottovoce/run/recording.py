@@ -1,4 +1,4 @@
-"""Recording: what chosen nodes receive while a run goes on, as whoever attacks would keep it.
+"""Recording: what chosen nodes receive while a run goes on, as an attacker among them would record it.
 
 Of the first gossip step of every few rounds, of the first and of the last: models with the noise that they carried on
 that very edge. A round is one file, written whole or not at all, so that a run that is killed and goes on leaves the
@@ -22,7 +22,7 @@ same files; of a run over processes every rank writes one, with what its own att
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -37,13 +37,11 @@ from sottovoce.core.messages import PlayedRound
 from sottovoce.errors import InputError
 from sottovoce.run.training_run import RunState, TrainingRun
 
-Watch = Callable[[PlayedRound, RunState], None]
-
 PER_FILE, PER_MESSAGE = 2000, 12
 """Bytes that a file and each message of it take besides the models themselves."""
 
 
-class Delivery(NamedTuple):
+class RecordedRound(NamedTuple):
     """What attackers received in a round: `receiver[i]` got `rows[row[i]]` from `sender[i]`; -1 is a sum over all."""
 
     sender: NDArray[Any]
@@ -58,22 +56,22 @@ class Messages:
     def __init__(
         self,
         attackers: tuple[int, ...],
-        deliveries: Mapping[int, Delivery | list[Path]],
+        recorded: Mapping[int, RecordedRound | list[Path]],
         shape: tuple[int, int] | None = None,
     ) -> None:
-        self.attackers, self._deliveries, self._shape = attackers, deliveries, shape
+        self.attackers, self._recorded, self._shape = attackers, recorded, shape
 
     @property
     def rounds(self) -> tuple[int, ...]:
         """The rounds that were recorded, counted from 0."""
-        return tuple(sorted(self._deliveries))
+        return tuple(sorted(self._recorded))
 
-    def at(self, round: int) -> Delivery:
+    def at(self, round: int) -> RecordedRound:
         """What all attackers received in a round."""
-        if round not in self._deliveries:
+        if round not in self._recorded:
             raise InputError(f"round {round}", f"recorded were {self.rounds}", "choose one of them")
-        found = self._deliveries[round]
-        return found if isinstance(found, Delivery) else _joined([_read(path, self._shape) for path in found])
+        found = self._recorded[round]
+        return found if isinstance(found, RecordedRound) else _joined([_read(path, self._shape) for path in found])
 
     @cached_property
     def pairs(self) -> tuple[tuple[int, int], ...]:
@@ -96,37 +94,41 @@ class Messages:
 
 
 class Recorder:
-    """Told after each round, it keeps what attackers received: in a folder, or in memory without one.
+    """A callback after each round that records what attackers received: in a folder, or in memory without one.
 
-    Refuses beforehand nodes that are not there, and what would outgrow the limit.
+    Refuses beforehand nodes that are not there, and what would outgrow the limit. Of a run over processes each records
+    what attackers among its own nodes received; `rank` tells their files apart.
     """
 
-    def __init__(self, training_run: TrainingRun, record: Record, folder: Path | None = None) -> None:
+    def __init__(self, training_run: TrainingRun, record: Record, folder: Path | None = None, rank: int = 0) -> None:
         self._attackers = np.array(_attackers(record, training_run.topology.n), dtype=np.intp)
-        self._every, self._last, self._folder, self._rank = record.every, training_run.rounds - 1, folder, 0
-        self._deliveries: dict[int, Delivery | list[Path]] = {}
+        self._every, self._last, self._folder, self._rank = record.every, training_run.rounds - 1, folder, rank
+        self._recorded: dict[int, RecordedRound | list[Path]] = {}
         self._check_size(training_run, record)
-        if training_run.shard is not None and len(self._attackers):
-            training_run.shard.recording, self._rank = True, training_run.shard.communicator.rank
-            self._attackers = self._attackers[training_run.shard.here[self._attackers]]
+        self._attackers = self._attackers[np.isin(self._attackers, training_run.transport.nodes)]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether there is an attacker whose messages are recorded here."""
+        return len(self._attackers) > 0
 
     def __call__(self, played: PlayedRound, state: RunState) -> None:
         round = played.round
-        if not len(self._attackers) or (round % self._every and round != self._last):
+        if not self.is_active or (round % self._every and round != self._last):
             return
-        held = played.steps[0].received_models(self._attackers)
-        rows = held.rows.numpy() if arrays.is_torch(held.rows) else held.rows
-        sender, receiver, row = (part.astype(np.int32) for part in (held.sender, held.receiver, held.row))
-        found = Delivery(sender, receiver, row, np.ascontiguousarray(rows))
+        received = played.steps[0].received_models(self._attackers)
+        rows = np.ascontiguousarray(arrays.to_numpy(received.rows))
+        sender, receiver, row = (part.astype(np.int32) for part in (received.sender, received.receiver, received.row))
+        recorded = RecordedRound(sender, receiver, row, rows)
         if self._folder is None:
-            self._deliveries[round] = found
+            self._recorded[round] = recorded
         else:
-            _write(self._folder, round, self._rank, found)
+            _write(self._folder, round, self._rank, recorded)
 
     @property
     def messages(self) -> Messages:
-        """What was kept so far, of a recorder without a folder."""
-        return Messages(tuple(self._attackers.tolist()), self._deliveries)
+        """What was recorded so far, of a recorder without a folder."""
+        return Messages(tuple(self._attackers.tolist()), self._recorded)
 
     def _check_size(self, training_run: TrainingRun, record: Record) -> None:
         needed = self._bytes(training_run) / 1e6
@@ -150,32 +152,20 @@ class Recorder:
     def _bytes_at(self, training_run: TrainingRun, round: int, model: int) -> float:
         mixing = training_run.topology.at(round, 0)
         sender, receiver, _ = mixing.edges
-        got = np.isin(receiver, self._attackers) & (sender != receiver)
-        apart = bool(training_run.algorithm.noise.edge(mixing))
-        rows = int(got.sum()) if apart else len(np.unique(sender[got]))
+        reaches = np.isin(receiver, self._attackers) & (sender != receiver)
+        edge_noise = bool(training_run.algorithm.noise.edge(mixing))
+        rows = int(reaches.sum()) if edge_noise else len(np.unique(sender[reaches]))
         if training_run.algorithm.secure_sum:
             rows = 1
-        return PER_FILE + PER_MESSAGE * int(got.sum()) + model * rows
+        return PER_FILE + PER_MESSAGE * int(reaches.sum()) + model * rows
 
 
-def both(one: Watch | None, other: Watch | None) -> Watch | None:
-    """A watch that tells two."""
-    if one is None or other is None:
-        return one or other
-
-    def tell(played: PlayedRound, state: RunState) -> None:
-        one(played, state)
-        other(played, state)
-
-    return tell
-
-
-def recorder_in(folder: Path, training_run: TrainingRun, record: Record) -> Recorder:
+def recorder_in(folder: Path, training_run: TrainingRun, record: Record, rank: int = 0) -> Recorder:
     """A recorder that writes into `messages/` of a run's folder."""
-    return Recorder(training_run, record, folder / "messages")
+    return Recorder(training_run, record, folder / "messages", rank)
 
 
-def recorded(folder: Path, training_run: TrainingRun, record: Record) -> Messages:
+def read_recording(folder: Path, training_run: TrainingRun, record: Record) -> Messages:
     """What a finished run has recorded; refuses one that recorded nothing."""
     wanted = _attackers(record, training_run.topology.n)
     files = _files(folder)
@@ -193,7 +183,7 @@ def recorded(folder: Path, training_run: TrainingRun, record: Record) -> Message
     return Messages(wanted, {round: files[round] for round in sorted(expected)}, shape)
 
 
-def forget_after(folder: Path, rounds: int) -> None:
+def remove_recordings_after(folder: Path, rounds: int) -> None:
     """Remove recordings of rounds that will be played again, perhaps by other ranks."""
     for round, paths in _files(folder).items():
         for path in paths if round >= rounds else ():
@@ -209,7 +199,7 @@ def _files(folder: Path) -> dict[int, list[Path]]:
     return found
 
 
-def _joined(parts: list[Delivery]) -> Delivery:
+def _joined(parts: list[RecordedRound]) -> RecordedRound:
     """What several ranks recorded, in the order in which one would have."""
     if len(parts) == 1:
         return parts[0]
@@ -221,7 +211,7 @@ def _joined(parts: list[Delivery]) -> Delivery:
         )
     )
     order = np.lexsort((receiver, sender))
-    return Delivery(sender[order], receiver[order], row[order], np.concatenate([part.rows for part in parts]))
+    return RecordedRound(sender[order], receiver[order], row[order], np.concatenate([part.rows for part in parts]))
 
 
 def _attackers(record: Record, n: int) -> tuple[int, ...]:
@@ -233,26 +223,26 @@ def _attackers(record: Record, n: int) -> tuple[int, ...]:
     return tuple(sorted(set(record.attackers)))
 
 
-def _write(folder: Path, round: int, rank: int, found: Delivery) -> None:
+def _write(folder: Path, round: int, rank: int, recorded: RecordedRound) -> None:
     folder.mkdir(exist_ok=True)
 
     def write_to(file: BinaryIO) -> None:
-        np.savez(file, **found._asdict())
+        np.savez(file, **recorded._asdict())
 
     write(folder / (f"{round:07d}-{rank}.npz" if rank else f"{round:07d}.npz"), write_to)
 
 
-def _read(path: Path, shape: tuple[int, int] | None) -> Delivery:
+def _read(path: Path, shape: tuple[int, int] | None) -> RecordedRound:
     stored = read_npz(path)
-    if stored.keys() != set(Delivery._fields) or not _fits(Delivery(**stored), shape):
+    if stored.keys() != set(RecordedRound._fields) or not _fits(RecordedRound(**stored), shape):
         raise InputError(f"{path}: no recording of a round of this run", "it is written by sotto run", "run again")
-    return Delivery(**stored)
+    return RecordedRound(**stored)
 
 
-def _fits(found: Delivery, shape: tuple[int, int] | None) -> bool:
+def _fits(recorded: RecordedRound, shape: tuple[int, int] | None) -> bool:
     """Whether all numbers are of nodes and models that are there; the shape is the number of nodes and parameters."""
-    sender, receiver, row, rows = found
-    if rows.ndim != 2 or rows.dtype.kind != "f" or any(part.dtype.kind != "i" for part in found[:3]):
+    sender, receiver, row, rows = recorded
+    if rows.ndim != 2 or rows.dtype.kind != "f" or any(part.dtype.kind != "i" for part in recorded[:3]):
         return False
     if not (sender.ndim == 1 and sender.shape == receiver.shape == row.shape):
         return False

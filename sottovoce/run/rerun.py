@@ -1,4 +1,4 @@
-"""A run again, from another seed, with some nodes on other rows: for shadow runs and for runs with canaries.
+"""Reruns: a run again, from another seed, with some nodes on other rows, as shadow models and canaries need it.
 
 All else stays as it was: algorithm, noise, topology, batches by their rule, and the number of rows of every node, so
 that the sensitivity and with it the size of the noise stay the same.
@@ -22,39 +22,39 @@ from sottovoce.config import Record
 from sottovoce.core.files import read_npz, write
 from sottovoce.core.threads import WORKERS, threads
 from sottovoce.learning.lazy_rows import Examples
+from sottovoce.run.callbacks import Progress
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.parallel import map_in_processes
 from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import TrainingRun
 
-Tell = Callable[[int, int], None]
 Arrays = dict[str, NDArray[Any]]
 
 
 @lru_cache(maxsize=1)
-def open_again(folder: Path, data: Path | None) -> FinishedRun:
-    """A run that is opened once in a process, however often it is run again: its noise may have to be calibrated."""
+def open_run_once(folder: Path, data: Path | None) -> FinishedRun:
+    """A finished run, opened once in a process however often it is rerun: its noise may have to be calibrated."""
     return open_run(folder, data)
 
 
-def altered(
+def with_other_rows(
     finished_run: FinishedRun, seed: int, rows: Mapping[int, NDArray[Any]], extra: Sequence[Tensor] = ()
 ) -> TrainingRun:
-    """The trial of a run from another seed. `rows` gives nodes new rows, as many as they had: positions among the
-    training rows, followed by the test rows, followed by `extra` inputs and targets.
+    """The run from another seed. `rows` gives nodes new rows, as many as they had: positions among the training rows,
+    followed by the test rows, followed by `extra` inputs and targets.
     """
     training_run, training = finished_run.training_run, finished_run.experiment.training
     job = training_run.task
-    held = list(job.shards.indices)
+    indices = list(job.shards.indices)
     for node, new in rows.items():
-        assert len(new) == len(held[node])
-        held[node] = np.asarray(new, dtype=np.int64)
+        assert len(new) == len(indices[node])
+        indices[node] = np.asarray(new, dtype=np.int64)
     data, more = job.dataset, [part.numpy() for part in extra]
     inputs = np.concatenate([data.inputs, data.test_inputs, *more[:1]], dtype=np.float32)
     targets = np.concatenate([data.targets, data.test_targets, *more[1:]])
     changed = dataclasses.replace(
         job, dataset=dataclasses.replace(data, examples=Examples(inputs), targets=targets, groups=None),
-        shards=dataclasses.replace(job.shards, indices=tuple(held)),
+        shards=dataclasses.replace(job.shards, indices=tuple(indices)),
     )  # fmt: skip
     gradients = changed.gradients(
         training.batch, training.clip, training.bound, seed=seed,
@@ -63,8 +63,8 @@ def altered(
     return dataclasses.replace(training_run, gradients=gradients, seed=seed)
 
 
-def rerun_received(training_run: TrainingRun, record: Record, attackers: Sequence[int]) -> Messages:
-    """Play a trial and keep what some attackers receive, as often as the run itself did."""
+def record_rerun(training_run: TrainingRun, record: Record, attackers: Sequence[int]) -> Messages:
+    """Play a run and record what some attackers receive, as often as the run itself did."""
     recorder = Recorder(training_run, record.model_copy(update={"attackers": list(attackers)}))
     with threads():
         for played, state in training_run.play(training_run.before()):
@@ -72,28 +72,29 @@ def rerun_received(training_run: TrainingRun, record: Record, attackers: Sequenc
     return recorder.messages
 
 
-def kept(
-    folder: Path, act: Callable[[int], Arrays], count: int, *, about: Any, jobs: int | None, tell: Tell | None
+def compute_missing(
+    folder: Path, act: Callable[[int], Arrays], count: int, *, about: Any, jobs: int | None, progress: Progress | None
 ) -> list[Arrays]:
-    """`act(0)` to `act(count - 1)`, in processes of their own; finished ones are kept in the folder and only read.
+    """`act(0)` to `act(count - 1)`, in processes of their own; results that the folder has already are only read.
 
     `about` tells calls apart whose arrays would not be the same.
     """
-    mark = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
-    place = folder / mark
-    place.mkdir(parents=True, exist_ok=True)
-    left = [number for number in range(count) if not _file(place, number).exists()]
-    if tell is not None:
-        tell(count - len(left), count)
-    for done, (number, arrays) in enumerate(map_in_processes(act, left, min(jobs or WORKERS, max(1, len(left)))), 1):
-        _store(_file(place, number), arrays)
-        if tell is not None:
-            tell(count - len(left) + done, count)
-    return [read_npz(_file(place, number)) for number in range(count)]
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
+    results = folder / digest
+    results.mkdir(parents=True, exist_ok=True)
+    missing = [number for number in range(count) if not _file(results, number).exists()]
+    if progress is not None:
+        progress(count - len(missing), count)
+    jobs = min(jobs or WORKERS, max(1, len(missing)))
+    for done, (number, arrays) in enumerate(map_in_processes(act, missing, jobs), 1):
+        _store(_file(results, number), arrays)
+        if progress is not None:
+            progress(count - len(missing) + done, count)
+    return [read_npz(_file(results, number)) for number in range(count)]
 
 
-def _file(place: Path, number: int) -> Path:
-    return place / f"{number:04d}.npz"
+def _file(results: Path, number: int) -> Path:
+    return results / f"{number:04d}.npz"
 
 
 def _store(path: Path, arrays: Arrays) -> None:

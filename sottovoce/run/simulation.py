@@ -1,4 +1,4 @@
-"""Simulation: all nodes in one process, metrics as it goes, and what the run promises.
+"""Simulation: all nodes in one process, with metrics as it goes and the privacy guarantees of the run.
 
     >>> from sottovoce import algorithm, metropolis
     >>> from sottovoce.learning.datasets import load
@@ -20,7 +20,7 @@ Models after every round are the same for the same seed, however often a run is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,27 +28,25 @@ from torch import Tensor
 
 from sottovoce.config import Record
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.messages import PlayedRound
 from sottovoce.core.threads import threads as torch_threads
 from sottovoce.core.topologies import Topology
+from sottovoce.distributed.coordinator import Coordinator
 from sottovoce.errors import InputError
 from sottovoce.learning.tasks import Gradients, Task
-from sottovoce.run.metrics import Measured, due, measure
+from sottovoce.run.callbacks import RoundCallback, call_all
+from sottovoce.run.metrics import Measurement, is_measured, measure
 from sottovoce.run.privacy_report import PrivacyReport, report_privacy
-from sottovoce.run.recording import Messages, Recorder, both
+from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import RunState, TrainingRun, prepare_run
-
-Watch = Callable[[PlayedRound, RunState], None]
-"""Told after each round what was said in it and where the run stands."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run: where every node ended (N x D), what was measured, and, when asked, what it promises."""
+    """A finished run: where every node ended (N x D), what was measured, and, when asked, its privacy guarantees."""
 
     training_run: TrainingRun
     models: Tensor
-    metrics: tuple[Measured, ...]
+    metrics: tuple[Measurement, ...]
     delta: float
     messages: Messages | None = None
 
@@ -71,27 +69,32 @@ def simulate(
     every: int = 10,
     test_rows: int | None = None,
     threads: int | None = None,
-    watch: Watch | None = None,
+    on_round: RoundCallback | None = None,
     record: Record | None = None,
 ) -> Run:
     """Train, and measure every few rounds. `task.gradients(...)` says which batches are drawn and how they are clipped.
 
     The algorithm's sensitivity is set to that of the clipped gradients under `adjacency`, and its noise, which is in
-    units of it, with it. `threads` is torch's; one unless given. `watch` is called after each round. `record` says
-    whose received models are kept, in `run.messages`.
+    units of it, with it. `threads` is torch's; one unless given. `on_round` is called after each round. `record`
+    says whose received models are kept, in `run.messages`.
     """
     if every < 1:
         raise InputError(f"metrics every {every} rounds", "a whole number from 1 is needed", "give 10, say")
-    begun = prepare_run(algorithm, topology, task, rounds=rounds, seed=seed, adjacency=adjacency, same_start=same_start)
-    recorder = None if record is None else Recorder(begun, record)
-    found, watch = [], both(watch, recorder)
+    training_run = prepare_run(
+        algorithm, topology, task, rounds=rounds, seed=seed, adjacency=adjacency, same_start=same_start
+    )
+    recorder = None if record is None else Recorder(training_run, record)
+    metrics, callback = [], call_all(on_round, recorder)
     with torch_threads(threads):
-        played = measured_rounds(begun, begun.before(), every=every, test_rows=test_rows, watch=watch)
-        for state, measured in played:
+        played = measured_rounds(
+            training_run, training_run.before(), every=every, test_rows=test_rows, on_round=callback
+        )
+        for state, measurement in played:
             last = state
-            if measured is not None:
-                found.append(measured)
-    return Run(begun, begun.models(last), tuple(found), delta, None if recorder is None else recorder.messages)
+            if measurement is not None:
+                metrics.append(measurement)
+    messages = None if recorder is None else recorder.messages
+    return Run(training_run, training_run.models(last), tuple(metrics), delta, messages)
 
 
 def measured_rounds(
@@ -102,17 +105,20 @@ def measured_rounds(
     test_rows: int | None = None,
     seconds: float = 0.0,
     start: bool = True,
-    watch: Watch | None = None,
-) -> Iterator[tuple[RunState, Measured | None]]:
-    """Each stage after `stage`, with figures where they are due, the starting point among them unless not `start`.
+    on_round: RoundCallback | None = None,
+    coordinator: Coordinator | None = None,
+) -> Iterator[tuple[RunState, Measurement | None]]:
+    """Each state after `state`, with metrics every few rounds, the starting point among them unless not `start`.
 
-    `seconds` is what the run has taken before.
+    `seconds` is what the run has taken before. The `coordinator` gathers the metrics of a run over several processes.
     """
     begun = time.perf_counter() - seconds
     if state.rounds == 0 and start:
-        yield state, measure(training_run, state, 0.0, test_rows)
+        yield state, measure(training_run, state, 0.0, test_rows, coordinator)
     for played, now in training_run.play(state):
-        if watch is not None:
-            watch(played, now)
-        wanted = due(now.rounds, every, training_run.rounds)
-        yield now, measure(training_run, now, time.perf_counter() - begun, test_rows) if wanted else None
+        if on_round is not None:
+            on_round(played, now)
+        measurement = None
+        if is_measured(now.rounds, every, training_run.rounds):
+            measurement = measure(training_run, now, time.perf_counter() - begun, test_rows, coordinator)
+        yield now, measurement

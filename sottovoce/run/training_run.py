@@ -1,16 +1,13 @@
-"""A trial: all that decides the numbers of one training run, and its rounds one after the other."""
+"""A training run: all that decides its numbers, and its rounds one after the other."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
@@ -20,11 +17,8 @@ from sottovoce.core.compression import Identity
 from sottovoce.core.loop import check_arguments, iterate_rounds, start_run
 from sottovoce.core.messages import LoopState, PlayedRound, Traffic
 from sottovoce.core.noise import NoNoise
-from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.topologies import Topology
-from sottovoce.distributed.exchange_plan import NodeShard
-from sottovoce.distributed.sharded_feed import ShardedFeed
-from sottovoce.distributed.sharded_rows import Halo, ShardedRows
+from sottovoce.core.transport import InProcess, Nodes, Transport
 from sottovoce.errors import InputError
 from sottovoce.learning.tasks import Gradients, Task
 
@@ -33,9 +27,9 @@ if TYPE_CHECKING:
 
 
 class RunState(NamedTuple):
-    """Where a run stands after `rounds` rounds: what the loop carries on, and what was sent so far.
+    """Where a run stands after `rounds` rounds: the state of the loop, and what was sent so far.
 
-    `broken` gradients and `wire_bytes` are counted by each rank for itself.
+    `nonfinite` gradients and `wire_bytes` are counted by each process for itself.
     """
 
     rounds: int
@@ -49,7 +43,8 @@ class RunState(NamedTuple):
 class TrainingRun:
     """An algorithm on a topology, learning a task for so many rounds from one seed.
 
-    The algorithm's sensitivity is that of the clipped gradients: noise, which is in units of it, follows.
+    The algorithm's sensitivity is that of the clipped gradients: noise, which is in units of it, follows. `transport`
+    says which nodes live in this process and how their messages travel; gradients are those of these nodes.
     """
 
     algorithm: Algorithm
@@ -58,8 +53,8 @@ class TrainingRun:
     rounds: int
     seed: int
     adjacency: Adjacency
-    same_start: bool = True
-    shard: NodeShard | None = None
+    same_start: bool
+    transport: Transport
 
     @property
     def task(self) -> Task:
@@ -76,48 +71,50 @@ class TrainingRun:
         """In which of its rounds a change can show."""
         return self.gradients.participation(self.adjacency).within(self.rounds)
 
-    def start(self) -> Rows:
-        """Where the nodes begin; of a rank of several, its own, and those whose compressed differences it hears."""
-        if self.shard is None:
-            return self._started(None)
-        if isinstance(self.algorithm.compression, Identity):
-            return ShardedRows(self.shard, self._started(self.shard.nodes))
-        strangers = self.shard.plan(self.topology.at(0)).strangers
-        return ShardedRows(self.shard, self._started(self.shard.nodes), Halo(strangers, self._started(strangers)))
+    def hosted_by(self, transport: Transport) -> TrainingRun:
+        """The part of this run that one process plays: the nodes of `transport`, with their data alone."""
+        everyone = len(transport.nodes) == self.topology.n
+        gradients = self.gradients if everyone else self.gradients.hosted(transport.nodes)
+        return replace(self, transport=transport, gradients=gradients)
 
-    def _started(self, nodes: NDArray[np.intp] | None) -> Tensor:
-        which = None if nodes is None else nodes.tolist()
-        return self.task.start(torch.Generator().manual_seed(self.seed), same=self.same_start, nodes=which)
+    def starting_models(self, nodes: Nodes) -> Tensor:
+        """The models with which some nodes start: public, and the same wherever they are made."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return self.task.start(generator, same=self.same_start, nodes=nodes.tolist())
+
+    def start(self) -> Rows:
+        """The loop rows before the first round."""
+        compressed = not isinstance(self.algorithm.compression, Identity)
+        return self.transport.start(self.starting_models, self.topology.at(0) if compressed else None)
 
     def before(self) -> RunState:
-        """The stage before the first round."""
+        """The state before the first round."""
         _, loop_state = start_run(self.algorithm, self.topology, self.start(), self.rounds)
         return RunState(0, loop_state, Traffic(0, 0), 0)
 
-    def models(self, state: RunState) -> Rows:
-        """Every node's model at a stage; of a rank of several, those of its nodes."""
-        return self.algorithm.point(state.loop_state.state)
+    def models(self, state: RunState) -> Tensor:
+        """The models of the nodes that live here."""
+        models = self.transport.local(self.algorithm.point(state.loop_state.state))
+        assert isinstance(models, Tensor)
+        return models
 
     def play(self, state: RunState) -> Iterator[tuple[PlayedRound, RunState]]:
-        """The rounds after a stage, each with the stage that it leads to."""
+        """The rounds after a state, each with the state that it leads to."""
         self.gradients.nonfinite = state.nonfinite
-        make = NoiseFeed if self.shard is None else partial(ShardedFeed, first=self.topology.at(0))
         played = iterate_rounds(
             self.algorithm, self.topology, self.start(), self.gradients, rounds=self.rounds, seed=self.seed,
-            after=(state.rounds, state.loop_state), make=make,
+            after=(state.rounds, state.loop_state), transport=self.transport,
         )  # fmt: skip
         messages, bits = state.sent
-        before = state.wire_bytes - self._wired
+        earlier_bytes = state.wire_bytes - self.transport.wire_bytes
         for now in played:
-            more = now.traffic
-            messages, bits = messages + more.messages, bits + more.bits
-            sent = Traffic(messages, bits)
-            yield now, RunState(now.round + 1, now.loop_state, sent, self.gradients.nonfinite, before + self._wired)
-
-    @property
-    def _wired(self) -> int:
-        """Bytes that this rank has handed to the backend since it began."""
-        return 0 if self.shard is None else self.shard.communicator.sent
+            traffic = now.traffic
+            messages, bits = messages + traffic.messages, bits + traffic.bits
+            wire_bytes = earlier_bytes + self.transport.wire_bytes
+            yield (
+                now,
+                RunState(now.round + 1, now.loop_state, Traffic(messages, bits), self.gradients.nonfinite, wire_bytes),
+            )
 
 
 def prepare_run(
@@ -140,13 +137,14 @@ def prepare_run(
         raise InputError(
             f"{algorithm.name} on a task", "it averages values and does not train", "use muffliato-sgd or zip-dl, say"
         )
-    held = len(gradients.task.shards.indices)
-    if held != topology.n:
-        raise InputError(f"a task on {held} nodes", f"{topology.name} has {topology.n}", "partition for that many")
+    nodes = len(gradients.task.shards.indices)
+    if nodes != topology.n:
+        raise InputError(f"a task on {nodes} nodes", f"{topology.name} has {topology.n}", "partition for that many")
     gradients.check(rounds)
-    most = gradients.sensitivity(protected)
-    if math.isfinite(most) and not isinstance(algorithm.noise, NoNoise):
-        algorithm = replace(algorithm, sensitivity=most)  # type: ignore[type-var]
+    sensitivity = gradients.sensitivity(protected)
+    if math.isfinite(sensitivity) and not isinstance(algorithm.noise, NoNoise):
+        algorithm = replace(algorithm, sensitivity=sensitivity)  # type: ignore[type-var]
     topology.require_connected()
     start_run(algorithm, topology, torch.zeros(topology.n, 1), rounds)  # refuses what does not fit; models come later
-    return TrainingRun(algorithm.on(topology), topology, gradients, rounds, seed, protected, same_start)
+    transport = InProcess(topology.n)
+    return TrainingRun(algorithm.on(topology), topology, gradients, rounds, seed, protected, same_start, transport)

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.arrays import Rows
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.transport import GossipStep
 from sottovoce.errors import Unaccountable
 
 
@@ -66,11 +66,6 @@ class LinearRows:
         """`W @ rows`: what nodes hold after a gossip step. Only a `Mixing` moves values from node to node."""
         return LinearRows(mixing.weights @ self.matrix)
 
-    def delivered(self, gossip_step: GossipStep, feed: Any) -> LinearRows:
-        """What reaches nodes: all rows are at hand."""
-        found: LinearRows = gossip_step.sums(self, feed)
-        return found
-
     def converted(self, values: NDArray[Any]) -> NDArray[Any]:
         """Public numbers beside traced rows stay as they are."""
         return values
@@ -95,6 +90,12 @@ class LinearRows:
         if name.startswith("__"):
             raise AttributeError(name)
         return self._refuse(f"{name!r} of a node's values")
+
+
+def as_linear(rows: Rows) -> LinearRows:
+    """Loop rows, of which it is known that they are traced."""
+    assert isinstance(rows, LinearRows)
+    return rows
 
 
 def _refusing(name: str) -> Callable[..., Any]:

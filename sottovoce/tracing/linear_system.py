@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.correlation import Correlation
-from sottovoce.core.messages import SentMessages
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.topologies import Topology
@@ -34,6 +33,14 @@ def map_equal_steps(function: Callable[[Step], Result], steps: Iterable[Step]) -
     return tuple(results[step] for step in every)
 
 
+class TracedMessages(NamedTuple):
+    """`SentMessages` whose rows are linear forms, as a matrix over the inputs of their round."""
+
+    sender: NDArray[np.intp]
+    receiver: NDArray[np.intp]
+    rows: sparse.csr_array
+
+
 @dataclass(frozen=True, eq=False)
 class StepMatrices:
     """One round as sparse matrices over its inputs, columns `[state | gradients | noise]`.
@@ -41,7 +48,7 @@ class StepMatrices:
     - `state_out`: the state after the round, one row per node and slot;
     - `point`: where gradients are taken (None when none are);
     - `models`: where nodes stand after the round;
-    - `heard`: for each gossip step its messages, with senders and receivers;
+    - `sent`: for each gossip step its messages, with senders and receivers;
     - `sources`: which noise the last block of columns stands for, as (gossip step, sources);
     - `step_size` and `sensitivity`: by which the algorithm scales what enters.
     """
@@ -52,7 +59,7 @@ class StepMatrices:
     state_out: sparse.csr_array
     point: sparse.csr_array | None
     models: sparse.csr_array
-    sent: tuple[SentMessages, ...]
+    sent: tuple[TracedMessages, ...]
     mixings: tuple[Mixing, ...]
     step_size: float
     sensitivity: float
@@ -144,7 +151,7 @@ class LinearSystem:
         return np.concatenate(blocks) if blocks else np.zeros((0, dimension), dtype=dtype)
 
 
-def labelled(labels: list[tuple[int, int, SentMessages]]) -> Labels:
+def labelled(labels: list[tuple[int, int, TracedMessages]]) -> Labels:
     """Which message each row is, of messages by round and gossip step."""
     columns = [
         (np.full(len(sent.sender), round), np.full(len(sent.sender), step), sent.sender, sent.receiver)

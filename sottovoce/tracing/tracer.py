@@ -29,17 +29,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, RandomK
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.loop import play_round, start_run
-from sottovoce.core.messages import LoopState, PlayedRound, SentMessages
+from sottovoce.core.messages import LoopState, PlayedRound
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_sources import Sources, generator
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.tracing.linear_forms import LinearRows
-from sottovoce.tracing.linear_system import Labels, LinearSystem, StepMatrices, labelled
+from sottovoce.tracing.linear_forms import LinearRows, as_linear
+from sottovoce.tracing.linear_system import Labels, LinearSystem, StepMatrices, TracedMessages, labelled
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
@@ -159,9 +160,9 @@ def _trace_round(
         gradients=feed.columns("gradient").size,
         sources=tuple((number, sources) for _, number, sources in feed.sources),
         state_out=sparse.vstack([slot.wide(width) for slot in _slots(played.loop_state)], format="csr"),
-        point=played.point.wide(width) if played.point is not None else None,
-        models=played.models.wide(width),
-        sent=tuple(sent for _, _, sent in _heard(played, width)),
+        point=as_linear(played.point).wide(width) if played.point is not None else None,
+        models=as_linear(played.models).wide(width),
+        sent=tuple(sent for _, _, sent in _traced_messages(played, width)),
         mixings=tuple(step.mixing for step in played.steps),
         step_size=algorithm.step_size,
         sensitivity=algorithm.sensitivity,
@@ -169,10 +170,11 @@ def _trace_round(
     return step, played.loop_state
 
 
-def _heard(played: PlayedRound, width: int) -> Iterator[tuple[int, int, SentMessages]]:
+def _traced_messages(played: PlayedRound, width: int) -> Iterator[tuple[int, int, TracedMessages]]:
     for step in played.steps:
         sender, receiver, rows = step.sent_messages()
-        yield step.gossip_step.round, step.gossip_step.step, SentMessages(sender, receiver, rows.wide(width))
+        messages = TracedMessages(sender, receiver, as_linear(rows).wide(width))
+        yield step.gossip_step.round, step.gossip_step.step, messages
 
 
 def trace_dense(
@@ -190,7 +192,7 @@ def trace_dense(
     for round in range(rounds):
         played = play_round(algorithm, topology, loop_state, feed, round)
         loop_state = played.loop_state
-        sent += [(number, step, said.rows, said) for number, step, said in _heard(played, feed.width)]
+        sent += [(number, step, said.rows, said) for number, step, said in _traced_messages(played, feed.width)]
     O = np.concatenate([LinearRows(rows).wide(feed.width).toarray() for _, _, rows, _ in sent])
     labels = labelled([(number, step, said) for number, step, _, said in sent])
     return O[:, feed.columns("gradient")], O[:, feed.columns("noise")], labels
@@ -275,7 +277,7 @@ class _Basis:
         self._starts.append(self._open("noise", sources.size))
         return self._starts[-1]
 
-    def gradient(self, round: int, point: LinearRows) -> LinearRows:
+    def gradient(self, round: int, point: Rows) -> LinearRows:
         """A basis row for each node; what the gradient depends on does not matter."""
         return self.fresh("gradient", self.n)
 
@@ -287,7 +289,7 @@ class _Basis:
         """One round does not see the others: the system holds C beside its steps."""
         return self.noise(sources, matrix, round, 0)
 
-    def compress(self, operator: Compression, rows: LinearRows, round: int, step: int) -> LinearRows:
+    def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> LinearRows:
         """Kept or not, for the coordinate that is traced."""
         if not isinstance(operator, RandomK):
             raise Unaccountable(
@@ -301,7 +303,9 @@ class _Basis:
                 "give coordinate=Coordinate(0, D), D the number of parameters",
             )
         streams = [generator(self._seed, "compression", [node], round, step) for node in range(self.n)]
-        return rows * operator.mask(self._coordinate.dimension, streams)[:, [self._coordinate.index]].astype(float)
+        return as_linear(rows) * operator.mask(self._coordinate.dimension, streams)[:, [self._coordinate.index]].astype(
+            float
+        )
 
 
 class _Quiet(_Basis):

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
-from sottovoce.core.messages import SentMessages
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
-from sottovoce.tracing.linear_system import StepMatrices, map_equal_steps
+from sottovoce.tracing.linear_system import StepMatrices, TracedMessages, map_equal_steps
 
 Array = NDArray[np.float64]
 
@@ -201,7 +200,7 @@ def _is_gossip(whole: StepMatrices) -> bool:
     return True
 
 
-def _combines(sent: SentMessages, received: sparse.csr_array, earlier: sparse.csr_array | None) -> bool:
+def _combines(sent: TracedMessages, received: sparse.csr_array, earlier: sparse.csr_array | None) -> bool:
     """`heard = a received + b earlier` with a not zero: then both span the same."""
     parts = [received] if earlier is None else [received, earlier]
     products = np.array([[float(one.multiply(other).sum()) for one in parts] for other in parts])

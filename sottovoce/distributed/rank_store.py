@@ -1,0 +1,92 @@
+"""The store that ranks share: values under keys, and heartbeats of ranks that are busy.
+
+Ranks use it where they may be busy for long, each with something else: they wait for each other as long as the others
+show that they are alive. Values are pickled, here and nowhere else: all ranks run the same code and trust each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from sottovoce.distributed.communication import backend_errors
+from sottovoce.distributed.launch import MEETING
+from sottovoce.errors import InputError, PeerLost
+
+POLL_SECONDS = 0.02
+"""Seconds between two looks at whether others are done."""
+
+
+def open_store(rank: int, size: int, timeout: timedelta) -> Any:
+    """The store of torch: a file, or the address of torchrun, for each attempt another."""
+    if MEETING in os.environ:
+        return FileStore(os.environ[MEETING], size)
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if host is None or port is None:
+        raise InputError("RANK without MASTER_ADDR and MASTER_PORT", "ranks meet at an address", "start with torchrun")
+    is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    store = TCPStore(host, int(port), size, is_master=is_master, timeout=timeout)
+    return PrefixStore(f"sottovoce/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+class RankStore:
+    """What ranks leave for each other. A rank that sends no heartbeat for `timeout` seconds is given up."""
+
+    def __init__(self, store: Store, rank: int, timeout: float) -> None:
+        self._store, self.rank, self.timeout = store, rank, timeout
+
+    def put(self, key: str, value: Any) -> None:
+        """Leave a value for the others."""
+        self._store.set(key, pickle.dumps(value))  # type: ignore[arg-type]  # bytes are fine, but not in its stub
+
+    def has(self, key: str) -> bool:
+        """Whether a value was left under a key."""
+        return bool(self._store.check([key]))
+
+    def get(self, key: str) -> Any:
+        """A value that was left."""
+        return pickle.loads(self._store.get(key))
+
+    def count(self, key: str) -> int:
+        """How many ranks have called this for the key, this call among them."""
+        return int(self._store.add(key, 1))
+
+    def wait_for(self, key: str, rank: int) -> Any:
+        """The value that a rank leaves under a key, when it has; `PeerLost` if its heartbeats stop."""
+        beats, seen, looked = -1, time.monotonic(), 0.0
+        with backend_errors(f"waiting for rank {rank}"):
+            while not self.has(key):
+                now = time.monotonic()
+                if now - looked > 0.5:
+                    looked, before, beats = now, beats, int(self._store.add(f"alive/{rank}", 0))
+                    seen = now if beats != before else seen
+                if now - seen > self.timeout:
+                    raise PeerLost(f"rank {rank} shows no sign of life; start again, or go on with --resume")
+                time.sleep(POLL_SECONDS)
+            return self.get(key)
+
+    @contextmanager
+    def heartbeats(self) -> Iterator[None]:
+        """Show the others that this rank is alive while it is busy."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(done,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _beat(self, done: threading.Event) -> None:
+        with contextlib.suppress(RuntimeError):
+            while not done.wait(min(1.0, self.timeout / 5)):
+                self._store.add(f"alive/{self.rank}", 1)
