@@ -86,7 +86,7 @@ def test_predicted_noise_has_its_closed_form_where_there_is_one():
 def test_a_few_nodes_stand_for_the_others_of_a_large_graph(monkeypatch):
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:30"), rounds=4)
     whole = noise_in_models(system)
-    monkeypatch.setattr("sottovoce.accumulation.ENTRIES", 100)
+    monkeypatch.setattr("sottovoce.planning.noise_accumulation.ENTRIES", 100)
     assert noise_in_models(system) == pytest.approx(whole)
 
 
