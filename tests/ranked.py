@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import sottovoce
-from sottovoce.config import from_document
+from sottovoce.config import parse_experiment
 from sottovoce.core import noise_sources
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_feed import NoiseFeed
@@ -109,7 +109,7 @@ def overheard(ranks, name):
 
 
 def held_data(ranks, wanted):
-    training_run = build(from_document(wanted))
+    training_run = build(parse_experiment(wanted))
     mine = ranks.share(training_run, ranks.place(training_run))
     whole = "inputs" in vars(training_run.task) or "inputs" in vars(training_run.task.dataset)
     rows = [mine.task.inputs[mine.task.shards.indices[node]].numpy() for node in mine.shard.nodes]
@@ -134,7 +134,7 @@ def ranked(ranks, document, place, resume=False, stop=None):
             raise KeyboardInterrupt
 
     try:
-        run_experiment(from_document(document), Path(place), resume=resume, coordinator=ranks, watch=interrupt)
+        run_experiment(parse_experiment(document), Path(place), resume=resume, coordinator=ranks, watch=interrupt)
     except SottovoceError as error:
         return f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:

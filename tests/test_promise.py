@@ -14,7 +14,7 @@ from dp_accounting import pld, rdp
 from torch import nn
 
 from sottovoce import InputError, Unaccountable, account, algorithm, metropolis, trace, weigh
-from sottovoce.config import from_document
+from sottovoce.config import parse_experiment
 from sottovoce.learning import models
 from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.lazy_rows import Examples
@@ -176,7 +176,7 @@ def test_mafalda_takes_the_c_of_the_participation_that_is_used():
         "algorithm": {"name": "mafalda", "sigma": 1.0},
         "training": {"rounds": 6, "batch": "cycle:4x3", "clip": "per-example", "bound": 1.0},
     }  # fmt: skip
-    began = build(from_document(base))
+    began = build(parse_experiment(base))
     assert str(began.participation) == "2x3"
     C = began.algorithm.noise.correlation.matrix(6)
     by_hand = algorithm("mafalda", sigma=1.0, rounds=6, participation="2x3").on(began.topology)
@@ -184,7 +184,7 @@ def test_mafalda_takes_the_c_of_the_participation_that_is_used():
     M = C.T @ C
     worst = max(M[np.ix_([s, s + 3], [s, s + 3])].__abs__().sum() for s in range(3))
     assert report_privacy(began, attackers="none").headline["mu"] == pytest.approx(math.sqrt(worst), rel=1e-4)
-    everyone = build(from_document(base | {"privacy": {"adjacency": "user"}}))
+    everyone = build(parse_experiment(base | {"privacy": {"adjacency": "user"}}))
     assert not np.array_equal(everyone.algorithm.noise.correlation.matrix(6), C)
     mu = report_privacy(everyone, attackers="none").headline["mu"]
     C = everyone.algorithm.noise.correlation.matrix(6)
@@ -197,8 +197,8 @@ def test_changing_topologies_follow_the_runs_seed_and_are_accounted_as_they_run(
         "name": "x", "topology": more, "data": {"rows": 12}, "algorithm": {"name": "muffliato-sgd", "sigma": 1.0},
         "training": {"rounds": 5, "clip": "per-example", "bound": 1.0},
     }  # fmt: skip
-    one, other = (build(from_document(base | {"seed": seed})) for seed in (1, 2))
-    pinned = build(from_document(base | {"seed": 2, "topology": more | {"seed": 1}}))
+    one, other = (build(parse_experiment(base | {"seed": seed})) for seed in (1, 2))
+    pinned = build(parse_experiment(base | {"seed": 2, "topology": more | {"seed": 1}}))
 
     def weights(began):
         return [began.topology.at(t).weights.toarray().tolist() for t in range(5)]
@@ -372,7 +372,7 @@ def test_calibration_for_one_view_promises_that_view():
         "training": {"rounds": 10, "clip": "per-example", "bound": 1.0},
         "privacy": {"epsilon": 2.0, "view": "coalition:0,1", "attackers": "none"},
     }  # fmt: skip
-    experiment = from_document(base)
+    experiment = parse_experiment(base)
     began = build(experiment)
     found = report_privacy(began, attackers="none", target=experiment.privacy.view)
     assert [str(view.view) for view in found.accounts] == ["everyone", "coalition:0,1"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyTrainingSettings, TrainingSettings
+from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, StepSettings
 from sottovoce.core.arrays import Rows
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Independent
@@ -41,7 +41,7 @@ ORDERS = {"step-then-speak": Gossip, "while-speaking": StepDuringGossip}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPsgdSettings(TrainingSettings):
+class DPsgdSettings(StepSettings):
     """D-PSGD adds no noise."""
 
     order: Annotated[str, Meaning(f"order of local step and averaging: {' or '.join(ORDERS)}")] = "step-then-speak"
@@ -54,7 +54,7 @@ def d_psgd(settings: DPsgdSettings) -> Gossip:
     return ORDERS[settings.order](name="d-psgd", step_size=settings.step_size)
 
 
-def dp_d_sgd(settings: NoisyTrainingSettings) -> Gossip:
+def dp_d_sgd(settings: NoisyStepSettings) -> Gossip:
     """DP-D-SGD: D-PSGD with fresh independent noise on every gradient."""
     return Gossip(
         name="dp-d-sgd",
@@ -64,7 +64,7 @@ def dp_d_sgd(settings: NoisyTrainingSettings) -> Gossip:
     )
 
 
-def dp2sgd(settings: NoisyTrainingSettings) -> Gossip:
+def dp2sgd(settings: NoisyStepSettings) -> Gossip:
     """DP2SGD: noise on every gradient, the step taken while models travel."""
     return StepDuringGossip(
         name="dp2sgd",
@@ -84,6 +84,6 @@ ALGORITHMS = (
     AlgorithmSpec(
         "d-psgd", DPsgdSettings, d_psgd, (Example(), Example({"order": "while-speaking"})), references=REFERENCES
     ),
-    AlgorithmSpec("dp-d-sgd", NoisyTrainingSettings, dp_d_sgd, (Example({"sigma": 1.5}),), references=REFERENCES),
-    AlgorithmSpec("dp2sgd", NoisyTrainingSettings, dp2sgd, (Example({"sigma": 1.5}),), references=REFERENCES),
+    AlgorithmSpec("dp-d-sgd", NoisyStepSettings, dp_d_sgd, (Example({"sigma": 1.5}),), references=REFERENCES),
+    AlgorithmSpec("dp2sgd", NoisyStepSettings, dp2sgd, (Example({"sigma": 1.5}),), references=REFERENCES),
 )

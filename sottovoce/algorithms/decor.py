@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyTrainingSettings, Role
+from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import CombinedNoise, Independent, Pairwise
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecorSettings(NoisyTrainingSettings):
+class DecorSettings(NoisyStepSettings):
     """A node's own noise, and the noise it shares."""
 
     sigma_pair: Annotated[

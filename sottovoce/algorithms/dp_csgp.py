@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyTrainingSettings
+from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, parse_compression
@@ -63,7 +63,7 @@ class PushSum(Gossip):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpCsgpSettings(NoisyTrainingSettings):
+class DpCsgpSettings(NoisyStepSettings):
     """Noise on gradients, and what messages lose."""
 
     compression: Annotated[str | Compression, Meaning("what messages lose: identity, rand:0.5, gsgd:8 or top:0.1")] = (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, PrivateSettings, Role, TrainingSettings
+from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, Role, SensitivitySettings, StepSettings
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Central
 
 
 @dataclass(frozen=True, kw_only=True)
-class DpFedAvgSettings(TrainingSettings, PrivateSettings):
+class DpFedAvgSettings(StepSettings, SensitivitySettings):
     """One noise on the sum over all nodes."""
 
     sigma: Annotated[float, Meaning("standard deviation of the noise on the sum over all nodes", Role.NOISE)]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyTrainingSettings, Role
+from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
 from sottovoce.core.correlation import Correlation, Differences, Triangular
 from sottovoce.core.files import read_npz
 from sottovoce.core.gossip import Gossip
@@ -24,14 +24,14 @@ C_SOURCES = "C: a matrix, a `Correlation`, a `Factorization`, or the path of an 
 
 
 @dataclass(frozen=True, kw_only=True)
-class MfDSgdSettings(NoisyTrainingSettings):
+class MfDSgdSettings(NoisyStepSettings):
     """Noise, and the C that correlates it over rounds."""
 
     correlation: Annotated[object, Meaning(C_SOURCES, Role.CORRELATION)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class MafaldaSettings(NoisyTrainingSettings):
+class MafaldaSettings(NoisyStepSettings):
     """Noise, and what decides the C that correlates it over rounds."""
 
     correlation: Annotated[object, Meaning(f"{C_SOURCES}; found for the graph unless given", Role.CORRELATION)] = None
@@ -44,7 +44,7 @@ class MafaldaSettings(NoisyTrainingSettings):
     ] = "every"
 
 
-def _correlated(name: str, settings: NoisyTrainingSettings, correlation: Correlation) -> Gossip:
+def _correlated(name: str, settings: NoisyStepSettings, correlation: Correlation) -> Gossip:
     return Gossip(
         name=name,
         noise=Temporal(settings.sigma, correlation),
@@ -53,7 +53,7 @@ def _correlated(name: str, settings: NoisyTrainingSettings, correlation: Correla
     )
 
 
-def anti_pgd(settings: NoisyTrainingSettings) -> Gossip:
+def anti_pgd(settings: NoisyStepSettings) -> Gossip:
     """AntiPGD: each round takes back the noise of the last."""
     return _correlated("anti-pgd", settings, Differences())
 
@@ -148,7 +148,7 @@ REFERENCES = (
 )
 
 ALGORITHMS = (
-    AlgorithmSpec("anti-pgd", NoisyTrainingSettings, anti_pgd, (Example({"sigma": 1.5}),), references=REFERENCES),
+    AlgorithmSpec("anti-pgd", NoisyStepSettings, anti_pgd, (Example({"sigma": 1.5}),), references=REFERENCES),
     AlgorithmSpec(
         "mf-d-sgd",
         MfDSgdSettings,

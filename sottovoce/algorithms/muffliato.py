@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple
 
-from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyTrainingSettings, PrivateSettings, Role
+from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role, SensitivitySettings
 from sottovoce.core.arrays import Rows
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Independent, PerNode
@@ -97,7 +97,7 @@ CHEBYSHEV = Meaning("accelerate gossip by Chebyshev polynomials")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MuffliatoSettings(PrivateSettings):
+class MuffliatoSettings(SensitivitySettings):
     """Noise on a value, and how it is averaged."""
 
     sigma: Annotated[PerNode, Meaning("standard deviation of a node's own noise", Role.NOISE)]
@@ -118,7 +118,7 @@ def muffliato(settings: MuffliatoSettings) -> Muffliato:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MuffliatoSgdSettings(NoisyTrainingSettings):
+class MuffliatoSgdSettings(NoisyStepSettings):
     """Noise on a gradient, and how often models are averaged after it."""
 
     gossip_steps: Annotated[int, Meaning("gossip steps after each gradient")] = 1

@@ -5,9 +5,9 @@ The settings of an algorithm are a frozen dataclass whose fields say what they m
     >>> from dataclasses import dataclass
     >>> from sottovoce.core.gossip import Gossip
     >>> from sottovoce.core.noise import Independent
-    >>> def build(settings: NoisyTrainingSettings) -> Gossip:
+    >>> def build(settings: NoisyStepSettings) -> Gossip:
     ...     return Gossip(name="mine", noise=Independent(settings.sigma), step_size=settings.step_size)
-    >>> mine = AlgorithmSpec("mine", NoisyTrainingSettings, build, examples=(Example({"sigma": 1.5}),))
+    >>> mine = AlgorithmSpec("mine", NoisyStepSettings, build, examples=(Example({"sigma": 1.5}),))
     >>> [setting.name for setting in mine.settings], mine.noise_setting(), mine.requires
     (['sigma', 'step_size', 'sensitivity'], 'sigma', 'row-stochastic')
     >>> mine.build(sigma=2.0).noise
@@ -106,14 +106,14 @@ class AlgorithmSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings(AlgorithmSettings):
+class StepSettings(AlgorithmSettings):
     """What algorithms that train take."""
 
     step_size: Annotated[float, Meaning("what gradients and noise are multiplied with")] = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivateSettings(AlgorithmSettings):
+class SensitivitySettings(AlgorithmSettings):
     """What algorithms with noise take."""
 
     sensitivity: Annotated[
@@ -127,7 +127,7 @@ class PrivateSettings(AlgorithmSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyTrainingSettings(TrainingSettings, PrivateSettings):
+class NoisyStepSettings(StepSettings, SensitivitySettings):
     """Training with noise of each node's own."""
 
     sigma: Annotated[PerNode, Meaning("standard deviation of a node's own noise", Role.NOISE)]

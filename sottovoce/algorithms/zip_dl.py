@@ -13,10 +13,10 @@ from sottovoce.algorithms.spec import (
     AlgorithmSpec,
     Example,
     Meaning,
-    NoisyTrainingSettings,
-    PrivateSettings,
+    NoisyStepSettings,
     Role,
-    TrainingSettings,
+    SensitivitySettings,
+    StepSettings,
 )
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Pairwise, PerNode, ZeroSum
@@ -24,7 +24,7 @@ from sottovoce.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZipDlAveragingSettings(PrivateSettings):
+class ZipDlAveragingSettings(SensitivitySettings):
     """How large the noise is, in one of two measures."""
 
     sigma: Annotated[PerNode | None, Meaning("zeta, standard deviation of the initial noise", Role.NOISE)] = None
@@ -34,12 +34,12 @@ class ZipDlAveragingSettings(PrivateSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZipDlSettings(TrainingSettings, ZipDlAveragingSettings):
+class ZipDlSettings(StepSettings, ZipDlAveragingSettings):
     """The same for training."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RssNbSettings(TrainingSettings, PrivateSettings):
+class RssNbSettings(StepSettings, SensitivitySettings):
     """How large the masks are."""
 
     sigma: Annotated[float, Meaning("standard deviation of the mask that two neighbours share", Role.NOISE)]
@@ -89,7 +89,7 @@ def rss_nb(settings: RssNbSettings) -> Gossip:
     )
 
 
-def rss_lb(settings: NoisyTrainingSettings) -> Gossip:
+def rss_lb(settings: NoisyStepSettings) -> Gossip:
     """Masks that each node balances over its open neighbourhood (RSS-LB); Gaussian here."""
     return Gossip(
         name="rss-lb",
@@ -117,5 +117,5 @@ ALGORITHMS = (
         "zip-dl-averaging", ZipDlAveragingSettings, zip_dl_averaging, (Example({"sigma": 1.5}),), references=REFERENCES
     ),
     AlgorithmSpec("rss-nb", RssNbSettings, rss_nb, (Example({"sigma": 1.5}),), references=REFERENCES),
-    AlgorithmSpec("rss-lb", NoisyTrainingSettings, rss_lb, (Example({"sigma": 1.5}),), references=REFERENCES),
+    AlgorithmSpec("rss-lb", NoisyStepSettings, rss_lb, (Example({"sigma": 1.5}),), references=REFERENCES),
 )

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-from sottovoce.config import difference
+from sottovoce.config import first_difference
 from sottovoce.distributed.communication import Communicator, backend_errors
 from sottovoce.distributed.coordinator import Placed
 from sottovoce.distributed.exchange_plan import NodeShard
@@ -99,7 +99,7 @@ class Ranks:
         self._store.set(f"{key}/{self.rank}", pickle.dumps(about))
         others = [pickle.loads(self._awaited(f"{key}/{rank}", rank)) for rank in range(self.size)]
         for rank, other in enumerate(others):
-            found = difference(others[0], other)
+            found = first_difference(others[0], other)
             if found is not None:
                 key, one, two = found
                 raise InputError(

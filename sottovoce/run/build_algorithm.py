@@ -13,12 +13,14 @@ from sottovoce.errors import InputError
 
 
 def check_algorithm(experiment: Experiment) -> None:
-    """Refuse settings with which the algorithm cannot be built, before anything is loaded."""
+    """Refuse settings with which the algorithm cannot be built, before anything is loaded.
+
+    Noise may still be missing: a target may decide it.
+    """
     _spec(experiment).build(**_settings(experiment, Participation()))
     for name, source in settings_from_run().items():
         if name in experiment.algorithm.settings:
             raise InputError(f"algorithm.{name}", source, "leave it out")
-    _check_noise(experiment)
 
 
 def build_algorithm(experiment: Experiment, participation: Participation) -> Algorithm:
@@ -27,6 +29,7 @@ def build_algorithm(experiment: Experiment, participation: Participation) -> Alg
     The sensitivity is set once gradients are known.
     """
     check_algorithm(experiment)
+    _check_noise(experiment)
     return _spec(experiment).build(**_settings(experiment, participation))
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from sottovoce.algorithms.registry import algorithm_spec
-from sottovoce.config import Experiment, Net
+from sottovoce.config import Experiment, TopologySettings
 from sottovoce.core.mixing import Requirement
 from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, random_edges, suited, weigh
 from sottovoce.errors import InputError
@@ -24,7 +24,7 @@ def topology_of(experiment: Experiment, folder: Path | None) -> Topology:
 
 
 @lru_cache(maxsize=8)
-def _topology(net: Net, needs: Requirement, seed: int, folder: str | None) -> Topology:
+def _topology(net: TopologySettings, needs: Requirement, seed: int, folder: str | None) -> Topology:
     spec, weights = _graph_file(net.graph, folder), suited(needs, net.weights)
     ways = [name for name in ("fresh", "random_edges", "dropout") if getattr(net, name)]
     idle = [name for name in ("dropout_correlation", "announced") if getattr(net, name) and not net.dropout]

@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from sottovoce.config import Document, Experiment, difference
+from sottovoce.config import Document, Experiment, first_difference
 from sottovoce.core.files import write, write_text
 from sottovoce.core.threads import threads
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
@@ -151,7 +151,7 @@ def _same_run(files: RunFiles, experiment: Experiment, resume: bool) -> Document
         if files.folder.exists() and any(files.folder.glob("checkpoint.npz")):
             raise InputError(f"{files.folder}: a checkpoint without settings", "a run has both", "remove the folder")
         return None
-    other = difference(comparable(before), comparable(experiment.document()))
+    other = first_difference(comparable(before), comparable(experiment.document()))
     if other is not None:
         raise InputError(
             f"{files.folder} holds a run with another {other[0]}",
