@@ -480,7 +480,7 @@ LAYER = nn.Linear(3, 3)
 )  # fmt: skip
 def test_a_name_does_not_make_a_model_convex(module):
     data = rows(60, classes=3)
-    what = task(data, partition(data, 5), models.bring(module, "cross-entropy", name="softmax"))
+    what = task(data, partition(data, 5), models.wrap_module(module, "cross-entropy", name="softmax"))
     found = convexity(step_size=0.01, what=what)
     assert what.convex_model is None
     with pytest.raises(InputError, match="only linear models"):
@@ -492,7 +492,7 @@ def test_a_name_does_not_make_a_model_convex(module):
 
 def test_your_own_linear_layer_is_as_good_as_a_named_model():
     data = rows(60)
-    what = task(data, partition(data, 5), models.bring(nn.Linear(3, 1, bias=False), "logistic", name="mine"))
+    what = task(data, partition(data, 5), models.wrap_module(nn.Linear(3, 1, bias=False), "logistic", name="mine"))
     assert convexity("cycle:3x4", "per-example", 0.5, 7.9, what).convexity.startswith("checked: logistic")
     assert not convexity("cycle:3x4", "per-example", 0.5, 8.1, what).convexity.startswith("checked")
 
