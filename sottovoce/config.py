@@ -1,9 +1,9 @@
 """The settings of a run, as a TOML file holds them.
 
-    >>> experiment = from_document({"name": "try", "topology": {"graph": "ring:8"}, "training": {"rounds": 20}})
+    >>> experiment = parse_experiment({"name": "try", "topology": {"graph": "ring:8"}, "training": {"rounds": 20}})
     >>> experiment.algorithm.name, experiment.data.name, experiment.privacy.delta
     ('dp-d-sgd', 'digits', 1e-05)
-    >>> from_document({"name": "try", "topology": {"graph": "ring:8"}, "training": {"round": 20}})
+    >>> parse_experiment({"name": "try", "topology": {"graph": "ring:8"}, "training": {"round": 20}})
     Traceback (most recent call last):
     ...
     sottovoce.errors.InputError: training.round; there is no such key; did you mean training.rounds?
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from sottovoce.errors import InputError
 
@@ -36,8 +37,8 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, str_strip_whitespace=True, allow_inf_nan=False)
 
 
-class _Open(BaseModel):
-    """A name, and settings that whatever bears the name understands."""
+class _OpenSection(BaseModel):
+    """A name, and settings that only whatever bears the name can check."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -47,7 +48,7 @@ class _Open(BaseModel):
         return dict(self.model_extra or {})
 
 
-class Data(_Section):
+class DataSettings(_Section):
     """Which data set, and who holds which rows."""
 
     name: str = "digits"
@@ -57,13 +58,13 @@ class Data(_Section):
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
 
 
-class ModelChoice(_Open):
+class ModelChoice(_OpenSection):
     """A model by name; its own settings stand beside it."""
 
     name: str = "softmax"
 
 
-class Net(_Section):
+class TopologySettings(_Section):
     """A graph and its weights; a fresh graph each round, one random edge a step, or nodes that drop out."""
 
     graph: str
@@ -76,13 +77,13 @@ class Net(_Section):
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
 
 
-class AlgorithmChoice(_Open):
+class AlgorithmChoice(_OpenSection):
     """An algorithm by name; its own settings, such as sigma and step_size, stand beside it."""
 
     name: str = "dp-d-sgd"
 
 
-class Training(_Section):
+class TrainingSettings(_Section):
     """How long, on which batches, clipped how."""
 
     rounds: int = Field(ge=1, le=10**7)
@@ -93,7 +94,7 @@ class Training(_Section):
     same_start: bool = True
 
 
-class Privacy(_Section):
+class PrivacySettings(_Section):
     """Against whom, at which delta; with `epsilon`, the noise is chosen to meet it."""
 
     adjacency: Literal["record", "user"] = "record"
@@ -103,14 +104,14 @@ class Privacy(_Section):
     attackers: Literal["auto", "all", "none"] | int | list[int] = "auto"
 
 
-class Metrics(_Section):
+class MetricsSettings(_Section):
     """How often nodes are tested, and on how many of the test rows."""
 
     every: int = Field(default=10, ge=1)
     test_rows: int | None = Field(default=None, ge=1)
 
 
-class Record(_Section):
+class RecordingSettings(_Section):
     """Which nodes keep what they receive, in every which round, and how much of it at most."""
 
     attackers: Literal["all", "none"] | list[int] = "none"
@@ -118,7 +119,7 @@ class Record(_Section):
     limit_mb: float = Field(default=500.0, gt=0)
 
 
-class Machine(_Section):
+class MachineSettings(_Section):
     """What decides speed only."""
 
     threads: int = Field(default=1, ge=1, le=1024)
@@ -141,15 +142,15 @@ class Experiment(_Section):
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
-    topology: Net
-    training: Training
-    data: Data = Data()
+    topology: TopologySettings
+    training: TrainingSettings
+    data: DataSettings = DataSettings()
     model: ModelChoice = ModelChoice()
     algorithm: AlgorithmChoice = AlgorithmChoice()
-    privacy: Privacy = Privacy()
-    metrics: Metrics = Metrics()
-    record: Record = Record()
-    machine: Machine = Machine()
+    privacy: PrivacySettings = PrivacySettings()
+    metrics: MetricsSettings = MetricsSettings()
+    record: RecordingSettings = RecordingSettings()
+    machine: MachineSettings = MachineSettings()
     about: About = About()
 
     def document(self) -> Document:
@@ -157,7 +158,7 @@ class Experiment(_Section):
         return self.model_dump(mode="json")
 
 
-def read(path: Path) -> Document:
+def read_settings_file(path: Path) -> Document:
     """A TOML file, or the `config.json` that a run leaves behind."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -176,12 +177,12 @@ def read(path: Path) -> Document:
     return found
 
 
-def changed(document: Document, settings: list[str]) -> Document:
+def apply_overrides(document: Document, settings: list[str]) -> Document:
     """A copy with `a.b=value` applied; values are TOML, and anything else is taken as a word.
 
-    >>> changed({"training": {"rounds": 5}}, ["training.rounds=7", "algorithm.name=zip-dl"])
+    >>> apply_overrides({"training": {"rounds": 5}}, ["training.rounds=7", "algorithm.name=zip-dl"])
     {'training': {'rounds': 7}, 'algorithm': {'name': 'zip-dl'}}
-    >>> changed({}, ['grid."privacy.epsilon"=[1.0, 2.0]'])
+    >>> apply_overrides({}, ['grid."privacy.epsilon"=[1.0, 2.0]'])
     {'grid': {'privacy.epsilon': [1.0, 2.0]}}
     """
     for setting in settings:
@@ -194,7 +195,7 @@ def changed(document: Document, settings: list[str]) -> Document:
             raise InputError(
                 f"--set {setting}", "it is written key=value", "write --set training.rounds=50, say"
             ) from None
-        document = put(document, path, _value(text))
+        document = set_key(document, path, _value(text))
     return document
 
 
@@ -212,16 +213,16 @@ def _value(text: str) -> Any:
         return text.strip()
 
 
-def merged(one: Document, other: Document) -> Document:
+def merge(one: Document, other: Document) -> Document:
     """`other` over `one`, table by table."""
     out = dict(one)
     for key, value in other.items():
         old = out.get(key)
-        out[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+        out[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return out
 
 
-def put(document: Document, path: Sequence[str], value: Any) -> Document:
+def set_key(document: Document, path: Sequence[str], value: Any) -> Document:
     """A copy with the value at a path of keys."""
     first, *rest = path
     if not rest:
@@ -229,37 +230,36 @@ def put(document: Document, path: Sequence[str], value: Any) -> Document:
     inner = document.get(first, {})
     if not isinstance(inner, dict):
         raise InputError(".".join(path), f"{first} is a value and has no keys", "correct the key")
-    return {**document, first: put(inner, rest, value)}
+    return {**document, first: set_key(inner, rest, value)}
 
 
-def from_document(document: Document, where: str = "") -> Experiment:
-    """Check all keys and values; `where` names the file in messages."""
+def parse_experiment(document: Document, where: str = "") -> Experiment:
+    """Check all keys and values; `where` names the file in messages.
+
+    Settings of the algorithm and of the model are checked where those are known: `run.build_algorithm`, `learning.models`.
+    """
     try:
         return Experiment.model_validate(document)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
         first, *others = unknown or problems
-        raise _explained(first, [one for one in others if _branch(one) == _branch(first)], where) from None
+        raise _input_error(first, [one for one in others if _key_of(one) == _key_of(first)], where) from None
 
 
-def _branch(problem: Any) -> list[str]:
-    """The key that a problem is about, whichever form of its value it tells of."""
-    plain = _plain([str(part) for part in problem["loc"]])
-    return plain[:-1] if plain[-1].isdigit() else plain
+def _key_of(problem: ErrorDetails) -> list[str]:
+    """The key that a problem is about, whichever of the value's allowed types it comes from."""
+    key = _without_union_types([str(part) for part in problem["loc"]])
+    return key[:-1] if key[-1].isdigit() else key
 
 
-def _explained(problem: Any, alternatives: list[Any], where: str) -> InputError:
-    """The first problem, in our words; `alternatives` are what the other forms of the value lack."""
+def _input_error(problem: ErrorDetails, alternatives: Sequence[ErrorDetails], where: str) -> InputError:
+    """The first problem in one line; `alternatives` are what the value's other allowed types would need."""
     path = [str(part) for part in problem["loc"]]
-    key = ".".join(_plain(path))
+    key = ".".join(_without_union_types(path))
     at = f"{where}: {key}" if where else key
     if problem["type"] == "extra_forbidden":
-        known = _keys(path[:-1])
-        near = difflib.get_close_matches(path[-1], known, n=1)
-        prefix = ".".join([*path[:-1], ""])
-        remedy = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(known)}"
-        return InputError(at, "there is no such key", remedy)
+        return InputError(at, "there is no such key", _near_key(path))
     if problem["type"] == "missing":
         return InputError(f"{at} is missing", "it has no default", f"give {path[-1]}")
     if problem["type"] == "model_type":
@@ -272,8 +272,16 @@ def _explained(problem: Any, alternatives: list[Any], where: str) -> InputError:
     return InputError(f"{at} = {problem['input']!r:.60}", re.sub(r" or input should be", ", or", rule), "correct it")
 
 
-def _plain(path: list[str]) -> list[str]:
-    """Without the branches of unions that pydantic adds to a path."""
+def _near_key(path: list[str]) -> str:
+    """What to type instead of an unknown key."""
+    known = _keys(path[:-1])
+    near = difflib.get_close_matches(path[-1], known, n=1)
+    prefix = ".".join([*path[:-1], ""])
+    return f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(known)}"
+
+
+def _without_union_types(path: list[str]) -> list[str]:
+    """A path of keys without the names of types that pydantic adds where a value may have several."""
     return [part for part in path if not part.startswith(("literal[", "list[")) and part not in ("int", "str")]
 
 
@@ -284,15 +292,15 @@ def _keys(path: list[str]) -> list[str]:
     return list(section.model_fields)
 
 
-def difference(one: Document, other: Document) -> tuple[str, Any, Any] | None:
+def first_difference(one: Document, other: Document) -> tuple[str, Any, Any] | None:
     """The first key in which two documents differ, with both values; None where they do not.
 
-    >>> difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
+    >>> first_difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})
     ('a.c', 2, 3)
     """
     for key in dict.fromkeys((*one, *other)):
         mine, theirs = one.get(key), other.get(key)
         if mine != theirs:
-            deeper = difference(mine, theirs) if isinstance(mine, dict) and isinstance(theirs, dict) else None
+            deeper = first_difference(mine, theirs) if isinstance(mine, dict) and isinstance(theirs, dict) else None
             return (str(key), mine, theirs) if deeper is None else (f"{key}.{deeper[0]}", *deeper[1:])
     return None

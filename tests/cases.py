@@ -12,7 +12,8 @@ from functools import cache
 import numpy as np
 
 from sottovoce import InputError, Topology, dropout, fresh_erdos_renyi, graph, random_edges, weigh
-from sottovoce.algorithms.registry import Example, examples
+from sottovoce.algorithms.registry import algorithm, examples
+from sottovoce.algorithms.spec import Example
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.loop import start_run
 from sottovoce.core.topologies import Changing
@@ -35,7 +36,7 @@ class Case:
 
     @property
     def algorithm(self) -> Algorithm:
-        return self.example.build(**self.example.settings)
+        return algorithm(self.example.name, **self.example.settings)
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Silenced(Case):
         off = dict.fromkeys(("sigma", "message_sigma", "sigma_pair"), 0.0)
         off |= {"compression": "identity", "gossip_steps": 1}
         settings = self.example.settings
-        return self.example.build(**(settings | {k: v for k, v in off.items() if k in settings}))
+        return algorithm(self.example.name, **(settings | {k: v for k, v in off.items() if k in settings}))
 
     @property
     def order(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.config import from_document
+from sottovoce.config import parse_experiment
 from sottovoce.run import checkpoint, checkpoint_schedule, execute
 
 SMALL = {
@@ -20,7 +20,7 @@ SMALL = {
 
 
 def experiment(**sections):
-    return from_document(SMALL | {key: SMALL.get(key, {}) | more for key, more in sections.items()})
+    return parse_experiment(SMALL | {key: SMALL.get(key, {}) | more for key, more in sections.items()})
 
 
 class Count:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import sottovoce
-from sottovoce.config import from_document
+from sottovoce.config import parse_experiment
 from sottovoce.core import noise_feed, noise_sources
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_feed import NoiseFeed
@@ -101,7 +101,7 @@ def overheard(ranks, name):
 
 
 def held_data(ranks, wanted):
-    training_run = build(from_document(wanted))
+    training_run = build(parse_experiment(wanted))
     mine = training_run.hosted_by(ranks.transport(training_run.topology, training_run.seed))
     whole = "inputs" in vars(training_run.task) or "inputs" in vars(training_run.task.dataset)
     rows = [mine.task.inputs[mine.task.shards.indices[node]].numpy() for node in mine.transport.nodes]
@@ -126,7 +126,7 @@ def ranked(ranks, document, place, resume=False, stop=None):
             raise KeyboardInterrupt
 
     try:
-        run_experiment(from_document(document), Path(place), resume=resume, coordinator=ranks, on_round=interrupt)
+        run_experiment(parse_experiment(document), Path(place), resume=resume, coordinator=ranks, on_round=interrupt)
     except SottovoceError as error:
         return f"{type(error).__name__}: {error}"
     except KeyboardInterrupt:

@@ -17,7 +17,7 @@ from sottovoce.attacks.evaluation import Scores, area, area_variance, success
 from sottovoce.attacks.pooled import Group, models_of
 from sottovoce.attacks.run_attacks import infer
 from sottovoce.attacks.threshold import threshold
-from sottovoce.config import Record, from_document
+from sottovoce.config import RecordingSettings, parse_experiment
 from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.models import model
@@ -120,7 +120,7 @@ def trained(name, net, every=5, clip=("none", None), **settings):
     job = meaningless(net.n)
     run = simulate(
         algorithm(name, step_size=1.0, **settings), net, job.gradients("full", *clip), rounds=120, every=10**6,
-        record=Record(attackers="all", every=every),
+        record=RecordingSettings(attackers="all", every=every),
     )  # fmt: skip
     pairs = attacked_nodes(run.messages, None, net.n)
     return job, run, series(job, run.messages, pairs, candidates_of(job, pairs))
@@ -231,8 +231,8 @@ def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("runs")
     loud = DOCUMENT | {"algorithm": {"name": "dp-d-sgd", "sigma": 300.0, "step_size": 2.0}}
     for name, document in (("plain", DOCUMENT), ("loud", loud), ("second", DOCUMENT | {"seed": 1})):
-        run_experiment(from_document(document), out / name)
-    run_experiment(from_document(DOCUMENT | {"record": {}}), out / "mute")
+        run_experiment(parse_experiment(document), out / name)
+    run_experiment(parse_experiment(DOCUMENT | {"record": {}}), out / "mute")
     return out
 
 
@@ -315,7 +315,7 @@ def test_inversion_finds_the_row_behind_a_gradient_unless_noise_hides_it(sotto, 
     }  # fmt: skip
     for name, sigma in (("plain", 0.0), ("private", 5.0)):
         settings = one_row | {"algorithm": {"name": "dp-d-sgd", "sigma": sigma}}
-        run_experiment(from_document(settings), tmp_path / name)
+        run_experiment(parse_experiment(settings), tmp_path / name)
     picture = tmp_path / "found.svg"
     plain = json.loads(sotto(f"attack {tmp_path / 'plain'} --attack inversion --picture {picture} --json")[1])
     private = json.loads(sotto(f"attack {tmp_path / 'private'} --attack inversion --json")[1])

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from sottovoce import InputError
-from sottovoce.config import changed, from_document, put, read
+from sottovoce.config import apply_overrides, parse_experiment, read_settings_file, set_key
 from sottovoce.run.sweep import Planned, planned
 from sottovoce.run.sweep_results import Finished, rows
 
@@ -67,9 +67,9 @@ WRONG = {
     "algorithm=dp-d-sgd": "algorithm = 'dp-d-sgd'; it is a table of keys",
     "algorithm.name=3": "algorithm.name = 3",
     "algorithm.sigma=large": "sigma = 'large'; a standard deviation is a number",
-    "algorithm.step_size=[0.1]": "step_size = [0.1]; it is a number",
+    "algorithm.step_size=[0.1]": "step_size = [0.1] of dp-d-sgd; it is a number",
     "algorithm.step_size=2020-01-01": "step_size = ",
-    "algorithm.step_size=true": "step_size = True; it is a number",
+    "algorithm.step_size=true": "step_size = True of dp-d-sgd; it is a number",
     f"algorithm.step_size=1{400 * '0'}": "step_size = 1000",
     "algorithm.sigma=true": "sigma = True; a standard deviation is a number",
     'algorithm.sigma="2"': "sigma = '2'; a standard deviation is a number",
@@ -219,10 +219,10 @@ def test_settings_that_do_not_go_together(message, sotto, recipe):
 @pytest.mark.parametrize("missing", ["name", "topology", "training", "topology.graph", "training.rounds"])
 def test_what_has_no_default_is_asked_for(missing, sotto, recipe):
     section, _, key = missing.rpartition(".")
-    document = read(recipe)
+    document = read_settings_file(recipe)
     (document[section] if section else document).pop(key)
     with pytest.raises(InputError, match=f"^{missing} is missing; it has no default"):
-        from_document(document)
+        parse_experiment(document)
 
 
 @pytest.mark.parametrize(
@@ -272,12 +272,12 @@ def test_where_nothing_can_be_written(sotto, recipe):
 
 def test_values_of_set_are_toml_or_words():
     document = {"training": {"rounds": 5}, "name": "x"}
-    found = changed(document, ["training.rounds=7", "topology.graph=ring:8", "seeds=[0, 1]", "a.b='c=d'"])
+    found = apply_overrides(document, ["training.rounds=7", "topology.graph=ring:8", "seeds=[0, 1]", "a.b='c=d'"])
     assert found["training"] == {"rounds": 7}
     assert (found["topology"], found["seeds"], found["a"]) == ({"graph": "ring:8"}, [0, 1], {"b": "c=d"})
-    assert changed({}, ["flag=true", "e=1e-5", "w= x "]) == {"flag": True, "e": 1e-5, "w": "x"}
+    assert apply_overrides({}, ["flag=true", "e=1e-5", "w= x "]) == {"flag": True, "e": 1e-5, "w": "x"}
     assert document == {"training": {"rounds": 5}, "name": "x"}
-    assert put({}, ("a", "b", "c"), 1) == {"a": {"b": {"c": 1}}}
+    assert set_key({}, ("a", "b", "c"), 1) == {"a": {"b": {"c": 1}}}
 
 
 # --- sweeps --------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 from sottovoce import InputError
 from sottovoce.learning import catalogue
 from sottovoce.learning.catalogue import CATALOGUE, held_out, household_averages
-from sottovoce.learning.datasets import Dataset, dataset_names, list_datasets, load
+from sottovoce.learning.datasets import Dataset, dataset_names, from_arrays, list_datasets, load
 
 from .test_package import in_new_process, sotto
 
@@ -107,7 +107,7 @@ def test_held_out_rows_are_a_fifth_of_every_stratum():
 
 
 def test_data_half_does_not_load_torch():
-    done = in_new_process("import sys; from sottovoce.learning.partition import *\nsys.exit('torch' in sys.modules)")
+    done = in_new_process("import sys; from sottovoce.learning.partitioning import *\nsys.exit('torch' in sys.modules)")
     assert done.returncode == 0, done.stderr
 
 
@@ -510,3 +510,13 @@ def test_command_refuses_a_folder_that_is_not_there():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("sotto: folder /no/such: no such folder; ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e-12, 1.0, 1e12, 1e30])
+def test_rows_of_any_size_are_scaled_to_norm_one(size):
+    rows = np.random.default_rng(0).standard_normal((20, 3)) * size
+    rows[7] = 0.0
+    scaled = from_arrays(rows, ["cat", "dog"] * 10, name="pets").unit_norm()
+    norms = np.linalg.norm(np.concatenate([scaled.inputs, scaled.test_inputs]), axis=1)
+    assert sorted(norms.tolist())[0] == 0.0
+    np.testing.assert_allclose(sorted(norms.tolist())[1:], 1.0, rtol=1e-6)

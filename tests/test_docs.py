@@ -21,6 +21,7 @@ import pytest
 import sottovoce
 import sottovoce.algorithms
 from sottovoce import algorithm, algorithm_names, metropolis, trace, train
+from sottovoce.algorithms.registry import algorithm_specs
 from sottovoce.cli import app
 from sottovoce.config import Experiment
 from sottovoce.run.sweep import planned
@@ -35,9 +36,9 @@ def lazy(tmp_path, monkeypatch):
     code = re.search(r"```python\n(.*?)```", text, flags=re.DOTALL).group(1)
     (tmp_path / "lazy.py").write_text(code)
     monkeypatch.setattr(sottovoce.algorithms, "__path__", [*sottovoce.algorithms.__path__, str(tmp_path)])
-    sottovoce.algorithms.examples.cache_clear()
+    algorithm_specs.cache_clear()
     yield
-    sottovoce.algorithms.examples.cache_clear()
+    algorithm_specs.cache_clear()
     sys.modules.pop("sottovoce.algorithms.lazy", None)
 
 

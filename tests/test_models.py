@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from sottovoce.learning.clipping import parse_clipping
 from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.engines import Stack, engine_for
 from sottovoce.learning.lazy_rows import Examples
+from sottovoce.learning.model_checks import examples_interact
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
 
@@ -40,7 +42,7 @@ class Attention(nn.Module):
 
 
 def images(channels):
-    return lambda: models.bring(
+    return lambda: models.wrap_module(
         nn.Sequential(
             nn.Conv2d(channels, 4, 3, stride=2, padding=1, dilation=1),
             nn.Tanh(),
@@ -64,7 +66,7 @@ CASES = {
     "gn-resnet18": (lambda: models.gn_resnet18((3, 8, 8), 3, width=4, groups=2), (3, 8, 8), 3),
     "matrix-factorisation": (lambda: models.matrix_factorisation(4, 3, rank=5), (2,), 0),
     "instance norm": (images(2), (2, 8, 8), 3),
-    "attention": (lambda: models.bring(Attention(), "cross-entropy"), (12,), 4),
+    "attention": (lambda: models.wrap_module(Attention(), "cross-entropy"), (12,), 4),
 }
 EXPECTED = {"cnn": "loop", "gn-resnet18": "loop", "instance norm": "loop", "attention": "functional"}
 
@@ -151,11 +153,11 @@ def test_chunks_change_nothing(name, monkeypatch):
 
 def test_layers_used_twice_are_not_taken_for_a_chain():
     layer, act = nn.Linear(4, 4), nn.ReLU()
-    assert engine_for(models.bring(nn.Sequential(layer, act, layer), "squared")).name == "functional"
+    assert engine_for(models.wrap_module(nn.Sequential(layer, act, layer), "squared")).name == "functional"
     shared = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 1))
-    assert engine_for(models.bring(shared, "squared")).name == "stacked"
+    assert engine_for(models.wrap_module(shared, "squared")).name == "stacked"
     frozen = nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 1))
-    built = models.bring(frozen, "squared")
+    built = models.wrap_module(frozen, "squared")
     assert (engine_for(built).name, built.layout.size) == ("functional", 5)
 
 
@@ -316,7 +318,7 @@ class Whitened(nn.Module):
 )
 def test_layers_that_break_privacy_or_repetition_are_refused(module, message):
     with pytest.raises(InputError, match=message):
-        models.bring(module, "cross-entropy")
+        models.wrap_module(module, "cross-entropy")
 
 
 def test_models_that_do_not_fit_are_refused():
@@ -328,7 +330,7 @@ def test_models_that_do_not_fit_are_refused():
         (nn.Linear(64, 9), "outputs of shape \\(3, 9\\)"),
     ):
         with pytest.raises(InputError, match=message):
-            task(digits, shards, models.bring(module, "cross-entropy"))
+            task(digits, shards, models.wrap_module(module, "cross-entropy"))
     for name, settings, message in (
         ("lstm", {}, "model 'lstm'; known: linear, logistic"),
         ("linear", {}, "linear on digits, which has classes; it is for value"),
@@ -343,7 +345,7 @@ def test_models_that_do_not_fit_are_refused():
     with pytest.raises(InputError, match="cnn for inputs of shape \\(30,\\)"):
         models.model("cnn", load("breast-cancer"))
     with pytest.raises(InputError, match="loss 'hinge'"):
-        models.bring(nn.Linear(2, 1), "hinge")
+        models.wrap_module(nn.Linear(2, 1), "hinge")
     with pytest.raises(InputError, match="engine 'fast'"):
         engine_for(models.linear(2), "fast")
     with pytest.raises(InputError, match="engine stacked for cnn"):
@@ -361,3 +363,84 @@ def test_threads_are_restored_and_checked():
     for count in (0, True, 1.5):
         with pytest.raises(InputError, match="whole number"), threads(count):
             pass
+
+
+# --- examples that influence each other ----------------------------------------------------------------------------
+
+
+class Overflowing(nn.Module):
+    """Outputs that are inf - inf in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, rows):
+        large = self.linear(rows) * 1e38 * 1e3
+        return large - large
+
+
+class Faint(nn.Module):
+    """Mixes examples in outputs that are tiny throughout."""
+
+    def forward(self, rows):
+        return 1e-7 * (rows - rows.mean(0))
+
+
+class Deviations(nn.Module):
+    """Not a number for a batch of one."""
+
+    def forward(self, rows):
+        return rows / rows.std(0) if len(rows) > 1 else rows / (rows - rows)
+
+
+class SinglePrecision(nn.Module):
+    """Works in float32 only."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, rows):
+        return self.linear(rows) + torch.matmul(rows, torch.ones(64, 10))
+
+
+class Endless(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 10)
+
+    def forward(self, rows):
+        return self.linear(rows) + math.inf
+
+
+def made(module):
+    digits = load("digits")
+    return task(digits, partition(digits, 2), models.wrap_module(module, "cross-entropy"))
+
+
+@pytest.mark.parametrize(
+    "module", [Overflowing(), SinglePrecision(), nn.Linear(64, 10)], ids=lambda m: type(m).__name__
+)
+def test_models_whose_outputs_overflow_or_have_one_precision_are_accepted(module):
+    assert made(module).model.module is not module
+
+
+@pytest.mark.parametrize("layer", [Faint(), Deviations(), Whitened()], ids=lambda layer: type(layer).__name__)
+def test_examples_that_influence_each_other_are_found_at_any_size(layer):
+    with pytest.raises(InputError, match="outputs for an example change with the others"):
+        made(nn.Sequential(nn.Linear(64, 10), layer))
+
+
+def test_outputs_of_which_none_is_finite_are_refused():
+    with pytest.raises(InputError, match="no output is finite, even for inputs of at most 1"):
+        made(Endless())
+
+
+@pytest.mark.parametrize("size", [1.0, 1e20, 3e38])
+@pytest.mark.parametrize("mixing", [False, True])
+def test_the_check_of_examples_does_not_depend_on_the_size_of_rows(size, mixing):
+    layers = [nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)]
+    built = models.wrap_module(nn.Sequential(*layers, *([Whitened()] if mixing else [])), "cross-entropy")
+    rows = torch.from_numpy(load("digits").examples[:3])
+    assert examples_interact(built, rows / rows.abs().max() * size) == mixing

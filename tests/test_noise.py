@@ -106,10 +106,10 @@ def test_anti_pgd_is_all_ones_below():
 
 
 def test_memory_is_bounded_for_noise_on_many_edges(monkeypatch):
-    monkeypatch.setattr("sottovoce.draws.CHUNK", 50)
+    monkeypatch.setattr("sottovoce.core.noise_feed.CHUNK", 50)
     net, x0 = metropolis("erdos-renyi:20,p=0.4,seed=0"), np.zeros((20, 7))
     small = train(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2)
-    monkeypatch.setattr("sottovoce.draws.CHUNK", 10**9)
+    monkeypatch.setattr("sottovoce.core.noise_feed.CHUNK", 10**9)
     np.testing.assert_allclose(train(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2), small)
 
 
@@ -141,7 +141,10 @@ BAD = {
     "negative": (lambda: algorithm("dp-d-sgd", sigma=-1), "sigma = -1.0; a standard deviation"),
     "nan": (lambda: algorithm("dp-d-sgd", sigma=float("nan")), "sigma = nan"),
     "word": (lambda: algorithm("dp-d-sgd", sigma="much"), "sigma = 'much'; a standard deviation is a number"),
-    "pair per node": (lambda: algorithm("decor", sigma=1, sigma_pair=[1, 2]), "sigma of pairs = an array"),
+    "pair per node": (
+        lambda: algorithm("decor", sigma=1, sigma_pair=[1, 2]),
+        r"sigma_pair = \[1, 2\] of decor; it is a number",
+    ),
     "wrong count": (
         lambda: trace(algorithm("dp-d-sgd", sigma=[1, 2]), metropolis("path:3"), rounds=1),
         "sigma for 2 nodes; there are 3",
@@ -176,14 +179,14 @@ BAD = {
         lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), None, rounds=1, seed=None),
         "seed None; it is a whole number",
     ),
-    "step size in words": (lambda: algorithm("d-psgd", step_size="0.1"), "step_size = '0.1'; it is a number"),
+    "step size in words": (lambda: algorithm("d-psgd", step_size="0.1"), "step_size = '0.1' of d-psgd; it is a number"),
     "half a gossip step": (lambda: algorithm("muffliato-sgd", sigma=1, gossip_steps=2.5), "gossip_steps = 2.5"),
     "no compression": (lambda: algorithm("dp-csgp", sigma=1, compression=None), "compression None"),
     "name of an algorithm": (
         lambda: trace("dp-d-sgd", metropolis("path:2"), rounds=1),
         "'dp-d-sgd' instead of an algorithm",
     ),
-    "no name": (lambda: algorithm(None), "a NoneType as the name of an algorithm"),
+    "no name": (lambda: algorithm(None), "a NoneType as an algorithm's name; it is a word"),
     "ragged C": (lambda: Triangular([[1], [1, 2]]), "correlation matrix is not an array of numbers"),
     "coordinate": (lambda: Coordinate(5, 3), "coordinate 5 of 3"),
     "list in state": (

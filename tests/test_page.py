@@ -14,7 +14,7 @@ import pytest
 
 from sottovoce import InputError
 from sottovoce.cli.attack import attack
-from sottovoce.config import from_document
+from sottovoce.config import parse_experiment
 from sottovoce.report.page import write_page, write_page_of
 from sottovoce.report.pairwise_leakage import percent, rounded
 from sottovoce.report.told import guess_of, told
@@ -48,7 +48,7 @@ def runs(tmp_path_factory):
 
     def find(name: str) -> Path:
         if not (out / name).exists():
-            run_experiment(from_document(COMMON | {"name": name} | RUNS[name]), out / name)
+            run_experiment(parse_experiment(COMMON | {"name": name} | RUNS[name]), out / name)
             if name == "noisy":
                 attack([out / name])
         return out / name
@@ -206,7 +206,7 @@ def test_a_guess_is_right_as_often_as_the_definition_allows():
 def test_seeds_are_averaged_and_runs_that_differ_by_noise_lie_on_one_curve(sotto, runs, tmp_path):
     for name, more in (("s1", {"seed": 5}), ("loud", {"algorithm": COMMON["algorithm"] | {"sigma": 4.0}})):
         run_experiment(
-            from_document(COMMON | {"name": f"sweep/{name}", "privacy": {"attackers": "none"}} | more),
+            parse_experiment(COMMON | {"name": f"sweep/{name}", "privacy": {"attackers": "none"}} | more),
             tmp_path / "sweep" / name,
         )
     page = inside(write_page(tmp_path / "page.html", [runs("noisy"), tmp_path / "sweep"], title="Ours"))

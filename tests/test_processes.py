@@ -17,7 +17,7 @@ import pytest
 from benchmarks.processes import measured
 from sottovoce import InputError
 from sottovoce.algorithms.registry import algorithm_names, examples
-from sottovoce.config import from_document, merged
+from sottovoce.config import merge, parse_experiment
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
 from sottovoce.run.execute import run_experiment
@@ -164,7 +164,7 @@ def test_a_rank_draws_for_its_own_nodes_and_for_the_secrets_they_share(name, kin
 
 def test_each_rank_makes_numbers_of_the_rows_of_its_own_nodes_alone(pool):
     wanted = document("dp-d-sgd", "undirected")
-    whole = build(from_document(wanted)).task
+    whole = build(parse_experiment(wanted)).task
     for nodes, rows, kept, all_of_them in pool(held_data, wanted):
         assert (kept, all_of_them) == (12 * len(nodes), False)
         for node, held in zip(nodes, rows, strict=True):
@@ -232,7 +232,7 @@ def models(place):
 
 def admitted(name, where):
     try:
-        build(from_document(document(name, where)))
+        build(parse_experiment(document(name, where)))
     except InputError:
         return False
     return True
@@ -257,7 +257,7 @@ def alone(tmp_path_factory):
     @cache
     def run(name, where):
         there = place / f"{name} {where}".replace(":", "")
-        run_experiment(from_document(document(name, where)), there)
+        run_experiment(parse_experiment(document(name, where)), there)
         return there
 
     return run
@@ -292,8 +292,8 @@ def test_every_algorithm_trains_the_same_with_the_same_guarantees(pool, alone, t
     ids=str,
 )
 def test_batches_local_steps_models_and_precision_are_the_same(change, pools, tmp_path):
-    wanted = merged(document("dp-d-sgd", "undirected"), change)
-    run_experiment(from_document(wanted), tmp_path / "alone")
+    wanted = merge(document("dp-d-sgd", "undirected"), change)
+    run_experiment(parse_experiment(wanted), tmp_path / "alone")
     assert pools(3)(ranked, wanted, tmp_path / "ranks") == [None] * 3
     np.testing.assert_allclose(models(tmp_path / "ranks"), models(tmp_path / "alone"), rtol=0, atol=1e-6)
     assert contents(tmp_path / "ranks")["privacy"] == contents(tmp_path / "alone")["privacy"]
@@ -318,13 +318,13 @@ def go_on(pools, size, wanted, place, stop=None):
             raise KeyboardInterrupt
 
     with nullcontext() if stop is None else pytest.raises(KeyboardInterrupt):
-        run_experiment(from_document(wanted), place, resume=True, on_round=interrupt)
+        run_experiment(parse_experiment(wanted), place, resume=True, on_round=interrupt)
 
 
 @pytest.mark.parametrize(("name", "where"), CARRIED)
 def test_a_run_goes_on_in_any_number_of_processes(name, where, pools, tmp_path):
     wanted = document(name, where, **LONG)
-    run_experiment(from_document(wanted), tmp_path / "whole")
+    run_experiment(parse_experiment(wanted), tmp_path / "whole")
     for number, sizes in enumerate([(1, 2, 3), (3, 1, 2), (2, 3, 1)]):
         place = tmp_path / str(number)
         for size, stop in zip(sizes, (3, 5, None), strict=True):
@@ -333,7 +333,7 @@ def test_a_run_goes_on_in_any_number_of_processes(name, where, pools, tmp_path):
             assert len(parts) == size, "its own part, those it names, and no others"
         assert contents(place) == contents(tmp_path / "whole")
         np.testing.assert_array_equal(models(place), models(tmp_path / "whole"))
-        load(place / "checkpoint.npz", build(from_document(wanted)), contents(place)["about"]["fingerprint"])
+        load(place / "checkpoint.npz", build(parse_experiment(wanted)), contents(place)["about"]["fingerprint"])
 
 
 # --- faults --------------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_a_run_goes_on_in_any_number_of_processes(name, where, pools, tmp_path):
 @pytest.fixture(scope="module")
 def unhurt(tmp_path_factory):
     place = tmp_path_factory.mktemp("unhurt")
-    run_experiment(from_document(document("dp-d-sgd", "undirected", **LONG)), place)
+    run_experiment(parse_experiment(document("dp-d-sgd", "undirected", **LONG)), place)
     return place
 
 
@@ -400,7 +400,7 @@ def test_a_rank_that_is_lost_stops_the_others_and_the_run_goes_on(fault, victim,
 )  # fmt: skip
 def test_attackers_record_the_same(name, where, pools, tmp_path):
     wanted = document(name, where, record={"attackers": [0, 1, 4, 5], "every": 2})
-    run_experiment(from_document(wanted), tmp_path / "alone")
+    run_experiment(parse_experiment(wanted), tmp_path / "alone")
     assert pools(3)(ranked, wanted, tmp_path / "ranks", False, 3) == ["stopped"] * 3
     assert pools(2)(ranked, wanted, tmp_path / "ranks", True) == [None] * 2
     one, other = (open_run(tmp_path / place).messages for place in ("alone", "ranks"))
@@ -423,7 +423,7 @@ def test_attackers_record_the_same(name, where, pools, tmp_path):
 )
 def test_ranks_that_differ_refuse_to_begin(change, version, said, pool, tmp_path):
     one = document("dp-d-sgd", "undirected")
-    answers = pool(differing, one, merged(one, change), tmp_path / "try", version)
+    answers = pool(differing, one, merge(one, change), tmp_path / "try", version)
     assert len(set(answers)) == 1
     assert answers[0].startswith("InputError")
     assert said in answers[0]
@@ -440,7 +440,7 @@ def test_ranks_that_differ_refuse_to_begin(change, version, said, pool, tmp_path
     ],
 )
 def test_what_is_wrong_is_refused_by_all_and_nothing_is_written(change, said, pools, tmp_path):
-    wanted = merged(document("dp-d-sgd", "undirected"), change)
+    wanted = merge(document("dp-d-sgd", "undirected"), change)
     answers = pools(3)(ranked, wanted, tmp_path / "try")
     assert len(set(answers)) == 1
     assert said in answers[0]

@@ -13,7 +13,7 @@ from dp_accounting import pld, rdp
 from torch import nn
 
 from sottovoce import InputError, Unaccountable, account, algorithm, metropolis, trace, weigh
-from sottovoce.config import from_document
+from sottovoce.config import parse_experiment
 from sottovoce.core.json_numbers import to_json
 from sottovoce.learning import models
 from sottovoce.learning.datasets import Dataset, load
@@ -176,7 +176,7 @@ def test_mafalda_takes_the_c_of_the_participation_that_is_used():
         "algorithm": {"name": "mafalda", "sigma": 1.0},
         "training": {"rounds": 6, "batch": "cycle:4x3", "clip": "per-example", "bound": 1.0},
     }  # fmt: skip
-    began = build(from_document(base))
+    began = build(parse_experiment(base))
     assert str(began.participation) == "2x3"
     C = began.algorithm.noise.correlation.matrix(6)
     by_hand = algorithm("mafalda", sigma=1.0, rounds=6, participation="2x3").on(began.topology)
@@ -184,7 +184,7 @@ def test_mafalda_takes_the_c_of_the_participation_that_is_used():
     M = C.T @ C
     worst = max(M[np.ix_([s, s + 3], [s, s + 3])].__abs__().sum() for s in range(3))
     assert report_privacy(began, attackers="none").headline.mu == pytest.approx(math.sqrt(worst), rel=1e-4)
-    everyone = build(from_document(base | {"privacy": {"adjacency": "user"}}))
+    everyone = build(parse_experiment(base | {"privacy": {"adjacency": "user"}}))
     assert not np.array_equal(everyone.algorithm.noise.correlation.matrix(6), C)
     mu = report_privacy(everyone, attackers="none").headline.mu
     C = everyone.algorithm.noise.correlation.matrix(6)
@@ -197,8 +197,8 @@ def test_changing_topologies_follow_the_runs_seed_and_are_accounted_as_they_run(
         "name": "x", "topology": more, "data": {"rows": 12}, "algorithm": {"name": "muffliato-sgd", "sigma": 1.0},
         "training": {"rounds": 5, "clip": "per-example", "bound": 1.0},
     }  # fmt: skip
-    one, other = (build(from_document(base | {"seed": seed})) for seed in (1, 2))
-    pinned = build(from_document(base | {"seed": 2, "topology": more | {"seed": 1}}))
+    one, other = (build(parse_experiment(base | {"seed": seed})) for seed in (1, 2))
+    pinned = build(parse_experiment(base | {"seed": 2, "topology": more | {"seed": 1}}))
 
     def weights(began):
         return [began.topology.at(t).weights.toarray().tolist() for t in range(5)]
@@ -374,7 +374,7 @@ def test_calibration_for_one_view_promises_that_view():
         "training": {"rounds": 10, "clip": "per-example", "bound": 1.0},
         "privacy": {"epsilon": 2.0, "view": "coalition:0,1", "attackers": "none"},
     }  # fmt: skip
-    experiment = from_document(base)
+    experiment = parse_experiment(base)
     began = build(experiment)
     found = report_privacy(began, attackers="none", target=experiment.privacy.view)
     assert [str(view.view) for view in found.accounts] == ["everyone", "coalition:0,1"]
@@ -482,7 +482,7 @@ LAYER = nn.Linear(3, 3)
 )  # fmt: skip
 def test_a_name_does_not_make_a_model_convex(module):
     data = rows(60, classes=3)
-    what = task(data, partition(data, 5), models.bring(module, "cross-entropy", name="softmax"))
+    what = task(data, partition(data, 5), models.wrap_module(module, "cross-entropy", name="softmax"))
     found = convexity(step_size=0.01, what=what)
     assert what.convex_model is None
     with pytest.raises(InputError, match="only linear models"):
@@ -494,7 +494,7 @@ def test_a_name_does_not_make_a_model_convex(module):
 
 def test_your_own_linear_layer_is_as_good_as_a_named_model():
     data = rows(60)
-    what = task(data, partition(data, 5), models.bring(nn.Linear(3, 1, bias=False), "logistic", name="mine"))
+    what = task(data, partition(data, 5), models.wrap_module(nn.Linear(3, 1, bias=False), "logistic", name="mine"))
     assert convexity("cycle:3x4", "per-example", 0.5, 7.9, what).convexity.startswith("checked: logistic")
     assert not convexity("cycle:3x4", "per-example", 0.5, 8.1, what).convexity.startswith("checked")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sottovoce import InputError, algorithm, metropolis, simulate, weigh
-from sottovoce.config import Record, from_document
+from sottovoce.config import RecordingSettings, parse_experiment
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.learning.datasets import load
@@ -99,7 +99,7 @@ def files_of(folder):
 
 
 def test_an_interrupted_run_leaves_the_same_recordings(tmp_path):
-    experiment = from_document(DOCUMENT)
+    experiment = parse_experiment(DOCUMENT)
     run_experiment(experiment, tmp_path / "whole")
     expected = files_of(tmp_path / "whole")
     assert list(expected) == ["0000000.npz", "0000003.npz", "0000006.npz", "0000009.npz", "0000010.npz"]
@@ -132,7 +132,7 @@ def test_recording_changes_no_number_and_keeps_noisy_models(name):
     settings = {"rounds": 9, "seed": 1, "every": 3}
     built = algorithm(name, sigma=1.0, step_size=0.1)
     plain = simulate(built, net, job, **settings)
-    kept = simulate(built, net, job, record=Record(attackers="all", every=4), **settings)
+    kept = simulate(built, net, job, record=RecordingSettings(attackers="all", every=4), **settings)
     assert torch.equal(plain.models, kept.models)
     assert [m.loss for m in plain.metrics] == [m.loss for m in kept.metrics]
     assert kept.messages.rounds == (0, 4, 8)
@@ -143,7 +143,7 @@ def test_recording_changes_no_number_and_keeps_noisy_models(name):
 
 
 def test_files_hold_what_memory_holds(tmp_path):
-    experiment = from_document(DOCUMENT)
+    experiment = parse_experiment(DOCUMENT)
     run_experiment(experiment, tmp_path / "run")
     training_run = build(experiment)
     there = read_recording(tmp_path / "run", training_run, experiment.record)
@@ -167,18 +167,18 @@ def test_files_hold_what_memory_holds(tmp_path):
 
 def test_a_secure_sum_leaves_only_the_average(tmp_path):
     job = small_job()
-    record = Record(attackers=[1, 2], every=5)
+    record = RecordingSettings(attackers=[1, 2], every=5)
     run = simulate(algorithm("dp-fedavg", sigma=1.0), weigh("complete:6", "uniform"), job, rounds=3, record=record)
     assert run.messages.pairs == ((1, -1), (2, -1))
     np.testing.assert_allclose(run.messages.of(1, -1)[-1], run.models[0], rtol=0, atol=1e-6)
 
 
 def test_too_much_to_record_is_refused_before_anything_is_written(tmp_path):
-    experiment = from_document(DOCUMENT | {"record": {"attackers": "all", "every": 1, "limit_mb": 0.3}})
+    experiment = parse_experiment(DOCUMENT | {"record": {"attackers": "all", "every": 1, "limit_mb": 0.3}})
     with pytest.raises(InputError, match=r"MB; record.limit_mb allows 0.3; give a larger record.every"):
         run_experiment(experiment, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    fits = from_document(DOCUMENT | {"record": {"attackers": "all", "every": 1, "limit_mb": 0.4}})
+    fits = parse_experiment(DOCUMENT | {"record": {"attackers": "all", "every": 1, "limit_mb": 0.4}})
     run_experiment(fits, tmp_path / "run")
     total = sum(path.stat().st_size for path in (tmp_path / "run" / "messages").iterdir())
     assert 0.34e6 < total < 0.4e6
@@ -186,4 +186,6 @@ def test_too_much_to_record_is_refused_before_anything_is_written(tmp_path):
 
 def test_attackers_are_nodes():
     with pytest.raises(InputError, match=r"node 6; nodes are 0..5"):
-        simulate(algorithm("d-psgd"), metropolis("ring:6"), small_job(), rounds=2, record=Record(attackers=[6]))
+        simulate(
+            algorithm("d-psgd"), metropolis("ring:6"), small_job(), rounds=2, record=RecordingSettings(attackers=[6])
+        )

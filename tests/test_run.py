@@ -136,9 +136,9 @@ def test_an_interrupted_sweep_saves_and_stops_in_one_line(here, command):
 
 
 def test_recipes_are_valid():
-    from sottovoce.config import read
+    from sottovoce.config import read_settings_file
 
     recipes = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
     assert recipes
     for path in recipes:
-        assert planned(read(path), path.name)
+        assert planned(read_settings_file(path), path.name)

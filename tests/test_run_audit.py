@@ -13,7 +13,7 @@ import pytest
 
 from sottovoce.auditing.canaries import _canaries, check_inputs
 from sottovoce.auditing.claim_checks import check_gradients
-from sottovoce.config import from_document
+from sottovoce.config import parse_experiment
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 
@@ -27,7 +27,7 @@ DOCUMENT = {
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "noisy"
-    run_experiment(from_document(DOCUMENT), folder)
+    run_experiment(parse_experiment(DOCUMENT), folder)
     return folder
 
 
@@ -74,7 +74,7 @@ def test_finished_reruns_are_kept_and_those_missing_are_run(noisy, tmp_path, mon
 
 def test_input_canaries_without_noise_are_seen(tmp_path):
     silent = DOCUMENT | {"algorithm": {"name": "d-psgd", "step_size": 2.0}, "training": {"rounds": 60}}
-    run_experiment(from_document(silent), tmp_path / "run")
+    run_experiment(parse_experiment(silent), tmp_path / "run")
     finished_run = open_run(tmp_path / "run")
     inputs, wrong = _canaries(finished_run, 1, 0)
     assert (len(inputs), wrong.dtype) == (10, finished_run.training_run.task.targets.dtype)
@@ -91,14 +91,14 @@ def test_input_canaries_without_noise_are_seen(tmp_path):
 
 def test_unclipped_noise_promises_nothing_and_is_audited_all_the_same(tmp_path):
     bare = DOCUMENT | {"training": {"rounds": 5}}
-    run_experiment(from_document(bare), tmp_path / "run")
+    run_experiment(parse_experiment(bare), tmp_path / "run")
     (found,), refused = check_gradients(open_run(tmp_path / "run"), repetitions=500)
     assert (found.claims, found.exceeded, refused) == ((), False, [])
 
 
 def test_compressed_messages_are_not_audited_and_that_is_said(tmp_path):
     packed = DOCUMENT | {"algorithm": {"name": "dp-csgp", "sigma": 1.0, "compression": "rand:0.5", "step_size": 0.5}}
-    run_experiment(from_document(packed), tmp_path / "run")
+    run_experiment(parse_experiment(packed), tmp_path / "run")
     found, refused = check_gradients(open_run(tmp_path / "run"), repetitions=500)
     assert found == []
     assert "coordinates do not travel alike" in refused[0]

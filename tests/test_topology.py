@@ -95,7 +95,7 @@ def test_spectral_gap_is_that_of_the_whole_spectrum(spec, weights):
 def test_sparse_and_dense_spectra_agree(weights, monkeypatch):
     spec = "erdos-renyi:300,p=0.05,seed=0"
     dense = weigh(spec, weights).spectral_gap
-    monkeypatch.setattr("sottovoce.mixing.DENSE_SPECTRUM", 10)
+    monkeypatch.setattr("sottovoce.core.mixing.DENSE_SPECTRUM", 10)
     assert weigh(spec, weights).spectral_gap == pytest.approx(dense, abs=1e-8)
     assert weigh("exponential:40", "push").spectral_gap == pytest.approx(
         1 - np.sort(abs(np.linalg.eigvals(weigh("exponential:40", "push").at(0).weights.toarray())))[-2], abs=1e-8

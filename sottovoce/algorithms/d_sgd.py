@@ -1,20 +1,14 @@
-"""Decentralised gradient descent: D-PSGD, DP-D-SGD and DP2SGD.
-
-`Gossip` is the plain pattern that most algorithms here are compositions of:
-
-    x <- sum_v W[u,v] ( x_v - eta (g_v + noise_v) )
-
-Its fields say which noise, which compression, how many gossip steps; its five maps are the pattern itself.
-"""
+"""Decentralised gradient descent: D-PSGD, DP-D-SGD and DP2SGD."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
-from sottovoce.algorithms.registry import Example
+from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, StepSettings
 from sottovoce.core.arrays import Rows
 from sottovoce.core.gossip import Gossip
-from sottovoce.core.noise import Independent, PerNode
+from sottovoce.core.noise import Independent
 from sottovoce.errors import InputError
 
 
@@ -46,32 +40,50 @@ class StepDuringGossip(Gossip):
 ORDERS = {"step-then-speak": Gossip, "while-speaking": StepDuringGossip}
 
 
-def d_psgd(*, step_size: float = 0.1, order: str = "step-then-speak") -> Gossip:
+@dataclass(frozen=True, kw_only=True)
+class DPsgdSettings(StepSettings):
+    """D-PSGD adds no noise."""
+
+    order: Annotated[str, Meaning(f"order of local step and averaging: {' or '.join(ORDERS)}")] = "step-then-speak"
+
+
+def d_psgd(settings: DPsgdSettings) -> Gossip:
     """D-PSGD: no noise, no guarantee. In either order of local step and averaging; Lian et al. give both."""
-    if order not in ORDERS:
-        raise InputError(f"order {order!r}", f"known: {', '.join(ORDERS)}", "choose one of them")
-    return ORDERS[order](name="d-psgd", step_size=step_size)
+    if settings.order not in ORDERS:
+        raise InputError(f"order {settings.order!r}", f"known: {', '.join(ORDERS)}", "choose one of them")
+    return ORDERS[settings.order](name="d-psgd", step_size=settings.step_size)
 
 
-def dp_d_sgd(*, sigma: PerNode, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
+def dp_d_sgd(settings: NoisyStepSettings) -> Gossip:
     """DP-D-SGD: D-PSGD with fresh independent noise on every gradient."""
-    return Gossip(name="dp-d-sgd", noise=Independent(sigma), step_size=step_size, sensitivity=sensitivity)
+    return Gossip(
+        name="dp-d-sgd",
+        noise=Independent(settings.sigma),
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
+    )
 
 
-def dp2sgd(*, sigma: PerNode, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
+def dp2sgd(settings: NoisyStepSettings) -> Gossip:
     """DP2SGD: noise on every gradient, the step taken while models travel."""
-    return StepDuringGossip(name="dp2sgd", noise=Independent(sigma), step_size=step_size, sensitivity=sensitivity)
+    return StepDuringGossip(
+        name="dp2sgd",
+        noise=Independent(settings.sigma),
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
+    )
 
 
-EXAMPLES = (
-    Example("d-psgd", d_psgd),
-    Example("d-psgd", d_psgd, {"order": "while-speaking"}),
-    Example("dp-d-sgd", dp_d_sgd, {"sigma": 1.5}),
-    Example("dp2sgd", dp2sgd, {"sigma": 1.5}),
-)
-
-CITE = (
+REFERENCES = (
     "Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017, Algorithm 1 (D-PSGD)",
     "Cheng et al., Towards decentralized deep learning with differential privacy, CLOUD 2019 (noise on D-PSGD)",
     "Yu et al., Decentralized parallel SGD with privacy preservation (DP2SGD), as cited by DP-CSGP [22]",
+)
+
+ALGORITHMS = (
+    AlgorithmSpec(
+        "d-psgd", DPsgdSettings, d_psgd, (Example(), Example({"order": "while-speaking"})), references=REFERENCES
+    ),
+    AlgorithmSpec("dp-d-sgd", NoisyStepSettings, dp_d_sgd, (Example({"sigma": 1.5}),), references=REFERENCES),
+    AlgorithmSpec("dp2sgd", NoisyStepSettings, dp2sgd, (Example({"sigma": 1.5}),), references=REFERENCES),
 )

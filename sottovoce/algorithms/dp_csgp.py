@@ -7,24 +7,23 @@ starting points, so that only the weights change by it: they start at `W 1`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from sottovoce.algorithms.registry import Example
+from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
-from sottovoce.core.compression import Compression
-from sottovoce.core.compression import parse_compression as named_compression
+from sottovoce.core.compression import Compression, parse_compression
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.messages import Weighted
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise import Independent, PerNode
+from sottovoce.core.noise import Independent
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 
 
-class Pushed(NamedTuple):
+class PushSumState(NamedTuple):
     """State: the biased model, and the push-sum weight that corrects it. The weight depends on W alone."""
 
     x: Rows
@@ -45,13 +44,13 @@ class PushSum(Gossip):
     def init(self, x0: Rows) -> Any:
         assert self.first is not None
         weight = arrays.column(self.first.weights @ np.ones(self.first.n), x0)
-        return Pushed(x0 * weight, weight)
+        return PushSumState(x0 * weight, weight)
 
     def point(self, state: Any) -> Rows:
         return state.x / state.weight
 
     def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
-        return Pushed(state.x - self.step_size * (grad + noise), state.weight)
+        return PushSumState(state.x - self.step_size * (grad + noise), state.weight)
 
     def message(self, state: Any) -> Any:
         return Weighted(state.x, state.weight)
@@ -60,35 +59,45 @@ class PushSum(Gossip):
         if not bool((mixed.weight > 0).all()):
             node = int(np.argmin(np.asarray(mixed.weight)))
             raise InputError(f"node {node} is left without weight", "push-sum divides by it", "give it a self-weight")
-        return Pushed(mixed.value, mixed.weight)
+        return PushSumState(mixed.value, mixed.weight)
 
 
-def dp_csgp(
-    *,
-    sigma: PerNode,
-    compression: str | Compression = "identity",
-    step_size: float = 0.1,
-    sensitivity: float = 1.0,
-) -> PushSum:
+@dataclass(frozen=True, kw_only=True)
+class DpCsgpSettings(NoisyStepSettings):
+    """Noise on gradients, and what messages lose."""
+
+    compression: Annotated[str | Compression, Meaning("what messages lose: identity, rand:0.5, gsgd:8 or top:0.1")] = (
+        "identity"
+    )
+
+
+def dp_csgp(settings: DpCsgpSettings) -> PushSum:
     """DP-CSGP (Algorithm 1); with `compression="identity"` its uncompressed form."""
     return PushSum(
         name="dp-csgp",
-        noise=Independent(sigma),
-        compression=named_compression(compression),
-        step_size=step_size,
-        sensitivity=sensitivity,
+        noise=Independent(settings.sigma),
+        compression=parse_compression(settings.compression),
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
         requires="column-stochastic",
     )
 
 
-EXAMPLES = (
-    Example("dp-csgp", dp_csgp, {"sigma": 1.5}, weights="push"),
-    Example("dp-csgp", dp_csgp, {"sigma": 1.5, "compression": "rand:0.5"}, weights="push"),
-    Example("dp-csgp", dp_csgp, {"sigma": 1.5, "compression": "gsgd:8"}, weights="push"),
-    Example("dp-csgp", dp_csgp, {"sigma": 1.5, "compression": "top:0.5"}, weights="push"),
-)
-
-CITE = (
-    "Zhu et al., DP-CSGP: differentially private stochastic gradient push with compressed communication, Algorithm 1",
-    "Assran et al., Stochastic gradient push for distributed deep learning, ICML 2019 (push-sum)",
+ALGORITHMS = (
+    AlgorithmSpec(
+        "dp-csgp",
+        DpCsgpSettings,
+        dp_csgp,
+        examples=(
+            Example({"sigma": 1.5}, weights="push"),
+            Example({"sigma": 1.5, "compression": "rand:0.5"}, weights="push"),
+            Example({"sigma": 1.5, "compression": "gsgd:8"}, weights="push"),
+            Example({"sigma": 1.5, "compression": "top:0.5"}, weights="push"),
+        ),
+        references=(
+            "Zhu et al., DP-CSGP: differentially private stochastic gradient push with compressed communication, "
+            "Algorithm 1",
+            "Assran et al., Stochastic gradient push for distributed deep learning, ICML 2019 (push-sum)",
+        ),
+    ),
 )

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from sottovoce.algorithms.registry import Example
+from dataclasses import dataclass
+from typing import Annotated
+
+from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, Role, SensitivitySettings, StepSettings
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Central
 
 
-def dp_fedavg(*, sigma: float, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
+@dataclass(frozen=True, kw_only=True)
+class DpFedAvgSettings(StepSettings, SensitivitySettings):
+    """One noise on the sum over all nodes."""
+
+    sigma: Annotated[float, Meaning("standard deviation of the noise on the sum over all nodes", Role.NOISE)]
+
+
+def dp_fedavg(settings: DpFedAvgSettings) -> Gossip:
     """DP-FedAvg with one local step: only the noisy average is ever seen. Needs the complete average as mixing."""
     return Gossip(
         name="dp-fedavg",
-        noise=Central(sigma),
-        step_size=step_size,
-        sensitivity=sensitivity,
+        noise=Central(settings.sigma),
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
         requires="complete average",
         secure_sum=True,
     )
 
 
-EXAMPLES = (Example("dp-fedavg", dp_fedavg, {"sigma": 1.5}),)
-
-CITE = ("McMahan, Ramage, Talwar, Zhang, Learning differentially private recurrent language models, ICLR 2018",)
+ALGORITHMS = (
+    AlgorithmSpec(
+        "dp-fedavg",
+        DpFedAvgSettings,
+        dp_fedavg,
+        examples=(Example({"sigma": 1.5}),),
+        references=(
+            "McMahan, Ramage, Talwar, Zhang, Learning differentially private recurrent language models, ICLR 2018",
+        ),
+    ),
+)

@@ -6,57 +6,78 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.algorithms.registry import Example
+from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
 from sottovoce.core.correlation import Correlation, Differences, Triangular
 from sottovoce.core.files import read_npz
 from sottovoce.core.gossip import Gossip
-from sottovoce.core.noise import PerNode, Temporal
+from sottovoce.core.noise import Temporal
+from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 
-
-def _correlated(name: str, sigma: PerNode, correlation: Correlation, step_size: float, sensitivity: float) -> Gossip:
-    return Gossip(name=name, noise=Temporal(sigma, correlation), step_size=step_size, sensitivity=sensitivity)
+C_SOURCES = "C: a matrix, a `Correlation`, a `Factorization`, or the path of an npz file"
 
 
-def anti_pgd(*, sigma: PerNode, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
+@dataclass(frozen=True, kw_only=True)
+class MfDSgdSettings(NoisyStepSettings):
+    """Noise, and the C that correlates it over rounds."""
+
+    correlation: Annotated[object, Meaning(C_SOURCES, Role.CORRELATION)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MafaldaSettings(NoisyStepSettings):
+    """Noise, and what decides the C that correlates it over rounds."""
+
+    correlation: Annotated[object, Meaning(f"{C_SOURCES}; found for the graph unless given", Role.CORRELATION)] = None
+    rounds: Annotated[
+        int | None, Meaning("number of rounds that C is found for", Role.FROM_RUN, "it is training.rounds")
+    ] = None
+    participation: Annotated[
+        str | Participation,
+        Meaning("rounds in which the same data shows", Role.FROM_RUN, "it follows from training.batch"),
+    ] = "every"
+
+
+def _correlated(name: str, settings: NoisyStepSettings, correlation: Correlation) -> Gossip:
+    return Gossip(
+        name=name,
+        noise=Temporal(settings.sigma, correlation),
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
+    )
+
+
+def anti_pgd(settings: NoisyStepSettings) -> Gossip:
     """AntiPGD: each round takes back the noise of the last."""
-    return _correlated("anti-pgd", sigma, Differences(), step_size, sensitivity)
+    return _correlated("anti-pgd", settings, Differences())
 
 
-def mf_d_sgd(*, sigma: PerNode, correlation: Any, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
+def mf_d_sgd(settings: MfDSgdSettings) -> Gossip:
     """MF-D-SGD with your own lower-triangular C: a matrix, a `Correlation`, or the path of an npz file."""
-    return _correlated("mf-d-sgd", sigma, read_correlation(correlation), step_size, sensitivity)
+    return _correlated("mf-d-sgd", settings, read_correlation(settings.correlation))
 
 
-def mafalda(
-    *,
-    sigma: PerNode,
-    correlation: Any = None,
-    rounds: int | None = None,
-    participation: str = "every",
-    step_size: float = 0.1,
-    sensitivity: float = 1.0,
-) -> Gossip:
+def mafalda(settings: MafaldaSettings) -> Gossip:
     """MAFALDA: MF-D-SGD with the C that suits the graph best, as `factorize` finds it.
 
     Either C is given (a `Factorization` will do), or the number of rounds and who takes part when: then C is found as
     soon as the topology is known, once, and what runs and what is accounted for both use that.
     """
-    if correlation is not None:
-        return _correlated("mafalda", sigma, read_correlation(correlation), step_size, sensitivity)
-    if rounds is None:
+    if settings.correlation is not None:
+        return _correlated("mafalda", settings, read_correlation(settings.correlation))
+    if settings.rounds is None:
         raise InputError("mafalda without correlation or rounds", "C is made for some number of rounds", "give rounds")
     return Mafalda(
         name="mafalda",
-        noise=Temporal(sigma, PendingCorrelation(rounds, str(participation))),
-        step_size=step_size,
-        sensitivity=sensitivity,
+        noise=Temporal(settings.sigma, PendingCorrelation(settings.rounds, str(settings.participation))),
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
     )
 
 
@@ -92,18 +113,18 @@ class Mafalda(Gossip):
         noise = self.noise
         if isinstance(noise, Temporal) and isinstance(noise.over_rounds, PendingCorrelation):
             wanted = noise.over_rounds
-            noise = replace(noise, over_rounds=_optimised(topology, wanted.rounds, wanted.participation))
+            noise = replace(noise, over_rounds=_optimised_correlation(topology, wanted.rounds, wanted.participation))
         return super(Mafalda, replace(self, noise=noise)).on(topology)
 
 
 @lru_cache(maxsize=16)
-def _optimised(topology: Topology, rounds: int, participation: str) -> Correlation:
+def _optimised_correlation(topology: Topology, rounds: int, participation: str) -> Correlation:
     from sottovoce.matrix_factorization.factorization import factorize
 
     return factorize(topology, rounds=rounds, participation=participation).correlation
 
 
-def read_correlation(source: Any) -> Correlation:
+def read_correlation(source: object) -> Correlation:
     """C from a matrix, a `Factorization`, or an npz file that holds one under the name `C`."""
     source = getattr(source, "correlation", source)
     if isinstance(source, Correlation):
@@ -120,16 +141,32 @@ def _band(rounds: int, *below: float) -> np.ndarray[Any, Any]:
     return np.eye(rounds) + sum(value * np.eye(rounds, k=-lag) for lag, value in enumerate(below, start=1))
 
 
-EXAMPLES = (
-    Example("anti-pgd", anti_pgd, {"sigma": 1.5}),
-    Example("mf-d-sgd", mf_d_sgd, {"sigma": 1.5, "correlation": Triangular(_band(12, 0.5, 0.3))}),
-    Example("mf-d-sgd", mf_d_sgd, {"sigma": 1.5, "correlation": Triangular(np.tril(np.ones((12, 12))) + np.eye(12))}),
-    Example("mafalda", mafalda, {"sigma": 1.5, "correlation": Triangular(_band(12, 0.4))}),
-    Example("mafalda", mafalda, {"sigma": 1.5, "rounds": 12, "participation": "2x6"}),
-)
-
-CITE = (
+REFERENCES = (
     "Unified privacy guarantees for decentralized learning via matrix factorization, under review, Algorithms 1 and 2 "
     "(MF-D-SGD, MAFALDA)",
     "Koloskova et al., Gradient descent with linearly correlated noise, NeurIPS 2023 (AntiPGD)",
+)
+
+ALGORITHMS = (
+    AlgorithmSpec("anti-pgd", NoisyStepSettings, anti_pgd, (Example({"sigma": 1.5}),), references=REFERENCES),
+    AlgorithmSpec(
+        "mf-d-sgd",
+        MfDSgdSettings,
+        mf_d_sgd,
+        examples=(
+            Example({"sigma": 1.5, "correlation": Triangular(_band(12, 0.5, 0.3))}),
+            Example({"sigma": 1.5, "correlation": Triangular(np.tril(np.ones((12, 12))) + np.eye(12))}),
+        ),
+        references=REFERENCES,
+    ),
+    AlgorithmSpec(
+        "mafalda",
+        MafaldaSettings,
+        mafalda,
+        examples=(
+            Example({"sigma": 1.5, "correlation": Triangular(_band(12, 0.4))}),
+            Example({"sigma": 1.5, "rounds": 12, "participation": "2x6"}),
+        ),
+        references=REFERENCES,
+    ),
 )

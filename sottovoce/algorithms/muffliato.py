@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from sottovoce.algorithms.registry import Example
+from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role, SensitivitySettings
 from sottovoce.core.arrays import Rows
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Independent, PerNode
@@ -18,7 +18,7 @@ from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 
 
-class Iterate(NamedTuple):
+class ChebyshevState(NamedTuple):
     """State: the model, the one before it (Chebyshev looks back one step), and which W it runs on.
 
     `round` stays 0 on a fixed topology. `previous` is None right after noise was added.
@@ -68,12 +68,12 @@ class Muffliato(Gossip):
         )
 
     def init(self, x0: Rows) -> Any:
-        return Iterate(x0, None, -1)
+        return ChebyshevState(x0, None, -1)
 
     def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
         x = state.x - self.step_size * (grad + noise)
         assert self.topology is not None
-        return Iterate(x, None, 0 if self.topology.static else state.round + 1)
+        return ChebyshevState(x, None, 0 if self.topology.static else state.round + 1)
 
     def absorb(self, state: Any, mixed: Any) -> Any:
         if not self.chebyshev:
@@ -93,48 +93,73 @@ def chebyshev_gamma(gap: float) -> float:
     return 2 * (1 - math.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2
 
 
-def muffliato(*, sigma: PerNode, chebyshev: bool = False, sensitivity: float = 1.0) -> Muffliato:
+CHEBYSHEV = Meaning("accelerate gossip by Chebyshev polynomials")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuffliatoSettings(SensitivitySettings):
+    """Noise on a value, and how it is averaged."""
+
+    sigma: Annotated[PerNode, Meaning("standard deviation of a node's own noise", Role.NOISE)]
+    chebyshev: Annotated[bool, CHEBYSHEV] = False
+
+
+def muffliato(settings: MuffliatoSettings) -> Muffliato:
     """Muffliato averaging: each node adds noise to its value once; every round is one gossip step."""
     return Muffliato(
         name="muffliato",
-        noise=Independent(sigma),
-        chebyshev=chebyshev,
-        sensitivity=sensitivity,
+        noise=Independent(settings.sigma),
+        chebyshev=settings.chebyshev,
+        sensitivity=settings.sensitivity,
         step_size=-1.0,
         averaging=True,
         requires="undirected",
     )
 
 
-def muffliato_sgd(
-    *,
-    sigma: PerNode,
-    gossip_steps: int = 1,
-    chebyshev: bool = False,
-    step_size: float = 0.1,
-    sensitivity: float = 1.0,
-) -> Muffliato:
+@dataclass(frozen=True, kw_only=True)
+class MuffliatoSgdSettings(NoisyStepSettings):
+    """Noise on a gradient, and how often models are averaged after it."""
+
+    gossip_steps: Annotated[int, Meaning("gossip steps after each gradient")] = 1
+    chebyshev: Annotated[bool, CHEBYSHEV] = False
+
+
+def muffliato_sgd(settings: MuffliatoSgdSettings) -> Muffliato:
     """Muffliato-SGD, and -GD with full gradients: a noisy local step, then `gossip_steps` gossip steps."""
     return Muffliato(
         name="muffliato-sgd",
-        noise=Independent(sigma),
-        gossip_steps=gossip_steps,
-        chebyshev=chebyshev,
-        step_size=step_size,
-        sensitivity=sensitivity,
+        noise=Independent(settings.sigma),
+        gossip_steps=settings.gossip_steps,
+        chebyshev=settings.chebyshev,
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
         requires="undirected",
     )
 
 
-EXAMPLES = (
-    Example("muffliato", muffliato, {"sigma": 1.5}),
-    Example("muffliato", muffliato, {"sigma": 1.5, "chebyshev": True}),
-    Example("muffliato-sgd", muffliato_sgd, {"sigma": 1.5}),
-    Example("muffliato-sgd", muffliato_sgd, {"sigma": 1.5, "gossip_steps": 3}),
-    Example("muffliato-sgd", muffliato_sgd, {"sigma": 1.5, "gossip_steps": 3, "chebyshev": True}),
-)
-
-CITE = (
+REFERENCES = (
     "Cyffers, Even, Bellet, Massoulié, Muffliato: peer-to-peer privacy amplification for decentralized optimization "
     "and averaging, NeurIPS 2022, Algorithms 1 to 3; P_1 = X of Definition 3 is used for the first step",
+)
+
+ALGORITHMS = (
+    AlgorithmSpec(
+        "muffliato",
+        MuffliatoSettings,
+        muffliato,
+        examples=(Example({"sigma": 1.5}), Example({"sigma": 1.5, "chebyshev": True})),
+        references=REFERENCES,
+    ),
+    AlgorithmSpec(
+        "muffliato-sgd",
+        MuffliatoSgdSettings,
+        muffliato_sgd,
+        examples=(
+            Example({"sigma": 1.5}),
+            Example({"sigma": 1.5, "gossip_steps": 3}),
+            Example({"sigma": 1.5, "gossip_steps": 3, "chebyshev": True}),
+        ),
+        references=REFERENCES,
+    ),
 )

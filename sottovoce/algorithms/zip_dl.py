@@ -6,80 +6,116 @@ all messages knows the sum; with RSS-LB a node of degree one adds nothing at all
 
 from __future__ import annotations
 
-from sottovoce.algorithms.registry import Example
+from dataclasses import dataclass
+from typing import Annotated
+
+from sottovoce.algorithms.spec import (
+    AlgorithmSpec,
+    Example,
+    Meaning,
+    NoisyStepSettings,
+    Role,
+    SensitivitySettings,
+    StepSettings,
+)
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Pairwise, PerNode, ZeroSum
 from sottovoce.errors import InputError
 
 
-def _zero_sum(sigma: PerNode | None, message_sigma: PerNode | None, *, closed: bool = True) -> ZeroSum:
-    if (sigma is None) == (message_sigma is None):
+@dataclass(frozen=True, kw_only=True)
+class ZipDlAveragingSettings(SensitivitySettings):
+    """How large the noise is, in one of two measures."""
+
+    sigma: Annotated[PerNode | None, Meaning("zeta, standard deviation of the initial noise", Role.NOISE)] = None
+    message_sigma: Annotated[
+        PerNode | None, Meaning("least standard deviation of the noise on any message of a node", Role.NOISE)
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZipDlSettings(StepSettings, ZipDlAveragingSettings):
+    """The same for training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RssNbSettings(StepSettings, SensitivitySettings):
+    """How large the masks are."""
+
+    sigma: Annotated[float, Meaning("standard deviation of the mask that two neighbours share", Role.NOISE)]
+
+
+def _zero_sum(settings: ZipDlAveragingSettings) -> ZeroSum:
+    if (settings.sigma is None) == (settings.message_sigma is None):
         raise InputError(
-            f"zip-dl with sigma={sigma} and message_sigma={message_sigma}",
+            f"zip-dl with sigma={settings.sigma} and message_sigma={settings.message_sigma}",
             "exactly one is given",
             "give sigma=1.0, say",
         )
-    return ZeroSum(zeta=sigma, message_sigma=message_sigma, closed=closed)
+    return ZeroSum(zeta=settings.sigma, message_sigma=settings.message_sigma)
 
 
-def zip_dl(
-    *,
-    sigma: PerNode | None = None,
-    message_sigma: PerNode | None = None,
-    step_size: float = 0.1,
-    sensitivity: float = 1.0,
-) -> Gossip:
+def zip_dl(settings: ZipDlSettings) -> Gossip:
     """ZIP-DL (Algorithm 2). `sigma` is zeta, the size of the initial noise; `message_sigma` what messages carry."""
     return Gossip(
         name="zip-dl",
-        noise=_zero_sum(sigma, message_sigma),
-        step_size=step_size,
-        sensitivity=sensitivity,
+        noise=_zero_sum(settings),
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
         requires="symmetric",
     )
 
 
-def zip_dl_averaging(
-    *, sigma: PerNode | None = None, message_sigma: PerNode | None = None, sensitivity: float = 1.0
-) -> Gossip:
+def zip_dl_averaging(settings: ZipDlAveragingSettings) -> Gossip:
     """ZIP-DL averaging (Algorithm 1, repeated): values enter once, every round has fresh zero-sum noise."""
     return Gossip(
         name="zip-dl-averaging",
-        noise=_zero_sum(sigma, message_sigma),
-        sensitivity=sensitivity,
+        noise=_zero_sum(settings),
+        sensitivity=settings.sensitivity,
         step_size=-1.0,
         averaging=True,
         requires="symmetric",
     )
 
 
-def rss_nb(*, sigma: float, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
+def rss_nb(settings: RssNbSettings) -> Gossip:
     """Masks that each pair of neighbours agrees on, balanced over the network (RSS-NB); Gaussian here."""
     return Gossip(
-        name="rss-nb", noise=Pairwise(sigma), step_size=step_size, sensitivity=sensitivity, requires="symmetric"
-    )
-
-
-def rss_lb(*, sigma: PerNode, step_size: float = 0.1, sensitivity: float = 1.0) -> Gossip:
-    """Masks that each node balances over its open neighbourhood (RSS-LB); Gaussian here."""
-    return Gossip(
-        name="rss-lb",
-        noise=_zero_sum(sigma, None, closed=False),
-        step_size=step_size,
-        sensitivity=sensitivity,
+        name="rss-nb",
+        noise=Pairwise(settings.sigma),
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
         requires="symmetric",
     )
 
 
-EXAMPLES = (
-    Example("zip-dl", zip_dl, {"sigma": 1.5}),
-    Example("zip-dl", zip_dl, {"message_sigma": 1.5}),
-    Example("zip-dl-averaging", zip_dl_averaging, {"sigma": 1.5}),
-    Example("rss-nb", rss_nb, {"sigma": 1.5}),
-    Example("rss-lb", rss_lb, {"sigma": 1.5}),
-)
+def rss_lb(settings: NoisyStepSettings) -> Gossip:
+    """Masks that each node balances over its open neighbourhood (RSS-LB); Gaussian here."""
+    return Gossip(
+        name="rss-lb",
+        noise=ZeroSum(zeta=settings.sigma, closed=False),
+        step_size=settings.step_size,
+        sensitivity=settings.sensitivity,
+        requires="symmetric",
+    )
 
-CITE = (
+
+REFERENCES = (
     "Biswas et al., Low-cost privacy-preserving decentralized learning (ZIP-DL), PoPETs 2025, Algorithms 1 and 2",
     "Gade, Vaidya, Private optimization on networks, ACC 2018 (RSS-NB, RSS-LB)",
+)
+
+ALGORITHMS = (
+    AlgorithmSpec(
+        "zip-dl",
+        ZipDlSettings,
+        zip_dl,
+        examples=(Example({"sigma": 1.5}), Example({"message_sigma": 1.5})),
+        references=REFERENCES,
+    ),
+    AlgorithmSpec(
+        "zip-dl-averaging", ZipDlAveragingSettings, zip_dl_averaging, (Example({"sigma": 1.5}),), references=REFERENCES
+    ),
+    AlgorithmSpec("rss-nb", RssNbSettings, rss_nb, (Example({"sigma": 1.5}),), references=REFERENCES),
+    AlgorithmSpec("rss-lb", NoisyStepSettings, rss_lb, (Example({"sigma": 1.5}),), references=REFERENCES),
 )

@@ -24,7 +24,7 @@ from torch import Tensor
 from sottovoce.attacks.candidate_losses import losses_of
 from sottovoce.auditing.claim_checks import Checked, Claim, claims_of
 from sottovoce.auditing.one_run import audit_one_run
-from sottovoce.config import Document, Record
+from sottovoce.config import Document, RecordingSettings
 from sottovoce.core.threads import threads
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.run.callbacks import Progress
@@ -143,7 +143,7 @@ def _rerun(job: Job, number: int) -> Arrays:
     rows[:count][coins] = first + np.flatnonzero(coins)
     seed = int(np.random.SeedSequence([training_run.seed, job.seed, number, 1]).generate_state(1)[0])
     every = max(1, training_run.rounds // (2 * MODELS)) if training_run.topology.static else 1
-    record = Record(every=every, limit_mb=finished_run.experiment.record.limit_mb)
+    record = RecordingSettings(every=every, limit_mb=finished_run.experiment.record.limit_mb)
     messages = record_rerun(with_other_rows(finished_run, seed, {job.victim: rows}, canaries), record, [job.attacker])
     models = torch.from_numpy(messages.of(job.attacker, job.victim)).to(training_run.task.inputs.dtype)
     with threads():

@@ -132,26 +132,25 @@ class Setting:
     @functools.cached_property
     def chosen(self) -> "tuple[Callable[[float], Algorithm], Topology]":
         """The algorithm, given sigma, and the topology."""
-        from sottovoce.algorithms.registry import algorithm, builder
+        from sottovoce.algorithms.registry import algorithm_spec
         from sottovoce.core.topologies import random_edges, suited, weigh
 
-        accepted = inspect.signature(builder(self.algorithm)).parameters
+        spec = algorithm_spec(self.algorithm)
         named = {
             "chebyshev": self.chebyshev or None, "gossip_steps": self.gossip_steps, "compression": self.compression,
             "correlation": self.correlation, "sigma_pair": self.sigma_pair,
         }  # fmt: skip
         given = {key: value for key, value in named.items() if value is not None}
         for key in given:
-            if key not in accepted:
+            if spec.setting(key) is None:
                 option = "--" + key.replace("_", "-")
                 raise InputError(f"{option} with {self.algorithm}", "it has no such setting", f"leave out {option}")
-        if "rounds" in accepted and "correlation" not in given:
-            given |= {"rounds": self.rounds, "participation": self.participation}
+        given |= spec.from_run(given, rounds=self.rounds, participation=self.participation)
 
         def build(sigma: float) -> "Algorithm":
-            return algorithm(self.algorithm, **given, **({"sigma": sigma} if "sigma" in accepted else {}))
+            return spec.build_at(sigma, given)
 
-        net = weigh(self.graph, suited(build(1.0).requires, self.weights))
+        net = weigh(self.graph, suited(spec.requires, self.weights))
         return build, random_edges(net, seed=self.seed) if self.randomized else net
 
     def system(self, sigma: float) -> "LinearSystem":

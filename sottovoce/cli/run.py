@@ -63,12 +63,12 @@ def run(
 
 def _planned(file: Path, settings: list[str], only: str | None, out: Path) -> "tuple[Document, list[Planned]]":
     """What a file asks for; refused before any work where it cannot be."""
-    from sottovoce.config import changed, read
+    from sottovoce.config import apply_overrides, read_settings_file
     from sottovoce.core.files import check_folder
     from sottovoce.run.sweep import planned
 
     check_folder(out)
-    document = changed(read(file), settings)
+    document = apply_overrides(read_settings_file(file), settings)
     runs = planned(document, str(file))
     if only is not None and not any(only in run.experiment.name for run in runs):
         raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].experiment.name}")

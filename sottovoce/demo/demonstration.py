@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.attacks.run_attacks import attack, keep, solve, stored_attack
-from sottovoce.config import Document, changed, read
+from sottovoce.config import Document, apply_overrides, read_settings_file
 from sottovoce.core.files import check_folder
 from sottovoce.privacy.guarantee import Headline
 from sottovoce.run.finished_run import open_run
@@ -69,7 +69,7 @@ class Demonstration:
 def demonstrate(out: Path, settings: list[str], progress: Progress, *, jobs: int | None = None) -> Demonstration:
     """Train, account, attack, and write the page. What is finished is only read, what was stopped goes on."""
     check_folder(out)
-    document = changed(read(RECIPE), settings)
+    document = apply_overrides(read_settings_file(RECIPE), settings)
     runs = planned(document, RECIPE.name)
     if all(RunFiles(out / run.experiment.name).result.exists() for run in runs):
         jobs = 1  # processes of their own would take longer to start than there is to read

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from sottovoce.config import difference
+from sottovoce.config import first_difference
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.communication import Communicator, backend_errors
 from sottovoce.distributed.exchange_plan import NodeShard
@@ -89,7 +89,7 @@ class Ranks:
         self._store.put(f"{key}/{self.rank}", dict(facts))
         facts_by_rank = [self._store.wait_for(f"{key}/{rank}", rank) for rank in range(self.size)]
         for rank, other in enumerate(facts_by_rank):
-            found = difference(facts_by_rank[0], other)
+            found = first_difference(facts_by_rank[0], other)
             if found is not None:
                 name, at_zero, at_rank = found
                 raise InputError(

@@ -1,12 +1,12 @@
 """Clipping: how far one record, or one node's whole data, can move what the node releases.
 
-    >>> from sottovoce.learning.batches import batches
+    >>> from sottovoce.learning.batches import parse_batches
     >>> clip = parse_clipping("per-example", 1.0)
-    >>> clip.sensitivity(batches("full", [50, 40]))                     # one record of 40 replaced: 2 x 1 / 40
+    >>> clip.sensitivity(parse_batches("full", [50, 40]))                     # one record of 40 replaced: 2 x 1 / 40
     0.05
-    >>> clip.sensitivity(batches("full", [50, 40]), change="zero-out")
+    >>> clip.sensitivity(parse_batches("full", [50, 40]), change="zero-out")
     0.025
-    >>> parse_clipping("whole-gradient", 1.0).sensitivity(batches("full", [50, 40]), adjacency="user")
+    >>> parse_clipping("whole-gradient", 1.0).sensitivity(parse_batches("full", [50, 40]), adjacency="user")
     2.0
 
 A node releases `sum_i clip(g_i) / d` over its batch, with a divisor d that depends on no data (`Batches.divisors`).

@@ -68,19 +68,31 @@ class Dataset:
         """Every example scaled to norm one by itself, so that its gradient is bounded without clipping."""
         if self.entities:
             raise InputError(f"unit norm of {self.name}", "its rows are positions, not features", "leave it out")
-
-        def scaled(rows: Floats) -> Floats:
-            return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.float32(1e-30))
-
         note = "each example is scaled to norm one"
         return replace(
-            self, examples=self.examples.then(scaled), test_inputs=scaled(self.test_inputs), notes=(*self.notes, note)
+            self,
+            examples=self.examples.then(_scaled_to_norm_one),
+            test_inputs=_scaled_to_norm_one(self.test_inputs),
+            notes=(*self.notes, note),
         )
 
     def only(self, rows: NDArray[np.int64]) -> Dataset:
         """The same with some of its training rows, in that order, and nothing kept of the others."""
         groups = None if self.groups is None else self.groups[rows]
         return replace(self, examples=Examples(self.examples[rows]), targets=self.targets[rows], groups=groups)
+
+
+def _scaled_to_norm_one(rows: Floats) -> Floats:
+    """Each row over its norm; rows of zeros stay. Where squares leave the range of float32, float64 is used."""
+    with np.errstate(over="ignore", under="ignore"):
+        norms = np.linalg.norm(rows, axis=1, keepdims=True)
+        scaled = rows / np.maximum(norms, np.float32(1e-30))
+    doubtful = np.flatnonzero(~((norms > 1e-15) & (norms < 1e15)))
+    if doubtful.size:
+        precise = rows[doubtful].astype(np.float64)
+        lengths = np.linalg.norm(precise, axis=1, keepdims=True)
+        scaled[doubtful] = precise / np.where(lengths > 0, lengths, 1.0)
+    return scaled
 
 
 @dataclass(frozen=True)

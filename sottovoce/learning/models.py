@@ -9,7 +9,7 @@
     >>> net.layout.views(x0)["2.weight"].shape
     torch.Size([5, 1, 64])
 
-Any torch module whose examples do not touch each other can be used: see `bring`.
+Any torch module whose examples do not influence each other can be used: see `wrap_module`.
 
 Shapes: N nodes, B examples, F inputs, D parameters.
 """
@@ -124,11 +124,11 @@ class Model:
                 if callable(again := getattr(part, "reset_parameters", None)):
                     again()
 
-        aside(reset, seed)
+        with_torch_seed(reset, seed)
         return self.layout.flatten({name: value.detach() for name, value in fresh.named_parameters()})
 
 
-def aside(make: Callable[[], Made], seed: int = 0) -> Made:
+def with_torch_seed(make: Callable[[], Made], seed: int = 0) -> Made:
     """What `make` gives when torch's own generator starts from `seed`; the generator is left as it was.
 
     torch's layers draw from that generator and take no other.
@@ -147,7 +147,9 @@ MIXING = (nn.modules.batchnorm._BatchNorm,)
 """Layers whose outputs for one example depend on the others: clipping per example would mean nothing."""
 
 
-def bring(module: nn.Module, loss: str, *, shape: tuple[int, ...] | None = None, name: str | None = None) -> Model:
+def wrap_module(
+    module: nn.Module, loss: str, *, shape: tuple[int, ...] | None = None, name: str | None = None
+) -> Model:
     """A torch module of yours as a model. It is copied, and its parameters that need gradients are trained.
 
     `loss` is cross-entropy, logistic (one output) or squared (one output). `shape` is the shape of one example where
@@ -231,7 +233,7 @@ def matrix_factorisation(users: int, items: int, *, rank: int = 16, offset: floa
 
 
 def _named(name: str, make: Callable[[], nn.Module], loss: str, shape: tuple[int, ...] | None = None) -> Model:
-    return bring(aside(make), loss, shape=shape, name=name)
+    return wrap_module(with_torch_seed(make), loss, shape=shape, name=name)
 
 
 def _check_images(name: str, shape: tuple[int, ...], channels: Sequence[int], groups: int) -> None:

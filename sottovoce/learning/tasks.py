@@ -34,14 +34,12 @@ from sottovoce.learning.batches import Batches, Sampling, parse_batches
 from sottovoce.learning.clipping import Clipping, parse_clipping
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.engines import Clipped, Engine, Stack, clip_rows, engine_for, pieces
+from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.partitioning import Shards
 
 GATHERED = 1 << 22
 """About so many numbers of a batch are copied together at once: 64 MB at a time took twice as long as 16."""
-
-PROBES = 3
-"""So many examples are put through a model together and one by one, to see that they do not touch each other."""
 
 CONVEX = {"squared": "linear", "logistic": "logistic", "cross-entropy": "softmax"}
 """What one linear layer with a loss is called."""
@@ -174,36 +172,9 @@ class Task:
 def task(
     dataset: Dataset, shards: Shards, model: Model, *, engine: str | None = None, dtype: torch.dtype = torch.float32
 ) -> Task:
-    """Join the three, and refuse a model that does not fit the data or lets examples touch each other."""
-    _check_fit(dataset, model, torch.from_numpy(dataset.examples[:PROBES]).to(dtype))
+    """Join the three, and refuse a model that does not fit the data or whose examples influence each other."""
+    check_model(dataset, model, dtype)
     return Task(dataset, shards, model, engine_for(model, engine), dtype)
-
-
-def _check_fit(dataset: Dataset, model: Model, probes: Tensor) -> None:
-    row = model.start(1, torch.Generator().manual_seed(0), dtype=probes.dtype)[0]
-    try:
-        with torch.no_grad():
-            together = model.outputs(row, probes)
-            alone = torch.cat([model.outputs(row, probe.unsqueeze(0)) for probe in probes])
-    except (RuntimeError, IndexError) as error:
-        what = str(error).splitlines()[0]
-        raise InputError(
-            f"{model.name} on rows of {dataset.name}, shape {dataset.shape}: {what}", "a model takes its data's rows",
-            "build it with model(name, dataset), or give bring(..., shape=dataset.shape)",
-        ) from None  # fmt: skip
-    wanted = len(dataset.classes) if model.loss.name == "cross-entropy" else 1
-    if tuple(together.shape) != (len(probes), wanted):
-        raise InputError(
-            f"{model.name} gives outputs of shape {tuple(together.shape)} for {len(probes)} examples of {dataset.name}",
-            f"{model.loss.name} needs {wanted} each",
-            "change the last layer or the loss",
-        )
-    if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4 * float(1 + together.abs().max())):
-        raise InputError(
-            f"{model.name}: outputs for an example change with the others of its batch",
-            "clipping per example needs examples that do not touch each other",
-            "replace the layer that mixes them, such as batch norm by group norm",
-        )
 
 
 class Gradients:

@@ -26,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, optimize
 
-from sottovoce.algorithms.mafalda import mf_d_sgd
 from sottovoce.core.correlation import Triangular
+from sottovoce.core.gossip import Gossip
+from sottovoce.core.noise import Temporal
 from sottovoce.core.participation import Participation
 from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology
@@ -66,15 +67,20 @@ class Best:
     lower_bound: float
 
 
+def _gossip(C: Array) -> Gossip:
+    """Gossip with noise of size 1, correlated over rounds by C."""
+    return Gossip(name="mf-d-sgd", noise=Temporal(1.0, Triangular(C)))
+
+
 def exact_loss(C: Array, topology: Topology, views: Sequence[View], scheme: Participation) -> float:
     """mu^2 at sigma 1 of the worst victim of these views, from the accountant."""
-    system = trace(mf_d_sgd(sigma=1.0, correlation=Triangular(C)), topology, rounds=len(C))
+    system = trace(_gossip(C), topology, rounds=len(C))
     return max(float(routes.squared(observe(system, each), scheme).max()) for each in views)
 
 
 def proven(C: Array, topology: Topology, views: Sequence[View]) -> bool:
     """Whether the loss of all these views is proven for training: their views are closed."""
-    system = trace(mf_d_sgd(sigma=1.0, correlation=Triangular(C)), topology, rounds=len(C))
+    system = trace(_gossip(C), topology, rounds=len(C))
     return all((status := closedness(system, each)).closed and not status.user_level_only for each in views)
 
 
@@ -118,8 +124,7 @@ def against(
 
 def _heard(topology: Topology, adversary: View, rounds: int) -> ObservedView:
     """A and B of a view without correlation, in an orthonormal basis of the noise it hears."""
-    plain = mf_d_sgd(sigma=1.0, correlation=Triangular(np.eye(rounds)))
-    observation = observe(trace(plain, topology, rounds=rounds), adversary)
+    observation = observe(trace(_gossip(np.eye(rounds)), topology, rounds=rounds), adversary)
     rows, sources = (
         sum(step.observed.state.shape[0] for step in observation.steps),
         len(observation.steps[0].noise_columns),

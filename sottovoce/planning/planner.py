@@ -13,7 +13,6 @@ round is read from the traced system (`noise_in_models`). What training does is 
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,7 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sottovoce.algorithms.registry import algorithm, examples
+from sottovoce.algorithms.registry import algorithm_spec, algorithm_specs
+from sottovoce.algorithms.spec import AlgorithmSpec, Role
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.graphs import Graph
 from sottovoce.core.loop import iterate_rounds
@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 Tell = Callable[[int, int], None]
 
 MOST = {"rounds": 10**7, "records": 10**7, "dimension": 10**12}
-
-SIZES = ("sigma", "message_sigma", "sigma_pair", "correlation", "rounds", "participation")
-"""Settings that the target, the graph and the batches decide here."""
 
 PAIRED = (1.0, 4.0)
 """Secrets that neighbours share are tried at so many times a node's own noise."""
@@ -200,20 +197,26 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Candidate:
+    """An algorithm with those of its settings that neither the target nor the graph nor the batches decide."""
+
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def accepted(self) -> Mapping[str, inspect.Parameter]:
-        return inspect.signature(next(e.build for e in examples() if e.name == self.name)).parameters
+    @property
+    def spec(self) -> AlgorithmSpec[Any]:
+        """What is known of the algorithm before it is built."""
+        return algorithm_spec(self.name)
 
 
 def candidates() -> list[_Candidate]:
     """Every discovered algorithm, once for each of the settings that its examples show besides the size of noise."""
     found: list[_Candidate] = []
-    for example in examples():
-        one = _Candidate(example.name, {k: v for k, v in example.settings.items() if k not in SIZES})
-        if one not in found:
-            found.append(one)
+    for spec in algorithm_specs().values():
+        plain = {setting.name for setting in spec.settings if setting.role is Role.PLAIN}
+        for example in spec.examples:
+            one = _Candidate(spec.name, {name: value for name, value in example.settings.items() if name in plain})
+            if one not in found:
+                found.append(one)
     return found
 
 
@@ -235,24 +238,25 @@ def plan(question: Question, tell: Tell | None = None) -> Plan:
 
 def _best(question: Question, one: _Candidate) -> Entry:
     """The algorithm at the sigma that meets the target; of several sizes of secrets the one that does best."""
-    accepted = one.accepted()
-    if "sigma" not in accepted:
+    spec = one.spec
+    if not spec.adds_noise:
         raise Unaccountable(NO_NOISE)
-    if "correlation" in accepted and accepted["correlation"].default is inspect.Parameter.empty:
+    if spec.needs_own_correlation:
         raise Unaccountable(OWN_C)
-    given: dict[str, Any] = dict(one.settings)
-    if "rounds" in accepted:
-        given |= {"rounds": question.rounds, "participation": question.participation}
-    if algorithm(one.name, **given, **dict.fromkeys(accepted.keys() & {"sigma", "sigma_pair"}, 1.0)).averaging:
+    if spec.averaging:
         raise Unaccountable(ONCE)
-    if "sigma_pair" not in accepted:
-        return _entry(question, one, lambda sigma: algorithm(one.name, sigma=sigma, **given))
-    tried = [_entry(question, one, _with_secrets(one.name, given, times), secrets=times) for times in PAIRED]
+    given = {
+        **one.settings,
+        **spec.from_run(one.settings, rounds=question.rounds, participation=question.participation),
+    }
+    if not spec.shares_noise:
+        return _entry(question, one, lambda sigma: spec.build_at(sigma, given))
+    tried = [_entry(question, one, _with_secrets(spec, given, times), secrets=times) for times in PAIRED]
     return min(tried, key=lambda entry: entry.error_node or math.inf)
 
 
-def _with_secrets(name: str, given: dict[str, Any], times: float) -> Callable[[float], Algorithm]:
-    return lambda sigma: algorithm(name, sigma=sigma, sigma_pair=times * sigma, **given)
+def _with_secrets(spec: AlgorithmSpec[Any], given: dict[str, Any], times: float) -> Callable[[float], Algorithm]:
+    return lambda sigma: spec.build_at(sigma, {**given, **spec.shared_noise(times * sigma)})
 
 
 def _entry(
@@ -265,7 +269,7 @@ def _entry(
     assert found.headline is not None
     ready = build(sigma)
     average, node, why = _predicted(question, ready, net)
-    paired = {} if secrets is None else {"sigma_pair": secrets * sigma}
+    paired = {} if secrets is None else one.spec.shared_noise(secrets * sigma)
     return Entry(
         one.name, {**one.settings, **paired}, weights, sigma, found.headline, "" if secrets is None else SECRETS,
         average, node, why, _bytes_per_node(question, ready, net),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sottovoce.config import Document, Experiment, from_document
+from sottovoce.config import Document, Experiment, parse_experiment
 from sottovoce.errors import InputError
 from sottovoce.privacy.gaussian_dp import delta_of
 from sottovoce.run.layout import RunFiles
@@ -118,7 +118,7 @@ def _read(folder: Path) -> Told:
     result, privacy = files.document(files.result), files.document(files.privacy)
     if result is None or privacy is None:
         raise InputError(f"{folder}: an unfinished run", "only finished ones are looked at", "go on with --resume")
-    experiment = from_document(files.document(files.config) or {}, str(files.config))
+    experiment = parse_experiment(files.document(files.config) or {}, str(files.config))
     lines = files.lines()
     try:
         attacks, audit = (files.document(path) or {} for path in (files.attack, files.audit))

@@ -1,24 +1,20 @@
-"""From settings to a trial: data, model, algorithm and noise, each built once for all runs of a sweep."""
+"""From settings to a training run: data, model, algorithm and noise. A sweep loads each data set once."""
 
 from __future__ import annotations
 
-import inspect
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from sottovoce.algorithms.registry import algorithm, builder
-from sottovoce.config import AlgorithmChoice, Experiment
-from sottovoce.core.algorithm import Algorithm
+from sottovoce.config import Experiment
 from sottovoce.core.topologies import Topology
-from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, folder_of, load
 from sottovoce.learning.models import model
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Gradients, task
-from sottovoce.run.build_topology import DERIVED, noise_setting, topology_of
+from sottovoce.run.build_algorithm import build_algorithm, check_algorithm, local_step_size
+from sottovoce.run.build_topology import topology_of
 from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun, prepare_run
@@ -34,10 +30,11 @@ def build(experiment: Experiment, folder: Path | None = None) -> TrainingRun:
 
 def build_accountant(experiment: Experiment, folder: Path | None = None) -> RunAccountant:
     """The same run with its accountant, which knows what was traced and accounted for to choose the noise."""
+    check_algorithm(experiment)
     net = topology_of(experiment, folder)
     gradients = gradients_of(experiment, net, folder)
     wanted = experiment.privacy.epsilon
-    built = _algorithm(experiment.algorithm, gradients, experiment)
+    built = build_algorithm(experiment, gradients.participation(experiment.privacy.adjacency))
     started = prepare_run(
         built, net, gradients, rounds=experiment.training.rounds, seed=experiment.seed,
         adjacency=experiment.privacy.adjacency, same_start=experiment.training.same_start,
@@ -59,10 +56,10 @@ def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> 
         dataset, shards, model(experiment.model.name, dataset, **experiment.model.settings),
         engine=experiment.machine.engine, dtype=precision,
     )  # fmt: skip
-    several = {}
-    if training.local_steps > 1:
-        several = {"local_steps": training.local_steps, "step_size": _step_size(experiment.algorithm)}
-    return job.gradients(training.batch, training.clip, training.bound, seed=experiment.seed, **several)
+    return job.gradients(
+        training.batch, training.clip, training.bound, seed=experiment.seed, local_steps=training.local_steps,
+        step_size=local_step_size(experiment) if training.local_steps > 1 else None,
+    )  # fmt: skip
 
 
 def _loaded(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
@@ -81,31 +78,3 @@ _kept = lru_cache(maxsize=2)(_fresh)
 def forget_data() -> None:
     """Let go of data sets that were kept for the next run: ranks keep the rows of their own nodes."""
     _kept.cache_clear()
-
-
-def _step_size(choice: AlgorithmChoice) -> Any:
-    """As given, or the algorithm's default; averaging has none, and is refused by `prepare_run`."""
-    accepted = inspect.signature(builder(choice.name)).parameters
-    return choice.settings.get("step_size", accepted["step_size"].default if "step_size" in accepted else 1.0)
-
-
-def _algorithm(choice: AlgorithmChoice, gradients: Gradients, experiment: Experiment) -> Algorithm:
-    accepted, given = inspect.signature(builder(choice.name)).parameters, choice.settings
-    for key, why in DERIVED.items():
-        if key in given:
-            raise InputError(f"algorithm.{key}", why, "leave it out")
-    if "sigma" in accepted:
-        size = noise_setting(choice)
-        if (experiment.privacy.epsilon is None) == (size not in given):
-            found = f"neither algorithm.{size} nor" if size not in given else f"both algorithm.{size} and"
-            raise InputError(f"{found} privacy.epsilon", "one decides the noise", "give exactly one")
-        given = {size: 1.0, **given}
-    elif experiment.privacy.epsilon is not None:
-        raise InputError(
-            f"privacy.epsilon with {choice.name}", "it has no noise to choose", "leave it out, or use dp-d-sgd, say"
-        )
-    if "rounds" in accepted and "correlation" not in given:
-        rounds = experiment.training.rounds
-        scheme = gradients.participation(experiment.privacy.adjacency).within(rounds)
-        given = {**given, "rounds": rounds, "participation": str(scheme)}
-    return algorithm(choice.name, **given)

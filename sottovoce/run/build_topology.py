@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from sottovoce.algorithms.registry import algorithm, builder
-from sottovoce.config import AlgorithmChoice, Experiment, Net
+from sottovoce.algorithms.registry import algorithm_spec
+from sottovoce.config import Experiment, TopologySettings
+from sottovoce.core.mixing import Requirement
 from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, random_edges, suited, weigh
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
 
-DERIVED = {
-    "sensitivity": "it follows from clipping and batches",
-    "rounds": "it is training.rounds",
-    "participation": "it follows from training.batch",
-}
-"""Settings of algorithms that a run takes from elsewhere."""
-
-
-def noise_setting(choice: AlgorithmChoice) -> str:
-    """The setting that says how large the noise is."""
-    return "message_sigma" if "message_sigma" in choice.settings else "sigma"
-
 
 def topology_of(experiment: Experiment, folder: Path | None) -> Topology:
     """The topology of an experiment; graphs in files are looked for here, then among the data sets."""
-    needs = _requirement(experiment.algorithm)
+    needs = algorithm_spec(experiment.algorithm.name).requires
     seed = experiment.seed if experiment.topology.seed is None else experiment.topology.seed
     place = folder_of(folder)
     return _topology(experiment.topology, needs, seed, None if place is None else str(place))
 
 
-def _requirement(choice: AlgorithmChoice) -> Any:
-    accepted = inspect.signature(builder(choice.name)).parameters
-    given = {key: value for key, value in choice.settings.items() if key not in DERIVED}
-    stand_in = {key: value for key, value in ((noise_setting(choice), 1.0), ("rounds", 1)) if key in accepted}
-    return algorithm(choice.name, **{**stand_in, **given}).requires
-
-
 @lru_cache(maxsize=8)
-def _topology(net: Net, needs: Any, seed: int, folder: str | None) -> Topology:
+def _topology(net: TopologySettings, needs: Requirement, seed: int, folder: str | None) -> Topology:
     spec, weights = _graph_file(net.graph, folder), suited(needs, net.weights)
     ways = [name for name in ("fresh", "random_edges", "dropout") if getattr(net, name)]
     idle = [name for name in ("dropout_correlation", "announced") if getattr(net, name) and not net.dropout]

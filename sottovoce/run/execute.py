@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from sottovoce.config import Document, Experiment, difference
+from sottovoce.config import Document, Experiment, first_difference
 from sottovoce.core.files import write, write_text
 from sottovoce.core.threads import threads
 from sottovoce.core.transport import Transport
@@ -160,7 +160,7 @@ def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> D
         if files.folder.exists() and any(files.folder.glob("checkpoint.npz")):
             raise InputError(f"{files.folder}: a checkpoint without settings", "a run has both", "remove the folder")
         return None
-    other = difference(comparable(before), comparable(experiment.document()))
+    other = first_difference(comparable(before), comparable(experiment.document()))
     if other is not None:
         raise InputError(
             f"{files.folder} holds a run with another {other[0]}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sottovoce.config import Document, Experiment, from_document
+from sottovoce.config import Document, Experiment, parse_experiment
 from sottovoce.core.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.observation import Observation, observe
@@ -60,7 +60,7 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
         raise InputError(f"{folder}: no run", "the folder of a run has a config.json", "give runs/NAME of sotto run")
     if not files.result.exists():
         raise InputError(f"{folder}: an unfinished run", "only finished ones are looked at", "go on with --resume")
-    experiment = from_document(settings, str(files.config))
+    experiment = parse_experiment(settings, str(files.config))
     training_run = build(experiment, data)
     mark = fingerprint(experiment, training_run)
     load(files.checkpoint, training_run, mark)

@@ -11,7 +11,7 @@ same files; of a run over processes every rank writes one, with what its own att
     >>> from sottovoce.learning.tasks import task
     >>> digits = load("digits")
     >>> job = task(digits, partition(digits, nodes=8), model("softmax", digits))
-    >>> record = Record(attackers=[0], every=5)
+    >>> record = RecordingSettings(attackers=[0], every=5)
     >>> run = simulate(algorithm("zip-dl", sigma=0.1), metropolis("ring:8"), job, rounds=12, record=record)
     >>> run.messages.rounds, run.messages.pairs
     ((0, 5, 10, 11), ((0, 1), (0, 7)))
@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.config import Record
+from sottovoce.config import RecordingSettings
 from sottovoce.core import arrays
 from sottovoce.core.files import read_npz, write
 from sottovoce.core.messages import PlayedRound
@@ -100,7 +100,9 @@ class Recorder:
     what attackers among its own nodes received; `rank` tells their files apart.
     """
 
-    def __init__(self, training_run: TrainingRun, record: Record, folder: Path | None = None, rank: int = 0) -> None:
+    def __init__(
+        self, training_run: TrainingRun, record: RecordingSettings, folder: Path | None = None, rank: int = 0
+    ) -> None:
         self._attackers = np.array(_attackers(record, training_run.topology.n), dtype=np.intp)
         self._every, self._last, self._folder, self._rank = record.every, training_run.rounds - 1, folder, rank
         self._recorded: dict[int, RecordedRound | list[Path]] = {}
@@ -130,7 +132,7 @@ class Recorder:
         """What was recorded so far, of a recorder without a folder."""
         return Messages(tuple(self._attackers.tolist()), self._recorded)
 
-    def _check_size(self, training_run: TrainingRun, record: Record) -> None:
+    def _check_size(self, training_run: TrainingRun, record: RecordingSettings) -> None:
         needed = self._bytes(training_run) / 1e6
         if needed > record.limit_mb:
             raise InputError(
@@ -160,12 +162,12 @@ class Recorder:
         return PER_FILE + PER_MESSAGE * int(reaches.sum()) + model * rows
 
 
-def recorder_in(folder: Path, training_run: TrainingRun, record: Record, rank: int = 0) -> Recorder:
+def recorder_in(folder: Path, training_run: TrainingRun, record: RecordingSettings, rank: int = 0) -> Recorder:
     """A recorder that writes into `messages/` of a run's folder."""
     return Recorder(training_run, record, folder / "messages", rank)
 
 
-def read_recording(folder: Path, training_run: TrainingRun, record: Record) -> Messages:
+def read_recording(folder: Path, training_run: TrainingRun, record: RecordingSettings) -> Messages:
     """What a finished run has recorded; refuses one that recorded nothing."""
     wanted = _attackers(record, training_run.topology.n)
     files = _files(folder)
@@ -214,7 +216,7 @@ def _joined(parts: list[RecordedRound]) -> RecordedRound:
     return RecordedRound(sender[order], receiver[order], row[order], np.concatenate([part.rows for part in parts]))
 
 
-def _attackers(record: Record, n: int) -> tuple[int, ...]:
+def _attackers(record: RecordingSettings, n: int) -> tuple[int, ...]:
     if isinstance(record.attackers, str):
         return tuple(range(n)) if record.attackers == "all" else ()
     for node in record.attackers:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.config import Record
+from sottovoce.config import RecordingSettings
 from sottovoce.core.files import read_npz, write
 from sottovoce.core.threads import WORKERS, threads
 from sottovoce.learning.lazy_rows import Examples
@@ -63,7 +63,7 @@ def with_other_rows(
     return dataclasses.replace(training_run, gradients=gradients, seed=seed)
 
 
-def record_rerun(training_run: TrainingRun, record: Record, attackers: Sequence[int]) -> Messages:
+def record_rerun(training_run: TrainingRun, record: RecordingSettings, attackers: Sequence[int]) -> Messages:
     """Play a run and record what some attackers receive, as often as the run itself did."""
     recorder = Recorder(training_run, record.model_copy(update={"attackers": list(attackers)}))
     with threads():

@@ -26,7 +26,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from sottovoce.config import Record
+from sottovoce.config import RecordingSettings
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.threads import threads as torch_threads
 from sottovoce.core.topologies import Topology
@@ -70,7 +70,7 @@ def simulate(
     test_rows: int | None = None,
     threads: int | None = None,
     on_round: RoundCallback | None = None,
-    record: Record | None = None,
+    record: RecordingSettings | None = None,
 ) -> Run:
     """Train, and measure every few rounds. `task.gradients(...)` says which batches are drawn and how they are clipped.
 

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sottovoce.attacks.registry import MEMBERSHIP
-from sottovoce.config import Document, Experiment, from_document, merged, put
+from sottovoce.config import Document, Experiment, merge, parse_experiment, set_key
 from sottovoce.errors import InputError
+from sottovoce.run.build_algorithm import check_algorithm
 
 Point = tuple[tuple[str, Any], ...]
 """Keys with their values."""
@@ -42,10 +43,10 @@ class Planned:
 
 
 def planned(document: Document, where: str = "") -> list[Planned]:
-    """All runs of a document; one, under its plain name, where nothing varies."""
+    """All runs of a document; one, under its plain name, where nothing varies. Algorithms are checked, not built."""
     base = {key: value for key, value in document.items() if key not in VARYING}
     if len(base) == len(document):
-        return [Planned(from_document(base, where), "")]
+        return [Planned(_experiment(base, where), "")]
     seeds = _seeds(document)
     attacks_of(document)
     runs = [
@@ -84,13 +85,19 @@ def _points(document: Document, variant: Document, key: str) -> list[Point]:
 
 
 def _one(base: Document, variant: Document, values: Point, tuned: Point, seed: int, where: str) -> Planned:
-    whole = merged(base, {key: value for key, value in variant.items() if key not in ("name", "grid", "tune")})
+    whole = merge(base, {key: value for key, value in variant.items() if key not in ("name", "grid", "tune")})
     for key, value in (*values, *tuned):
-        whole = put(whole, key.split("."), value)
+        whole = set_key(whole, key.split("."), value)
     words = [str(variant["name"]), *(f"{_last(key)}={value}" for key, value in (*values, *tuned)), f"seed={seed}"]
     label = ",".join(re.sub(r"[^A-Za-z0-9._=+-]", "-", word) for word in words if word)
     whole = {**whole, "seed": seed, "name": f"{base.get('name', '')}/{label}"}
-    return Planned(from_document(whole, where), str(variant["name"]), values, tuned)
+    return Planned(_experiment(whole, where), str(variant["name"]), values, tuned)
+
+
+def _experiment(document: Document, where: str) -> Experiment:
+    experiment = parse_experiment(document, where)
+    check_algorithm(experiment)
+    return experiment
 
 
 def _last(key: str) -> str:

@@ -1,0 +1,112 @@
+"""Whether a model fits its data, and whether examples of a batch influence each other's outputs.
+
+Clipping per example bounds what one record does only if its outputs do not depend on the other records.
+
+Shapes: B examples, F inputs, K outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sottovoce.errors import InputError
+from sottovoce.learning.datasets import Dataset
+from sottovoce.learning.models import Model
+
+PROBES = 3
+"""So many examples are put through a model together and one by one."""
+
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""How far outputs for an example, together and alone, may differ, as a share of the largest.
+
+Batches of different sizes take different routines, whose rounding differs from processor to processor.
+"""
+
+
+def check_model(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
+    """Refuse a model that does not take the rows of a data set, or whose examples influence each other."""
+    probes_BF = torch.from_numpy(dataset.examples[:PROBES]).to(dtype)
+    try:
+        shape = tuple(_outputs_together(model, probes_BF).shape)
+        _outputs_alone(model, probes_BF)
+    except (RuntimeError, IndexError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"{model.name} on rows of {dataset.name}, shape {dataset.shape}: {reason}", "a model takes its data's rows",
+            "build it with model(name, dataset), or give wrap_module(..., shape=dataset.shape)",
+        ) from None  # fmt: skip
+    wanted = len(dataset.classes) if model.loss.name == "cross-entropy" else 1
+    if shape != (len(probes_BF), wanted):
+        raise InputError(
+            f"{model.name} gives outputs of shape {shape} for {len(probes_BF)} examples of {dataset.name}",
+            f"{model.loss.name} needs {wanted} each",
+            "change the last layer or the loss",
+        )
+    if examples_interact(model, probes_BF):
+        raise InputError(
+            f"{model.name}: outputs for an example change with the others of its batch",
+            "clipping per example needs examples that do not influence each other",
+            "replace the layer that mixes them, such as batch norm by group norm",
+        )
+
+
+def examples_interact(model: Model, inputs_BF: Tensor) -> bool:
+    """Whether outputs for an example depend on the other examples of its batch.
+
+    Decided in float64, where rounding is far below the tolerance and overflow is rare. Outputs that overflow all the
+    same say nothing: then inputs are scaled to at most 1 and asked again.
+    """
+    together_BK, alone_BK = _in_float64(model, inputs_BF)
+    if not bool((together_BK.isfinite() & alone_BK.isfinite()).all()):
+        together_BK, alone_BK = _in_float64(model, _at_most_one(inputs_BF))
+    finite_BK = together_BK.isfinite()
+    if not torch.equal(finite_BK, alone_BK.isfinite()):
+        return True
+    if not bool(finite_BK.any()):
+        raise InputError(
+            f"{model.name}: no output is finite, even for inputs of at most 1",
+            "outputs are compared to see that examples do not influence each other",
+            "check its parameters and layers",
+        )
+    together_BK, alone_BK = (part.masked_fill(~finite_BK, 0.0) for part in (together_BK, alone_BK))
+    return bool((abs(together_BK - alone_BK) > _allowed(together_BK, alone_BK)).any())
+
+
+def _allowed(together_BK: Tensor, alone_BK: Tensor) -> Tensor:
+    """How far outputs may differ: a share of the largest of the same example, and rounding of the largest of all."""
+    largest_B1 = torch.maximum(together_BK.abs(), alone_BK.abs()).amax(-1, keepdim=True)
+    rounding = 100 * torch.finfo(together_BK.dtype).eps
+    return TOLERANCE[together_BK.dtype] * largest_B1 + rounding * largest_B1.max()
+
+
+def _in_float64(model: Model, inputs_BF: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs together and one by one; in the precision of the inputs for a module that works in no other."""
+    precise = replace(model, module=copy.deepcopy(model.module).double())
+    try:
+        return _outputs_together(precise, inputs_BF.double()), _outputs_alone(precise, inputs_BF.double())
+    except RuntimeError:
+        return _outputs_together(model, inputs_BF), _outputs_alone(model, inputs_BF)
+
+
+def _at_most_one(inputs_BF: Tensor) -> Tensor:
+    largest_B1 = inputs_BF.abs().amax(-1, keepdim=True)
+    return inputs_BF / largest_B1.clamp(min=1.0)
+
+
+@torch.no_grad()
+def _outputs_together(model: Model, inputs_BF: Tensor) -> Tensor:
+    return model.outputs(_start(model, inputs_BF.dtype), inputs_BF)
+
+
+@torch.no_grad()
+def _outputs_alone(model: Model, inputs_BF: Tensor) -> Tensor:
+    row_D = _start(model, inputs_BF.dtype)
+    return torch.cat([model.outputs(row_D, own_F.unsqueeze(0)) for own_F in inputs_BF])
+
+
+def _start(model: Model, dtype: torch.dtype) -> Tensor:
+    return model.start(1, torch.Generator().manual_seed(0), dtype=dtype)[0]
