@@ -41,7 +41,7 @@ class StepMatrices:
     - `state_out`: the state after the round, one row per node and slot;
     - `point`: where gradients are taken (None when none are);
     - `models`: where nodes stand after the round;
-    - `heard`: for each gossip step its messages, with senders and receivers;
+    - `sent`: for each gossip step its messages, with senders and receivers;
     - `sources`: which noise the last block of columns stands for, as (gossip step, sources);
     - `step_size` and `sensitivity`: by which the algorithm scales what enters.
     """
@@ -85,7 +85,7 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearSystem:
-    """What a run says, as step matrices. Equal rounds share one object.
+    """What a run sends, as step matrices. Equal rounds share one object.
 
     Where `only_gradients` gives a reason, messages were not traced as they are sent: only how noise is added to
     gradients can be taken from it.

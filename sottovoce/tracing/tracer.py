@@ -73,7 +73,7 @@ def trace(
 ) -> LinearSystem:
     """The step matrices of every round, from the loop itself.
 
-    The starting point x0 is public and adds a public offset to what is said; it has no columns. `seed` and
+    The starting point x0 is public and adds a public offset to what is sent; it has no columns. `seed` and
     `coordinate` matter only with random-k compression, whose positions differ by coordinate.
     """
     algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
@@ -161,7 +161,7 @@ def _trace_round(
         state_out=sparse.vstack([slot.wide(width) for slot in _slots(played.loop_state)], format="csr"),
         point=played.point.wide(width) if played.point is not None else None,
         models=played.models.wide(width),
-        sent=tuple(sent for _, _, sent in _heard(played, width)),
+        sent=tuple(sent for _, _, sent in _sent_messages(played, width)),
         mixings=tuple(step.mixing for step in played.steps),
         step_size=algorithm.step_size,
         sensitivity=algorithm.sensitivity,
@@ -169,7 +169,7 @@ def _trace_round(
     return step, played.loop_state
 
 
-def _heard(played: PlayedRound, width: int) -> Iterator[tuple[int, int, SentMessages]]:
+def _sent_messages(played: PlayedRound, width: int) -> Iterator[tuple[int, int, SentMessages]]:
     for step in played.steps:
         sender, receiver, rows = step.sent_messages()
         yield step.gossip_step.round, step.gossip_step.step, SentMessages(sender, receiver, rows.wide(width))
@@ -186,13 +186,13 @@ def trace_dense(
     """A, B and labels from one whole run on basis rows: the oracle for `LinearSystem.dense`."""
     algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
     feed = _WholeRun(topology.n, seed, coordinate)
-    sent = []
+    sent: list[tuple[int, int, SentMessages]] = []
     for round in range(rounds):
         played = play_round(algorithm, topology, loop_state, feed, round)
         loop_state = played.loop_state
-        sent += [(number, step, said.rows, said) for number, step, said in _heard(played, feed.width)]
-    O = np.concatenate([LinearRows(rows).wide(feed.width).toarray() for _, _, rows, _ in sent])
-    labels = labelled([(number, step, said) for number, step, _, said in sent])
+        sent += list(_sent_messages(played, feed.width))
+    O = np.concatenate([LinearRows(messages.rows).wide(feed.width).toarray() for _, _, messages in sent])
+    labels = labelled(sent)
     return O[:, feed.columns("gradient")], O[:, feed.columns("noise")], labels
 
 
