@@ -82,7 +82,7 @@ ViewSpec = Annotated[
         autocompletion=offering(_views),
     ),
 ]
-Adjacency = Annotated[
+AdjacencySpec = Annotated[
     str,
     typer.Option(help="user (all of a node's data changes) or record.", autocompletion=offering(_adjacencies)),
 ]
@@ -112,7 +112,7 @@ class Setting:
         bool, typer.Option("--secure-sum", help="Receivers learn only sums of what they receive.")
     ] = False
     convex: Convex = False
-    adjacency: Adjacency = "user"
+    adjacency: AdjacencySpec = "user"
     participation: Part = "every"
     delta: Delta = 1e-5
     seed: Annotated[int, typer.Option(min=0, help="Seed of random topologies.")] = 0

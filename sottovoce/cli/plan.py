@@ -7,8 +7,9 @@ import typer
 
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Adjacency, Convex, Delta, GraphSpec, Json, Part, Rounds, SuitedWeights, ViewSpec
+from sottovoce.cli.options import AdjacencySpec, Convex, Delta, GraphSpec, Json, Part, Rounds, SuitedWeights, ViewSpec
 from sottovoce.cli.output import Table, answer, progress, size
+from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.rounding import round_up
 
@@ -26,7 +27,7 @@ def plan_(
     view: ViewSpec = "everyone",
     weights: SuitedWeights = None,
     convex: Convex = False,
-    adjacency: Adjacency = "record",
+    adjacency: AdjacencySpec = "record",
     participation: Part = "every",
     delta: Delta = 1e-5,
     as_json: Json = False,
@@ -88,7 +89,7 @@ def _table(found: "Plan") -> Table:
 
 def _words(found: "Plan") -> list[str]:
     question = found.question
-    about = "one record" if question.adjacency == "record" else "all data of a node"
+    about = "one record" if parse_adjacency(question.adjacency) is Adjacency.RECORD else "all data of a node"
     lines = [
         f"Epsilon against {question.view} at delta {question.delta:g}, {about} replaced. Noise: the root mean square "
         "distance it moves a model, for steps of size one and gradients clipped to one; training itself is left out.",

@@ -96,9 +96,9 @@ def _what(setting: Setting, sigma: float) -> dict[str, Any]:
 def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[str]:
     """The headline with all that it rests on."""
     worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
-    whom = f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
+    victims = f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
     figure = f"epsilon {round_up(best.epsilon(setting.delta))} at delta {setting.delta:g} (mu {round_up(best.mu)})"
-    lines = [f"Headline: {figure}, {best.kind}, {whom}; nobody is worse off."]
+    lines = [f"Headline: {figure}, {best.kind}, {victims}; nobody is worse off."]
     lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
     if setting.labels is not None:
         lines.append(f"Nodes are numbered in the order of their names: {setting.name(0)}, {setting.name(1)}, ...")
@@ -215,8 +215,8 @@ def calibrate_(
         "epsilon": epsilon, "delta": setting.delta,
         "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
     }  # fmt: skip
-    kept = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
-    table = [*facts({key: document[key] for key in (*kept, "delta")}), ["sigma", round_up(found.sigma, 6)]]
+    settings = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
+    table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", round_up(found.sigma, 6)]]
     best = found.account.headline
     answer(document, as_json, table, *(() if best is None else _in_words(setting, found.account, best)))
 
@@ -253,10 +253,10 @@ def noise_(
     if out is not None:
         files.check_writable(out)
     net = weigh(graph, weights)
-    with gap_shown(gap) as told:
+    with gap_shown(gap) as report:
         found = factorize(
             net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
-            restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=told,
+            restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=report,
         )  # fmt: skip
     if out is not None:
         files.write(out, lambda file: cache.write(file, found))

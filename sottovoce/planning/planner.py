@@ -185,14 +185,16 @@ class Plan:
         best = self.recommended
         if best is None or best.error_node is None or best.error_average is None:
             return "no algorithm meets the target with an error that can be predicted"
-        said = f"{best.label} has the least predicted error of a typical node"
+        sentence = f"{best.label} has the least predicted error of a typical node"
         plain = next((one for one in self.ranked if one.algorithm == "dp-d-sgd"), None)
         if plain is not None and plain is not best and plain.error_node and best.error_node > 0:
-            said += f", {math.sqrt(plain.error_node / best.error_node):.3g} times less (root mean square) than dp-d-sgd"
+            sentence += (
+                f", {math.sqrt(plain.error_node / best.error_node):.3g} times less (root mean square) than dp-d-sgd"
+            )
         other = min((one for one in self.ranked if one.error_average is not None), key=_of_average)
         if _of_average(other) < 0.95 * best.error_average:
-            said += f"; for the average model {other.label} has less"
-        return said
+            sentence += f"; for the average model {other.label} has less"
+        return sentence
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,15 @@ PROGRESS = 1e-5
 class Coupling:
     """One round for the coupling: who absorbs how cheaply, who must, and what travels on.
 
-    `fresh[w]` is the size of w's own new noise (0: it cannot absorb), `must[w]` says that w is heard before it adds
-    noise again, `carry` is the matrix of absolute weights among honest nodes, `takes[w]` says that w steps at all. With
-    secure summation nobody must; `summed @ q` is what the heard sums make nodes absorb of what they carry.
+    `fresh[w]` is the size of w's own new noise (0: it cannot absorb), `must_absorb[w]` says that w is heard before it
+    adds noise again, `transfer` is the matrix of absolute weights among honest nodes, by which the rest travels on,
+    `takes[w]` says that w steps at all. With secure summation nobody must absorb; `summed @ q` is what the heard sums
+    make nodes absorb of what travels on.
     """
 
     fresh: Array
-    must: NDArray[np.bool_]
-    carry: sparse.csr_array
+    must_absorb: NDArray[np.bool_]
+    transfer: sparse.csr_array
     takes: NDArray[np.bool_]
     summed: sparse.csr_array | None = None
 
@@ -63,17 +64,17 @@ def _couple_step(system: LinearSystem, step: StepMatrices, view: View) -> Coupli
         raise Unaccountable(f"{name}: the absorption bound needs one model per node and a gradient in every round")
     if view.secure_sum and len(step.mixings) > 1:
         raise Unaccountable("the absorption bound with secure summation is for one gossip step per gradient")
-    carry, gradient, noise = step.split(step.state_out)
-    said, said_gradient, said_noise = step.split(_first_said(step, n))
-    eta = -said_gradient.diagonal()
-    fresh = _own_noise(step, said_noise, n)
+    transition, gradient, noise = step.split(step.state_out)
+    sent, sent_gradient, sent_noise = step.split(_states_sent(step, n))
+    eta = -sent_gradient.diagonal()
+    fresh = _own_noise(step, sent_noise, n)
     takes = eta != 0
     scale = sparse.diags_array(eta)
     ok = (
-        _close(said, sparse.eye_array(n))
-        and _close(said_gradient, -scale)
-        and _close(gradient, -(carry @ scale))
-        and _close(noise, carry @ said_noise)
+        _close(sent, sparse.eye_array(n))
+        and _close(sent_gradient, -scale)
+        and _close(gradient, -(transition @ scale))
+        and _close(noise, transition @ sent_noise)
     )
     if not ok:
         raise Unaccountable(f"{name}: the absorption bound needs a local step with fresh own noise, then gossip")
@@ -84,7 +85,7 @@ def _couple_step(system: LinearSystem, step: StepMatrices, view: View) -> Coupli
     honest = np.ones(n, dtype=bool)
     honest[members] = False
     keep = sparse.diags_array(honest.astype(float))
-    absolute = sparse.csr_array(keep @ abs(carry) @ keep)
+    absolute = sparse.csr_array(keep @ abs(transition) @ keep)
     fresh = fresh / max(size, 1e-300)
     if view.secure_sum:
         summed, left = _projections(step, members, honest, fresh)
@@ -109,31 +110,31 @@ def _projections(
     return sparse.csr_array(absorbed), sparse.csr_array(left)
 
 
-def _first_said(step: StepMatrices, n: int) -> sparse.csr_array:
+def _states_sent(step: StepMatrices, n: int) -> sparse.csr_array:
     """Every node's state after its local step, from what it says in the first gossip step."""
     sender, receiver, rows = step.sent[0]
     if not np.all(receiver == -1) or np.any(sender < 0):
         raise Unaccountable("the absorption bound needs nodes that say the same to all")
     place = sparse.csr_array((np.ones(len(sender)), (sender, np.arange(len(sender)))), shape=(n, len(sender)))
-    said = sparse.csr_array(place @ rows)
+    sent = sparse.csr_array(place @ rows)
     silent = np.setdiff1d(np.arange(n), sender)
     if not silent.size:
-        return said
+        return sent
     # who speaks to nobody keeps its state; read it from where its own weight leads
     weights = step.mixings[0].weights.diagonal()[silent]
     if len(step.mixings) > 1 or not np.allclose(weights, 1.0):
         raise Unaccountable("the absorption bound needs every node to be heard or to stand alone")
     own = sparse.csr_array((np.ones(len(silent)), (silent, silent)), shape=(n, n))
-    return sparse.csr_array(said + own @ step.state_out)
+    return sparse.csr_array(sent + own @ step.state_out)
 
 
-def _own_noise(step: StepMatrices, said_noise: sparse.csr_array, n: int) -> Array:
+def _own_noise(step: StepMatrices, sent_noise: sparse.csr_array, n: int) -> Array:
     """The size of each node's fresh noise; refused where a source reaches two nodes."""
     if any(number != 0 or sources.kind != "node" for number, sources in step.sources):
         raise Unaccountable("the absorption bound needs noise that each node draws by itself")
-    if said_noise.nnz and (np.diff(said_noise.tocsc().indptr) > 1).any():
+    if sent_noise.nnz and (np.diff(sent_noise.tocsc().indptr) > 1).any():
         raise Unaccountable("the absorption bound needs noise that reaches one node first")
-    return np.sqrt(np.asarray(said_noise.multiply(said_noise).sum(axis=1)).ravel())
+    return np.sqrt(np.asarray(sent_noise.multiply(sent_noise).sum(axis=1)).ravel())
 
 
 def _close(a: sparse.sparray, b: sparse.sparray) -> bool:
@@ -168,14 +169,14 @@ def least_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: 
 def _solve(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_]) -> Array:
     """Accelerated projected gradients on what is carried, q = p - a >= 0; the best feasible cost of each victim."""
     impulses = [_impulse(coupling, victims, bool(part[t])) for t, coupling in enumerate(rounds)]
-    free = [~coupling.must for coupling in rounds]
+    free = [~coupling.must_absorb for coupling in rounds]
     inverse = [np.where(c.fresh > 0, 1.0 / np.where(c.fresh > 0, c.fresh, 1.0), 0.0)[:, None] for c in rounds]
-    forced = [(c.fresh == 0) & ~c.must for c in rounds]  # without fresh noise all of it travels on
+    forced = [(c.fresh == 0) & ~c.must_absorb for c in rounds]  # without fresh noise all of it travels on
     T, shape = len(rounds), impulses[0].shape
     carried = [np.zeros(shape) for _ in range(T)]
     best, _ = _evaluate(rounds, impulses, carried, forced)
     extra = max((_norm(c.summed) for c in rounds if c.summed is not None), default=0.0)
-    largest = max(_norm(coupling.carry) for coupling in dict.fromkeys(rounds))
+    largest = max(_norm(coupling.transfer) for coupling in dict.fromkeys(rounds))
     bound = max(float(i.max()) for i in inverse) ** 2 * (1 + largest + extra) ** 2
     if bound == 0:  # no noise anywhere
         return best
@@ -216,16 +217,16 @@ def _gradient(
         q = np.where(forced[t][:, None], p, carried[t])
         taken = p - q if coupling.summed is None else p - q + coupling.summed @ q
         absorbed.append(taken * inverse[t] ** 2)
-        previous = coupling.carry @ q
+        previous = coupling.transfer @ q
     out: list[Array] = []
     later = np.zeros_like(carried[0])
     for t in range(len(rounds) - 1, -1, -1):
-        from_carry = rounds[t].carry.T @ later
+        from_transfer = rounds[t].transfer.T @ later
         summed = rounds[t].summed
         if summed is not None:
-            from_carry = from_carry + summed.T @ absorbed[t]
-        out.append(from_carry - absorbed[t])
-        later = np.where(forced[t][:, None], from_carry, absorbed[t])
+            from_transfer = from_transfer + summed.T @ absorbed[t]
+        out.append(from_transfer - absorbed[t])
+        later = np.where(forced[t][:, None], from_transfer, absorbed[t])
     return out[::-1]
 
 
@@ -238,14 +239,14 @@ def _evaluate(
     for t, coupling in enumerate(rounds):
         p = p + impulses[t]
         if t == len(rounds) - 1:
-            q = np.where(coupling.must[:, None], 0.0, p)
+            q = np.where(coupling.must_absorb[:, None], 0.0, p)
         else:
             q = np.where(forced[t][:, None], p, np.minimum(carried[t], p))
         absorbed = p - q if coupling.summed is None else p - q + coupling.summed @ q
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
         cost = cost + (share**2).sum(axis=0)
-        p = coupling.carry @ q
+        p = coupling.transfer @ q
     return cost, p
 
 
@@ -291,9 +292,9 @@ def _late(
         drift = (p > 0) & coupling.takes[:, None]
         impulse = _impulse(coupling, victims, bool(part[t]))
         p = p + np.maximum(impulse, growth * drift)
-        absorbed = np.where(coupling.must[:, None], p, 0.0)
+        absorbed = np.where(coupling.must_absorb[:, None], p, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
         cost = cost + (share**2).sum(axis=0)
-        p = coupling.carry @ (p - absorbed)
+        p = coupling.transfer @ (p - absorbed)
     return cost

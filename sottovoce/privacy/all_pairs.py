@@ -70,7 +70,7 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
     """What figures depend on, by content: the step matrices themselves."""
     digest = hashlib.blake2b(digest_size=16)
     for step in dict.fromkeys(system.steps):
-        for matrix in (step.state_out, *(heard.rows for heard in step.sent)):
+        for matrix in (step.state_out, *(sent.rows for sent in step.sent)):
             for part in (matrix.data, matrix.indices, matrix.indptr):
                 digest.update(np.ascontiguousarray(part).tobytes())
     order = [list(dict.fromkeys(system.steps)).index(step) for step in system.steps]
@@ -96,11 +96,11 @@ def _stored(store: Path, title: dict[str, Any], n: int) -> Iterator[tuple[int, N
         return
     _same(store, _read(lines[0]), title)
     rows = [_read(line) for line in lines[1:]]
-    kept = [row for row in rows if _is_row(row, n)]
-    if len(kept) < len(rows):
+    valid = [row for row in rows if _is_row(row, n)]
+    if len(valid) < len(rows):
         with _writable(store):
-            store.write_text("".join(json.dumps(row) + "\n" for row in (title, *kept)))
-    for row in kept:
+            store.write_text("".join(json.dumps(row) + "\n" for row in (title, *valid)))
+    for row in valid:
         yield row["attacker"], np.array([from_json(mu) for mu in row["mu"]])
 
 
@@ -165,16 +165,16 @@ def heat_map(values: NDArray[np.float64], *, most: int = 60) -> str:
     n = len(values)
     size = -(-n // most)
     blocks = -(-n // size)
-    shown = np.zeros((blocks, blocks))
+    largest = np.zeros((blocks, blocks))
     for i in range(blocks):
         for j in range(blocks):
-            shown[i, j] = values[i * size : (i + 1) * size, j * size : (j + 1) * size].max()
-    positive = shown[(shown > 0) & np.isfinite(shown)]
+            largest[i, j] = values[i * size : (i + 1) * size, j * size : (j + 1) * size].max()
+    positive = largest[(largest > 0) & np.isfinite(largest)]
     if not positive.size:
         return "\n".join("  " * blocks for _ in range(blocks))
     low, high = np.log(positive.min()), np.log(positive.max())
     with np.errstate(divide="ignore"):
-        level = (np.log(shown) - low) / max(high - low, 1e-12)
+        level = (np.log(largest) - low) / max(high - low, 1e-12)
     steps = len(SHADES) - 2
-    index = np.where(shown > 0, 1 + np.clip(np.round(level * steps), 0, steps), 0).astype(int)
+    index = np.where(largest > 0, 1 + np.clip(np.round(level * steps), 0, steps), 0).astype(int)
     return "\n".join("".join(2 * SHADES[k] for k in row).rstrip() for row in index)

@@ -27,18 +27,18 @@ def models_follow_from_messages(system: LinearSystem) -> bool:
     [True, False, False]
     """
     last = system.steps[-1]
-    if _spanned(sparse.hstack(last.split(last.models)), sparse.hstack(last.split(_said(last)))):
+    if _spanned(sparse.hstack(last.split(last.models)), sparse.hstack(last.split(_messages(last)))):
         return True
     return all(_made_of_messages(step) for step in dict.fromkeys(system.steps))
 
 
 def _made_of_messages(step: StepMatrices) -> bool:
     after = sparse.vstack([step.state_out, step.models], format="csr")
-    return _spanned(sparse.hstack(step.split(after)[1:]), sparse.hstack(step.split(_said(step))[1:]))
+    return _spanned(sparse.hstack(step.split(after)[1:]), sparse.hstack(step.split(_messages(step))[1:]))
 
 
-def _said(step: StepMatrices) -> sparse.csr_array:
-    return sparse.csr_array(sparse.vstack([heard.rows for heard in step.sent], format="csr"))
+def _messages(step: StepMatrices) -> sparse.csr_array:
+    return sparse.csr_array(sparse.vstack([sent.rows for sent in step.sent], format="csr"))
 
 
 def _spanned(rows: sparse.sparray, by: sparse.sparray) -> bool:

@@ -180,9 +180,9 @@ def known_of(sources: Sources, adversary: View) -> NDArray[np.bool_]:
     """Which of some sources the adversary knows."""
     holders = sources.holders.tocsc()
     found = np.zeros(sources.size, dtype=bool)
-    by = adversary.members if sources.kind != "pair" else (*adversary.members, *adversary.secrets_of)
-    for member in by:
-        found[holders.indices[holders.indptr[member] : holders.indptr[member + 1]]] = True
+    knowing = adversary.members if sources.kind != "pair" else (*adversary.members, *adversary.secrets_of)
+    for node in knowing:
+        found[holders.indices[holders.indptr[node] : holders.indptr[node + 1]]] = True
     return found
 
 
@@ -205,8 +205,8 @@ def selected_messages(sent: TracedMessages, mixing: Mixing, adversary: View, own
         got = np.isin(receiver, members)
         if mixing.active is not None:
             got &= mixing.active[receiver]
-    said = np.isin(sender, members)
-    return rows[np.flatnonzero(got | said if own else got & ~said)]
+    from_members = np.isin(sender, members)
+    return rows[np.flatnonzero(got | from_members if own else got & ~from_members)]
 
 
 def _tapped(

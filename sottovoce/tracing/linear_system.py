@@ -92,7 +92,7 @@ class Labels(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearSystem:
-    """What a run says, as step matrices. Equal rounds share one object.
+    """What a run sends, as step matrices. Equal rounds share one object.
 
     Where `only_gradients` gives a reason, messages were not traced as they are sent: only how noise is added to
     gradients can be taken from it.

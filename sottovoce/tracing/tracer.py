@@ -74,7 +74,7 @@ def trace(
 ) -> LinearSystem:
     """The step matrices of every round, from the loop itself.
 
-    The starting point x0 is public and adds a public offset to what is said; it has no columns. `seed` and
+    The starting point x0 is public and adds a public offset to what is sent; it has no columns. `seed` and
     `coordinate` matter only with random-k compression, whose positions differ by coordinate.
     """
     algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
@@ -188,13 +188,13 @@ def trace_dense(
     """A, B and labels from one whole run on basis rows: the oracle for `LinearSystem.dense`."""
     algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
     feed = _WholeRun(topology.n, seed, coordinate)
-    sent = []
+    sent: list[tuple[int, int, SentMessages]] = []
     for round in range(rounds):
         played = play_round(algorithm, topology, loop_state, feed, round)
         loop_state = played.loop_state
-        sent += [(number, step, said.rows, said) for number, step, said in _traced_messages(played, feed.width)]
-    O = np.concatenate([LinearRows(rows).wide(feed.width).toarray() for _, _, rows, _ in sent])
-    labels = labelled([(number, step, said) for number, step, _, said in sent])
+        sent += list(_traced_messages(played, feed.width))
+    O = np.concatenate([LinearRows(messages.rows).wide(feed.width).toarray() for _, _, messages in sent])
+    labels = labelled(sent)
     return O[:, feed.columns("gradient")], O[:, feed.columns("noise")], labels
 
 

@@ -116,13 +116,13 @@ def least_eigenvalue(observation: Observation) -> float:
     maps = map_equal_steps(_inverse_map, observation.steps)
     X = observation.steps[0].observed.state.shape[1]
     state, across = np.zeros(X), 0.0
-    for shown, on, enter, scale in maps:
-        across = max(across, float(np.max(scale * (1 + shown @ state), initial=0.0)))
+    for observed, on, enter, scale in maps:
+        across = max(across, float(np.max(scale * (1 + observed @ state), initial=0.0)))
         state = on @ state + enter @ np.ones(len(scale))
     back, down = np.zeros(X), 0.0
-    for shown, on, enter, scale in reversed(maps):
+    for observed, on, enter, scale in reversed(maps):
         down = max(down, float(np.max(scale + enter.T @ back, initial=0.0)))
-        back = on.T @ back + shown.T @ scale
+        back = on.T @ back + observed.T @ scale
     return 1 / (across * down)
 
 

@@ -181,8 +181,8 @@ def _basis_step(observation: Observation, whole: StepMatrices, step: ObservedSte
         nothing = np.zeros((chosen.shape[0], n)), np.zeros((chosen.shape[0], 0))
         unknown.move(mixing.weights, np.zeros((n, n)), np.zeros((n, 0)), unknown.see(chosen, *nothing))
     basis = sparse.csr_array(unknown.basis.T)
-    said = reduced_inputs(whole, whole.sent[0].rows, observation.view, observation.victims)
-    return replace(step, observed=Inputs(*(sparse.csr_array(basis @ part) for part in said)))
+    messages = reduced_inputs(whole, whole.sent[0].rows, observation.view, observation.victims)
+    return replace(step, observed=Inputs(*(sparse.csr_array(basis @ part) for part in messages)))
 
 
 def _is_gossip(whole: StepMatrices) -> bool:

@@ -160,8 +160,8 @@ class _Back(NamedTuple):
         columns = _same_rows(gradient, state)
         seen_gradient = step.observed.gradient.T.tocsr()[some]
         sent = np.flatnonzero(np.diff(seen_gradient.indptr))
-        kept = gradient if columns is None else None
-        return cls(state, step.observed.state.T.tocsr(), kept, columns, sent, seen_gradient[sent])
+        apart = gradient if columns is None else None
+        return cls(state, step.observed.state.T.tocsr(), apart, columns, sent, seen_gradient[sent])
 
 
 def _same_rows(few: sparse.csr_array, many: sparse.csr_array) -> NDArray[np.intp] | None:

@@ -1,0 +1,99 @@
+"""Facts about guarantees are types: they decide by identity, and documents are written and read in one place."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from sottovoce import InputError, account, algorithm, metropolis, trace
+from sottovoce.core.adjacency import Adjacency, Change, parse_adjacency
+from sottovoce.core.json_numbers import from_json, is_number, to_json
+from sottovoce.privacy import views
+from sottovoce.privacy.assumptions import Assumption, AssumptionKind
+from sottovoce.privacy.bisection import least_noise
+from sottovoce.privacy.covering_views import covering_views, lacks_secrets
+from sottovoce.privacy.guarantee import Guarantee, Headline, Kind, TrainingProof
+
+PLACES = {"largest_step": "2/L", "changed": "replaced by another", "by": " by a factor 2 in mu^2", "source": "a paper"}
+RING = metropolis("ring:4")
+DECOR, PLAIN = algorithm("decor", sigma=1.0, sigma_pair=1.0), algorithm("dp-d-sgd", sigma=1.0)
+
+
+@pytest.mark.parametrize("kind", AssumptionKind)
+def test_every_assumption_is_read_back_from_its_sentence(kind):
+    assumption = kind.of(**PLACES)
+    assert "{" not in str(assumption)
+    assert Assumption.read(str(assumption)) == assumption
+
+
+@pytest.mark.parametrize("view", [views.everyone(), views.node(0), views.everyone(secrets_of=(0, 1, 2, 3))])
+@pytest.mark.parametrize("built", [DECOR, PLAIN, algorithm("d-psgd")])
+def test_a_headline_is_read_as_it_was_written(built, view):
+    found = account(trace(built, RING, rounds=3), view, convex=True)
+    headline = Headline.of(found.headline, found.view, 1e-5)
+    document = json.loads(json.dumps(headline.document(), allow_nan=False))
+    assert Headline.read(document) == headline
+    assert {key: document[key] for key in found.headline.document(1e-5)} == found.headline.document(1e-5)
+
+
+def test_a_headline_may_have_no_mu_and_no_limit():
+    headline = Headline(
+        view=views.everyone(), change=Change.ZERO_OUT, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None,
+        epsilon=math.inf, proven_for_training=TrainingProof.PROVEN, assumptions=(AssumptionKind.MESSAGES_ONLY.of(),),
+    )  # fmt: skip
+    document = json.loads(json.dumps(headline.document(), allow_nan=False))
+    assert (document["mu"], document["epsilon"], document["proven_for_training"]) == (None, "inf", True)
+    assert Headline.read(document) == headline
+    assert not headline.covers_final_models
+
+
+def test_what_counts_as_proven():
+    holds = {proof: [proof.holds(convex=convex) for convex in (False, True)] for proof in TrainingProof}
+    assert holds == {
+        TrainingProof.PROVEN: [True, True],
+        TrainingProof.IF_CONVEX: [False, True],
+        TrainingProof.NOT_PROVEN: [False, False],
+    }
+    assert [proof.value for proof in TrainingProof] == [True, "convex", False]
+    assert [bool(proof) for proof in TrainingProof] == [True, True, False]
+
+
+def test_documents_hold_plain_words():
+    document = Guarantee(0, 1, Kind.FIXED_STREAMS, 1.0, TrainingProof.NOT_PROVEN, ()).document(1e-5)
+    assert type(document["kind"]) is str
+    assert document["kind"] == "fixed-streams"
+    assert parse_adjacency("user") is Adjacency.USER
+    with pytest.raises(InputError, match="adjacency 'people'; known: user, record; choose one of them"):
+        parse_adjacency("people")
+
+
+def test_infinite_numbers_in_documents():
+    for number in (0.0, 2.5, math.inf):
+        written = to_json(number)
+        json.dumps(written, allow_nan=False)
+        assert from_json(written) == number
+        assert is_number(written)
+    assert to_json(None) is None
+    assert not is_number("many")
+
+
+def test_who_must_be_covered_where_neighbours_share_secrets():
+    everyone, informed = views.everyone(), views.everyone(secrets_of=(0, 1, 2, 3))
+    assert covering_views(everyone, PLAIN, RING, nodes=[1]) == (everyone,)
+    assert covering_views(everyone, DECOR, RING, nodes=[1]) == (everyone, views.node(1), informed)
+    assert covering_views(everyone, DECOR, RING, nodes=range(4)) == (everyone, *map(views.node, range(4)))
+    for view in (views.node(0), informed, views.eavesdropper((0, 1)), views.everyone(secrets_of=(0,))):
+        assert covering_views(view, DECOR, RING) == (view,)
+    lacking = [everyone, views.eavesdropper((0, 1)), views.everyone(secrets_of=(0,))]
+    assert all(lacks_secrets(view, DECOR, RING) for view in lacking)
+    assert not any(lacks_secrets(view, DECOR, RING) for view in (views.node(0), informed))
+    assert not any(lacks_secrets(view, PLAIN, RING) for view in lacking)
+
+
+@pytest.mark.parametrize("least", [1e-7, 0.3, 1.0, 3.0, 1000.0])
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-6])
+def test_the_least_noise_is_enough_and_hardly_more(least, tolerance):
+    found = least_noise(lambda noise: noise >= least, 1.0, tolerance=tolerance, smallest=1e-9)
+    assert least <= found <= least * (1 + 2 * tolerance)
