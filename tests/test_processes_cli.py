@@ -115,13 +115,13 @@ def test_one_that_failed_is_noticed_while_another_hangs(codes, monkeypatch):
             self.returncode = self.code
             return self.code
 
-    monkeypatch.setattr(launch, "PATIENCE", 0.0)
+    monkeypatch.setattr(launch, "GRACE_SECONDS", 0.0)
     launch._wait([Rank(code) for code in codes])
 
 
 def test_a_run_that_rank_0_has_finished_ended_well():
-    assert launch._code([0, 130]) == launch._code([0, -signal.SIGKILL]) == 0
-    assert launch._code([-signal.SIGKILL, 1]) == 1
+    assert launch._exit_code([0, 130]) == launch._exit_code([0, -signal.SIGKILL]) == 0
+    assert launch._exit_code([-signal.SIGKILL, 1]) == 1
 
 
 @pytest.mark.slow

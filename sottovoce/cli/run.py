@@ -118,9 +118,9 @@ def _as_rank(
     as_json: bool,
 ) -> None:
     """One rank's part of a run. Rank 0 shows how far it is and answers; what went wrong is said once."""
-    from sottovoce.distributed.launch import listen, orphaned
+    from sottovoce.distributed.launch import is_orphaned, unblock_signals
 
-    listen()
+    unblock_signals()
     from sottovoce.distributed.ranks import join_ranks
     from sottovoce.run.execute import run_experiment
 
@@ -135,7 +135,7 @@ def _as_rank(
             if voice.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
                 raise
             line, code = explained(error)
-            if not orphaned():
+            if not is_orphaned():
                 ranks.report_once(error, lambda: fail(line, code))
             if isinstance(error, PeerLost):
                 sys.stderr.flush()

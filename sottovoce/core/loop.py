@@ -21,7 +21,7 @@ Shapes: N nodes, D parameters, E directed edges, S noise sources.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ from sottovoce.errors import InputError, Unaccountable
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
+
+RowsKind = TypeVar("RowsKind", bound=Rows)
 
 
 def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -> tuple[Algorithm, LoopState]:
@@ -149,9 +151,9 @@ def iterate_rounds(
     `after` goes on where an earlier run stopped: the number of rounds that were played, and the state after the last.
     `transport` says where the nodes live, and made `x0`; unless it is given, all live in this process.
     """
-    transport = transport or InProcess(topology.n)
     algorithm, loop_state = start_run(algorithm, topology, x0, rounds)
     topology.require_connected()
+    transport = transport or InProcess(topology.n)
     first, loop_state = after or (0, loop_state)
     with transport.open_inputs(seed, gradient, x0) as inputs:
         if topology.static and not algorithm.averaging:
@@ -164,8 +166,8 @@ def iterate_rounds(
 
 
 def train(
-    algorithm: Algorithm, topology: Topology, x0: Rows, gradient: Gradient, *, rounds: int, seed: int = 0
-) -> Rows:
+    algorithm: Algorithm, topology: Topology, x0: RowsKind, gradient: Gradient, *, rounds: int, seed: int = 0
+) -> RowsKind:
     """Run and return where every node ends: one row per node.
 
     `x0` has a row per node, numpy or torch, and is public. `gradient(round, points)` gets where each node stands and
@@ -173,7 +175,7 @@ def train(
     """
     for played in iterate_rounds(algorithm, topology, x0, gradient, rounds=rounds, seed=seed):
         last = played
-    return last.models
+    return cast("RowsKind", last.models)
 
 
 # --- within a round ------------------------------------------------------------------------------------------------

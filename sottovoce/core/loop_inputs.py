@@ -17,7 +17,7 @@ from sottovoce.core.noise_sources import Sources
 
 
 class LoopInputs(Protocol):
-    """Answers of the loop's questions. They have a row for every node that the loop rows have."""
+    """Gradients, noise and compressed rows, for all nodes whose rows go through the loop."""
 
     def gradient(self, round: int, point: Rows) -> Rows:
         """The gradient of round `round`, taken at `point`."""
@@ -33,7 +33,7 @@ class LoopInputs(Protocol):
 
 
 class RunInputs(LoopInputs, Protocol):
-    """The inputs of a whole run: a context, which may be told what it will be asked for."""
+    """The inputs of a whole run: a context, which can prepare for what it will be asked."""
 
     def __enter__(self) -> Self: ...
 

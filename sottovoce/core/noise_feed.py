@@ -28,7 +28,7 @@ CHUNK = 1 << 22
 """At most about this many noise values are alive at once, whatever the number of edges."""
 
 
-APART = 1 << 19
+PREFETCHED = 1 << 19
 """From so many values a round on, noise is drawn ahead by a thread of its own.
 
 For fewer a thread does not pay, and on a busy machine it costs: threads that both need the interpreter wait in turns.
@@ -43,7 +43,7 @@ class NoiseFeed:
             raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
         self.seed, self._gradient, self._like = seed, gradient, like
         self._expected: tuple[Sources, NDArray[np.bool_]] | None = None
-        self._ahead: Prefetcher | None = None
+        self._prefetcher: Prefetcher | None = None
         self._past: list[Any] = []
         self._next_round = 0
 
@@ -51,14 +51,14 @@ class NoiseFeed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._prefetcher is not None:
+            self._prefetcher.close()
 
     def expect(self, term: NoiseTerm, rounds: range) -> None:
         """Each of these rounds will ask for this noise in turn: it is drawn ahead, within this context."""
-        if WORKERS > 1 and term.sources.size * self._like.shape[1] >= APART:
+        if WORKERS > 1 and term.sources.size * self._like.shape[1] >= PREFETCHED:
             sources, used = self._expected = term.sources, term.matrix.used()
-            self._ahead = Prefetcher(lambda round: self._draw(sources, used, round, 0), rounds)
+            self._prefetcher = Prefetcher(lambda round: self._draw(sources, used, round, 0), rounds)
 
     def gradient(self, round: int, point: Rows) -> Rows:
         """Asks the task; refuses what would poison every neighbour."""
@@ -88,10 +88,10 @@ class NoiseFeed:
 
     def _blocks(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
         """Drawn ahead or now. What was drawn ahead is handed out once; who asks again has it drawn again."""
-        if self._ahead is not None and self._expected is not None and (self._ahead.round, 0) == (round, step):
+        if self._prefetcher is not None and self._expected is not None and (self._prefetcher.round, 0) == (round, step):
             known, known_used = self._expected
             if known is sources and np.array_equal(known_used, used):
-                return self._ahead.take()
+                return self._prefetcher.take()
         return self._draw(sources, used, round, step)
 
     def _draw(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
@@ -105,8 +105,8 @@ class NoiseFeed:
         own = FactoredMatrix(sparse.diags_array(matrix.used().astype(float), format="csr"))
         for t in range(self._next_round, round + 1):
             fresh = self.noise(sources, own, t, 0)
-            result, keep = correlation.next(t, fresh, self._past)
-            self._past = [*self._past, keep][-correlation.memory :] if correlation.memory else []
+            result, remembered = correlation.next(t, fresh, self._past)
+            self._past = [*self._past, remembered][-correlation.memory :] if correlation.memory else []
         self._next_round = round + 1
         return arrays.operator(matrix.whole(), self._like) @ result
 

@@ -17,50 +17,51 @@ from typing import Any
 from sottovoce.errors import SottovoceError
 
 MEETING = "SOTTOVOCE_MEETING"
-"""The file by which they find each other."""
+"""Environment variable: the file by which ranks find each other."""
 
 PARENT = "SOTTOVOCE_PARENT"
-"""Who started them; it may be gone before they look."""
+"""Environment variable: the process that started them, which may be gone before they look."""
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-"""Where they speak, unless GLOO_SOCKET_IFNAME says otherwise."""
+"""The network interface between them, unless GLOO_SOCKET_IFNAME names another."""
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM)
-"""Signals to whoever started them that are meant for them."""
+FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""Signals to the process that started them which are meant for them."""
 
-LOOK = 0.05
-"""Seconds between two looks at who has ended."""
+POLL_SECONDS = 0.05
+"""Seconds between two looks at which ranks have ended."""
 
-PATIENCE = 5.0
+GRACE_SECONDS = 5.0
 """Seconds that the others have to end by themselves when one has failed."""
 
 
 def launch(arguments: list[str], size: int) -> int:
     """Start `sotto` with these arguments as `size` ranks, wait for all, and return the code to exit with.
 
-    Interrupts are passed on.
+    Interrupts are forwarded.
     """
     with tempfile.TemporaryDirectory(prefix="sotto-") as folder:
         ranks: list[subprocess.Popen[bytes]] = []
         try:
-            with _passing_on(ranks):
-                with _held_back():
-                    ranks += [_started(arguments, rank, size, Path(folder) / "meeting") for rank in range(size)]
+            with _forwarding_signals(ranks):
+                with _signals_blocked():
+                    ranks += [_start_rank(arguments, rank, size, Path(folder) / "meeting") for rank in range(size)]
                 _wait(ranks)
         finally:
             for rank in ranks:
                 if rank.poll() is None:
                     rank.kill()
                 rank.wait()
-    return _code([rank.returncode for rank in ranks])
+    return _exit_code([rank.returncode for rank in ranks])
 
 
-def _started(arguments: list[str], rank: int, size: int, meeting: Path) -> subprocess.Popen[bytes]:
-    told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), MEETING: str(meeting)}
-    told[PARENT] = str(os.getpid())
-    chosen = {"GLOO_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": "1"} | dict(os.environ)
+def _start_rank(arguments: list[str], rank: int, size: int, meeting: Path) -> subprocess.Popen[bytes]:
+    assigned = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), MEETING: str(meeting)}
+    assigned[PARENT] = str(os.getpid())
+    defaults = {"GLOO_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "sottovoce", *arguments]
-    return subprocess.Popen(command, env={**chosen, **told}, start_new_session=True, stdin=subprocess.DEVNULL)
+    environment = {**defaults, **os.environ, **assigned}
+    return subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
@@ -70,54 +71,54 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
         now = time.monotonic()
         if failed is None and any(codes):
             failed = now
-        if failed is not None and now - failed > PATIENCE:
+        if failed is not None and now - failed > GRACE_SECONDS:
             return
-        time.sleep(LOOK)
+        time.sleep(POLL_SECONDS)
 
 
-def _code(codes: list[int]) -> int:
-    """What the ranks agree on; that of one that was not killed where they do not. A rank that was not has said why.
+def _exit_code(codes: list[int]) -> int:
+    """The code of the first rank that failed and was not killed: it has reported why.
 
-    Rank 0 ends well only after all is written, whatever befell the others after that.
+    Rank 0 ends with 0 only after all is written, whatever befell the others after that.
     """
     if codes[0] == 0:
         return 0
-    said = [code for code in codes if code > 0]
-    if not said and any(codes):
+    failures = [code for code in codes if code > 0]
+    if not failures and any(codes):
         raise SottovoceError("a process of the run was ended from outside; go on with --resume")
-    return said[0] if said else 0
+    return failures[0] if failures else 0
 
 
 @contextmanager
-def _held_back() -> Iterator[None]:
-    """Interrupts wait until all ranks are started; in a rank, which inherits that, until it listens."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+def _signals_blocked() -> Iterator[None]:
+    """Interrupts wait until all ranks are started; in a rank, which inherits that, until `unblock_signals`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def listen() -> None:
-    """In a rank: from here on interrupts are heard, with one that came before."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+def unblock_signals() -> None:
+    """In a rank: from here on interrupts arrive, with one that came before."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
 
 
 @contextmanager
-def _passing_on(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _forwarding_signals(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Interrupts go to the ranks, which save and end; a second one ends them at once."""
-    heard = []
+    received = []
 
-    def pass_on(kind: int, _: Any) -> None:
-        heard.append(kind)
+    def forward(kind: int, _: Any) -> None:
+        received.append(kind)
         for rank in ranks:
             if rank.poll() is None:
-                rank.send_signal(signal.SIGINT if len(heard) == 1 else signal.SIGKILL)
+                rank.send_signal(signal.SIGINT if len(received) == 1 else signal.SIGKILL)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {kind: signal.signal(kind, pass_on) for kind in PASSED_ON}
+    before = {kind: signal.signal(kind, forward) for kind in FORWARDED_SIGNALS}
     try:
         yield
     finally:
@@ -125,18 +126,18 @@ def _passing_on(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
             signal.signal(kind, old)
 
 
-def orphaned() -> bool:
-    """In a rank: whether whoever started it is gone, and with it all who would listen."""
+def is_orphaned() -> bool:
+    """In a rank: whether the process that started it is gone, and with it all who would read its output."""
     return PARENT in os.environ and os.getppid() != int(os.environ[PARENT])
 
 
 def leave_with_parent() -> None:
-    """In a rank: end when whoever started it is gone."""
+    """In a rank: end when the process that started it is gone."""
     parent = int(os.environ.get(PARENT, os.getppid()))
 
-    def watch() -> None:
+    def wait_for_parent() -> None:
         while os.getppid() == parent:
             time.sleep(1.0)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=wait_for_parent, daemon=True).start()

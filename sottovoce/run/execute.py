@@ -152,7 +152,7 @@ def _prepare_folder(files: RunFiles, experiment: Experiment, privacy: Document, 
 
 
 def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
-    """The result of a finished run; refuses a folder that holds something else."""
+    """The result of a finished run of these settings, if there is one; refuses a folder that holds something else."""
     if files.folder.exists() and not files.folder.is_dir():
         raise InputError(f"{files.folder} is no folder", "a run needs one", "move that file away")
     before = files.document(files.config)
