@@ -141,7 +141,10 @@ BAD = {
     "negative": (lambda: algorithm("dp-d-sgd", sigma=-1), "sigma = -1.0; a standard deviation"),
     "nan": (lambda: algorithm("dp-d-sgd", sigma=float("nan")), "sigma = nan"),
     "word": (lambda: algorithm("dp-d-sgd", sigma="much"), "sigma = 'much'; a standard deviation is a number"),
-    "pair per node": (lambda: algorithm("decor", sigma=1, sigma_pair=[1, 2]), r"sigma_pair = \[1, 2\] of decor; it is a number"),
+    "pair per node": (
+        lambda: algorithm("decor", sigma=1, sigma_pair=[1, 2]),
+        r"sigma_pair = \[1, 2\] of decor; it is a number",
+    ),
     "wrong count": (
         lambda: trace(algorithm("dp-d-sgd", sigma=[1, 2]), metropolis("path:3"), rounds=1),
         "sigma for 2 nodes; there are 3",
@@ -277,7 +280,7 @@ def test_correlation_files(tmp_path):
     (tmp_path / "text.npz").write_text("no")
     built = algorithm("mf-d-sgd", sigma=1.0, correlation=str(tmp_path / "c.npz"))
     np.testing.assert_array_equal(built.noise.correlation.matrix(3), np.eye(3))
-    for name, reason in (("other", "no array named C"), ("text", "damaged or no npz")):
+    for name, reason in (("other", "no array named C"), ("text", "it is not an .npz file, or it is damaged")):
         with pytest.raises(InputError, match=reason):
             algorithm("mf-d-sgd", sigma=1.0, correlation=tmp_path / f"{name}.npz")
 

@@ -42,7 +42,7 @@ def fingerprint(experiment: Experiment, training_run: TrainingRun) -> str:
 def _of_data(dataset: Dataset) -> bytes:
     digest = hashlib.blake2b()
     rest = (dataset.targets, dataset.test_inputs, dataset.test_targets, dataset.groups)
-    for part in (*dataset.examples.pieces(), *rest):
+    for part in (*dataset.examples.chunks(), *rest):
         digest.update(b"" if part is None else part.tobytes())
     return digest.digest()
 
