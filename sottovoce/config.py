@@ -8,7 +8,7 @@
     ...
     sottovoce.errors.InputError: training.round; there is no such key; did you mean training.rounds?
 
-What decides a run's numbers and its privacy stands apart from what only decides its speed (`machine`).
+Settings that only decide how fast a run is stand apart from the others, in `machine`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DataSettings(_Section):
 
 
 class ModelChoice(_OpenSection):
-    """A model by name; its own settings stand beside it."""
+    """A model by name, with its own settings beside it."""
 
     name: str = "softmax"
 
@@ -78,13 +78,13 @@ class TopologySettings(_Section):
 
 
 class AlgorithmChoice(_OpenSection):
-    """An algorithm by name; its own settings, such as sigma and step_size, stand beside it."""
+    """An algorithm by name, with its own settings, such as sigma and step_size, beside it."""
 
     name: str = "dp-d-sgd"
 
 
 class TrainingSettings(_Section):
-    """How long, on which batches, clipped how."""
+    """How many rounds, on which batches, with which clipping."""
 
     rounds: int = Field(ge=1, le=10**7)
     batch: str = "full"
@@ -95,7 +95,7 @@ class TrainingSettings(_Section):
 
 
 class PrivacySettings(_Section):
-    """Against whom, at which delta; with `epsilon`, the noise is chosen to meet it."""
+    """Against which adversary, at which delta; with `epsilon`, the noise is chosen to meet it."""
 
     adjacency: Literal["record", "user"] = "record"
     delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -112,7 +112,7 @@ class MetricsSettings(_Section):
 
 
 class RecordingSettings(_Section):
-    """Which nodes keep what they receive, in every which round, and how much of it at most."""
+    """Which nodes record what they receive, every how many rounds, and how many megabytes at most."""
 
     attackers: Literal["all", "none"] | list[int] = "none"
     every: int = Field(default=10, ge=1)
@@ -138,7 +138,7 @@ class About(_Section):
 
 
 class Experiment(_Section):
-    """One run."""
+    """All settings of one run."""
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
@@ -171,7 +171,7 @@ def read_settings_file(path: Path) -> Document:
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
         kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise InputError(f"{path}: {error}", f"it is no valid {kind}", "correct that line") from None
+        raise InputError(f"{path}: {error}", f"it is not valid {kind}", "correct that line") from None
     if not isinstance(found, dict):
         raise InputError(f"{path}: a {type(found).__name__}", "settings are tables of keys", "see docs/run.md")
     return found
@@ -236,7 +236,7 @@ def set_key(document: Document, path: Sequence[str], value: Any) -> Document:
 def parse_experiment(document: Document, where: str = "") -> Experiment:
     """Check all keys and values; `where` names the file in messages.
 
-    Settings of the algorithm and of the model are checked where those are known: `run.build_algorithm`, `learning.models`.
+    `run.build_algorithm` checks the settings of the algorithm, `learning.models` those of the model.
     """
     try:
         return Experiment.model_validate(document)

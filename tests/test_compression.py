@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError, algorithm, dropout, push, train
-from sottovoce.core import compression
+from sottovoce.core.compression import parse_compression
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.topologies import weigh
 
@@ -20,7 +20,7 @@ def apply(operator, rows, seed=0):
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("dimension", [30, 5000])
 def test_error_is_within_omega(spec, dimension):
-    operator = compression(spec)
+    operator = parse_compression(spec)
     x = np.random.default_rng(1).standard_normal((1, dimension)).repeat(200, axis=0)
     error = ((apply(operator, x) - x) ** 2).sum(axis=1).mean() / (x[0] ** 2).sum()
     omega = operator.omega(dimension)
@@ -40,7 +40,7 @@ def test_error_is_within_omega(spec, dimension):
     ],
 )
 def test_bits_and_omega(spec, dimension, bits, omega_squared):
-    operator = compression(spec)
+    operator = parse_compression(spec)
     assert operator.bits(dimension) == bits
     assert operator.omega(dimension) ** 2 == pytest.approx(omega_squared)
     assert operator.name == spec
@@ -49,17 +49,17 @@ def test_bits_and_omega(spec, dimension, bits, omega_squared):
 def test_gsgd_is_unbiased_where_it_is_a_contraction():
     x = np.random.default_rng(0).standard_normal((1, 20)).repeat(40_000, axis=0)
     spread = np.linalg.norm(x[0]) / 2**3
-    np.testing.assert_allclose(apply(compression("gsgd:4"), x).mean(axis=0), x[0], atol=5 * spread / 200)
+    np.testing.assert_allclose(apply(parse_compression("gsgd:4"), x).mean(axis=0), x[0], atol=5 * spread / 200)
 
 
 def test_gsgd_says_when_it_is_rescaled():
-    assert "rescaled by 1/(1 + omega^2)" in compression("gsgd:2").describe(1000)
-    assert "rescaled" not in compression("gsgd:8").describe(1000)
+    assert "rescaled by 1/(1 + omega^2)" in parse_compression("gsgd:2").describe(1000)
+    assert "rescaled" not in parse_compression("gsgd:8").describe(1000)
 
 
 def test_zero_stays_zero():
     for spec in SPECS:
-        assert not apply(compression(spec), np.zeros((2, 40))).any()
+        assert not apply(parse_compression(spec), np.zeros((2, 40))).any()
 
 
 @pytest.mark.parametrize(
@@ -67,12 +67,12 @@ def test_zero_stays_zero():
 )
 def test_unknown_or_impossible_operators(spec):
     with pytest.raises(InputError):
-        compression(spec)
+        parse_compression(spec)
 
 
 def test_too_few_coordinates():
     with pytest.raises(InputError, match=r"rand:0.1 keeps 0.5 of 5 coordinates; at least one must be sent"):
-        compression("rand:0.1").bits(5)
+        parse_compression("rand:0.1").bits(5)
 
 
 def test_compression_needs_receivers_that_miss_nothing():
@@ -142,7 +142,7 @@ def test_coarse_compression_needs_lazy_weights(weights, kept):
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_what_travels_is_decoded_to_what_was_compressed(spec, dimension, dtype):
-    operator = compression(spec)
+    operator = parse_compression(spec)
     rows = np.random.default_rng(3).standard_normal((6, dimension)).astype(dtype)
     rows[1] = 0  # no norm
     rows[2, 1:] = 0  # one coordinate is all of the norm: the highest level
@@ -159,5 +159,5 @@ def test_what_travels_is_decoded_to_what_was_compressed(spec, dimension, dtype):
 
 @pytest.mark.parametrize("spec", ["identity", "rand:0.5", "gsgd:8", "gsgd:3", "top:0.1"])
 def test_messages_weigh_what_is_accounted_for_them(spec):
-    operator, dimension = compression(spec), 20_000
+    operator, dimension = parse_compression(spec), 20_000
     assert 8 * operator.payload(dimension, np.dtype(np.float32)) == pytest.approx(operator.bits(dimension), rel=0.01)

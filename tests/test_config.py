@@ -232,7 +232,7 @@ def test_what_has_no_default_is_asked_for(missing, sotto, recipe):
         (b'name = "x"\nname = "y"\n', "line 2"),
         (b"\xff\xfe", "not UTF-8"),
         (b"", "name is missing"),
-        (b"[training", "it is no valid TOML"),
+        (b"[training", "it is not valid TOML"),
         (b'"a\\nb" = 1\nname = "x"', "a b; there is no such key"),
     ],
 )
@@ -248,7 +248,7 @@ def test_broken_files_are_one_line(text, message, sotto, tmp_path, monkeypatch):
 
 def test_files_that_are_none(sotto, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for place, message in (("missing.toml", "No such file"), (".", "is a folder"), ("broken.json", "no valid JSON")):
+    for place, message in (("missing.toml", "No such file"), (".", "is a folder"), ("broken.json", "not valid JSON")):
         (tmp_path / "broken.json").write_text("{")
         code, _, err = sotto("run", place)
         assert (code, err.count("\n")) == (2, 1)

@@ -280,7 +280,7 @@ def test_correlation_files(tmp_path):
     (tmp_path / "text.npz").write_text("no")
     built = algorithm("mf-d-sgd", sigma=1.0, correlation=str(tmp_path / "c.npz"))
     np.testing.assert_array_equal(built.noise.correlation.matrix(3), np.eye(3))
-    for name, reason in (("other", "no array named C"), ("text", "damaged or no npz")):
+    for name, reason in (("other", "no array named C"), ("text", "it is not an .npz file, or it is damaged")):
         with pytest.raises(InputError, match=reason):
             algorithm("mf-d-sgd", sigma=1.0, correlation=tmp_path / f"{name}.npz")
 

@@ -69,7 +69,7 @@ def test_runs_read_a_changed_file_again(tmp_path, sotto, monkeypatch):
         assert sotto("run try.toml")[0] == 0
     code, _, err = sotto("run try.toml --set data.name=file:other.npz --set name=x")
     assert code == 2
-    assert err.startswith("sotto: other.npz: No such file or directory; an undamaged npz file is needed; ")
+    assert err.startswith("sotto: other.npz: No such file or directory; an .npz file of arrays is needed here; ")
     assert err.count("\n") == 1
     assert not (tmp_path / "runs" / "x").exists()
 
@@ -104,7 +104,7 @@ def test_one_clear_line_for_bad_arrays(change, line):
     [
         ({"inputs": X}, "no array 'targets'; arrays are inputs, targets, test_inputs, test_targets, groups"),
         ({"inputs": X, "targets": Y, "labels": Y}, "array 'labels'; arrays are inputs"),
-        ({"inputs": X, "targets": Y.astype(object)}, "Python objects inside, which are never unpickled"),
+        ({"inputs": X, "targets": Y.astype(object)}, "it holds Python objects, which are never unpickled"),
     ],
 )
 def test_one_clear_line_for_bad_files(tmp_path, arrays, line):

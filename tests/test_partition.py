@@ -137,7 +137,7 @@ def test_what_cannot_be_dealt_is_refused(digits, nodes, how, settings, line):
 
 
 def test_labels_and_groups_are_needed_where_they_are_used(digits):
-    with pytest.raises(InputError, match=r"^partition by user of digits; its rows name nobody"):
+    with pytest.raises(InputError, match=r"^partition by user of digits; its rows do not say whom they come from"):
         partition(replace(digits, groups=None), 3, "user")
     with pytest.raises(InputError, match=r"^dirichlet on digits, whose targets are a value; label skew needs classes"):
         partition(replace(digits, kind="value", classes=()), 3, "dirichlet:1")

@@ -1,6 +1,6 @@
 """Muffliato: noise once, then many gossip steps; plain, with Chebyshev acceleration, or on random edges.
 
-Averaging is training's special case of a single step of size -1 from zero, so that "gradients" are the values to
+Averaging is the special case of training with a single step of size -1 from zero, so that "gradients" are the values to
 average. Randomised Muffliato is plain averaging on `topology.random_edges`.
 """
 

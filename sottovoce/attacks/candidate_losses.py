@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.errors import InputError
-from sottovoce.learning.engines import VALUES, pieces
+from sottovoce.learning.engines import VALUES, chunks
 from sottovoce.learning.tasks import Task
 from sottovoce.run.recording import Messages
 
@@ -183,10 +183,10 @@ def losses_of(
     longest = max(map(len, rows))
     padded = torch.from_numpy(np.stack([np.resize(one, longest) for one in rows]))
     found: list[NDArray[Any]] = []
-    for some in pieces(len(rows), max(1, VALUES // (longest * inputs.shape[1]))):
+    for some in chunks(len(rows), max(1, VALUES // (longest * inputs.shape[1]))):
         models, picked = models_RD[some], padded[some]
         parts = []
-        for examples in pieces(longest, job.engine.examples_at_once(len(models), inputs.shape[1])):
+        for examples in chunks(longest, job.engine.examples_at_once(len(models), inputs.shape[1])):
             at = picked[:, examples]
             shown = inputs.index_select(0, at.flatten()).view(*at.shape, -1)
             parts.append(job.model.loss.each(job.engine.outputs(models, shown).double(), targets[at]))

@@ -133,7 +133,7 @@ class Setting:
     def chosen(self) -> "tuple[Callable[[float], Algorithm], Topology]":
         """The algorithm, given sigma, and the topology."""
         from sottovoce.algorithms.registry import algorithm_spec
-        from sottovoce.core.topologies import random_edges, suited, weigh
+        from sottovoce.core.topologies import random_edges, weigh, weights_for
 
         spec = algorithm_spec(self.algorithm)
         named = {
@@ -150,7 +150,7 @@ class Setting:
         def build(sigma: float) -> "Algorithm":
             return spec.build_at(sigma, given)
 
-        net = weigh(self.graph, suited(spec.requires, self.weights))
+        net = weigh(self.graph, weights_for(spec.requires, self.weights))
         return build, random_edges(net, seed=self.seed) if self.randomized else net
 
     def system(self, sigma: float) -> "LinearSystem":

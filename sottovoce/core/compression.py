@@ -34,7 +34,7 @@ class Compression(Protocol):
 
     @property
     def name(self) -> str:
-        """Its spec."""
+        """The spec that names it, such as `rand:0.5`."""
 
     @property
     def linear(self) -> bool:

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and npz files that are not believed before they are checked."""
+"""Files that are written whole or not at all, and .npz files that are checked before they are used."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from sottovoce.errors import InputError
 
 PIECE = 1 << 24
-"""About so many bytes are read at once where most of them are passed over."""
+"""About so many bytes are read at once where most of them are skipped."""
 
 
 def check_writable(path: Path) -> Path:
     """Where a file will be written, links followed; refused before any work where it cannot be."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        raise InputError(f"{path} is no file", "only a file is replaced", "name another")
+        raise InputError(f"{path} is not a file", "only a file is replaced", "name another")
     if not path.name or not target.parent.is_dir():
-        raise InputError(f"{path}: no such folder", "a file is written into one that is there", "make it first")
+        raise InputError(f"{path}: no such folder", "a file is written into a folder that exists", "make it first")
     return target
 
 
@@ -32,13 +32,13 @@ def check_folder(path: Path) -> None:
     """Refuse a folder that cannot be there or cannot be written into, before any work."""
     there = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not there.is_dir():
-        raise InputError(f"{there} is no folder", "runs are written into one", "use another --out")
+        raise InputError(f"{there} is not a folder", "runs are written into one", "use another --out")
     if not os.access(there, os.W_OK | os.X_OK):
         raise InputError(f"{there}: not writable", "runs are written into it", "use another --out")
 
 
 def write(path: Path, write_to: Callable[[BinaryIO], None]) -> None:
-    """Write beside, then rename: whoever reads meets the old file or the new one, never half of it."""
+    """Write beside, then rename: a reader finds the old file or the new one, never half of it."""
     target = check_writable(path)
     part = None
     try:
@@ -80,14 +80,14 @@ def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, NDArra
         if bad is None:
             with np.load(path, allow_pickle=False) as stored:
                 return {name: stored[name] for name in stored.files if names is None or name in names}
-        reason = f"damaged npz (checksum of {bad!r})"
+        reason = f"it is damaged: the checksum of {bad!r} is wrong"
     except Exception as error:  # zipfile and numpy raise whatever a damaged header provokes, TokenError among them
         reason = _reason(error)
-    raise InputError(f"{path}: {reason}", "an undamaged npz file is needed", "check the path, or make it again")
+    raise _unreadable(path, reason)
 
 
 def read_rows(path: Path, name: str, wanted: NDArray[np.intp]) -> NDArray[Any]:
-    """Some rows, ascending, of one array of an npz file; the others are passed over and never all in memory."""
+    """Some rows, ascending, of one array of an npz file; the others are skipped and never all in memory."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
             np.lib.format.read_magic(file)
@@ -104,12 +104,16 @@ def read_rows(path: Path, name: str, wanted: NDArray[np.intp]) -> NDArray[Any]:
             return found
     except Exception as error:  # as above: a damaged header provokes whatever it may
         reason = _reason(error)
-    raise InputError(f"{path}: {reason}", "an undamaged npz file is needed", "check the path, or make it again")
+    raise _unreadable(path, reason)
+
+
+def _unreadable(path: Path, reason: str) -> InputError:
+    return InputError(f"{path}: {reason}", "an .npz file of arrays is needed here", "check the path, or write it again")
 
 
 def _reason(error: Exception) -> str:
     if "Object arrays" in str(error):
-        return "Python objects inside, which are never unpickled"
+        return "it holds Python objects, which are never unpickled"
     if isinstance(error, zipfile.BadZipFile):
-        return "cut off, damaged or no npz"
-    return getattr(error, "strerror", None) or f"damaged npz ({type(error).__name__})"
+        return "it is not an .npz file, or it is damaged"
+    return getattr(error, "strerror", None) or f"it is damaged ({type(error).__name__})"

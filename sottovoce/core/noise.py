@@ -99,7 +99,7 @@ class Noise(Protocol):
         """The same noise at another size; pair secrets beside a node's own noise keep theirs."""
 
 
-class _Fresh:
+class _FreshNoise:
     """Nothing added and nothing correlated; the noises below override what they do."""
 
     @property
@@ -117,7 +117,7 @@ class _Fresh:
 
 
 @dataclass(frozen=True)
-class NoNoise(_Fresh):
+class NoNoise(_FreshNoise):
     """No noise."""
 
     def with_sigma(self, sigma: float) -> Noise:
@@ -125,7 +125,7 @@ class NoNoise(_Fresh):
 
 
 @dataclass(frozen=True)
-class Independent(_Fresh):
+class Independent(_FreshNoise):
     """Every node adds its own fresh `sigma * N(0, 1)` to its gradient.
 
     >>> from sottovoce.core.topologies import metropolis
@@ -143,11 +143,11 @@ class Independent(_Fresh):
         return replace(self, sigma=sigma)
 
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
-        return _own(self.sigma, mixing.n)
+        return _own_terms(self.sigma, mixing.n)
 
 
 @dataclass(frozen=True)
-class Temporal(_Fresh):
+class Temporal(_FreshNoise):
     """Every node adds `sigma (C^-1 Z)_t` in round t: its own noise, correlated over rounds (mafalda, section 3)."""
 
     sigma: PerNode
@@ -164,11 +164,11 @@ class Temporal(_Fresh):
         return replace(self, sigma=sigma)
 
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
-        return _own(self.sigma, mixing.n)
+        return _own_terms(self.sigma, mixing.n)
 
 
 @dataclass(frozen=True)
-class Pairwise(_Fresh):
+class Pairwise(_FreshNoise):
     """Each pair of neighbours shares a secret, fresh every round: one adds it, the other subtracts it (DECOR).
 
     The secrets cancel over the network. They are not scaled by W.
@@ -183,11 +183,11 @@ class Pairwise(_Fresh):
         return replace(self, sigma=sigma)
 
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
-        return _pairs(self.sigma, mixing)
+        return _pair_terms(self.sigma, mixing)
 
 
 @dataclass(frozen=True)
-class Central(_Fresh):
+class Central(_FreshNoise):
     """One trusted party adds `sigma * N(0, 1)` to the sum over all nodes; nobody knows the draw."""
 
     sigma: float
@@ -207,7 +207,7 @@ class Central(_Fresh):
 
 
 @dataclass(frozen=True)
-class ZeroSum(_Fresh):
+class ZeroSum(_FreshNoise):
     """A different noise on each message, summing to zero at the sender (zip-dl, Algorithm 1).
 
         Z_{a->v} = Y_{a->v} - 1 / (d_a W_av) sum_j W_aj Y_{a->j},    Y ~ N(0, zeta_a^2)
@@ -251,10 +251,10 @@ class ZeroSum(_Fresh):
         others = sender != receiver
         least = np.full(mixing.n, np.inf)
         np.minimum.at(least, sender[others], self.gains(mixing)[others])
-        mute = np.flatnonzero((least <= 0) & (wanted > 0))
-        if mute.size:
+        silent = np.flatnonzero((least <= 0) & (wanted > 0))
+        if silent.size:
             raise InputError(
-                f"node {mute[0]} has one neighbour",
+                f"node {silent[0]} has one neighbour",
                 "zero-sum noise over an open neighbourhood of one is no noise",
                 "use the closed neighbourhood, or a graph of minimum degree 2",
             )
@@ -269,10 +269,10 @@ class ZeroSum(_Fresh):
         own[sender[sender == receiver]] = True
         speaks = np.zeros(mixing.n, dtype=bool)
         speaks[sender[sender != receiver]] = True
-        bare = np.flatnonzero(speaks & ~own)
-        if bare.size:
+        missing = np.flatnonzero(speaks & ~own)
+        if missing.size:
             raise InputError(
-                f"W[{bare[0]},{bare[0]}] = 0",
+                f"W[{missing[0]},{missing[0]}] = 0",
                 "zero-sum noise over the closed neighbourhood needs a weight for oneself",
                 "use metropolis weights",
             )
@@ -280,7 +280,7 @@ class ZeroSum(_Fresh):
 
 
 @dataclass(frozen=True)
-class CombinedNoise(_Fresh):
+class CombinedNoise(_FreshNoise):
     """Several noises of different kinds at once; one correlated over rounds stands alone."""
 
     parts: tuple[Noise, ...]
@@ -328,7 +328,7 @@ def _per_node(name: str, value: PerNode | None, n: int) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=32)
-def _own(sigma: PerNode, n: int) -> tuple[NoiseTerm, ...]:
+def _own_terms(sigma: PerNode, n: int) -> tuple[NoiseTerm, ...]:
     sizes = _per_node("sigma", sigma, n)
     if not sizes.any():
         return ()
@@ -338,7 +338,7 @@ def _own(sigma: PerNode, n: int) -> tuple[NoiseTerm, ...]:
 
 
 @lru_cache(maxsize=32)
-def _pairs(sigma: float, mixing: Mixing) -> tuple[NoiseTerm, ...]:
+def _pair_terms(sigma: float, mixing: Mixing) -> tuple[NoiseTerm, ...]:
     sender, receiver, _ = mixing.planned_edges
     once = sender < receiver
     pairs = np.stack([sender[once], receiver[once]], axis=1).astype(np.int64)

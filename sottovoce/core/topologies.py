@@ -198,8 +198,8 @@ def _laziness(kind: str) -> tuple[str, float]:
     return plain, share
 
 
-def suited(needs: Requirement, kind: str | None = None) -> str:
-    """The kind of weights: the one that is asked for, or the one that suits an algorithm's requirement."""
+def weights_for(needs: Requirement, kind: str | None = None) -> str:
+    """The kind of weights for an algorithm with this requirement, unless a kind is asked for."""
     if kind is not None:
         return kind
     return {"column-stochastic": "push", "complete average": "uniform"}.get(needs, "metropolis")

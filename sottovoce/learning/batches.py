@@ -30,13 +30,13 @@ from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise_sources import generator
 from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
-from sottovoce.learning.partitioning import Shards
+from sottovoce.learning.partitioning import Partition
 
 Rows = NDArray[np.int64]
 
 
 class Batch(NamedTuple):
-    """Rows of the training set, N x B, and which of them are there: the others are padding, to be weighed zero."""
+    """Rows of the training set, N x B, and which of them are there: the others are padding, with weight zero."""
 
     rows: Rows
     present: NDArray[np.bool_]
@@ -55,7 +55,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batches:
-    """All rows in every round (`full`). `shards` holds each node's row numbers."""
+    """All rows in every round (`full`). `shards` holds the row numbers of each node."""
 
     shards: tuple[Rows, ...]
     seed: int = 0
@@ -102,7 +102,7 @@ class Batches:
         return Participation()
 
     def sampling(self, node: int) -> Sampling | None:
-        """How this node's records are sampled, or None where chance plays no part."""
+        """How this node's records are sampled, or None where nothing is sampled."""
         return None
 
     def check(self, rounds: int) -> None:
@@ -147,7 +147,7 @@ class Cycle(Batches):
         return Participation(self.times, self.apart)
 
     def check(self, rounds: int) -> None:
-        """In a longer run records would take part more often than the accountant is told."""
+        """In a longer run records would take part more often than the accountant assumes."""
         if rounds > self.times * self.apart:
             raise InputError(
                 f"{rounds} rounds of cycle:{self.times}x{self.apart}",
@@ -168,12 +168,12 @@ class Poisson(Batches):
         return self.share * self.sizes
 
     def rows_of(self, node: int, round: int) -> Rows:
-        """One coin for each record."""
+        """Each record is drawn by itself."""
         shard = self.shards[node]
         return shard[generator(self.seed, "batch", [node], round).random(len(shard)) < self.share]
 
     def sampling(self, node: int) -> Sampling:
-        """The share."""
+        """Every record of the node with probability `share`."""
         return Sampling(self.share)
 
 
@@ -194,16 +194,16 @@ class FixedSize(Batches):
 
     @property
     def divisors(self) -> NDArray[np.float64]:
-        """The size."""
+        """The size, which every batch has."""
         return np.full(self.nodes, float(self.size))
 
     @property
     def largest(self) -> NDArray[np.float64]:
-        """The size."""
+        """The size: no batch is larger."""
         return self.divisors
 
     def rows_of(self, node: int, round: int) -> Rows:
-        """The first rows of a fresh order."""
+        """The first rows of a fresh permutation."""
         shard = self.shards[node]
         return shard[generator(self.seed, "batch", [node], round).permutation(len(shard))[: self.size]]
 
@@ -213,7 +213,7 @@ class FixedSize(Batches):
         return Sampling(self.size / held, held)
 
 
-def parse_batches(spec: str, shards: Shards | Sequence[int] | Sequence[Rows], seed: int = 0) -> Batches:
+def parse_batches(spec: str, shards: Partition | Sequence[int] | Sequence[Rows], seed: int = 0) -> Batches:
     """`full`, `cycle:KxB`, `poisson:SHARE` or `fixed:SIZE`, on shards, on rows of each node, or on bare sizes."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
@@ -239,9 +239,9 @@ def _number(text: str) -> float:
         return 0.0
 
 
-def _rows(shards: Shards | Sequence[int] | Sequence[Rows]) -> tuple[Rows, ...]:
+def _rows(shards: Partition | Sequence[int] | Sequence[Rows]) -> tuple[Rows, ...]:
     """Bare sizes stand for consecutive rows."""
-    given = shards.indices if isinstance(shards, Shards) else shards
+    given = shards.indices if isinstance(shards, Partition) else shards
     stops = np.cumsum([held if isinstance(held, int | np.integer) else 0 for held in given])
     rows = tuple(
         np.arange(stop - held, stop) if isinstance(held, int | np.integer) else np.asarray(held, dtype=np.int64)

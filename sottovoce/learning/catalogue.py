@@ -1,4 +1,4 @@
-"""Where each data set comes from and how its files become rows; `load` in data.py puts a name to them."""
+"""Where each data set comes from and how its files become rows; `datasets.load` finds them by name."""
 
 from __future__ import annotations
 
@@ -83,27 +83,27 @@ def _scaled_pixels(train: NDArray[np.uint8], test: NDArray[np.uint8], channels: 
     """Rows of pixels, flat, each channel with mean 0 and deviation 1 over the training rows."""
     train, test = (pixels.reshape(len(pixels), -1) for pixels in (train, test))
     tables = [_pixel_table(train.reshape(len(train), channels, -1)[:, channel]) for channel in range(channels)]
-    scaled = partial(_looked_up, tables=tables)
+    scaled = partial(_standardised_pixels, tables=tables)
     return Examples(train, scaled), Examples(test, scaled)[:]
 
 
 def _pixel_table(pixels: NDArray[np.uint8]) -> Floats:
     """Standardised value of each of the 256 levels; exact, from a histogram."""
-    pieces = (pixels[start : start + AT_ONCE] for start in range(0, len(pixels), AT_ONCE))
-    share = sum(np.bincount(piece.ravel(), minlength=256) for piece in pieces) / pixels.size
+    chunks = (pixels[start : start + AT_ONCE] for start in range(0, len(pixels), AT_ONCE))
+    share = sum(np.bincount(chunk.ravel(), minlength=256) for chunk in chunks) / pixels.size
     levels = np.arange(256.0)
     mean = float(share @ levels)
     deviation = float(np.sqrt(share @ (levels - mean) ** 2)) or 1.0
     return ((levels - mean) / deviation).astype(np.float32)
 
 
-def _looked_up(pixels: NDArray[np.uint8], tables: list[Floats]) -> Floats:
+def _standardised_pixels(pixels: NDArray[np.uint8], tables: list[Floats]) -> Floats:
     channels = np.split(pixels, len(tables), axis=1)
     return np.concatenate([table[levels] for table, levels in zip(tables, channels, strict=True)], axis=1)
 
 
 def split_note(by: str, seed: int) -> str:
-    """What is said about rows that were held out."""
+    """The note about rows that were held out."""
     return f"a fifth of the rows{by} is held out for testing, seed {seed}"
 
 

@@ -96,7 +96,7 @@ def _scaled_to_norm_one(rows: Floats) -> Floats:
 
 
 @dataclass(frozen=True)
-class Listed:
+class DatasetListing:
     """What is known about a data set without reading it: which files are there, which are missing."""
 
     name: str
@@ -127,8 +127,8 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
     sottovoce.errors.InputError: data set 'moons'; known: breast-cancer, ...; see docs/data.md
     """
     if name.startswith("file:"):
-        path = _own_file(name.removeprefix("file:"), folder)
-        return _own(path.stem, read_rows(path, _seed(seed)))
+        path = _user_file(name.removeprefix("file:"), folder)
+        return _user_dataset(path.stem, read_rows(path, _seed(seed)))
     if name not in CATALOGUE:
         raise InputError(f"data set {name!r}", f"known: {', '.join(dataset_names())}, file:PATH", "see docs/data.md")
     entry = CATALOGUE[name]
@@ -163,15 +163,15 @@ def from_arrays(
     """
     test_inputs, test_targets = (None, None) if test is None else test
     arrays = {"inputs": inputs, "targets": targets, "test_inputs": test_inputs, "test_targets": test_targets}
-    return _own(name, rows_of({**arrays, "groups": groups}, _seed(seed)))
+    return _user_dataset(name, rows_of({**arrays, "groups": groups}, _seed(seed)))
 
 
-def _own(name: str, rows: Rows) -> Dataset:
+def _user_dataset(name: str, rows: Rows) -> Dataset:
     kind = "classes" if rows.classes else "value"
     return Dataset(name=name, kind=kind, licence="your own", source="you", **vars(rows))
 
 
-def _own_file(path: str, folder: str | Path | None) -> Path:
+def _user_file(path: str, folder: str | Path | None) -> Path:
     place = folder_of(folder)
     here = Path(path)
     return here if here.exists() or place is None else place / path
@@ -188,13 +188,13 @@ def dataset_names() -> tuple[str, ...]:
     return tuple(sorted(CATALOGUE))
 
 
-def list_datasets(folder: str | Path | None = None) -> tuple[Listed, ...]:
+def list_datasets(folder: str | Path | None = None) -> tuple[DatasetListing, ...]:
     """Every data set, with where it was found or what is missing. Files are looked for, not read."""
     place = folder_of(folder)
-    return tuple(_listed(name, CATALOGUE[name], place) for name in dataset_names())
+    return tuple(_listing(name, CATALOGUE[name], place) for name in dataset_names())
 
 
-def _listed(name: str, entry: Entry, place: Path | None) -> Listed:
+def _listing(name: str, entry: Entry, place: Path | None) -> DatasetListing:
     paths = [file.find(place) if place else None for file in entry.files]
     missing = tuple(file.names[0] for file, path in zip(entry.files, paths, strict=True) if path is None)
     found = [path for path in paths if path is not None]
@@ -202,7 +202,7 @@ def _listed(name: str, entry: Entry, place: Path | None) -> Listed:
     if rows is None and found and place:
         train, test = (entry.files[0].npz_rows(place, key) for key in ("y_train", "y_test"))
         rows = None if train is None or test is None else (train, test)
-    return Listed(
+    return DatasetListing(
         name=name, kind=entry.kind, files=tuple(map(str, found)), missing=missing, rows=rows,
         bytes=sum(path.stat().st_size for path in found),
         licence=entry.licence, source=entry.source, trap=entry.trap,

@@ -2,7 +2,7 @@
 
 An engine is chosen by the kinds of layers (`engine_for`):
 
-- `stacked`: chains of linear layers and matrix factorisation, all nodes at once, by hand (stacked.py);
+- `stacked`: chains of linear layers and matrix factorisation, all nodes at once, by hand (`stacked_engines`);
 - `loop`: node after node, for convolutions, where stacking gains nothing on a CPU;
 - `functional`: anything else, by `torch.func`, nodes and examples in chunks.
 
@@ -100,22 +100,22 @@ class Functional:
     def total(self, points: Tensor, stack: Stack) -> Tensor:
         """One backward pass for each node, a few nodes at a time."""
         at_once = max(1, VALUES // (4 * self.model.layout.size))
-        gradient = vmap(grad(partial(weighed, self.model)))
+        gradient = vmap(grad(partial(weighted_loss, self.model)))
         parts = [
             gradient(self.model.layout.views(points[some]), *(part[some] for part in stack))
-            for some in pieces(len(points), at_once)
+            for some in chunks(len(points), at_once)
         ]
         return torch.cat([self.model.layout.flatten(part) for part in parts])
 
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
         """Every example's gradient by itself, a chunk at a time."""
-        each = vmap(vmap(grad(partial(one, self.model)), in_dims=(None, 0, 0)))
+        each = vmap(vmap(grad(partial(example_loss, self.model)), in_dims=(None, 0, 0)))
         layout, (N, B) = self.model.layout, stack.weights.shape
         rows, nonfinite = torch.zeros_like(points), 0
         some_nodes = max(1, VALUES // (B * layout.size))
-        for nodes in pieces(N, some_nodes):
+        for nodes in chunks(N, some_nodes):
             some_examples = max(1, VALUES // ((nodes.stop - nodes.start) * layout.size))
-            for examples in pieces(B, some_examples):
+            for examples in chunks(B, some_examples):
                 inputs, targets, weights = (part[nodes, examples] for part in stack)
                 gradients = layout.flatten(each(layout.views(points[nodes]), inputs, targets))
                 added = sum_clipped(gradients, weights, clip)
@@ -146,17 +146,17 @@ class Loop:
         for node, row in enumerate(points):
             parameters = {name: part.detach().requires_grad_() for name, part in layout.views(row).items()}
             with torch.enable_grad():
-                loss = weighed(self.model, parameters, *(part[node] for part in stack))
+                loss = weighted_loss(self.model, parameters, *(part[node] for part in stack))
                 found = torch.autograd.grad(loss, list(parameters.values()))
             rows[node] = layout.flatten(dict(zip(parameters, found, strict=True)))
         return rows
 
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
         """Some examples at a time."""
-        each = vmap(grad(partial(one, self.model)), in_dims=(None, 0, 0))
+        each = vmap(grad(partial(example_loss, self.model)), in_dims=(None, 0, 0))
         rows, nonfinite, layout = torch.zeros_like(points), 0, self.model.layout
         for node, row in enumerate(points):
-            for some in pieces(stack.weights.shape[1], max(EXAMPLES, VALUES // layout.size)):
+            for some in chunks(stack.weights.shape[1], max(EXAMPLES, VALUES // layout.size)):
                 inputs, targets, weights = (part[node, some] for part in stack)
                 gradients = layout.flatten(each(layout.views(row), inputs, targets))
                 added = sum_clipped(gradients.unsqueeze(0), weights.unsqueeze(0), clip)
@@ -166,7 +166,7 @@ class Loop:
 
     @torch.no_grad()
     def outputs(self, points: Tensor, inputs: Tensor) -> Tensor:
-        """Forward passes."""
+        """A forward pass for each node."""
         return torch.stack([self.model.outputs(row, own) for row, own in zip(points, inputs, strict=True)])
 
     def examples_at_once(self, nodes: int, features: int) -> int:
@@ -174,12 +174,14 @@ class Loop:
         return max(1, VALUES // (64 * features))
 
 
-def weighed(model: Model, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+def weighted_loss(
+    model: Model, parameters: dict[str, Tensor], inputs: Tensor, targets: Tensor, weights: Tensor
+) -> Tensor:
     """The weighted sum of a batch's losses."""
     return model.loss.each(model.outputs_of(parameters, inputs), targets) @ weights
 
 
-def one(model: Model, parameters: dict[str, Tensor], features: Tensor, target: Tensor) -> Tensor:
+def example_loss(model: Model, parameters: dict[str, Tensor], features: Tensor, target: Tensor) -> Tensor:
     """The loss of one example."""
     outputs = model.outputs_of(parameters, features.unsqueeze(0))
     return model.loss.each(outputs, target.unsqueeze(0)).squeeze(0)
@@ -201,6 +203,6 @@ def clip_rows(rows_ND: Tensor, clip: Clipping) -> Clipped:
     return Clipped(rows * scale.unsqueeze(-1), int(nonfinite.sum()))
 
 
-def pieces(total: int, at_once: int) -> Iterator[slice]:
+def chunks(total: int, at_once: int) -> Iterator[slice]:
     """`range(total)` in slices."""
     return (slice(start, min(start + at_once, total)) for start in range(0, total, at_once))

@@ -48,7 +48,7 @@ class Examples:
             found[start : start + AT_ONCE] = self._act(chosen[start : start + AT_ONCE])
         return found
 
-    def pieces(self) -> Iterator[Floats]:
+    def chunks(self) -> Iterator[Floats]:
         """All rows in order, some at a time."""
         return (self[start : start + AT_ONCE] for start in range(0, len(self), AT_ONCE))
 

@@ -1,4 +1,4 @@
-"""Who holds which rows: training rows dealt to nodes, evenly, by skewed labels or by the people they come from.
+"""Who holds which rows: training rows assigned to nodes, evenly, by skewed labels or by the people they come from.
 
     >>> from sottovoce.learning.datasets import load
     >>> shards = partition(load("digits"), nodes=16, how="iid", seed=0)
@@ -38,7 +38,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Shards:
+class Partition:
     """Row numbers of the training set, one read-only array per node."""
 
     indices: tuple[Rows, ...]
@@ -47,14 +47,14 @@ class Shards:
     sizes: Sizes
 
     def __repr__(self) -> str:
-        return f"Shards({self.how!r}, {len(self.indices)} nodes, {self.sizes.min} to {self.sizes.max} rows)"
+        return f"Partition({self.how!r}, {len(self.indices)} nodes, {self.sizes.min} to {self.sizes.max} rows)"
 
 
-def partition(dataset: Dataset, nodes: int, how: str = "iid", seed: int = 0, *, rows: int | None = None) -> Shards:
-    """Deal the training rows of a data set to nodes.
+def partition(dataset: Dataset, nodes: int, how: str = "iid", seed: int = 0, *, rows: int | None = None) -> Partition:
+    """Assign the training rows of a data set to nodes.
 
     `how` is `iid`, `dirichlet:ALPHA` (each class spread over the nodes in Dirichlet(ALPHA) shares: the smaller ALPHA,
-    the more skewed), or `user` or `writer` (either word: rows of one group stay together, groups are dealt evenly).
+    the more skewed), or `user` or `writer` (either word: rows of one group stay together, groups are spread evenly).
     Every node gets a row, or the partition is refused. `rows` caps what a node keeps.
 
     Guarantees: no row twice; every row somewhere, unless capped; the same seed gives the same shards; no group is
@@ -77,14 +77,14 @@ def partition(dataset: Dataset, nodes: int, how: str = "iid", seed: int = 0, *, 
         shards = _by_group(dataset, nodes, how, rng)
     else:
         raise InputError(f"partition {how!r}", "known: iid, dirichlet:ALPHA, user, writer", "see docs/data.md")
-    kept = tuple(_sealed(rng.permutation(shard)[:rows]) for shard in shards)
-    return Shards(kept, how, seed, _sizes(dataset, kept))
+    kept = tuple(_read_only(rng.permutation(shard)[:rows]) for shard in shards)
+    return Partition(kept, how, seed, _sizes(dataset, kept))
 
 
-def _sealed(rows: NDArray[Any]) -> Rows:
-    sealed = rows.astype(np.int64)
-    sealed.flags.writeable = False
-    return sealed
+def _read_only(rows: NDArray[Any]) -> Rows:
+    fixed = rows.astype(np.int64)
+    fixed.flags.writeable = False
+    return fixed
 
 
 def _alpha(how: str, setting: str) -> float:
@@ -121,10 +121,12 @@ def _dirichlet(dataset: Dataset, nodes: int, alpha: float, rng: np.random.Genera
 
 
 def _by_group(dataset: Dataset, nodes: int, how: str, rng: np.random.Generator) -> list[Rows]:
-    """Groups in random order are dealt like cards, so that nodes have as many groups as others, or one more."""
+    """Groups in random order go to the nodes in turn, so that their numbers of groups differ by at most one."""
     if dataset.groups is None:
         raise InputError(
-            f"partition by {how} of {dataset.name}", "its rows name nobody", "use iid, or data with groups"
+            f"partition by {how} of {dataset.name}",
+            "its rows do not say whom they come from",
+            "use iid, or data with groups",
         )
     groups, member = np.unique(dataset.groups, return_inverse=True)
     if len(groups) < nodes:

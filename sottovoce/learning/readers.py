@@ -1,4 +1,4 @@
-"""Files of data sets, read with distrust: what is missing, cut off or of another shape becomes one line.
+"""Files of data sets: one that is missing, cut off or of another shape is refused with one line.
 
 Idx files, tables and ARFF may be plain or gzip. They are read no further than they should be long, and nothing is ever
 unpickled.
@@ -50,14 +50,14 @@ class File:
         return self.names[0].endswith(".npz")
 
     def path(self, folder: Path) -> Path:
-        """Where it lies, or a refusal."""
+        """Where it lies; refuses a file that is not there."""
         path = self.find(folder)
         if path is None:
             raise self.wrong(folder / self.names[0], f"no such file{'' if self.packed else ', nor with .gz'}")
         return path
 
     def wrong(self, path: Path, found: str) -> InputError:
-        """The one line about this file."""
+        """The error about this file: what was found, what it should hold, where to get it."""
         return InputError(f"{path}: {found}", f"expected {self.expected}", f"get it from {self.origin}")
 
     def contents(self, folder: Path, most: int) -> tuple[Path, bytes]:
@@ -91,7 +91,7 @@ class File:
         return np.frombuffer(content, dtype=np.uint8, offset=head).reshape(shape)
 
     def text(self, folder: Path) -> tuple[Path, str]:
-        """Its text."""
+        """Its path and its text."""
         path, content = self.contents(folder, LONGEST_TEXT)
         try:
             return path, content.decode("utf-8-sig")

@@ -149,7 +149,7 @@ class Chain:
         return rows
 
 
-class Looked(NamedTuple):
+class PairLookup(NamedTuple):
     """What a batch of pairs looks up: positions N x B, factors N x B x R, and the predicted ratings N x B x 1."""
 
     user: Tensor
@@ -172,22 +172,22 @@ class FactorEngine:
     @torch.no_grad()
     def total(self, points: Tensor, stack: Stack) -> Tensor:
         """Errors times weights, scattered."""
-        seen = self._look_up(points, stack.inputs)
-        return self._scattered(points, seen, self._errors(seen, stack) * stack.weights.unsqueeze(-1))
+        lookup = self._look_up(points, stack.inputs)
+        return self._scattered(points, lookup, self._errors(lookup, stack) * stack.weights.unsqueeze(-1))
 
     @torch.no_grad()
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
         """Norms are `|error| sqrt(||user||^2 + ||item||^2 + 2)`, the two for the biases."""
-        seen = self._look_up(points, stack.inputs)
-        errors = self._errors(seen, stack)
-        lengths = (norms(seen.user_factors).square() + norms(seen.item_factors).square() + 2).sqrt() * norms(errors)
+        lookup = self._look_up(points, stack.inputs)
+        errors = self._errors(lookup, stack)
+        lengths = (norms(lookup.user_factors).square() + norms(lookup.item_factors).square() + 2).sqrt() * norms(errors)
         scale, nonfinite = clip.scales(lengths, points.dtype)
         if nonfinite.any():
-            seen = Looked(
-                *(part.masked_fill(nonfinite.view(*nonfinite.shape, *[1] * (part.dim() - 2)), 0) for part in seen)
+            lookup = PairLookup(
+                *(part.masked_fill(nonfinite.view(*nonfinite.shape, *[1] * (part.dim() - 2)), 0) for part in lookup)
             )
             errors = errors.masked_fill(nonfinite.unsqueeze(-1), 0.0)
-        rows = self._scattered(points, seen, errors * (scale * stack.weights).unsqueeze(-1))
+        rows = self._scattered(points, lookup, errors * (scale * stack.weights).unsqueeze(-1))
         return Clipped(rows, int((nonfinite & (stack.weights > 0)).sum()))
 
     @torch.no_grad()
@@ -199,10 +199,10 @@ class FactorEngine:
         """By the rank."""
         return max(1, VALUES // (nodes * 4 * self.model.layout.shapes[0][1]))
 
-    def _errors(self, seen: Looked, stack: Stack) -> Tensor:
-        return self.model.loss.errors(seen.outputs, stack.targets)
+    def _errors(self, lookup: PairLookup, stack: Stack) -> Tensor:
+        return self.model.loss.errors(lookup.outputs, stack.targets)
 
-    def _look_up(self, points: Tensor, pairs: Tensor) -> Looked:
+    def _look_up(self, points: Tensor, pairs: Tensor) -> PairLookup:
         parts = self.model.layout.views(points)
         node = torch.arange(len(points)).unsqueeze(1)
         user, item = pairs.long().unbind(-1)
@@ -210,16 +210,19 @@ class FactorEngine:
         bias = parts["user_bias"].gather(1, user) + parts["item_bias"].gather(1, item)
         assert isinstance(self.model.module, Factors)
         outputs = self.model.module.offset + bias + (user_factors * item_factors).sum(-1)
-        return Looked(user, item, user_factors, item_factors, outputs.unsqueeze(-1))
+        return PairLookup(user, item, user_factors, item_factors, outputs.unsqueeze(-1))
 
-    def _scattered(self, points: Tensor, seen: Looked, errors: Tensor) -> Tensor:
+    def _scattered(self, points: Tensor, lookup: PairLookup, errors: Tensor) -> Tensor:
         rows = torch.zeros_like(points)
         start = dict(zip(self.model.layout.names, self.model.layout.offsets, strict=False))
-        rank = seen.user_factors.shape[-1]
+        rank = lookup.user_factors.shape[-1]
         within = torch.arange(rank)
-        for name, position, other in (("users", seen.user, seen.item_factors), ("items", seen.item, seen.user_factors)):
+        for name, position, other in (
+            ("users", lookup.user, lookup.item_factors),
+            ("items", lookup.item, lookup.user_factors),
+        ):
             places = start[name] + position.unsqueeze(-1) * rank + within
             rows.scatter_add_(1, places.flatten(1), (errors * other).flatten(1))
-        for name, position in (("user_bias", seen.user), ("item_bias", seen.item)):
+        for name, position in (("user_bias", lookup.user), ("item_bias", lookup.item)):
             rows.scatter_add_(1, start[name] + position, errors.squeeze(-1))
         return rows

@@ -11,7 +11,7 @@
     >>> round(gradient.sensitivity(), 6), gradient.participation()
     (0.11236, Participation(times=10, apart=5))
 
-`gradient` is what the loop calls; it also says to the accountant how much and how often a record counts.
+`gradient` is what the loop calls; it also tells the accountant how much and how often a record counts.
 
 Shapes: N nodes, B examples, F inputs, D parameters.
 """
@@ -33,10 +33,10 @@ from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, Sampling, parse_batches
 from sottovoce.learning.clipping import Clipping, parse_clipping
 from sottovoce.learning.datasets import Dataset
-from sottovoce.learning.engines import Clipped, Engine, Stack, clip_rows, engine_for, pieces
+from sottovoce.learning.engines import Clipped, Engine, Stack, chunks, clip_rows, engine_for
 from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
-from sottovoce.learning.partitioning import Shards
+from sottovoce.learning.partitioning import Partition
 
 GATHERED = 1 << 22
 """About so many numbers of a batch are copied together at once: 64 MB at a time took twice as long as 16."""
@@ -61,7 +61,7 @@ class Task:
     """Training and test rows as tensors, with the model and its engine."""
 
     dataset: Dataset
-    shards: Shards
+    shards: Partition
     model: Model
     engine: Engine
     dtype: torch.dtype
@@ -138,7 +138,7 @@ class Task:
     def _evaluated(self, points: Tensor, rows: int | None) -> tuple[Tensor, Tensor]:
         inputs, targets, kind = self.test_inputs[:rows], self.test_targets[:rows], self.model.loss
         loss, score = torch.zeros(2, len(points), dtype=torch.float64)
-        for some in pieces(len(inputs), self.engine.examples_at_once(len(points), inputs.shape[1])):
+        for some in chunks(len(inputs), self.engine.examples_at_once(len(points), inputs.shape[1])):
             shown, wanted = (part[some].expand(len(points), *part[some].shape) for part in (inputs, targets))
             outputs = self.engine.outputs(points, shown)
             loss += kind.each(outputs, wanted).sum(-1, dtype=torch.float64)
@@ -170,19 +170,19 @@ class Task:
 
 
 def task(
-    dataset: Dataset, shards: Shards, model: Model, *, engine: str | None = None, dtype: torch.dtype = torch.float32
+    dataset: Dataset, shards: Partition, model: Model, *, engine: str | None = None, dtype: torch.dtype = torch.float32
 ) -> Task:
-    """Join the three, and refuse a model that does not fit the data or whose examples influence each other."""
+    """Data, partition and model joined; refuses a model that does not fit, or whose examples influence each other."""
     check_model(dataset, model, dtype)
     return Task(dataset, shards, model, engine_for(model, engine), dtype)
 
 
 class Gradients:
-    """What the loop calls in each round, and what the accountant is told about it.
+    """What the loop calls in each round, and what the accountant needs to know about it.
 
     With `local_steps` a node takes so many steps of `step_size` by itself, one batch each, and releases the sum of
-    their gradients, which is clipped as a whole or not at all. `broken` counts gradients left out so far because they
-    were not finite.
+    their gradients, which is clipped as a whole or not at all. `nonfinite` counts gradients left out so far because
+    they were not finite.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Gradients:
         drawn, divisors = self.batches.draw(step, self.nodes.tolist()), self.batches.divisors[self.nodes]
         at_once = max(1, GATHERED // (drawn.rows.shape[1] * self.task.inputs.shape[1]))
         parts = []
-        for nodes in pieces(len(points), at_once):
+        for nodes in chunks(len(points), at_once):
             rows, present = torch.from_numpy(drawn.rows[nodes]), torch.from_numpy(drawn.present[nodes])
             weights = present / torch.from_numpy(divisors[nodes]).unsqueeze(1)
             inputs = self.task.inputs.index_select(0, rows.flatten()).view(*rows.shape, -1)
@@ -273,5 +273,5 @@ class Gradients:
         return Participation(scheme.times, apart) if not rest else Participation()
 
     def sampling(self, node: int) -> Sampling | None:
-        """How this node's records are sampled; with local steps, and for whole gradients, chance counts for nothing."""
+        """How this node's records are sampled; with local steps, and for whole gradients, sampling does not count."""
         return self.batches.sampling(node) if self.clipping.kind == "per-example" else None

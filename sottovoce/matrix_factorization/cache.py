@@ -1,9 +1,9 @@
-"""Factorizations that were found before, in the user's cache folder.
+"""Factorizations computed earlier, in the user's cache folder.
 
 A file's name is a hash of all that the result follows from: the weights of every round, the number of rounds, the
 participation, the objective, the structure, the gap, and the version. Files appear by renaming a finished one, so that
-concurrent readers and writers never meet half a file. A file that cannot be read, or does not hold what its name
-promises, is computed again: nothing is taken on trust, sensitivity least of all.
+concurrent readers and writers never see half a file. A file that cannot be read, or does not hold what its name
+says, is computed again: everything is checked, sensitivity above all.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _content(topology: Topology, rounds: int) -> Iterator[bytes]:
 
 
 def load(name: str, scheme: Participation, rounds: int) -> Factorization | None:
-    """The stored result, or None; checked against what is asked for, not against what it says of itself."""
+    """The stored result, or None; checked against what is asked for, not against its own fields."""
     place = folder()
     if place is None:
         return None
@@ -94,7 +94,7 @@ def _sound(found: Factorization, scheme: Participation) -> bool:
 
 
 def store(name: str, found: Factorization) -> None:
-    """Keep a result; a folder that cannot be written is no reason to fail."""
+    """Store a result; a folder that cannot be written is no error."""
     place = folder()
     if place is None:
         return

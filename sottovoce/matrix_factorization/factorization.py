@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.participation import Participation
-from sottovoce.core.participation import parse_participation as named_participation
+from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.matrix_factorization import cache as stored
+from sottovoce.matrix_factorization import cache as result_cache
 from sottovoce.matrix_factorization import structures
 from sottovoce.matrix_factorization.result import (
     Factorization,
@@ -26,8 +25,7 @@ from sottovoce.matrix_factorization.result import (
     sensitivity_squared,
 )
 from sottovoce.matrix_factorization.workload import OBJECTIVES, Workload, workload
-from sottovoce.privacy.views import View
-from sottovoce.privacy.views import parse_view as named_view
+from sottovoce.privacy.views import View, parse_view
 
 Array = NDArray[np.float64]
 
@@ -78,9 +76,9 @@ def factorize(
     - `objective`: error of `all` models of all rounds, of the `last` models, of the network `average`;
     - `structure`: `dense`; `banded`, looking back less than `bands` rounds; `toeplitz`, one coefficient a lag;
     - `restart`: fresh noise every so many rounds: nothing larger than that is ever optimised;
-    - `parse_view`: optimise for the exact loss of this adversary (or of several) instead of everyone's;
+    - `view`: optimise for the exact loss of this adversary (or of several) instead of everyone's;
     - `gap`: how close to the optimum, relatively, is close enough;
-    - `probes`: estimate H from so many random vectors (chosen by itself for very large graphs), drawn with `seed`.
+    - `probes`: estimate H from so many random vectors (chosen automatically for very large graphs), drawn with `seed`.
 
     >>> from sottovoce.core.topologies import metropolis
     >>> found = factorize(metropolis("ring:8"), participation="4x16", gap=1e-6, cache=False)
@@ -170,8 +168,8 @@ def _settings(
     probes: int | None,
     seed: int,
 ) -> _Settings:
-    """Everything checked."""
-    scheme = named_participation(participation)
+    """The settings, checked, with what is left out filled in."""
+    scheme = parse_participation(participation)
     if rounds is None:
         if scheme.times is None:
             raise InputError("participation every without rounds", "their number is needed", "give rounds")
@@ -213,15 +211,15 @@ def _whole(name: str, value: Any, least: int) -> None:
 def _factorize(
     topology: Topology, settings: _Settings, cache: bool, progress: Callable[[float], None] | None
 ) -> Factorization:
-    name = stored.key(topology, settings.rounds, settings.document())
-    if cache and (known := stored.load(name, settings.scheme, settings.rounds)) is not None:
+    name = result_cache.key(topology, settings.rounds, settings.document())
+    if cache and (known := result_cache.load(name, settings.scheme, settings.rounds)) is not None:
         return known
-    begun = time.perf_counter()
+    started = time.perf_counter()
     work = _workload(topology, settings)
-    chosen = _no_worse_than_independent(_chosen(work.H, settings, progress), work.H, settings.scheme)
-    found = _finished(chosen, work, settings, begun)
+    factor = _no_worse_than_independent(_optimise(work.H, settings, progress), work.H, settings.scheme)
+    found = _result(factor, work, settings, started)
     if cache:
-        stored.store(name, found)
+        result_cache.store(name, found)
     return found
 
 
@@ -232,7 +230,7 @@ def _workload(topology: Topology, settings: _Settings) -> Workload:
     )
 
 
-def _chosen(H: Array, settings: _Settings, progress: Callable[[float], None] | None) -> structures.Chosen:
+def _optimise(H: Array, settings: _Settings, progress: Callable[[float], None] | None) -> structures.BoundedFactor:
     scheme, gap = settings.scheme, settings.gap
     if settings.restart is not None and settings.restart < len(H):
         return structures.restarts(H, scheme, settings.restart, gap, progress)
@@ -242,29 +240,31 @@ def _chosen(H: Array, settings: _Settings, progress: Callable[[float], None] | N
     return make(H, scheme, settings.bands, gap, progress)
 
 
-def _no_worse_than_independent(chosen: structures.Chosen, H: Array, scheme: Participation) -> structures.Chosen:
+def _no_worse_than_independent(
+    factor: structures.BoundedFactor, H: Array, scheme: Participation
+) -> structures.BoundedFactor:
     """Independent noise has every structure: where a search over few shapes ends above it, it is taken instead."""
     plain = np.eye(len(H))
-    worse = error_of(normalised(chosen.C, scheme), H) > error_of(normalised(plain, scheme), H)
-    return replace(chosen, C=plain) if worse else chosen
+    worse = error_of(normalised(factor.C, scheme), H) > error_of(normalised(plain, scheme), H)
+    return replace(factor, C=plain) if worse else factor
 
 
-def _finished(chosen: structures.Chosen, work: Workload, settings: _Settings, begun: float) -> Factorization:
+def _result(factor: structures.BoundedFactor, work: Workload, settings: _Settings, started: float) -> Factorization:
     """C at sensitivity 1, and its figures, computed from it and nothing else."""
-    C = normalised(chosen.C, settings.scheme)
+    C = normalised(factor.C, settings.scheme)
     inverse = np.linalg.solve(C, np.eye(len(C)))
     return Factorization(
         C=C,
         objective=error_of(C, work.H),
-        lower_bound=float(chosen.lower_bound),
+        lower_bound=float(factor.lower_bound),
         independent=independent_objective(work.H, settings.scheme),
         antipgd=antipgd_objective(work.H, settings.scheme),
-        seconds=time.perf_counter() - begun,
+        seconds=time.perf_counter() - started,
         rounds=settings.rounds,
         participation=str(settings.scheme),
         goal=settings.objective,
         structure=settings.structure if settings.bands is None else f"{settings.structure}, {settings.bands} bands",
-        among=chosen.among,
+        among=factor.among,
         errors=work.errors(inverse @ inverse.T),
         workload_error=work.error,
     )
@@ -281,21 +281,21 @@ def _for_view(
 
     if settings.structure != "dense" or settings.restart is not None:
         raise InputError(f"a {settings.structure} C for a view", "the search there is over all C", "drop the structure")
-    views = [named_view(each) for each in ([view] if isinstance(view, str | View) else view)]
+    views = [parse_view(each) for each in ([view] if isinstance(view, str | View) else view)]
     if not views:
         raise InputError("no view", "at least one is needed", "give node:0, say")
-    begun = time.perf_counter()
+    started = time.perf_counter()
     work = _workload(topology, settings)
-    common = _chosen(work.H, settings, None).C
-    found = for_view.against(topology, views, work.H, settings.scheme, common, settings.gap, progress)
+    common = _optimise(work.H, settings, None).C
+    found = for_view.optimise_for_views(topology, views, work.H, settings.scheme, common, settings.gap, progress)
     best, usual, plain = (
         for_view.exact_loss(C, topology, views, settings.scheme) * error_of(C, work.H)
         for C in (found.C, common, np.eye(settings.rounds))
     )
     winner = found.C if best <= usual else common
-    result = _finished(structures.Chosen(winner, found.lower_bound, "all C"), work, settings, begun)
-    closed = for_view.proven(winner, topology, views)
-    told = ForView(
+    result = _result(structures.BoundedFactor(winner, found.lower_bound, "all C"), work, settings, started)
+    closed = for_view.proven_for_training(winner, topology, views)
+    against_views = ForView(
         view="; ".join(map(str, views)),
         loss=for_view.exact_loss(result.C, topology, views, settings.scheme),
         gain=usual / min(best, usual),
@@ -306,8 +306,8 @@ def _for_view(
     )
     assert sensitivity_squared(result.C, settings.scheme) <= 1.0
     return replace(
-        result, objective=told.loss * result.objective, independent=plain, for_view=told,
-        antipgd=_antipgd_for(topology, views, work.H, settings), seconds=time.perf_counter() - begun,
+        result, objective=against_views.loss * result.objective, independent=plain, for_view=against_views,
+        antipgd=_antipgd_for(topology, views, work.H, settings), seconds=time.perf_counter() - started,
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ LARGEST = 2e8
 """Largest number of entries of B that is optimised for."""
 
 RANK = 1e-9
-"""Directions of what a view hears below this share of the largest are left out of the search (never of the account)."""
+"""Directions of what a view observes below this share of the largest are left out of the search, never of accounts."""
 
 NORMS = ((16.0, 0.3), (32.0, 0.1), (64.0, 0.03), (128.0, 0.01), (256.0, 3e-3), (1024.0, 1e-3), (4096.0, 3e-4))
 """How closely the maximum over victims and the absolute value are followed, from coarse to fine."""
@@ -60,7 +60,7 @@ class ObservedView:
 
 
 @dataclass(frozen=True, eq=False)
-class Best:
+class ViewOptimum:
     """The C that was found, and a bound on the objective of any other."""
 
     C: Array
@@ -78,14 +78,14 @@ def exact_loss(C: Array, topology: Topology, views: Sequence[View], scheme: Part
     return max(float(routes.squared(observe(system, each), scheme).max()) for each in views)
 
 
-def proven(C: Array, topology: Topology, views: Sequence[View]) -> bool:
+def proven_for_training(C: Array, topology: Topology, views: Sequence[View]) -> bool:
     """Whether the loss of all these views is proven for training: their views are closed."""
     system = trace(_gossip(C), topology, rounds=len(C))
     return all((status := closedness(system, each)).closed and not status.user_level_only for each in views)
 
 
 @one_thread()
-def against(
+def optimise_for_views(
     topology: Topology,
     views: Sequence[View],
     H: Array,
@@ -93,10 +93,10 @@ def against(
     start: Array,
     gap: float,
     progress: Callable[[float], None] | None = None,
-) -> Best:
+) -> ViewOptimum:
     """The C with the least `mu^2 trace(V H)` against these views, from `start`."""
     T = len(H)
-    problem = _Problem([_heard(topology, each, T) for each in views], H, scheme)
+    problem = _Problem([_observed_view(topology, each, T) for each in views], H, scheme)
     at = np.tril_indices(T)
     C, bound, value = start / np.sqrt(problem.loss(start)), 0.0, np.inf
     for norm, rounding in NORMS:
@@ -119,11 +119,11 @@ def against(
         if value <= (1 + gap) * bound:
             break
     signs = np.sign(np.diag(C))
-    return Best(C * signs[:, None], bound)
+    return ViewOptimum(C * signs[:, None], bound)
 
 
-def _heard(topology: Topology, adversary: View, rounds: int) -> ObservedView:
-    """A and B of a view without correlation, in an orthonormal basis of the noise it hears."""
+def _observed_view(topology: Topology, adversary: View, rounds: int) -> ObservedView:
+    """A and B of a view without correlation, in an orthonormal basis of the noise it observes."""
     observation = observe(trace(_gossip(np.eye(rounds)), topology, rounds=rounds), adversary)
     rows, sources = (
         sum(step.observed.state.shape[0] for step in observation.steps),
@@ -174,12 +174,12 @@ class _Problem:
         if not np.all(np.diag(C)):
             return np.inf, np.zeros_like(C)
         inverse, V = _covariance(C)
-        terms, whites = self._terms(V, rounding)
+        terms, whitened_views = self._terms(V, rounding)
         values = np.array([term.value for term in terms])
         weights = (values / values.max()) ** (norm - 1)
         loss = values.max() * float(((values / values.max()) ** norm).sum()) ** (1 / norm)
         share = weights * (loss / values.max()) ** (1 - norm)
-        N = self._gradient(terms, whites, share, [term.R for term in terms])
+        N = self._gradient(terms, whitened_views, share, [term.R for term in terms])
         error = float(np.vdot(V, self._H))
         by_V = self._H / error - N / loss
         return float(np.log(loss) + np.log(error)), -2 * np.tril(inverse.T @ by_V @ V)
@@ -187,42 +187,44 @@ class _Problem:
     def bound(self, C: Array, norm: float, rounding: float) -> float:
         """A lower bound on the objective of every C."""
         _, V = _covariance(C)
-        terms, whites = self._terms(V, rounding)
+        terms, whitened_views = self._terms(V, rounding)
         values = np.array([term.value for term in terms])
         weights = (values / values.max()) ** (norm - 1)
         weights /= weights.sum()
-        N = self._gradient(terms, whites, weights, [_correlation(term.R) for term in terms])
+        N = self._gradient(terms, whitened_views, weights, [_correlation(term.R) for term in terms])
         try:
             top = float(linalg.eigh(N, self._H, eigvals_only=True, check_finite=False)[-1])
         except linalg.LinAlgError:
             return 0.0
         return float(np.vdot(N, V)) ** 2 / (top * (1 + 1e-9))
 
-    def _gradient(self, terms: list[_Term], whites: list[Array], weights: Array, directions: list[Array]) -> Array:
+    def _gradient(
+        self, terms: list[_Term], whitened_views: list[Array], weights: Array, directions: list[Array]
+    ) -> Array:
         """Minus the gradient in V of the weighted sum of `<M, R>`."""
         N = np.zeros_like(self._H)
         for term, weight, R in zip(terms, weights, directions, strict=True):
             if weight > 1e-12:
                 B = self._views[term.view].B
-                moved = np.tensordot(B, whites[term.view][:, term.pattern, term.victim], axes=(0, 0))
+                moved = np.tensordot(B, whitened_views[term.view][:, term.pattern, term.victim], axes=(0, 0))
                 N += weight * np.tensordot(moved @ R, moved, axes=((1, 2), (1, 2)))
         return N
 
     def _terms(self, V: Array, rounding: float) -> tuple[list[_Term], list[Array]]:
         """All losses under V, and for each view `(B (V x I) B^T)^-1 A`."""
-        terms, whites = [], []
+        terms, whitened_views = [], []
         for number, view in enumerate(self._views):
             K = len(view.B)
             mixed = np.einsum("kts,tu->kus", view.B, V).reshape(K, -1)
             factor = linalg.cho_factor(mixed @ view.B.reshape(K, -1).T, lower=True, check_finite=False)
-            white = linalg.cho_solve(factor, view.A.reshape(K, -1), check_finite=False).reshape(view.A.shape)
-            whites.append(white)
-            M_VTT = np.einsum("ksv,ktv->vst", view.A, white)
+            whitened = linalg.cho_solve(factor, view.A.reshape(K, -1), check_finite=False).reshape(view.A.shape)
+            whitened_views.append(whitened)
+            M_VTT = np.einsum("ksv,ktv->vst", view.A, whitened)
             for victim in range(view.A.shape[2]):
                 for pattern in self._patterns:
                     M = M_VTT[victim][np.ix_(pattern, pattern)]
                     terms.append(_Term(number, victim, pattern, *_rounded_sum(M, rounding), M))
-        return terms, whites
+        return terms, whitened_views
 
 
 def _covariance(C: Array) -> tuple[Array, Array]:

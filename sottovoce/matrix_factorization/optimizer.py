@@ -112,7 +112,7 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class SearchResult:
     """Where a search ended."""
 
     X: Array
@@ -135,21 +135,21 @@ def search(
     start: Array | None = None,
     bound: Bound = certify,
     progress: Progress | None = None,
-) -> Found:
+) -> SearchResult:
     """The best X, with a certificate that is within `gap` of it, relatively, unless numbers do not allow that."""
     sizes = linalg.eigvalsh(H, check_finite=False)
     if sizes[0] > SINGULAR * sizes[-1]:
         point, certificate = _descend(H, feasible, gap, start, bound, progress)
-        return Found(point.X, point.value, certificate)
-    best: Found | None = None
+        return SearchResult(point.X, point.value, certificate)
+    best: SearchResult | None = None
     for ridge in RIDGES:
         lifted = H + ridge * np.trace(H) / len(H) * np.eye(len(H))
         point, _ = _descend(lifted, feasible, gap / 4, start, bound, progress)
         start, certificate, value = point.X, bound(point, H, feasible), float(np.vdot(point.inverse, H))
         if best is not None and best.certificate.value > certificate.value:
             certificate = best.certificate
-        best = Found(point.X, value, certificate) if best is None or value < best.value else best
-        best = Found(best.X, best.value, certificate)
+        best = SearchResult(point.X, value, certificate) if best is None or value < best.value else best
+        best = SearchResult(best.X, best.value, certificate)
         if best.value <= (1 + gap) * certificate.value:
             break
     assert best is not None

@@ -21,11 +21,11 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.threads import one_thread
 from sottovoce.matrix_factorization import windows
 from sottovoce.matrix_factorization.certificate import certify, certify_banded, nuclear
-from sottovoce.matrix_factorization.optimizer import Feasible, Found, Point, Progress, lower_factor, search
+from sottovoce.matrix_factorization.optimizer import Feasible, Point, Progress, SearchResult, lower_factor, search
 
 Array = NDArray[np.float64]
 
-DAMPED = 0.25
+DAMPING = 0.25
 """Power of its multiplier by which a share changes: 1/2 would suit all shares at once, but single ones then swing."""
 
 SWEEPS = 60
@@ -33,7 +33,7 @@ SWEEPS = 60
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class BoundedFactor:
     """A C, unscaled, a bound on the objective, and for which C the bound holds."""
 
     C: Array
@@ -55,16 +55,16 @@ def feasible(scheme: Participation, rounds: int, bands: int | None = None) -> Fe
     return Feasible(classes, free, np.ones(classes.max() + 1))
 
 
-def dense(H: Array, scheme: Participation, gap: float, progress: Progress | None = None) -> Chosen:
+def dense(H: Array, scheme: Participation, gap: float, progress: Progress | None = None) -> BoundedFactor:
     """The best C of all."""
     found = search(H, feasible(scheme, len(H)), gap=gap, progress=progress)
     X, bound = found.X, found.certificate.value
     if windows.overlap(scheme, len(H)):
         X, bound = windows.refine(X, H, scheme, gap, progress)
-    return Chosen(lower_factor(X), bound, "all C")
+    return BoundedFactor(lower_factor(X), bound, "all C")
 
 
-def cover(scheme: Participation, rounds: int) -> int:
+def patterns_per_class(scheme: Participation, rounds: int) -> int:
     """How many patterns it takes to cover a class: 1 unless the run is longer than K times B.
 
     What all rounds of a class cost is at most so many times, squared, what the worst pattern does; a bound for
@@ -76,21 +76,25 @@ def cover(scheme: Participation, rounds: int) -> int:
     return math.ceil(longest / scheme.times)
 
 
-def banded(H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None) -> Chosen:
+def banded(H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None) -> BoundedFactor:
     """The best C with so many bands."""
     space = feasible(scheme, len(H), bands)
     found = search(H, space, gap=gap, bound=certify_banded, progress=progress)
     C = lower_factor(found.X)
     far = np.subtract.outer(np.arange(len(H)), np.arange(len(H)))
-    return Chosen(
-        np.where(far < bands, C, 0.0), found.certificate.value / cover(scheme, len(H)) ** 2, f"C with {bands} bands"
+    return BoundedFactor(
+        np.where(far < bands, C, 0.0),
+        found.certificate.value / patterns_per_class(scheme, len(H)) ** 2,
+        f"C with {bands} bands",
     )
 
 
-def toeplitz(H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None) -> Chosen:
+def toeplitz(
+    H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None
+) -> BoundedFactor:
     """A good C with one coefficient a lag; the bound is that of all C."""
     C = toeplitz_only(H, scheme, bands)
-    return Chosen(C, dense(H, scheme, gap, progress).lower_bound, "all C")
+    return BoundedFactor(C, dense(H, scheme, gap, progress).lower_bound, "all C")
 
 
 @one_thread()
@@ -124,7 +128,9 @@ def toeplitz_only(H: Array, scheme: Participation, bands: int) -> Array:
     return matrix(np.asarray(best, dtype=np.float64))
 
 
-def restarts(H: Array, scheme: Participation, length: int, gap: float, progress: Progress | None = None) -> Chosen:
+def restarts(
+    H: Array, scheme: Participation, length: int, gap: float, progress: Progress | None = None
+) -> BoundedFactor:
     """The best block-diagonal C with blocks of so many rounds: fresh noise in each."""
     T = len(H)
     classes = classes_of(scheme, T)
@@ -149,18 +155,18 @@ def restarts(H: Array, scheme: Participation, length: int, gap: float, progress:
             progress(value / bound - 1)
         if value <= (1 + gap) * bound:
             break
-        shares = shares * multipliers**DAMPED
+        shares = shares * multipliers**DAMPING
         shares /= shares.sum(axis=0)
     C = np.zeros((T, T))
     for span, block in zip(spans, best, strict=True):
         assert block is not None
         C[span, span] = lower_factor(block)
-    return Chosen(C, bound / cover(scheme, T) ** 2, f"C with restarts every {length} rounds")
+    return BoundedFactor(C, bound / patterns_per_class(scheme, T) ** 2, f"C with restarts every {length} rounds")
 
 
 def _block(
     H: Array, classes: NDArray[np.intp], shares: Array, start: Array | None, gap: float
-) -> tuple[Found, NDArray[np.intp]]:
+) -> tuple[SearchResult, NDArray[np.intp]]:
     """One block, with its share of every class that is present."""
     present, renumbered = np.unique(classes, return_inverse=True)
     space = Feasible(renumbered, np.not_equal.outer(classes, classes), shares[present])
@@ -174,7 +180,7 @@ def _joint_bound(
     H: Array,
     spans: list[slice],
     classes: NDArray[np.intp],
-    blocks: list[tuple[Found, NDArray[np.intp]]],
+    blocks: list[tuple[SearchResult, NDArray[np.intp]]],
     multipliers: Array,
     shares: Array,
 ) -> float:

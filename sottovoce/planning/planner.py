@@ -28,7 +28,7 @@ from sottovoce.core.graphs import Graph
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.participation import parse_participation
 from sottovoce.core.threads import one_thread
-from sottovoce.core.topologies import Topology, suited, weigh
+from sottovoce.core.topologies import Topology, weigh, weights_for
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.accountant import Account, account
@@ -265,7 +265,7 @@ def _entry(
     question: Question, one: _Candidate, build: Callable[[float], Algorithm], secrets: float | None = None
 ) -> Entry:
     built = build(1.0)
-    weights = suited(built.requires, question.weights)
+    weights = weights_for(built.requires, question.weights)
     net = question.topology(weights)
     sigma, found = _calibrated(question, built, net) if secrets is None else _scaled(question, build, net)
     assert found.headline is not None

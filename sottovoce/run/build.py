@@ -33,22 +33,22 @@ def build_accountant(experiment: Experiment, folder: Path | None = None) -> RunA
     check_algorithm(experiment)
     net = topology_of(experiment, folder)
     gradients = gradients_of(experiment, net, folder)
-    wanted = experiment.privacy.epsilon
+    epsilon = experiment.privacy.epsilon
     built = build_algorithm(experiment, gradients.participation(experiment.privacy.adjacency))
     started = prepare_run(
         built, net, gradients, rounds=experiment.training.rounds, seed=experiment.seed,
         adjacency=experiment.privacy.adjacency, same_start=experiment.training.same_start,
     )  # fmt: skip
-    if wanted is None:
+    if epsilon is None:
         return RunAccountant(started)
     privacy = experiment.privacy
-    return calibrate_run(started, epsilon=wanted, delta=privacy.delta, view=privacy.view, attackers=privacy.attackers)
+    return calibrate_run(started, epsilon=epsilon, delta=privacy.delta, view=privacy.view, attackers=privacy.attackers)
 
 
 def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> Gradients:
     """The task with its batches and clipping."""
     data, training = experiment.data, experiment.training
-    dataset = _loaded(data.name, folder_of(folder), data.unit_norm)
+    dataset = _dataset(data.name, folder_of(folder), data.unit_norm)
     seed = experiment.seed if data.seed is None else data.seed
     shards = partition(dataset, net.n, data.partition, seed, rows=data.rows)
     precision = getattr(torch, experiment.machine.precision)
@@ -62,19 +62,19 @@ def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> 
     )  # fmt: skip
 
 
-def _loaded(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
+def _dataset(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
     """Files of the user's own may change between runs of one process, and are read each time."""
-    return (_fresh if name.startswith("file:") else _kept)(name, folder, unit_norm)
+    return (_read_dataset if name.startswith("file:") else _cached_dataset)(name, folder, unit_norm)
 
 
-def _fresh(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
+def _read_dataset(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
     found = load(name, folder)
     return found.unit_norm() if unit_norm else found
 
 
-_kept = lru_cache(maxsize=2)(_fresh)
+_cached_dataset = lru_cache(maxsize=2)(_read_dataset)
 
 
 def forget_data() -> None:
-    """Let go of data sets that were kept for the next run: ranks keep the rows of their own nodes."""
-    _kept.cache_clear()
+    """Empty the cache of data sets: ranks keep the rows of their own nodes."""
+    _cached_dataset.cache_clear()

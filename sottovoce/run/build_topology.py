@@ -10,29 +10,33 @@ from pathlib import Path
 from sottovoce.algorithms.registry import algorithm_spec
 from sottovoce.config import Experiment, TopologySettings
 from sottovoce.core.mixing import Requirement
-from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, random_edges, suited, weigh
+from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, random_edges, weigh, weights_for
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
 
 
 def topology_of(experiment: Experiment, folder: Path | None) -> Topology:
     """The topology of an experiment; graphs in files are looked for here, then among the data sets."""
-    needs = algorithm_spec(experiment.algorithm.name).requires
+    requirement = algorithm_spec(experiment.algorithm.name).requires
     seed = experiment.seed if experiment.topology.seed is None else experiment.topology.seed
     place = folder_of(folder)
-    return _topology(experiment.topology, needs, seed, None if place is None else str(place))
+    return _topology(experiment.topology, requirement, seed, None if place is None else str(place))
 
 
 @lru_cache(maxsize=8)
-def _topology(net: TopologySettings, needs: Requirement, seed: int, folder: str | None) -> Topology:
-    spec, weights = _graph_file(net.graph, folder), suited(needs, net.weights)
-    ways = [name for name in ("fresh", "random_edges", "dropout") if getattr(net, name)]
-    idle = [name for name in ("dropout_correlation", "announced") if getattr(net, name) and not net.dropout]
-    if idle:
-        raise InputError(f"topology.{idle[0]} without dropout", "it is about nodes that drop out", "give dropout, too")
-    if len(ways) > 1:
-        raise InputError(f"topology.{ways[0]} and topology.{ways[1]}", "a topology changes in one way", "choose one")
-    if net.fresh:
+def _topology(settings: TopologySettings, requirement: Requirement, seed: int, folder: str | None) -> Topology:
+    spec, weights = _graph_file(settings.graph, folder), weights_for(requirement, settings.weights)
+    changes = [name for name in ("fresh", "random_edges", "dropout") if getattr(settings, name)]
+    unused = [name for name in ("dropout_correlation", "announced") if getattr(settings, name) and not settings.dropout]
+    if unused:
+        raise InputError(
+            f"topology.{unused[0]} without dropout", "it is about nodes that drop out", "give dropout, too"
+        )
+    if len(changes) > 1:
+        raise InputError(
+            f"topology.{changes[0]} and topology.{changes[1]}", "a topology changes in one of these ways", "choose one"
+        )
+    if settings.fresh:
         found = re.fullmatch(r"erdos-renyi:(\d+),p=([\d.e-]+)", spec)
         if found is None:
             raise InputError(
@@ -40,12 +44,12 @@ def _topology(net: TopologySettings, needs: Requirement, seed: int, folder: str 
                 "write graph = \"erdos-renyi:100,p=0.1\"",
             )  # fmt: skip
         return fresh_erdos_renyi(int(found[1]), float(found[2]), seed=seed, weights=weights)
-    if net.random_edges:
+    if settings.random_edges:
         return random_edges(weigh(spec, weights), seed=seed)
-    if net.dropout:
+    if settings.dropout:
         return dropout(
-            spec, rate=net.dropout, correlation=net.dropout_correlation, seed=seed, weights=weights,
-            announced=net.announced,
+            spec, rate=settings.dropout, correlation=settings.dropout_correlation, seed=seed, weights=weights,
+            announced=settings.announced,
         )  # fmt: skip
     return weigh(spec, weights)
 
@@ -55,5 +59,5 @@ def _graph_file(spec: str, folder: str | None) -> str:
     path = re.sub(r"^file:|(,(component|directed)=[^,]*)+$", "", spec)
     if not spec.startswith("file:") or os.path.exists(path) or folder is None:
         return spec
-    there = Path(folder) / path
-    return spec.replace(path, str(there)) if there.exists() else spec
+    in_folder = Path(folder) / path
+    return spec.replace(path, str(in_folder)) if in_folder.exists() else spec

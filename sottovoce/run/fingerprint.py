@@ -43,7 +43,7 @@ def fingerprint(experiment: Experiment, training_run: TrainingRun) -> str:
 def _data_digest(dataset: Dataset) -> bytes:
     digest = hashlib.blake2b()
     others = (dataset.targets, dataset.test_inputs, dataset.test_targets, dataset.groups)
-    for part in (*dataset.examples.pieces(), *others):
+    for part in (*dataset.examples.chunks(), *others):
         digest.update(b"" if part is None else part.tobytes())
     return digest.digest()
 
