@@ -188,7 +188,7 @@ def trace_dense(
     """A, B and labels from one whole run on basis rows: the oracle for `LinearSystem.dense`."""
     algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
     feed = _WholeRun(topology.n, seed, coordinate)
-    sent: list[tuple[int, int, SentMessages]] = []
+    sent: list[tuple[int, int, TracedMessages]] = []
     for round in range(rounds):
         played = play_round(algorithm, topology, loop_state, feed, round)
         loop_state = played.loop_state
