@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
+from sottovoce.attacks.confidence import check_confidence
 from sottovoce.attacks.received_messages import MakeFeed, need_messages, receive
-from sottovoce.auditing.lower_bound import Audit, check_confidence, check_delta
+from sottovoce.auditing.lower_bound import Audit, check_delta
 from sottovoce.auditing.one_run import audit_one_run
 from sottovoce.auditing.scores import audit_scores
 from sottovoce.core.loop_inputs import Gradient

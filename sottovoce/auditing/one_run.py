@@ -27,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, gammaln, ndtr, ndtri
 
-from sottovoce.auditing.lower_bound import Audit, Guesses, check_confidence, check_delta
-from sottovoce.auditing.scores import checked
+from sottovoce.attacks.confidence import check_confidence
+from sottovoce.auditing.lower_bound import Audit, Guesses, check_delta
+from sottovoce.auditing.scores import score_array
 from sottovoce.errors import InputError
 
 Array = NDArray[np.float64]
@@ -56,7 +57,7 @@ def audit_one_run(
     The `guesses // 2` highest scores are guessed to be in, as many of the lowest out; the rest is left alone. Their
     number (None: a fifth of the canaries) must not depend on the coins.
     """
-    values = checked(scores, "of canaries")
+    values = score_array(scores, "of canaries")
     coins = np.asarray(included)
     if coins.shape != values.shape or not np.isin(coins, (0, 1)).all():
         raise InputError(

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainccinv, betaincinv, ndtri
+from scipy.special import ndtri
 
-from sottovoce.auditing.lower_bound import Audit, Rates, check_confidence, check_delta
+from sottovoce.attacks.confidence import check_confidence, lower_limit, upper_limit
+from sottovoce.auditing.lower_bound import Audit, Rates, check_delta
 from sottovoce.errors import InputError
 
 Array = NDArray[np.float64]
@@ -55,7 +56,7 @@ def audit_scores(
     error, delta = check_confidence(confidence), check_delta(delta)
     if aim not in AIMS:
         raise InputError(f"aim {aim!r}", f"known: {', '.join(AIMS)}", "choose one of them")
-    quiet, loud = checked(without, "without the canary"), checked(with_canary, "with the canary")
+    quiet, loud = score_array(without, "without the canary"), score_array(with_canary, "with the canary")
     if threshold is None:
         rng = np.random.default_rng(seed)
         (chooses_q, quiet), (chooses_l, loud) = _halves(quiet, rng), _halves(loud, rng)
@@ -65,29 +66,6 @@ def audit_scores(
         levels = _levels(threshold)
     _enough(min(len(quiet), len(loud)), error / len(levels), "scores")
     return _best(_count(quiet, loud, levels), levels, aim, delta, confidence)
-
-
-def roc_area(without: Any, with_canary: Any) -> float:
-    """The probability that a score with the canary is above one without; ties count half.
-
-    >>> roc_area([0.0, 1.0], [1.0, 2.0])
-    0.875
-    """
-    quiet, loud = np.sort(checked(without, "without the canary")), checked(with_canary, "with the canary")
-    below = np.searchsorted(quiet, loud, "left") + np.searchsorted(quiet, loud, "right")
-    return float(below.mean() / (2 * len(quiet)))
-
-
-def upper(count: NDArray[np.intp], of: int, error: float) -> Array:
-    """Clopper and Pearson: the rate is below this, but for a probability of `error`."""
-    inside = count < of
-    return np.where(inside, betainccinv(count + 1, np.where(inside, of - count, 1), error), 1.0)
-
-
-def lower(count: NDArray[np.intp], of: int, error: float) -> Array:
-    """Clopper and Pearson: the rate is above this, but for a probability of `error`."""
-    inside = count > 0
-    return np.where(inside, betaincinv(np.where(inside, count, 1), of - count + 1, error), 0.0)
 
 
 def mu_of_rates(false_alarm: Array, miss: Array) -> Array:
@@ -118,7 +96,7 @@ def _count(quiet: Array, loud: Array, levels: Array) -> Counts:
 
 def _bounds(counts: Counts, delta: float, error: float) -> dict[str, Array]:
     """Lower bounds at each threshold; half of the error goes to each rate."""
-    a, b = upper(counts.alarms, counts.quiet, error / 2), upper(counts.misses, counts.loud, error / 2)
+    a, b = upper_limit(counts.alarms, counts.quiet, error / 2), upper_limit(counts.misses, counts.loud, error / 2)
     return {"mu": mu_of_rates(a, b), "epsilon": epsilon_of_rates(a, b, delta)}
 
 
@@ -126,7 +104,7 @@ def _best(counts: Counts, levels: Array, aim: str, delta: float, confidence: flo
     error = (1 - confidence) / len(levels)
     found = _bounds(counts, delta, error)
     at = int(np.argmax(found[aim]))
-    least = (lower(counts.alarms, counts.quiet, error / 2), lower(counts.misses, counts.loud, error / 2))
+    least = (lower_limit(counts.alarms, counts.quiet, error / 2), lower_limit(counts.misses, counts.loud, error / 2))
     return Audit(
         mu=max(0.0, float(found["mu"].max())),
         epsilon=float(found["epsilon"].max()),
@@ -155,7 +133,7 @@ def _choose(quiet: Array, loud: Array, aim: str, delta: float, error: float) -> 
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 
-def checked(scores: Any, which: str) -> Array:
+def score_array(scores: Any, which: str) -> Array:
     """Scores as a plain array of numbers; infinities may be scores, NaN may not."""
     try:
         values = np.asarray(scores, dtype=float)

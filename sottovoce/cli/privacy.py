@@ -9,7 +9,7 @@ import typer
 from sottovoce import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
-from sottovoce.cli.output import Table, answer, doing, facts, gap_shown, progress, short
+from sottovoce.cli.output import Table, answer, facts, gap_shown, progress, short, show_elapsed
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
@@ -35,12 +35,12 @@ def account_(
     from sottovoce.privacy.guarantee import KINDS, PUBLISHED
 
     _fits_together(setting, all_pairs, published, lipschitz, out)
-    with doing(f"tracing {setting.algorithm} on {setting.graph}"):
+    with show_elapsed(f"tracing {setting.algorithm} on {setting.graph}"):
         system = setting.system(sigma)
     if all_pairs:
         _all_pairs(setting, system, sigma, out, as_json)
         return
-    with doing(f"accounting for {setting.view}"):
+    with show_elapsed(f"accounting for {setting.view}"):
         result = account(
             system,
             setting.adversary,
@@ -200,7 +200,7 @@ def calibrate_(
     from sottovoce.privacy.calibration import calibrated
 
     build, net = setting.chosen
-    with doing(f"calibrating {setting.algorithm} on {net.name}"):
+    with show_elapsed(f"calibrating {setting.algorithm} on {net.name}"):
         found = calibrated(
             build(1.0), net, setting.adversary, rounds=setting.rounds, epsilon=epsilon, delta=setting.delta,
             adjacency=setting.adjacency, participation=setting.participation, convex=setting.convex,

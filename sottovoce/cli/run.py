@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +14,16 @@ import typer
 
 from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, facts, note, progress, size, voice
+from sottovoce.cli.output import Table, answer, facts, print_note, progress, size, verbosity
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
+    from sottovoce.attacks.registry import Attack
     from sottovoce.config import Document, Experiment
-    from sottovoce.run.sweep import Planned
+    from sottovoce.run.privacy_document import StoredGuarantee
+    from sottovoce.run.sweep import SweepRun
+    from sottovoce.run.sweep_results import SweepRow
 
 
 @app.command()
@@ -47,46 +51,64 @@ def run(
     if not math.isfinite(timeout):
         raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
     if _ranked():
-        wanted = partial(_alone, file, settings or [], only, out)
+        wanted = partial(_single_experiment, file, settings or [], only, out)
         _as_rank(wanted, timeout, data=data, out=out, resume=resume, as_json=as_json)
         return
     if (processes or 1) > 1:
-        _alone(file, settings or [], only, out)
+        _single_experiment(file, settings or [], only, out)
         _in_processes(file, settings or [], processes or 1, timeout, data=data, out=out, resume=resume, as_json=as_json)
-    document, runs = _planned(file, settings or [], only, out)
-    if len(runs) == 1 and not runs[0].variant:
-        _one(runs[0].experiment, data=data, out=out, resume=resume, as_json=as_json)
+    plan = _read_plan(file, settings or [], only, out)
+    if plan.single_run:
+        _run_one(plan.runs[0].experiment, data=data, out=out, resume=resume, as_json=as_json)
         return
-    chosen = [run for run in runs if only is None or only in run.experiment.name]
-    _sweep(document, file, settings or [], chosen, data=data, out=out, resume=resume, jobs=jobs, as_json=as_json)
+    _run_sweep(plan, data=data, out=out, resume=resume, jobs=jobs, as_json=as_json)
 
 
-def _planned(file: Path, settings: list[str], only: str | None, out: Path) -> "tuple[Document, list[Planned]]":
-    """What a file asks for; refused before any work where it cannot be."""
+@dataclass(frozen=True)
+class RunPlan:
+    """What a file asks for: the runs, the attacks on them afterwards, and the command that repeats all of it."""
+
+    name: str
+    command: str
+    runs: "list[SweepRun]"
+    attacks: "tuple[Attack, ...]"
+    single_run: bool
+
+
+def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> RunPlan:
+    """Read a file; what cannot be carried out is refused before any work."""
+    from sottovoce.attacks.on_sweeps import check_attacks
     from sottovoce.config import changed, read
     from sottovoce.core.files import check_folder
-    from sottovoce.run.sweep import planned
+    from sottovoce.run.sweep import expand_sweep
 
     check_folder(out)
     document = changed(read(file), settings)
-    runs = planned(document, str(file))
+    runs = expand_sweep(document, str(file))
+    attacks = check_attacks(document, runs)
     if only is not None and not any(only in run.experiment.name for run in runs):
         raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].experiment.name}")
-    return document, runs
+    return RunPlan(
+        name=str(document.get("name", "")),
+        command=" ".join(["sotto run", str(file), *(f"--set {setting}" for setting in settings)]),
+        runs=[run for run in runs if only is None or only in run.experiment.name],
+        attacks=attacks,
+        single_run=len(runs) == 1 and not runs[0].variant,
+    )
 
 
-def _alone(file: Path, settings: list[str], only: str | None, out: Path) -> "Experiment":
+def _single_experiment(file: Path, settings: list[str], only: str | None, out: Path) -> "Experiment":
     """The one run of a file, which processes can share."""
-    _, runs = _planned(file, settings, only, out)
-    if len(runs) > 1 or runs[0].variant:
+    plan = _read_plan(file, settings, only, out)
+    if not plan.single_run:
         raise InputError(
             f"{file}: a sweep over processes", "the nodes of one run are spread over them",
             "use --jobs for several runs at once, or the settings of one run",
         )  # fmt: skip
-    return runs[0].experiment
+    return plan.runs[0].experiment
 
 
-def _one(experiment: "Experiment", *, data: Path | None, out: Path, resume: bool, as_json: bool) -> None:
+def _run_one(experiment: "Experiment", *, data: Path | None, out: Path, resume: bool, as_json: bool) -> None:
     """One run, in this process."""
     with progress(experiment.name, rate=True) as tell:
         from sottovoce.run.execute import run_experiment
@@ -132,7 +154,7 @@ def _as_rank(
                 folder = out / experiment.name
                 result = run_experiment(experiment, folder, data=data, resume=resume, tell=tell, coordinator=ranks)
         except (Exception, KeyboardInterrupt) as error:
-            if voice.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
+            if verbosity.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
                 raise
             line, code = explained(error)
             if not orphaned():
@@ -159,7 +181,7 @@ def _in_processes(
     """Start the ranks here, and end as they do; they say what there is to say."""
     from sottovoce.distributed.launch import launch
 
-    arguments = [word for word in ("quiet", "verbose") if getattr(voice, word)]
+    arguments = [word for word in ("quiet", "verbose") if getattr(verbosity, word)]
     arguments = [*(f"--{word}" for word in arguments), "run", str(file), "--out", str(out), "--timeout", str(timeout)]
     arguments += [word for setting in settings for word in ("--set", setting)]
     arguments += ["--data", str(data)] if data is not None else []
@@ -168,11 +190,8 @@ def _in_processes(
     raise SystemExit(launch(arguments, processes))
 
 
-def _sweep(
-    document: "Document",
-    file: Path,
-    settings: list[str],
-    runs: "list[Planned]",
+def _run_sweep(
+    plan: RunPlan,
     *,
     data: Path | None,
     out: Path,
@@ -183,44 +202,44 @@ def _sweep(
     """Carry out all runs, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
     from sottovoce.run.parallel import run_experiments
-    from sottovoce.run.sweep import attacks_of
-    from sottovoce.run.sweep_results import rows
+    from sottovoce.run.sweep_results import sweep_rows
 
-    name = str(document["name"])
+    name, about = plan.name, plan.runs[0].experiment.about
     with progress(name) as tell:
-        finished = run_experiments(runs, out, data=data, resume=resume, jobs=jobs, tell=tell)
-    command = " ".join(["sotto run", str(file), *(f"--set {setting}" for setting in settings)])
-    page = write_results(out / name, name, runs[0].experiment.about, finished, command)
-    reported = rows(finished)
-    documents = [row.document() for row in reported]
-    answered = {"name": name, "page": str(page), "runs": documents}
-    if kinds := attacks_of(document):
+        finished = run_experiments(plan.runs, out, data=data, resume=resume, jobs=jobs, tell=tell)
+    page = write_results(out / name, name, about, finished, plan.command)
+    rows = sweep_rows(finished)
+    answered = {"name": name, "page": str(page), "runs": [row.document() for row in rows]}
+    if plan.attacks:
         from sottovoce.attacks.on_sweeps import attack_rows
         from sottovoce.report.attack_report import write_attacks
 
         with progress("attacks") as tell:
-            attacked = attack_rows(reported, kinds, out, data=data, tell=tell)
-        answered["attacks"] = str(write_attacks(out / name, name, runs[0].experiment.about, attacked, command))
-    answer(answered, as_json, _table(documents))
+            attacked = attack_rows(rows, plan.attacks, out, data=data, tell=tell)
+        answered["attacks"] = str(write_attacks(out / name, name, about, attacked, plan.command))
+    answer(answered, as_json, _table(rows))
     if not as_json:
-        note(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
+        print_note(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
 
 
 def _facts(result: "Document") -> Table:
     """What one run came to."""
-    from sottovoce.privacy.final_models import KEPT, PUBLISHED
+    from sottovoce.privacy.final_models import PUBLISHED
+    from sottovoce.run.privacy_document import StoredGuarantee
+    from sottovoce.run.sweep_results import metric_of
 
     last = result["metrics"]
-    metric = next(key for key in ("accuracy", "rmse") if key in last)
-    kept = result["headline"] is not None and KEPT in result["headline"]["assumptions"]
+    metric = metric_of(last)
+    headline = None if result["headline"] is None else StoredGuarantee.read(result["headline"])
+    uncovered = headline is not None and not headline.final_models_covered
     shown: dict[str, Any] = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
         f"test {metric} of the average model": f"{last[metric]['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**last[metric]),
         "sent": f"{last['messages']:,} messages, {size(last['bytes'])}{_between(last)}",
-        "epsilon": _epsilon(result),
-        **({"not covered": PUBLISHED} if kept else {}),
+        "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
+        **({"not covered": PUBLISHED} if uncovered else {}),
         "seconds of training": f"{result['seconds']:.1f}",
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",
@@ -237,25 +256,25 @@ def _between(last: "Document") -> str:
     return f", {size(last['wire_bytes'])} between processes" if "wire_bytes" in last else ""
 
 
-def _epsilon(result: "Document") -> str:
-    headline = result["headline"]
+def _epsilon(headline: "StoredGuarantee | None", adjacency: str, delta: float) -> str:
     if headline is None:
         return "none is proven: see privacy.json"
-    what = "a node's data" if result["adjacency"] == "user" else "one record"
-    done = "replaced" if headline["change"] == "replace" else "made to count as nothing"
-    epsilon = round_up(float(headline["epsilon"]))
-    return f"{epsilon} at delta {result['delta']:g}, {headline['view']} as adversary, {what} {done}, {headline['kind']}"
+    what = "a node's data" if adjacency == "user" else "one record"
+    change = "replaced" if headline.change == "replace" else "made to count as nothing"
+    epsilon = round_up(headline.epsilon)
+    return f"{epsilon} at delta {delta:g}, {headline.view} as adversary, {what} {change}, {headline.kind}"
 
 
-def _table(found: list["Document"]) -> Table:
+def _table(rows: "list[SweepRow]") -> Table:
     """A sweep: means over seeds, with deviations."""
-    from sottovoce.report.sweep_report import epsilon_of, shown
+    from sottovoce.report.rounding import deviation_text
+    from sottovoce.report.sweep_report import epsilon_text
 
-    metric = found[0]["metric"] if found else ""
+    metric = rows[0].metric if rows else ""
     table = [["run", "seeds", f"{metric}, average model", f"{metric}, nodes", "test loss", "epsilon", "sent"]]
-    for row in found:
-        figures = [shown(row[key]) for key in ("average_model", "mean_node", "loss")]
-        table.append(
-            [row["run"], str(row["seeds"]), *figures, epsilon_of(row["epsilon"]), size(1e6 * row["megabytes"])]
-        )
+    for row in rows:
+        found = row.document()
+        figures = [deviation_text(**found[key]) for key in ("average_model", "mean_node", "loss")]
+        sent = size(1e6 * found["megabytes"])
+        table.append([row.label, str(len(row.runs)), *figures, epsilon_text(row.epsilon), sent])
     return table

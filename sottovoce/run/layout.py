@@ -1,4 +1,4 @@
-"""Where the parts of a run lie, and how they are read; what they are is told in `sottovoce.run.execute`."""
+"""The files in the folder of a run, and how they are read; `sottovoce.run.execute` says what each one is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sottovoce.errors import InputError
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where the parts of a run lie."""
+    """The paths of a run's files."""
 
     folder: Path
 
@@ -65,7 +65,7 @@ class RunFiles:
         return found
 
     def lines(self) -> list[Document]:
-        """What was measured."""
+        """The lines of `metrics.jsonl`, one for each time that the models were measured."""
         try:
             return [json.loads(line) for line in self.metrics.read_text().splitlines()]
         except (OSError, ValueError):
