@@ -278,8 +278,10 @@ def test_wrong_folders_get_one_clear_line(sotto, runs, tmp_path):
         shutil.copy(runs("noisy") / name, tmp_path / "broken")
     (tmp_path / "broken" / "privacy.json").write_text("{}")
     measured_otherwise(shutil.copytree(runs("noisy"), tmp_path / "value"))
+    (shutil.copytree(runs("noisy"), tmp_path / "cut") / "attack.json").write_text('{"threshold": {}}')
     for words, folders in (
         ("no such folder", ["nowhere"]), ("no run", ["empty"]), ("unfinished", ["begun"]), ("damaged", ["broken"]),
+        ("damaged", ["cut"]),
         ("one scale cannot show both", [runs("noisy"), "value"]),
     ):  # fmt: skip
         out = tmp_path / "page.html"
@@ -374,26 +376,26 @@ def numbers(page, figure: str) -> str:
 
 def test_every_figure_is_drawn_from_disk_without_a_single_request(written, opened):
     page = opened(written)
-    for figure in ("graph", "distance", "pairs", "rounds", "bytes", "stages", "roc", "privacy", "success"):
+    for figure in ("graph", "distance", "pairs", "rounds", "bytes", "epsilon-over-rounds", "roc", "privacy", "success"):
         assert page.locator(f"#{figure} .plot svg.main-svg").count() > 0, figure
         assert len(text(page, f"#{figure} figcaption")) > 80, figure
         assert len(numbers(page, figure)) > 40, figure
-    assert "any-training" in text(page, "#promises")
+    assert "any-training" in text(page, "#guarantees")
 
 
 def test_clicking_a_node_changes_figures_table_and_captions(written, opened):
     page, data = opened(written), inside(written)["runs"][0]
     pairs = data["leaks"]["ways"]["proven"]
     before = {figure: (text(page, f"#{figure} figcaption"), numbers(page, figure)) for figure in ("graph", "pairs")}
-    assert "Node 0 is curious." in before["graph"][0]
+    assert "Node 0 is the adversary." in before["graph"][0]
     page.locator("#graph").scroll_into_view_if_needed()
     label = page.locator("#graph .textpoint text", has_text=re.compile("^5$")).bounding_box()
     page.mouse.click(label["x"] + label["width"] / 2, label["y"] + label["height"] / 2)
     page.wait_for_function("document.getElementById('attacker').value === '5'")
-    assert "Node 5 is curious." in text(page, "#graph figcaption")
+    assert "Node 5 is the adversary." in text(page, "#graph figcaption")
     assert "learned by node 5" in text(page, "#distance .legend")
     assert "node 5" in text(page, "#pairs figcaption")
-    assert "node 5, the curious one" in text(page, "#promises")
+    assert "node 5, the chosen adversary" in text(page, "#guarantees")
     after = numbers(page, "graph")
     assert after != before["graph"][1]
     cells = page.locator("#graph details table").evaluate(
@@ -415,8 +417,8 @@ def test_keys_do_what_clicks_do_and_the_idealisation_is_named(written, opened):
     page.focus("#attacker")
     page.keyboard.press("ArrowDown")
     page.wait_for_function("document.getElementById('attacker').value === '1'")
-    assert "Node 1 is curious." in text(page, "#graph figcaption")
-    page.select_option("#way", "fixed-streams")
+    assert "Node 1 is the adversary." in text(page, "#graph figcaption")
+    page.select_option("#figure-kind", "fixed-streams")
     for figure in ("graph", "distance", "pairs"):
         assert "idealisation, no proof for training" in text(page, f"#{figure} figcaption")
     ideal = inside(written)["runs"][0]["leaks"]["ways"]["fixed-streams"]["epsilon"][1]
@@ -430,7 +432,7 @@ def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, open
     assert "convex-training" in numbers(page, "graph")
     page.select_option("#run", str(by_name["plain"]))
     assert "infinite" in text(page, "#cards")
-    assert "Nothing is hidden" in text(page, "#verdict")
+    assert "Nothing is hidden" in text(page, "#headline")
     assert "infinite: nothing protects" in text(page, "#graph .legend")
     page.select_option("#run", str(by_name["mute"]))
     assert "privacy.attackers=all" in text(page, "#graph .missing")

@@ -83,7 +83,7 @@ def candidates(job: Task, victim: int, *, samples: int = SAMPLES, spare: int = 0
 
 
 def _kinds(job: Task, tests: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """What each training row and each of the first test rows is: its label, its user, or nothing that can be told."""
+    """What each training row and each of the first test rows is: its label, its user, or the same for all."""
     data = job.dataset
     if data.entities and data.groups is not None and data.test_groups is not None:
         return data.groups, data.test_groups[:tests]

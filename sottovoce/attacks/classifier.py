@@ -98,10 +98,10 @@ def _examples(found: Sequence[LossSeries], rng: np.random.Generator) -> Examples
 
 
 def _last_received(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Where nothing came in a round, what came last; before the first model, that one."""
-    came = np.isfinite(values[:, 0])
-    last = np.maximum.accumulate(np.where(came, np.arange(len(values)), -1))
-    return values[np.where(last < 0, int(np.argmax(came)), last)]
+    """Where nothing was received in a round, the losses before; before the first model, those on that one."""
+    received = np.isfinite(values[:, 0])
+    last = np.maximum.accumulate(np.where(received, np.arange(len(values)), -1))
+    return values[np.where(last < 0, int(np.argmax(received)), last)]
 
 
 def _scaled(losses_BM: NDArray[np.float64], learnt: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -128,6 +128,6 @@ def _weights(examples: Examples) -> Tensor:
     """Half of the weight to each class, none to what is not learnt from."""
     weights = np.zeros(examples.member.shape, dtype=np.float32)
     for kind in _kinds(examples.member):
-        mine = examples.learnt & kind
-        weights += mine / (2 * np.maximum(mine.sum(axis=1, keepdims=True), 1))
+        learnt = examples.learnt & kind
+        weights += learnt / (2 * np.maximum(learnt.sum(axis=1, keepdims=True), 1))
     return torch.from_numpy(weights)

@@ -43,7 +43,7 @@ RESAMPLES = 1000
 RATES = (0.001, 0.01)
 
 POINTS = 200
-"""Thresholds of a ROC curve that are kept."""
+"""Thresholds of a ROC curve that are stored, at most."""
 
 
 class Scores(NamedTuple):
@@ -236,8 +236,8 @@ def _roc(pool: Pool) -> tuple[tuple[float, float], ...]:
     true, false = (np.append(0.0, part) for part in _curve(pool, np.ones(len(pool.values))))
     rates = np.concatenate([np.linspace(0, 1, POINTS // 2), np.geomspace(1e-4, 1, POINTS // 2 - 1)])
     few = len(false) <= POINTS
-    kept = np.arange(len(false)) if few else np.unique(np.append(0, np.searchsorted(false, rates, "right") - 1))
-    return tuple(zip(false[kept].tolist(), true[kept].tolist(), strict=True))
+    chosen = np.arange(len(false)) if few else np.unique(np.append(0, np.searchsorted(false, rates, "right") - 1))
+    return tuple(zip(false[chosen].tolist(), true[chosen].tolist(), strict=True))
 
 
 def _tpr(pool: Pool, weight: Array) -> list[float]:
@@ -291,10 +291,10 @@ def _advantage(pool: Pool, rng: np.random.Generator, times: NDArray[Any] | None,
     # by rows: a row that several attackers score must not choose the threshold that it is tried with
     half = rng.integers(0, 2, int(pool.example.max()) + 1).astype(bool)[pool.example]
     called = np.zeros(len(pool.values), dtype=bool)
-    for mine in (half, ~half):
-        true, false = _curve(pool, mine.astype(float))
+    for choosing in (half, ~half):
+        true, false = _curve(pool, choosing.astype(float))
         level = pool.values[pool.ends[int(np.argmax(true - false))]]
-        called |= ~mine & (pool.values >= level)
+        called |= ~choosing & (pool.values >= level)
     size = int(pool.cluster.max()) + 1
     found = [
         [np.bincount(pool.cluster[part & which], minlength=size) for which in (called, np.ones_like(called))]

@@ -151,7 +151,7 @@ class Inversion:
 
 
 def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) -> Inversion:
-    """The attack of one node, node 0 unless told, on all that it hears in the first round of one run."""
+    """The attack of one node, node 0 unless given, on all that it hears in the first round of one run."""
     finished_run, attacker = finished_runs[0], options.attacker or 0
     training_run, job = finished_run.training_run, finished_run.training_run.task
     if not 0 <= attacker < training_run.topology.n:

@@ -33,7 +33,7 @@ Array = NDArray[np.float64]
 METHODS = ("lira", "rmia")
 
 ENOUGH = 16
-"""From so many shadow runs on LiRA is used unless told otherwise, below RMIA."""
+"""From so many shadow runs on LiRA is used unless `method` is given, below RMIA."""
 
 OWN_DEVIATION = 32
 """With fewer shadow models without a candidate, all candidates of a victim share one deviation."""

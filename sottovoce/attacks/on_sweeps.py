@@ -33,10 +33,10 @@ def check_attacks(document: Document, runs: Sequence[SweepRun]) -> tuple[Attack,
         example = f'["{MEMBERSHIP_ATTACKS[0].name}"]'
         raise InputError(f"attacks = {names}", f"known: {names_of(MEMBERSHIP_ATTACKS)}", f"write attacks = {example}")
     attacks = tuple(MEMBERSHIP_ATTACKS[known.index(name)] for name in names)
-    silent = next((run.experiment for run in runs if run.experiment.record.attackers in ("none", [])), None)
-    if silent is not None and any(attack.needs_recording for attack in attacks):
+    unrecorded = next((run.experiment for run in runs if run.experiment.record.attackers in ("none", [])), None)
+    if unrecorded is not None and any(attack.needs_recording for attack in attacks):
         raise InputError(
-            f"attacks on {silent.name}, which records nothing", "attacks need what attackers received",
+            f"attacks on {unrecorded.name}, which records nothing", "attacks need what attackers received",
             'write record.attackers = "all"',
         )  # fmt: skip
     return attacks

@@ -35,9 +35,9 @@ from sottovoce.run.recording import Delivery, Messages
 
 
 class Group(NamedTuple):
-    """Who attacks together: what reaches `hears` is theirs, and `members` are no victims."""
+    """Who attacks together: they have what `receivers` received, and `members` are no victims."""
 
-    hears: tuple[int, ...]
+    receivers: tuple[int, ...]
     members: tuple[int, ...]
 
 
@@ -74,7 +74,7 @@ def _blank(rounds: int, of: Candidates) -> tuple[Array, Array]:
 
 def models_of(delivery: Delivery, group: Group, victims: Sequence[int]) -> Array | None:
     """For each victim the model that a group has for it after a round; None where it received nothing."""
-    received = np.isin(delivery.receiver, group.hears) & ~np.isin(delivery.sender, group.members)
+    received = np.isin(delivery.receiver, group.receivers) & ~np.isin(delivery.sender, group.members)
     if not received.any():
         return None
     models = delivery.rows[delivery.row[received]].astype(np.float64)
@@ -125,10 +125,10 @@ def _group_of(finished_run: FinishedRun, name: str | View) -> Group:
     view.check(n)
     if view.kind == "eavesdropper" or view.secure_sum:
         raise InputError(f"view {view}", "recorded is what nodes received", "use everyone, node:A or coalition:A,B")
-    hears = tuple(range(n)) if view.kind == "everyone" else view.members
-    missing = sorted(set(hears) - set(finished_run.messages.attackers))
+    receivers = tuple(range(n)) if view.kind == "everyone" else view.members
+    missing = sorted(set(receivers) - set(finished_run.messages.attackers))
     if missing:
         raise InputError(
             f"{view}: node {missing[0]} was not recorded", "attacks need what was received", "record more attackers"
         )
-    return Group(hears, view.members)
+    return Group(receivers, view.members)

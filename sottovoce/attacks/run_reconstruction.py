@@ -94,7 +94,7 @@ def error_text(error: float, otherwise: str = "not reconstructed") -> str:
 
 
 def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) -> Reconstructions:
-    """The attack of one node, node 0 unless told, on each run by itself."""
+    """The attack of one node, node 0 unless given, on each run by itself."""
     attacker = 0 if options.attacker is None else options.attacker
     return Reconstructions(tuple(reconstruct_run(run, attacker) for run in finished_runs))
 

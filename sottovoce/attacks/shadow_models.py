@@ -22,7 +22,7 @@ from sottovoce.attacks.candidate_losses import LARGEST_LOSS, Candidates, LossSer
 from sottovoce.errors import InputError
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.recording import Messages
-from sottovoce.run.rerun import Arrays, Tell, altered, kept, open_again, rerun_received
+from sottovoce.run.rerun import Arrays, Tell, altered, load_or_compute, open_again, rerun_received
 
 Array = NDArray[np.float64]
 
@@ -80,7 +80,7 @@ def run_shadow_models(
     settings = ShadowSettings(finished_run.folder, finished_run.data, tuple(pairs), samples, seed)
     chosen = _candidates(finished_run, settings)
     about = {"pairs": [list(pair) for pair in pairs], "samples": samples, "seed": seed}
-    found = kept(
+    found = load_or_compute(
         finished_run.folder / "shadows", partial(_shadow, settings), shadows, about=about, jobs=jobs, tell=tell
     )
     own = _statistics(finished_run, finished_run.messages, settings, chosen)

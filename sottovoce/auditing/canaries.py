@@ -29,7 +29,7 @@ from sottovoce.core.threads import threads
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.privacy_document import FIXED_STREAMS, PrivacyDocument
-from sottovoce.run.rerun import Arrays, Tell, altered, kept, open_again, rerun_received
+from sottovoce.run.rerun import Arrays, Tell, altered, load_or_compute, open_again, rerun_received
 
 MOST = 100
 """So many canaries are planted in a rerun at most, in half of the victim's rows at most."""
@@ -67,7 +67,9 @@ def audit_inputs(
     attacker, victim = _attacker_and_victim(finished_run, attacker)
     settings = RerunSettings(finished_run.folder, finished_run.data, attacker, victim, seed)
     about = {"attacker": attacker, "victim": victim, "seed": seed}
-    found = kept(finished_run.folder / "reruns", partial(_rerun, settings), runs + 1, about=about, jobs=jobs, tell=tell)
+    found = load_or_compute(
+        finished_run.folder / "reruns", partial(_rerun, settings), runs + 1, about=about, jobs=jobs, tell=tell
+    )
     scores = np.concatenate([found[0]["losses"] - one["losses"] for one in found[1:]])
     coins = np.concatenate([one["coins"] for one in found[1:]])
     bounds = audit_one_run(

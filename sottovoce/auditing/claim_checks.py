@@ -30,7 +30,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A guarantee of `privacy.json`, infinite where nothing is promised; `mu` is None for what is no Gaussian loss."""
+    """A guarantee of `privacy.json`; `mu` is None where the loss is not Gaussian."""
 
     view: str
     victim: int | None

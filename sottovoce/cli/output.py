@@ -1,4 +1,4 @@
-"""How commands answer: one document or table on stdout; progress and messages on stderr, more or less of them."""
+"""How commands print: one document or table on stdout; progress and messages on stderr, more or fewer of them."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ import typer
 Table = list[list[str]]
 
 PATIENCE = 2.0
-"""Seconds after which it is shown how far something is."""
+"""Seconds after which progress is shown."""
 
 
 @dataclass
 class Verbosity:
-    """What is said on stderr besides errors: `quiet` nothing, `verbose` also what is done and how long it takes."""
+    """What is printed on stderr besides errors: `quiet` nothing, `verbose` also each step and how long it takes."""
 
     quiet: bool = False
     verbose: bool = False
 
     @property
     def shows_progress(self) -> bool:
-        """Whether anybody watches."""
+        """Whether stderr is a terminal on which progress may be shown."""
         return not self.quiet and sys.stderr.isatty()
 
 
 verbosity = Verbosity()
-"""Of the command that runs; set by the options before its name."""
+"""The verbosity of the command that runs; set by the options before its name."""
 
 
 def answer(document: dict[str, Any], as_json: bool, table: Table, *after: str) -> None:
@@ -93,7 +93,7 @@ def print_note(line: str) -> None:
 
 @contextmanager
 def show_elapsed(what: str) -> Iterator[None]:
-    """Work of unknown length: on a terminal, how long it has taken once that is more than two seconds."""
+    """During work of unknown length: shows on a terminal how long it has taken, once that is two seconds."""
     with _timed(what):
         if not verbosity.shows_progress:
             yield
@@ -119,7 +119,7 @@ def _tick(what: str, begun: float, done: threading.Event) -> None:
 
 @contextmanager
 def _timed(what: str) -> Iterator[None]:
-    """With --verbose it is said how long something took."""
+    """Prints with --verbose how long some work took."""
     begun = time.monotonic()
     yield
     if verbosity.verbose:

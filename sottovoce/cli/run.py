@@ -50,18 +50,28 @@ def run(
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
     if not math.isfinite(timeout):
         raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
+    how = Execution(data=data, out=out, resume=resume, as_json=as_json)
     if _ranked():
-        wanted = partial(_single_experiment, file, settings or [], only, out)
-        _as_rank(wanted, timeout, data=data, out=out, resume=resume, as_json=as_json)
+        _run_as_rank(partial(_single_experiment, file, settings or [], only, out), timeout, how)
         return
     if (processes or 1) > 1:
         _single_experiment(file, settings or [], only, out)
-        _in_processes(file, settings or [], processes or 1, timeout, data=data, out=out, resume=resume, as_json=as_json)
+        _run_in_processes(file, settings or [], processes or 1, timeout, how)
     plan = _read_plan(file, settings or [], only, out)
     if plan.single_run:
-        _run_one(plan.runs[0].experiment, data=data, out=out, resume=resume, as_json=as_json)
-        return
-    _run_sweep(plan, data=data, out=out, resume=resume, jobs=jobs, as_json=as_json)
+        _run_one(plan.runs[0].experiment, how)
+    else:
+        _run_sweep(plan, jobs, how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How runs are carried out: from which folder of data sets, into which folder, and what is printed."""
+
+    data: Path | None
+    out: Path
+    resume: bool
+    as_json: bool
 
 
 @dataclass(frozen=True)
@@ -108,17 +118,18 @@ def _single_experiment(file: Path, settings: list[str], only: str | None, out: P
     return plan.runs[0].experiment
 
 
-def _run_one(experiment: "Experiment", *, data: Path | None, out: Path, resume: bool, as_json: bool) -> None:
+def _run_one(experiment: "Experiment", how: Execution) -> None:
     """One run, in this process."""
+    folder = how.out / experiment.name
     with progress(experiment.name, rate=True) as tell:
         from sottovoce.run.execute import run_experiment
 
-        result = run_experiment(experiment, out / experiment.name, data=data, resume=resume, tell=tell)
-    _finish(result, out / experiment.name, as_json)
+        result = run_experiment(experiment, folder, data=how.data, resume=how.resume, tell=tell)
+    _finish(result, folder, how.as_json)
 
 
 def _finish(result: "Document", folder: Path, as_json: bool) -> None:
-    """The page of a finished run, and what it came to."""
+    """Write the page of a finished run, and print its result."""
     from sottovoce.report.page import write_page_of
 
     write_page_of(folder, again=False)
@@ -130,16 +141,8 @@ def _ranked() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
-def _as_rank(
-    wanted: "Callable[[], Experiment]",
-    timeout: float,
-    *,
-    data: Path | None,
-    out: Path,
-    resume: bool,
-    as_json: bool,
-) -> None:
-    """One rank's part of a run. Rank 0 shows how far it is and answers; what went wrong is said once."""
+def _run_as_rank(wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
+    """One rank's part of a run. Rank 0 shows progress and prints the result; an error is printed once."""
     from sottovoce.distributed.launch import listen, orphaned
 
     listen()
@@ -151,8 +154,10 @@ def _as_rank(
         try:
             experiment = ranks.each(wanted)
             with progress(experiment.name, rate=True) if leads else nullcontext() as tell:
-                folder = out / experiment.name
-                result = run_experiment(experiment, folder, data=data, resume=resume, tell=tell, coordinator=ranks)
+                result = run_experiment(
+                    experiment, how.out / experiment.name, data=how.data, resume=how.resume, tell=tell,
+                    coordinator=ranks,
+                )  # fmt: skip
         except (Exception, KeyboardInterrupt) as error:
             if verbosity.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
                 raise
@@ -164,41 +169,31 @@ def _as_rank(
                 os._exit(code)  # threads of the backend that wait for a lost rank would abort the interpreter's end
             raise SystemExit(code) from None
     if leads:
-        _finish(result, out / experiment.name, as_json)
+        _finish(result, how.out / experiment.name, how.as_json)
 
 
-def _in_processes(
-    file: Path,
-    settings: list[str],
-    processes: int,
-    timeout: float,
-    *,
-    data: Path | None,
-    out: Path,
-    resume: bool,
-    as_json: bool,
-) -> None:
-    """Start the ranks here, and end as they do; they say what there is to say."""
+def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: float, how: Execution) -> None:
+    """Start the ranks here, and end as they do; they print the result, or the error."""
     from sottovoce.distributed.launch import launch
 
     arguments = [word for word in ("quiet", "verbose") if getattr(verbosity, word)]
-    arguments = [*(f"--{word}" for word in arguments), "run", str(file), "--out", str(out), "--timeout", str(timeout)]
+    arguments = [
+        *(f"--{word}" for word in arguments),
+        "run",
+        str(file),
+        "--out",
+        str(how.out),
+        "--timeout",
+        str(timeout),
+    ]
     arguments += [word for setting in settings for word in ("--set", setting)]
-    arguments += ["--data", str(data)] if data is not None else []
-    arguments += ["--resume"] if resume else []
-    arguments += ["--json"] if as_json else []
+    arguments += ["--data", str(how.data)] if how.data is not None else []
+    arguments += ["--resume"] if how.resume else []
+    arguments += ["--json"] if how.as_json else []
     raise SystemExit(launch(arguments, processes))
 
 
-def _run_sweep(
-    plan: RunPlan,
-    *,
-    data: Path | None,
-    out: Path,
-    resume: bool,
-    jobs: int | None,
-    as_json: bool,
-) -> None:
+def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
     """Carry out all runs, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
     from sottovoce.run.parallel import run_experiments
@@ -206,8 +201,8 @@ def _run_sweep(
 
     name, about = plan.name, plan.runs[0].experiment.about
     with progress(name) as tell:
-        finished = run_experiments(plan.runs, out, data=data, resume=resume, jobs=jobs, tell=tell)
-    page = write_results(out / name, name, about, finished, plan.command)
+        finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, tell=tell)
+    page = write_results(how.out / name, name, about, finished, plan.command)
     rows = sweep_rows(finished)
     answered = {"name": name, "page": str(page), "runs": [row.document() for row in rows]}
     if plan.attacks:
@@ -215,15 +210,15 @@ def _run_sweep(
         from sottovoce.report.attack_report import write_attacks
 
         with progress("attacks") as tell:
-            attacked = attack_rows(rows, plan.attacks, out, data=data, tell=tell)
-        answered["attacks"] = str(write_attacks(out / name, name, about, attacked, plan.command))
-    answer(answered, as_json, _table(rows))
-    if not as_json:
+            attacked = attack_rows(rows, plan.attacks, how.out, data=how.data, tell=tell)
+        answered["attacks"] = str(write_attacks(how.out / name, name, about, attacked, plan.command))
+    answer(answered, how.as_json, _table(rows))
+    if not how.as_json:
         print_note(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
 
 
 def _facts(result: "Document") -> Table:
-    """What one run came to."""
+    """The result of one run."""
     from sottovoce.privacy.final_models import PUBLISHED
     from sottovoce.run.privacy_document import StoredGuarantee
     from sottovoce.run.sweep_results import metric_of

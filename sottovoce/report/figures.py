@@ -1,4 +1,4 @@
-"""Line charts as plain SVG: readable on light and dark ground, told apart by dashes and marks as well as by colour.
+"""Line charts as plain SVG: readable on light and dark ground, series distinguished by dashes and marks as well as by colour.
 
 >>> chart = line_chart([Line("a", [1.0, 2.0], [0.5, 0.7])], x="round", y="accuracy", title="Training")
 >>> chart.startswith("<svg") and chart.count("<polyline") == 1
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#a0522d", "#5b4ea0", "#7a8b00")
-"""Told apart by colour-blind readers (after Okabe and Ito), and visible on white and on black."""
+"""Distinct for colour-blind readers (after Okabe and Ito), and visible on white and on black."""
 
 DASHES = ("", "6 3", "2 2", "8 2 2 2", "1 3")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 780, 380, 64, 48, 34

@@ -1,6 +1,11 @@
 """The report page: one HTML file with its figures, data and scripts inside, which asks nobody for anything.
 
 The page is `assets/page.html` with style, scripts, plotly.js and the data, as one block of JSON, in their places.
+
+To add a figure, write a function in one of the scripts that draws it and `register` it there: that says in which
+section it stands, and it is drawn whenever the page is. What it shows of a single run comes from `run_summary`, of runs
+that differ only by their seeds from `_average` here; where it says in words why it has nothing to show, the words come
+from `run_summary._missing`.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from sottovoce import __version__
+from sottovoce.attacks.registry import PageFigure, page_attacks
 from sottovoce.config import Document
 from sottovoce.core.files import check_writable, write_text
 from sottovoce.errors import SottovoceError
@@ -36,7 +42,9 @@ WITH_PAIRS = 24
 POINTS = 400
 """Of a curve, at most."""
 
-SCRIPTS = ("frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trades.js", "promises.js", "choose.js")
+SCRIPTS = (
+    "frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js", "controls.js"
+)  # fmt: skip
 """In the order in which they need each other; they share one scope."""
 
 SEED_WORDS, NOISE_WORDS = r",?seed=[^,]*", r",?(seed|epsilon|sigma|message_sigma)=[^,]*"
@@ -65,7 +73,7 @@ def page(runs: Sequence[RunDocuments], title: str | None = None, *, left_out: in
         "css": _asset("page.css"),
         "plotly": _plotly(),
         "data": _inside_script({"left_out": left_out, **document(runs, named)}),
-        "script": "\n".join(_asset(name) for name in SCRIPTS),
+        "script": "\n".join([_attack_captions(), *(_asset(name) for name in SCRIPTS)]),
     }
     return re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], _asset("page.html"))
 
@@ -80,6 +88,12 @@ def _plotly() -> str:
     if found is None or found.origin is None:
         raise SottovoceError("plotly is not installed, which report pages are drawn with; pip install plotly")
     return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+
+
+def _attack_captions() -> str:
+    """What the registry says of each attack, for the caption of the ROC curves."""
+    captions = {attack.name: attack.caption for attack in page_attacks(PageFigure.ROC_CURVE)}
+    return f"const ATTACK_CAPTIONS = {json.dumps(captions)};"
 
 
 def _inside_script(document: Document) -> str:
@@ -133,24 +147,24 @@ def _series(runs: Sequence[RunDocuments]) -> list[list[int]]:
 
 def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
     """Means over seeds; epsilon and the attack's success are those of the worst seed."""
-    mine, every = [runs[number] for number in members], _labels(runs)
+    seeds, every = [runs[number] for number in members], _labels(runs)
     labels = [every[number] for number in members]
-    metric, trade_offs = mine[0].metric, [trade_off(run) for run in mine]
-    length = min(len(run.lines) for run in mine)
+    metric, trade_offs = seeds[0].metric, [trade_off(run) for run in seeds]
+    length = min(len(run.lines) for run in seeds)
     shown = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int)).tolist()
-    lines = [[run.lines[at] for at in shown] for run in mine]
-    headlines = [run.privacy.headline for run in mine]
+    lines = [[run.lines[at] for at in shown] for run in seeds]
+    headlines = [run.privacy.headline for run in seeds]
     attacks = [one.attack for one in trade_offs if one.attack is not None]
     strongest = max(attacks, key=lambda attack: attack.value, default=None)
     return {
-        "name": _without(SEED_WORDS, labels) if len(mine) > 1 else labels[0],
-        "curve": _settings_key(mine[0], noise=False),
+        "name": _without(SEED_WORDS, labels) if len(seeds) > 1 else labels[0],
+        "curve": _settings_key(seeds[0], noise=False),
         "curve_name": _without(NOISE_WORDS, labels),
         "runs": list(members),
         "round": [line["round"] for line in lines[0]],
         "megabytes": [line["bytes"] / 1e6 for line in lines[0]],
         **{key: _over(lines, metric, key) for key in ("average", "mean", "min", "max")},
-        "ending": _over([run.lines[-1:] for run in mine], metric, "average")[0],
+        "ending": _over([run.lines[-1:] for run in seeds], metric, "average")[0],
         "epsilon": None if None in headlines else rounded(max(one.epsilon for one in headlines if one is not None)),
         "attack": None if strongest is None else asdict(strongest),
     }

@@ -169,9 +169,9 @@ def across(rows: Sequence[SweepRow], grid: list[Any], figure: Callable[[SweepRow
     """For each variant a figure and its deviation over the grid; a variant without a grid is a flat line."""
     series = []
     for variant in dict.fromkeys(row.variant for row in rows):
-        mine = {row.values[0][1] if row.values else None: row for row in rows if row.variant == variant}
-        at = grid if None in mine else [value for value in grid if value in mine]
-        figures = [figure(mine[None] if None in mine else mine[value]) for value in at]
+        by_value = {row.values[0][1] if row.values else None: row for row in rows if row.variant == variant}
+        at = grid if None in by_value else [value for value in grid if value in by_value]
+        figures = [figure(by_value[None] if None in by_value else by_value[value]) for value in at]
         series.append(Line(variant, at, [mean for mean, _ in figures], [spread for _, spread in figures]))
     return series
 

@@ -69,5 +69,5 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
     privacy = files.document(files.privacy)
     if privacy is None or privacy.get("fingerprint") != mark:
         what = "not there" if privacy is None else "of another run"
-        raise InputError(f"{files.privacy}: {what}", "it holds what the run promised", "run again")
+        raise InputError(f"{files.privacy}: {what}", "it holds the guarantees of the run", "run again")
     return FinishedRun(folder, data, experiment, training_run, PrivacyDocument.read(privacy))

@@ -96,7 +96,7 @@ class StoredView:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrivacyDocument:
-    """What a run promises to whom, and for which algorithm, topology and noise.
+    """The guarantees of a run, and the algorithm, topology and noise that they are about.
 
     `sigma` is a list where it differs from node to node, None without noise; `over_rounds` has pairs (round, epsilon).
     """

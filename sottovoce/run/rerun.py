@@ -72,10 +72,10 @@ def rerun_received(training_run: TrainingRun, record: Record, attackers: Sequenc
     return recorder.messages
 
 
-def kept(
+def load_or_compute(
     folder: Path, act: Callable[[int], Arrays], count: int, *, about: Any, jobs: int | None, tell: Tell | None
 ) -> list[Arrays]:
-    """`act(0)` to `act(count - 1)`, in processes of their own; finished ones are kept in the folder and only read.
+    """`act(0)` to `act(count - 1)`, in processes of their own; finished ones are stored in the folder and only read.
 
     `about` tells calls apart whose arrays would not be the same.
     """
