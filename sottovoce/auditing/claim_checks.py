@@ -11,10 +11,11 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sottovoce.auditing.lower_bound import Audit, as_json
+from sottovoce.auditing.lower_bound import Audit, as_json, round_down
 from sottovoce.auditing.mechanism import ENTRIES, audit
 from sottovoce.config import Document
 from sottovoce.errors import Unaccountable
+from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import parse_view
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.privacy_document import FIXED_STREAMS, PrivacyDocument, StoredGuarantee, StoredView
@@ -71,6 +72,62 @@ class ClaimCheck:
         """As JSON."""
         claims = [{**as_json(vars(claim)), "verdict": self.verdict(claim).value} for claim in self.claims]
         return {"canaries": self.canaries, "rounds": self.rounds, "audit": self.audit.document(), "claims": claims}
+
+    def rows(self) -> list[list[str]]:
+        """A row of the table for each claim; one without a verdict where there is none."""
+        mu, epsilon, rounds = round_down(self.audit.mu), round_down(self.audit.epsilon), str(self.rounds)
+        if not self.claims:
+            return [[self.canaries, "", "", rounds, "none", mu, "", epsilon, "", "no claim"]]
+        return [
+            [
+                self.canaries, claim.view, "any" if claim.victim is None else str(claim.victim), rounds, claim.kind, mu,
+                "" if claim.mu is None else round_up(claim.mu), epsilon, round_up(claim.epsilon), self.verdict(claim),
+            ]
+            for claim in self.claims
+        ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunAudit:
+    """All audits of a run, and what could not be audited, with the reasons."""
+
+    checks: tuple[ClaimCheck, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether any claim of the run is refuted."""
+        return any(check.exceeded for check in self.checks)
+
+    def document(self) -> Document:
+        """As JSON, for `audit.json`."""
+        audits = [check.document() for check in self.checks]
+        return {"consistent": not self.exceeded, "refused": list(self.refused), "audits": audits}
+
+    def table(self) -> list[list[str]]:
+        """Lower bounds beside the claims; the first row is the heading."""
+        heading = [
+            "canaries",
+            "view",
+            "victim",
+            "rounds",
+            "kind",
+            "mu >=",
+            "claimed",
+            "epsilon >=",
+            "claimed",
+            "verdict",
+        ]
+        return [heading, *(row for check in self.checks for row in check.rows())]
+
+    def notes(self) -> list[str]:
+        """What follows from the audits, and what was not audited."""
+        conclusion = "No claim is exceeded."
+        if self.exceeded:
+            conclusion = "A claim is exceeded: it is wrong, or something else ran."
+        elif not any(check.claims for check in self.checks):
+            conclusion = "There is no claim to compare with."
+        return [conclusion, *(f"Not audited: {line}" for line in self.refused)]
 
 
 def claims_about(privacy: PrivacyDocument, view: str, victim: int) -> tuple[Claim, ...]:

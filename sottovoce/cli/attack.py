@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -18,12 +18,8 @@ from sottovoce.attacks.registry import (
 )
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json, offering
-from sottovoce.cli.output import Table, answer, progress, show_elapsed
+from sottovoce.cli.output import answer, progress, show_elapsed
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.rounding import round_up
-
-if TYPE_CHECKING:
-    from sottovoce.auditing.claim_checks import ClaimCheck
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")]
 Attacker = Annotated[int | None, typer.Option(help="Only this node; all that were recorded unless given.")]
@@ -60,7 +56,7 @@ def attack(
         Path | None, typer.Option(help=_help(Option.PICTURE, "draw what was found here, as SVG."))
     ] = None,
     samples: Annotated[
-        int, typer.Option(min=1, help="Members of a victim to try, and as many non-members.")
+        int, typer.Option(min=1, help=_help(Option.SAMPLES, "members of a victim to try, and as many non-members."))
     ] = AttackOptions.samples,
     shadows: Annotated[
         int, typer.Option(min=2, help=_help(Option.SHADOWS, "shadow runs; below 16 by RMIA, else LiRA."))
@@ -128,7 +124,7 @@ def audit(
     Example: sotto audit runs/digits --runs 4
     """
     from sottovoce.auditing.canaries import audit_inputs
-    from sottovoce.auditing.claim_checks import audit_gradients
+    from sottovoce.auditing.claim_checks import RunAudit, audit_gradients
     from sottovoce.core.files import write_text
     from sottovoce.privacy import views
     from sottovoce.report.page import write_page_of
@@ -152,32 +148,10 @@ def audit(
                 )  # fmt: skip
     except Unaccountable as refusal:
         refused.append(str(refusal))
-    exceeded = any(check.exceeded for check in checks)
-    audits = [check.document() for check in checks]
-    document = {"run": str(run), "consistent": not exceeded, "refused": refused, "audits": audits}
+    found = RunAudit(tuple(checks), tuple(refused))
+    document = {"run": str(run), **found.document()}
     write_text(RunFiles(run).audit, json.dumps(document, indent=1) + "\n")
     write_page_of(run, again=True)
-    conclusion = "A claim is exceeded: it is wrong, or something else ran." if exceeded else "No claim is exceeded."
-    if not any(check.claims for check in checks):
-        conclusion = "There is no claim to compare with."
-    answer(document, as_json, _audit_table(checks), conclusion, *(f"Not audited: {line}" for line in refused))
-    if exceeded:
+    answer(document, as_json, found.table(), *found.notes())
+    if found.exceeded:
         raise typer.Exit(1)
-
-
-def _audit_table(checks: "list[ClaimCheck]") -> Table:
-    from sottovoce.auditing.lower_bound import round_down
-
-    table = [["canaries", "view", "victim", "rounds", "kind", "mu >=", "claimed", "epsilon >=", "claimed", "verdict"]]
-    for one in checks:
-        bounds = [round_down(one.audit.mu), round_down(one.audit.epsilon)]
-        if not one.claims:
-            table.append([one.canaries, "", "", str(one.rounds), "none", bounds[0], "", bounds[1], "", "no claim"])
-        for claim in one.claims:
-            mu = "" if claim.mu is None else round_up(claim.mu)
-            victim = "any" if claim.victim is None else str(claim.victim)
-            table.append([
-                one.canaries, claim.view, victim, str(one.rounds), claim.kind, bounds[0], mu, bounds[1],
-                round_up(claim.epsilon), one.verdict(claim),
-            ])  # fmt: skip
-    return table
