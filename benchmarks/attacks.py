@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.loop import peak_gigabytes
-from sottovoce.attacks.candidate_losses import Candidates, candidates_of, series
+from sottovoce.attacks.candidate_losses import Candidates, candidates_of, loss_series
 from sottovoce.attacks.classifier import classifier
 from sottovoce.attacks.threshold import threshold
 from sottovoce.core.threads import threads
@@ -72,13 +72,13 @@ def main() -> None:
         took = {}
         for _ in range(3):
             for name, act in (
-                ("losses, batched", lambda: series(job, messages, messages.pairs, chosen)),
+                ("losses, batched", lambda: loss_series(job, messages, messages.pairs, chosen)),
                 ("losses, a model after the other", lambda: plain_loop(job, messages, chosen)),
             ):
                 begun = time.perf_counter()
                 act()
                 took.setdefault(name, []).append(time.perf_counter() - begun)
-        found = series(job, messages, messages.pairs, chosen)
+        found = loss_series(job, messages, messages.pairs, chosen)
         plain = plain_loop(job, messages, chosen)
         ours = np.concatenate([found[3].members[5], found[3].others[5]])
         np.testing.assert_allclose(ours, plain[5, 3], rtol=1e-4, atol=1e-5)

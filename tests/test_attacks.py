@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +13,20 @@ import torch
 from sklearn.metrics import roc_curve
 
 from sottovoce import InputError, algorithm, dropout, metropolis, simulate, weigh
-from sottovoce.attacks.candidate_losses import Series, attacked_nodes, candidates_of, series
+from sottovoce.attacks.candidate_losses import LossSeries, attacked_pairs, candidates_of, loss_series
 from sottovoce.attacks.classifier import classifier, spaced
-from sottovoce.attacks.evaluation import Scores, area, area_variance, success
+from sottovoce.attacks.evaluation import Scores, evaluate_scores, roc_auc, roc_auc_variance
 from sottovoce.attacks.pooled import Group, models_of
-from sottovoce.attacks.run_attacks import infer
+from sottovoce.attacks.registry import (
+    ATTACKS,
+    MEMBERSHIP_ATTACKS,
+    AttackOptions,
+    Option,
+    PageFigure,
+    attacks_with,
+    page_attacks,
+)
+from sottovoce.attacks.run_attacks import infer_membership
 from sottovoce.attacks.threshold import threshold
 from sottovoce.config import RecordingSettings, parse_experiment
 from sottovoce.learning.datasets import Dataset, load
@@ -26,6 +37,35 @@ from sottovoce.learning.tasks import task
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.recording import RecordedRound
+from sottovoce.schemas import schema
+
+# --- registry ------------------------------------------------------------------------------------------------------
+
+
+def test_every_attack_of_the_registry_has_its_function_and_its_place_in_the_schema():
+    assert len({attack.name for attack in ATTACKS}) == len(ATTACKS)
+    for attack in ATTACKS:
+        assert callable(attack.load())
+        assert f"**{attack.name}**" in attack.description
+        assert bool(attack.caption) == (attack.page_figure is PageFigure.ROC_CURVE)
+    found = schema("attack")["$defs"]["membership"]["properties"]["attack"]["enum"]
+    assert found == [attack.name for attack in MEMBERSHIP_ATTACKS]
+    assert [attack.name for attack in page_attacks(PageFigure.ROC_CURVE)] == ["likelihood", "classifier", "threshold"]
+
+
+def test_the_registry_is_read_without_torch():
+    code = "import sys; import sottovoce.attacks.registry; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_help_names_every_attack_and_who_takes_an_option(sotto):
+    out = " ".join(sotto("attack --help")[1].split())
+    assert "threshold, classifier, likelihood, pooled, reconstruction or inversion." in out
+    for option in (Option.VIEW, Option.SHADOWS, Option.PICTURE):
+        (attack,) = attacks_with(option)
+        assert f"{attack.name}: " in out
+
 
 # --- figures -------------------------------------------------------------------------------------------------------
 
@@ -34,30 +74,32 @@ def test_areas_are_shares_of_pairs():
     rng = np.random.default_rng(0)
     members, others = rng.integers(0, 5, 40).astype(float), rng.integers(0, 4, 30).astype(float)
     above = members[:, None] - others[None, :]
-    assert area(members, others) == pytest.approx(np.mean((above > 0) + 0.5 * (above == 0)))
+    assert roc_auc(members, others) == pytest.approx(np.mean((above > 0) + 0.5 * (above == 0)))
 
 
 def test_variance_of_areas_is_that_of_repeated_draws():
     rng = np.random.default_rng(1)
     drawn = [(rng.normal(0.7, 2, 50), rng.normal(0, 1, 80)) for _ in range(600)]
-    found = np.mean([area_variance(*one) for one in drawn])
-    assert found == pytest.approx(np.var([area(*one) for one in drawn]), rel=0.15)
+    found = np.mean([roc_auc_variance(*one) for one in drawn])
+    assert found == pytest.approx(np.var([roc_auc(*one) for one in drawn]), rel=0.15)
 
 
 def test_rates_are_counted_at_thresholds_that_ties_allow():
     others = np.concatenate([[9.0], np.zeros(999)])
-    found = success("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)])
+    found = evaluate_scores("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)])
     assert found.tpr_at_0_1_percent.value == 0.75  # one false positive in a thousand is allowed, at 9 and down to 8
     others[1] = 9.0
-    assert success("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)]).tpr_at_0_1_percent.value == 0.25
-    assert success("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)]).tpr_at_1_percent.value == 0.75
+    assert (
+        evaluate_scores("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)]).tpr_at_0_1_percent.value == 0.25
+    )
+    assert evaluate_scores("hand", [Scores(0, np.array([10.0, 9.0, 8.0, -1.0]), others)]).tpr_at_1_percent.value == 0.75
 
 
 @pytest.mark.parametrize("size", [20, 3000])
 def test_curves_are_those_of_scikit_learn(size):
     rng = np.random.default_rng(2)
     members, others = rng.normal(0.5, 1, size).round(2), rng.normal(0, 1, size).round(2)
-    found = success(
+    found = evaluate_scores(
         "try",
         [Scores(0, members[: size // 2], others[: size // 2]), Scores(1, members[size // 2 :], others[size // 2 :])],
     )
@@ -66,7 +108,7 @@ def test_curves_are_those_of_scikit_learn(size):
     assert {*zip(curve["fpr"], curve["tpr"], strict=True)} <= {*zip(false.tolist(), true.tolist(), strict=True)}
     assert (curve["fpr"][0], curve["tpr"][0], curve["fpr"][-1], curve["tpr"][-1]) == (0, 0, 1, 1)
     assert len(curve["fpr"]) <= 200
-    assert np.trapezoid(curve["tpr"], curve["fpr"]) == pytest.approx(area(members, others), abs=0.003)
+    assert np.trapezoid(curve["tpr"], curve["fpr"]) == pytest.approx(roc_auc(members, others), abs=0.003)
 
 
 @pytest.mark.parametrize("victims", [2, 12])
@@ -75,7 +117,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(victims):
     truth, covered, advantage = 0.5, [], []
     for _ in range(60):
         scores = [Scores(v, rng.normal(0, 1, 40), rng.normal(0, 1, 40)) for v in range(victims)]
-        found = success("chance", scores, confidence=0.9)
+        found = evaluate_scores("chance", scores, confidence=0.9)
         covered.append(found.auc.low <= truth <= found.auc.high)
         advantage.append(found.advantage.value)
     assert 0.8 < np.mean(covered) < 0.98
@@ -87,14 +129,14 @@ def test_a_row_that_several_attackers_score_does_not_choose_its_own_threshold():
     found = []
     for _ in range(80):
         chance = [Scores(v, rng.normal(0, 1, 20), rng.normal(0, 1, 20)) for v in range(4)]
-        found.append(success("chance", [one for one in chance for _ in range(5)]).advantage.value)
+        found.append(evaluate_scores("chance", [one for one in chance for _ in range(5)]).advantage.value)
     assert abs(np.mean(found)) < 0.03  # 0.06 when copies are halved one by one
 
 
 def test_more_pairs_of_one_victim_are_no_more_victims():
     rng = np.random.default_rng(3)
     one = Scores(0, rng.normal(1, 1, 50), rng.normal(0, 1, 50))
-    alone, thrice = success("x", [one]), success("x", [one, one, one])
+    alone, thrice = evaluate_scores("x", [one]), evaluate_scores("x", [one, one, one])
     assert thrice.auc.high - thrice.auc.low == pytest.approx(alone.auc.high - alone.auc.low)
     assert (thrice.victims, thrice.pairs) == (1, 3)
 
@@ -122,8 +164,8 @@ def trained(name, net, every=5, clip=("none", None), **settings):
         algorithm(name, step_size=1.0, **settings), net, job.gradients("full", *clip), rounds=120, every=10**6,
         record=RecordingSettings(attackers="all", every=every),
     )  # fmt: skip
-    pairs = attacked_nodes(run.messages, None, net.n)
-    return job, run, series(job, run.messages, pairs, candidates_of(job, pairs))
+    pairs = attacked_pairs(run.messages, None, net.n)
+    return job, run, loss_series(job, run.messages, pairs, candidates_of(job, pairs))
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +208,7 @@ def test_huge_noise_leaves_only_guessing(name):
 def test_who_misses_messages_attacks_with_those_that_came():
     net = dropout("ring:8", rate=0.4, seed=1)
     _, _, found = trained("d-psgd", net, every=20)
-    assert any(not one.came().all() for one in found)
+    assert any(not one.received().all() for one in found)
     assert threshold(found).auc.low > 0.6
     assert np.isfinite(classifier(found).auc.value)
 
@@ -203,7 +245,7 @@ def test_labels_alone_tell_the_classifier_nothing():
     for victim in range(60):
         labels = rng.integers(0, 10, 32)
         members, others = (np.exp(labels + 0.1 * rng.standard_normal((5, 32))) for _ in range(2))
-        found.append(Series(99, victim, (1, 2, 3, 4, 5), members, others))
+        found.append(LossSeries(99, victim, (1, 2, 3, 4, 5), members, others))
     area = classifier(found).auc
     assert area.low < 0.5 < area.high
     assert area.high - area.low < 0.1
@@ -238,28 +280,28 @@ def finished(tmp_path_factory):
 
 def test_shadow_runs_show_what_a_threshold_does_not(finished, monkeypatch):
     plain, loud = open_run(finished / "plain"), open_run(finished / "loud")
-    simple = infer([plain], "threshold")
+    simple = infer_membership([plain], "threshold")
     for method in ("rmia", "lira"):
-        found = infer([plain], "likelihood", shadows=4, method=method, jobs=1)
+        found = infer_membership([plain], "likelihood", AttackOptions(shadows=4, method=method, jobs=1))
         assert found.auc.value > max(0.65, simple.auc.value)
-        nothing = infer([loud], "likelihood", shadows=4, method=method, jobs=1)
+        nothing = infer_membership([loud], "likelihood", AttackOptions(shadows=4, method=method, jobs=1))
         assert nothing.auc.low <= 0.5 <= nothing.auc.high
     monkeypatch.setattr("sottovoce.attacks.shadow_models.altered", None)  # no run is needed a second time
-    again = infer([plain], "likelihood", shadows=4, method="lira", jobs=1)
-    assert again == infer([plain], "likelihood", shadows=4, method="lira", jobs=1)
+    again = infer_membership([plain], "likelihood", AttackOptions(shadows=4, method="lira", jobs=1))
+    assert again == infer_membership([plain], "likelihood", AttackOptions(shadows=4, method="lira", jobs=1))
     (victim,) = list((finished / "plain" / "shadows").iterdir())
     (victim / "0002.npz").unlink()
     with pytest.raises(TypeError):
-        infer([plain], "likelihood", shadows=4, jobs=1)
+        infer_membership([plain], "likelihood", AttackOptions(shadows=4, jobs=1))
 
 
 @pytest.mark.slow
 def test_shadow_runs_in_processes_of_their_own_give_the_same(finished):
     second = open_run(finished / "second")
-    found = infer([second], "likelihood", shadows=4, jobs=2)
+    found = infer_membership([second], "likelihood", AttackOptions(shadows=4, jobs=2))
     for path in (finished / "second" / "shadows").glob("*/*"):
         path.unlink()
-    assert infer([second], "likelihood", shadows=4, jobs=1) == found
+    assert infer_membership([second], "likelihood", AttackOptions(shadows=4, jobs=1)) == found
 
 
 def test_attacks_are_printed_and_kept(sotto, finished):
@@ -343,11 +385,11 @@ def test_inversion_reads_labels_from_gradients_of_any_length(size, rows):
 
 def test_a_run_counts_once_and_only_with_seeds_of_its_own_kind(finished):
     plain, loud, second = (open_run(finished / name) for name in ("plain", "loud", "second"))
-    assert infer([plain, second]).victims == 2 * infer([plain]).victims
+    assert infer_membership([plain, second]).victims == 2 * infer_membership([plain]).victims
     with pytest.raises(InputError, match="twice; victims count once"):
-        infer([plain, plain])
+        infer_membership([plain, plain])
     with pytest.raises(InputError, match="differ in algorithm"):
-        infer([plain, loud])
+        infer_membership([plain, loud])
 
 
 def test_attacks_at_the_end_of_a_sweep(sotto, tmp_path):
@@ -368,7 +410,7 @@ def test_attacks_at_the_end_of_a_sweep(sotto, tmp_path):
         f"attack-{stem}.svg" for stem in ("over-sigma", "trade-off", "over-rounds", "over-distance")
     }
     rows = json.loads((page.parent / "attacks.json").read_text())["runs"]
-    alone = infer([open_run(page.parent / f"plain,seed={seed}") for seed in (0, 1)], "threshold")
+    alone = infer_membership([open_run(page.parent / f"plain,seed={seed}") for seed in (0, 1)], "threshold")
     assert rows[0]["attacks"]["threshold"]["auc"]["value"] == alone.auc.value
     first = page.read_text()
     before = {path: path.stat().st_mtime_ns for path in page.parent.glob("*/attack.json")}

@@ -24,9 +24,10 @@ from sottovoce import (
     metropolis,
     trace,
 )
+from sottovoce.attacks.confidence import lower_limit, upper_limit
+from sottovoce.attacks.evaluation import roc_auc
 from sottovoce.auditing.lower_bound import Guesses
 from sottovoce.auditing.one_run import epsilon_bound, impossible, mu_bound, p_value
-from sottovoce.auditing.scores import lower, roc_area, upper
 from sottovoce.privacy.gaussian_dp import epsilon_of
 
 OUT = stats.norm.ppf((np.arange(1000) + 0.5) / 1000)
@@ -67,7 +68,7 @@ def test_one_run_as_gaussian_dp(counts, stored):
 
 
 def test_scores_of_mu_2():
-    assert roc_area(OUT, IN) == pytest.approx(stats.norm.cdf(math.sqrt(2)), abs=1e-4)
+    assert roc_auc(IN, OUT) == pytest.approx(stats.norm.cdf(math.sqrt(2)), abs=1e-4)
     found = audit_scores(OUT, IN, threshold=1.0)
     assert found.epsilon == pytest.approx(1.4950553013529382, rel=1e-12)
     assert (found.counts.false_alarms, found.counts.misses) == (159, 159)
@@ -100,7 +101,7 @@ def hull_corners():
 
 def test_clopper_pearson_against_the_binomial():
     for count, of_ in ((0, 20), (3, 20), (20, 20), (159, 1000)):
-        high, low = float(upper(np.array(count), of_, 0.01)), float(lower(np.array(count), of_, 0.01))
+        high, low = float(upper_limit(np.array(count), of_, 0.01)), float(lower_limit(np.array(count), of_, 0.01))
         if count < of_:
             assert stats.binom.cdf(count, of_, high) == pytest.approx(0.01)
         if count > 0:

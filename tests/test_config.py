@@ -9,8 +9,8 @@ import pytest
 
 from sottovoce import InputError
 from sottovoce.config import apply_overrides, parse_experiment, read_settings_file, set_key
-from sottovoce.run.sweep import Planned, planned
-from sottovoce.run.sweep_results import Finished, rows
+from sottovoce.run.sweep import SweepRun, expand_sweep
+from sottovoce.run.sweep_results import FinishedSweepRun, sweep_rows
 
 SMALL = """
 name = "try"
@@ -289,7 +289,7 @@ STUDY = {
 
 
 def expand(document):
-    return [run.experiment for run in planned(document)]
+    return [run.experiment for run in expand_sweep(document)]
 
 
 def test_a_sweep_is_variants_times_grid_times_seeds():
@@ -348,14 +348,14 @@ def finished(name, seed, value, *, epsilon=1.0, tuned=(), **result):
         nodes = {"mean": value, "min": value, "max": value, "average": value + 1}
         return {"round": 5, "loss": nodes, "accuracy": nodes, "consensus": value, "bytes": 2_000_000, "seconds": 1.0}
 
-    (run,) = planned({**STUDY, "seeds": [seed], "variants": [{"name": name}]})
+    (run,) = expand_sweep({**STUDY, "seeds": [seed], "variants": [{"name": name}]})
     headline = None if epsilon is None else {"epsilon": epsilon}
     found = {"name": run.experiment.name, "headline": headline, "sigma": 1.0, "delta": 1e-5, "seconds": 1.0, **result}
-    return Finished(Planned(run.experiment, name, (), tuned), found, [line(100.0) | {"round": 0}, line(value)])
+    return FinishedSweepRun(SweepRun(run.experiment, name, (), tuned), found, [line(100.0) | {"round": 0}, line(value)])
 
 
 def test_runs_that_differ_by_seed_are_averaged():
-    found = [row.document() for row in rows([
+    found = [row.document() for row in sweep_rows([
         finished("", 0, 1.0), finished("", 1, 3.0, epsilon="inf"), finished("a", 0, 5.0, epsilon=None),
     ])]  # fmt: skip
     assert [(row["run"], row["seeds"]) for row in found] == [("all seeds", 2), ("a", 1)]
@@ -368,11 +368,11 @@ def test_runs_that_differ_by_seed_are_averaged():
 
 def test_of_tuned_values_the_best_over_all_seeds_is_kept_and_one_that_went_astray_is_not():
     slow, fast, wild = ((("algorithm.step_size", size),) for size in (0.1, 1.0, 10.0))
-    (row,) = rows([
+    (row,) = sweep_rows([
         finished("a", 0, 0.5, tuned=slow), finished("a", 1, 0.6, tuned=slow),
         finished("a", 0, 0.9, tuned=fast), finished("a", 1, 0.1, tuned=fast),
         finished("a", 0, 9.0, tuned=wild), finished("a", 1, 9.0, tuned=wild, diverged="gradient with nan"),
     ])  # fmt: skip
     assert (row.tuned, row.document()["mean_node"]["mean"]) == (slow, pytest.approx(0.55))
-    (lost,) = rows([finished("a", 0, 9.0, tuned=wild, diverged="gradient with nan")])
+    (lost,) = sweep_rows([finished("a", 0, 9.0, tuned=wild, diverged="gradient with nan")])
     assert lost.document()["mean_node"] == {"mean": None, "deviation": None}

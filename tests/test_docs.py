@@ -24,7 +24,7 @@ from sottovoce import algorithm, algorithm_names, metropolis, trace, train
 from sottovoce.algorithms.registry import algorithm_specs
 from sottovoce.cli import app
 from sottovoce.config import Experiment
-from sottovoce.run.sweep import planned
+from sottovoce.run.sweep import expand_sweep
 
 ROOT = Path(__file__).parents[1]
 
@@ -76,7 +76,7 @@ def test_the_page_about_runs_lists_every_setting_and_no_other():
 
 def test_the_sweep_of_the_page_about_runs_is_one():
     text = re.search(r"```toml\n(.*?)```", (ROOT / "docs" / "run.md").read_text(), flags=re.DOTALL).group(1)
-    names = [run.experiment.name for run in planned(tomllib.loads(text))]
+    names = [run.experiment.name for run in expand_sweep(tomllib.loads(text))]
     assert len(names) == 2 * 2 * 3 + 3
     assert "study/optimised,epsilon=4.0,seed=2" in names
 

@@ -14,7 +14,7 @@ from sottovoce.privacy import views
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.covering_views import covering_views, lacks_secrets
-from sottovoce.privacy.guarantee import Guarantee, Headline, Kind, TrainingProof
+from sottovoce.privacy.guarantee import Guarantee, Kind, PrivacyFigure, TrainingProof
 
 PLACES = {"largest_step": "2/L", "changed": "replaced by another", "by": " by a factor 2 in mu^2", "source": "a paper"}
 RING = metropolis("ring:4")
@@ -32,20 +32,20 @@ def test_every_assumption_is_read_back_from_its_sentence(kind):
 @pytest.mark.parametrize("built", [DECOR, PLAIN, algorithm("d-psgd")])
 def test_a_headline_is_read_as_it_was_written(built, view):
     found = account(trace(built, RING, rounds=3), view, convex=True)
-    headline = Headline.of(found.headline, found.view, 1e-5)
+    headline = PrivacyFigure.of(found.headline, found.view, 1e-5)
     document = json.loads(json.dumps(headline.document(), allow_nan=False))
-    assert Headline.read(document) == headline
+    assert PrivacyFigure.read(document) == headline
     assert {key: document[key] for key in found.headline.document(1e-5)} == found.headline.document(1e-5)
 
 
 def test_a_headline_may_have_no_mu_and_no_limit():
-    headline = Headline(
+    headline = PrivacyFigure(
         view=views.everyone(), change=Change.ZERO_OUT, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None,
         epsilon=math.inf, proven_for_training=TrainingProof.PROVEN, assumptions=(AssumptionKind.MESSAGES_ONLY.of(),),
     )  # fmt: skip
     document = json.loads(json.dumps(headline.document(), allow_nan=False))
     assert (document["mu"], document["epsilon"], document["proven_for_training"]) == (None, "inf", True)
-    assert Headline.read(document) == headline
+    assert PrivacyFigure.read(document) == headline
     assert not headline.covers_final_models
 
 

@@ -15,11 +15,12 @@ import pytest
 from sottovoce import InputError
 from sottovoce.cli.attack import attack
 from sottovoce.config import parse_experiment
+from sottovoce.privacy.gaussian_dp import guessing_accuracy_bound
 from sottovoce.report.page import write_page, write_page_of
-from sottovoce.report.pairwise_leakage import percent, rounded
-from sottovoce.report.told import guess_of, told
+from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.wording import KINDS
 from sottovoce.run.execute import run_experiment
+from sottovoce.run.run_documents import read_runs
 
 AGAIN = "sotto run {}/config.json --set "
 EVIL = "</script><script>window.bad=1</script>"
@@ -82,7 +83,7 @@ def test_pairs_are_those_of_the_promise(name, runs, tmp_path):
     views = {view["view"]: view["guarantees"] for view in stored(runs(name))["views"]}
     assert {f"node:{attacker}" for attacker in found["attackers"]} == {*views} - {"everyone"}
     seen = 0
-    for gossip_step, counts in (
+    for figure_kind, counts in (
         ("proven", lambda one: one["proven_for_training"]),
         ("fixed-streams", lambda one: one["kind"] == "fixed-streams"),
     ):
@@ -90,10 +91,10 @@ def test_pairs_are_those_of_the_promise(name, runs, tmp_path):
         for row, attacker in enumerate(found["attackers"]):
             for victim in range(8):
                 mine = [one for one in views[f"node:{attacker}"] if one["victim"] == victim and counts(one)]
-                if gossip_step not in found["ways"]:
+                if figure_kind not in found["ways"]:
                     assert mine == []
                     continue
-                shown = found["ways"][gossip_step]["epsilon"][row][victim]
+                shown = found["ways"][figure_kind]["epsilon"][row][victim]
                 if victim == attacker:
                     assert shown is None
                     continue
@@ -101,13 +102,13 @@ def test_pairs_are_those_of_the_promise(name, runs, tmp_path):
                 assert shown_rightly(shown, best["epsilon"])
                 assert found["distance"][row][victim] == best["distance"]
                 assert (
-                    found["ways"][gossip_step]["kinds"][found["ways"][gossip_step]["kind"][row][victim]] == best["kind"]
+                    found["ways"][figure_kind]["kinds"][found["ways"][figure_kind]["kind"][row][victim]] == best["kind"]
                 )
                 right = statistics.NormalDist().cdf(float(best["mu"]) / 2)
-                assert right <= found["ways"][gossip_step]["guess"][row][victim] / 100 <= right + 0.00101
+                assert right <= found["ways"][figure_kind]["guess"][row][victim] / 100 <= right + 0.00101
                 every.append((best["distance"], float(best["epsilon"])))
                 seen += 1
-        for one in found["ways"].get(gossip_step, {"by_distance": []})["by_distance"]:
+        for one in found["ways"].get(figure_kind, {"by_distance": []})["by_distance"]:
             figures = sorted(epsilon for hops, epsilon in every if hops == one["distance"])
             assert one["pairs"] == len(figures)
             assert shown_rightly(one["least"], figures[0])
@@ -197,10 +198,10 @@ def test_promises_are_told_kind_by_kind_in_plain_words(runs, tmp_path):
 def test_a_guess_is_right_as_often_as_the_definition_allows():
     """An adversary of (epsilon, delta): with delta it knows, else it hears a coin of odds e^epsilon."""
     odds, delta = math.exp(1.5), 1e-3
-    assert guess_of({"mu": None, "epsilon": 1.5}, delta) >= delta + (1 - delta) * odds / (1 + odds)
-    assert guess_of({"mu": None, "epsilon": 1.5}, 0.0) == pytest.approx(odds / (1 + odds))
-    assert guess_of({"mu": None, "epsilon": "inf"}, delta) == guess_of({"mu": "inf", "epsilon": "inf"}, delta) == 1
-    assert (percent(0.5), percent(0.50001), rounded(1.00001), rounded("inf")) == (50, 50.1, 1.001, "inf")
+    assert guessing_accuracy_bound(None, 1.5, delta) >= delta + (1 - delta) * odds / (1 + odds)
+    assert guessing_accuracy_bound(None, 1.5, 0.0) == pytest.approx(odds / (1 + odds))
+    assert guessing_accuracy_bound(None, math.inf, delta) == guessing_accuracy_bound(math.inf, math.inf, delta) == 1
+    assert (percent(0.5), percent(0.50001), rounded(1.00001), rounded(math.inf)) == (50, 50.1, 1.001, "inf")
 
 
 def test_seeds_are_averaged_and_runs_that_differ_by_noise_lie_on_one_curve(sotto, runs, tmp_path):
@@ -220,7 +221,7 @@ def test_seeds_are_averaged_and_runs_that_differ_by_noise_lie_on_one_curve(sotto
     assert [run["label"] for run in alone["runs"]] == ["loud", "s1"]
     assert alone["left_out"] == 1
     _, _, err = sotto(f"compare {tmp_path / 'sweep'}")
-    assert err.startswith(f"Left out, stopped or gone astray: {tmp_path / 'sweep' / 'stopped'}\n")
+    assert err.startswith(f"Left out, stopped or diverged: {tmp_path / 'sweep' / 'stopped'}\n")
     ours, theirs = (
         [json.loads(line)["accuracy"]["average"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (runs("noisy"), tmp_path / "sweep" / "s1")
@@ -233,9 +234,9 @@ def test_large_graphs_are_summed_up(runs, tmp_path, monkeypatch):
     monkeypatch.setattr("sottovoce.report.run_summary.NODES", 7)
     (run,) = inside(write_page(tmp_path / "page.html", [runs("noisy")]))["runs"]
     assert "too many to draw" in run["missing"]["graph"][0]
-    gossip_step = run["leaks"]["ways"]["fixed-streams"]
-    assert "epsilon" not in gossip_step
-    assert sum(gossip_step["histogram"]["counts"]) == sum(one["pairs"] for one in gossip_step["by_distance"]) == 8 * 7
+    figure_kind = run["leaks"]["ways"]["fixed-streams"]
+    assert "epsilon" not in figure_kind
+    assert sum(figure_kind["histogram"]["counts"]) == sum(one["pairs"] for one in figure_kind["by_distance"]) == 8 * 7
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
@@ -248,14 +249,14 @@ def measured_otherwise(folder: Path) -> Path:
     return folder
 
 
-def test_runs_that_went_astray_are_shown_as_such(sotto, runs, tmp_path):
-    folder = shutil.copytree(runs("noisy"), tmp_path / "astray")
+def test_runs_that_diverged_are_shown_as_such(sotto, runs, tmp_path):
+    folder = shutil.copytree(runs("noisy"), tmp_path / "diverged")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     last = json.loads(lines[-1])
     last["accuracy"] = dict.fromkeys(last["accuracy"], math.nan)
     (folder / "metrics.jsonl").write_text("\n".join([*lines[:-1], json.dumps(last)]) + "\n")
     code, out, _ = sotto(f"compare {folder} --out {tmp_path / 'page.html'}")
-    assert (code, "astray" in out) == (0, True)
+    assert (code, "diverged" in out) == (0, True)
     (series,) = inside(tmp_path / "page.html")["series"]
     assert series["ending"] is series["average"][-1] is None
 
@@ -277,8 +278,10 @@ def test_wrong_folders_get_one_clear_line(sotto, runs, tmp_path):
         shutil.copy(runs("noisy") / name, tmp_path / "broken")
     (tmp_path / "broken" / "privacy.json").write_text("{}")
     measured_otherwise(shutil.copytree(runs("noisy"), tmp_path / "value"))
+    (shutil.copytree(runs("noisy"), tmp_path / "cut") / "attack.json").write_text('{"threshold": {}}')
     for words, folders in (
         ("no such folder", ["nowhere"]), ("no run", ["empty"]), ("unfinished", ["begun"]), ("damaged", ["broken"]),
+        ("damaged", ["cut"]),
         ("one scale cannot show both", [runs("noisy"), "value"]),
     ):  # fmt: skip
         out = tmp_path / "page.html"
@@ -289,7 +292,7 @@ def test_wrong_folders_get_one_clear_line(sotto, runs, tmp_path):
     with pytest.raises(InputError, match="no such folder"):
         write_page(tmp_path / "not" / "there.html", [runs("noisy")])
     with pytest.raises(InputError, match="at least one"):
-        told([])
+        read_runs([])
 
 
 def test_compare_prints_trade_offs_and_writes_the_page(sotto, runs, tmp_path):
@@ -333,7 +336,7 @@ def chromium():
 
 
 @pytest.fixture
-def finished_run(chromium):
+def opened(chromium):
     """`opened(file, width=360)` is its page from disk, offline; nothing may complain and nothing may be asked for."""
     contexts, wrong = [], []
 
@@ -371,28 +374,28 @@ def numbers(page, figure: str) -> str:
     return page.locator(f"#{figure} details table").evaluate("table => table.textContent")
 
 
-def test_every_figure_is_drawn_from_disk_without_a_single_request(written, finished_run):
-    page = finished_run(written)
-    for figure in ("graph", "distance", "pairs", "rounds", "bytes", "stages", "roc", "privacy", "success"):
+def test_every_figure_is_drawn_from_disk_without_a_single_request(written, opened):
+    page = opened(written)
+    for figure in ("graph", "distance", "pairs", "rounds", "bytes", "epsilon-over-rounds", "roc", "privacy", "success"):
         assert page.locator(f"#{figure} .plot svg.main-svg").count() > 0, figure
         assert len(text(page, f"#{figure} figcaption")) > 80, figure
         assert len(numbers(page, figure)) > 40, figure
-    assert "any-training" in text(page, "#promises")
+    assert "any-training" in text(page, "#guarantees")
 
 
-def test_clicking_a_node_changes_figures_table_and_captions(written, finished_run):
-    page, data = finished_run(written), inside(written)["runs"][0]
+def test_clicking_a_node_changes_figures_table_and_captions(written, opened):
+    page, data = opened(written), inside(written)["runs"][0]
     pairs = data["leaks"]["ways"]["proven"]
     before = {figure: (text(page, f"#{figure} figcaption"), numbers(page, figure)) for figure in ("graph", "pairs")}
-    assert "Node 0 is curious." in before["graph"][0]
+    assert "Node 0 is the adversary." in before["graph"][0]
     page.locator("#graph").scroll_into_view_if_needed()
     label = page.locator("#graph .textpoint text", has_text=re.compile("^5$")).bounding_box()
     page.mouse.click(label["x"] + label["width"] / 2, label["y"] + label["height"] / 2)
     page.wait_for_function("document.getElementById('attacker').value === '5'")
-    assert "Node 5 is curious." in text(page, "#graph figcaption")
+    assert "Node 5 is the adversary." in text(page, "#graph figcaption")
     assert "learned by node 5" in text(page, "#distance .legend")
     assert "node 5" in text(page, "#pairs figcaption")
-    assert "node 5, the curious one" in text(page, "#promises")
+    assert "node 5, the chosen adversary" in text(page, "#guarantees")
     after = numbers(page, "graph")
     assert after != before["graph"][1]
     cells = page.locator("#graph details table").evaluate(
@@ -409,27 +412,27 @@ def test_clicking_a_node_changes_figures_table_and_captions(written, finished_ru
     assert sorted(drawn) == sorted(value for value in pairs["epsilon"][5] if value is not None)
 
 
-def test_keys_do_what_clicks_do_and_the_idealisation_is_named(written, finished_run):
-    page = finished_run(written)
+def test_keys_do_what_clicks_do_and_the_idealisation_is_named(written, opened):
+    page = opened(written)
     page.focus("#attacker")
     page.keyboard.press("ArrowDown")
     page.wait_for_function("document.getElementById('attacker').value === '1'")
-    assert "Node 1 is curious." in text(page, "#graph figcaption")
-    page.select_option("#way", "fixed-streams")
+    assert "Node 1 is the adversary." in text(page, "#graph figcaption")
+    page.select_option("#figure-kind", "fixed-streams")
     for figure in ("graph", "distance", "pairs"):
         assert "idealisation, no proof for training" in text(page, f"#{figure} figcaption")
     ideal = inside(written)["runs"][0]["leaks"]["ways"]["fixed-streams"]["epsilon"][1]
     assert str(ideal[0]) in numbers(page, "graph")
 
 
-def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, finished_run):
-    page = finished_run(written)
+def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, opened):
+    page = opened(written)
     by_name = {run["run"]: number for number, run in enumerate(inside(written)["runs"])}
     page.select_option("#run", str(by_name["convex"]))
     assert "convex-training" in numbers(page, "graph")
     page.select_option("#run", str(by_name["plain"]))
     assert "infinite" in text(page, "#cards")
-    assert "Nothing is hidden" in text(page, "#verdict")
+    assert "Nothing is hidden" in text(page, "#headline")
     assert "infinite: nothing protects" in text(page, "#graph .legend")
     page.select_option("#run", str(by_name["mute"]))
     assert "privacy.attackers=all" in text(page, "#graph .missing")
@@ -444,8 +447,8 @@ def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, fini
 
 
 @pytest.mark.parametrize(("width", "height", "dark"), [(360, 740, False), (1280, 900, True)])
-def test_it_fits_a_phone_and_follows_dark_mode(width, height, dark, written, finished_run, tmp_path):
-    page = finished_run(written, width=width, height=height, dark=dark)
+def test_it_fits_a_phone_and_follows_dark_mode(width, height, dark, written, opened, tmp_path):
+    page = opened(written, width=width, height=height, dark=dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     ground, ink = (page.evaluate(f"getComputedStyle(document.body).{part}") for part in ("backgroundColor", "color"))
     plotted = page.evaluate("document.querySelector('#rounds .plot')._fullLayout.font.color")
@@ -461,7 +464,7 @@ def brightness(colour: str) -> float:
     return sum(map(int, parts[:3])) / 3
 
 
-def test_names_cannot_break_out_of_the_page(runs, finished_run, tmp_path):
+def test_names_cannot_break_out_of_the_page(runs, opened, tmp_path):
     folder = shutil.copytree(runs("noisy"), tmp_path / "evil")
     ring = [EVIL, *"bcdefgh"]
     (tmp_path / "edges.txt").write_text("".join(f"{ring[i]},{ring[i - 1]}\n" for i in range(8)))
@@ -471,16 +474,16 @@ def test_names_cannot_break_out_of_the_page(runs, finished_run, tmp_path):
     file = write_page(tmp_path / "page.html", [folder], title=EVIL + "&amp;")
     assert EVIL in inside(file)["runs"][0]["graph"]["labels"]
     assert EVIL not in file.read_text()
-    page = finished_run(file)
+    page = opened(file)
     assert page.evaluate("window.bad") is None
     assert text(page, "h1") == EVIL + "&amp;"
     assert EVIL in numbers(page, "graph") + text(page, "#graph figcaption")
 
 
-def test_a_large_run_has_a_histogram_instead(runs, finished_run, tmp_path, monkeypatch):
+def test_a_large_run_has_a_histogram_instead(runs, opened, tmp_path, monkeypatch):
     monkeypatch.setattr("sottovoce.report.pairwise_leakage.PAIRS", 10)
     monkeypatch.setattr("sottovoce.report.run_summary.NODES", 7)
-    page = finished_run(write_page(tmp_path / "page.html", [runs("noisy")]))
+    page = opened(write_page(tmp_path / "page.html", [runs("noisy")]))
     assert page.locator("#histogram .plot").is_visible()
     assert "too many to draw" in text(page, "#graph .missing")
     assert page.locator("#distance .plot").is_visible()

@@ -89,7 +89,7 @@ def test_no_unbiased_combination_is_better():
     """Against the definition: random unbiased estimators of a case with noise to cancel are never sharper."""
     system = trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:5"), rounds=2)
     attack = reconstruct(system, views.everyone())
-    A, B = attack.observed.dense()
+    A, B = attack.observation.dense()
     flat, rng = A.reshape(len(A), -1), np.random.default_rng(0)
     free = np.linalg.svd(flat)[0][:, np.linalg.matrix_rank(flat) :]
     assert free.shape[1] > 0

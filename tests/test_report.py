@@ -11,8 +11,9 @@ import pytest
 
 from sottovoce.config import About
 from sottovoce.privacy.rounding import round_up
-from sottovoce.report.figures import Axis, Line, lines
-from sottovoce.report.sweep_report import shown, write_results
+from sottovoce.report.figures import Axis, Line, line_chart
+from sottovoce.report.rounding import deviation_text
+from sottovoce.report.sweep_report import write_results
 from tests.test_config import finished
 
 
@@ -22,7 +23,9 @@ def points(chart: str) -> list[list[tuple[float, float]]]:
 
 
 def test_points_lie_where_the_axes_say():
-    chart = lines([Line("a", [0, 10], [1.0, 3.0]), Line("b & c", [0, 5, 10], [3.0, 2.0, 1.0])], x="x", y="y", title="t")
+    chart = line_chart(
+        [Line("a", [0, 10], [1.0, 3.0]), Line("b & c", [0, 5, 10], [3.0, 2.0, 1.0])], x="x", y="y", title="t"
+    )
     ET.fromstring(chart)
     (a, b), (left, right) = points(chart), (points(chart)[0][0][0], points(chart)[0][1][0])
     assert a[0][1] > a[1][1], "larger values are higher up"
@@ -32,7 +35,7 @@ def test_points_lie_where_the_axes_say():
 
 
 def test_what_is_no_number_is_left_out_and_large_values_stay_inside():
-    chart = lines([Line("a", [1, 2, 3], [1.0, math.nan, 50.0])], x="x", y="y", title="t", y_range=(0.0, 4.0))
+    chart = line_chart([Line("a", [1, 2, 3], [1.0, math.nan, 50.0])], x="x", y="y", title="t", y_range=(0.0, 4.0))
     (line,) = points(chart)
     assert len(line) == 2
     assert min(top for _, top in line) > 20
@@ -61,7 +64,7 @@ def test_a_page_has_the_table_the_figures_and_the_command(tmp_path):
     assert "**Claim.** It works." in page
     assert "sotto run study.toml" in page
     assert "| plain | 2 | 1.6000 ± 0.1414 | 0.6000 ± 0.1414 |" in page
-    assert re.search(r"\| wild \| 1 \| astray \|.*\| none \|", page)
+    assert re.search(r"\| wild \| 1 \| diverged \|.*\| none \|", page)
     for figure in re.findall(r"\((over-[a-z]+\.svg)\)", page):
         ET.fromstring((tmp_path / figure).read_text())
     found = json.loads((tmp_path / "results.json").read_text())
@@ -75,6 +78,6 @@ def test_a_page_says_what_its_epsilons_are_about(tmp_path):
 
 
 def test_figures_over_seeds_are_said_in_words():
-    assert shown({"mean": 0.25, "deviation": None}) == "0.2500"
-    assert shown({"mean": None, "deviation": None}) == "astray"
+    assert deviation_text(0.25, None) == "0.2500"
+    assert deviation_text(None, None) == "diverged"
     assert round_up(1.00001) == "1.001"

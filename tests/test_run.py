@@ -13,7 +13,7 @@ import pytest
 
 from sottovoce import InputError, Unaccountable
 from sottovoce.run.parallel import run_experiments
-from sottovoce.run.sweep import Planned, planned
+from sottovoce.run.sweep import SweepRun, expand_sweep
 from tests.killed import experiment
 from tests.test_checkpoint import contents
 from tests.test_config import SMALL
@@ -114,7 +114,7 @@ def test_errors_survive_the_way_between_processes():
 def test_the_first_failure_in_one_process_leaves_the_finished_runs(tmp_path):
     fine, wrong = experiment(), experiment(data={"name": "mnist"}).model_copy(update={"name": "wrong"})
     with pytest.raises(InputError):
-        run_experiments([Planned(one, "") for one in (fine, wrong)], tmp_path, jobs=1)
+        run_experiments([SweepRun(one, "") for one in (fine, wrong)], tmp_path, jobs=1)
     assert (tmp_path / "try" / "result.json").exists()
     assert not (tmp_path / "wrong").exists()
 
@@ -136,9 +136,13 @@ def test_an_interrupted_sweep_saves_and_stops_in_one_line(here, command):
 
 
 def test_recipes_are_valid():
+    from sottovoce.attacks.on_sweeps import check_attacks
     from sottovoce.config import read_settings_file
 
     recipes = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
     assert recipes
     for path in recipes:
-        assert planned(read_settings_file(path), path.name)
+        document = read_settings_file(path)
+        runs = expand_sweep(document, path.name)
+        assert runs
+        check_attacks(document, runs)

@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce.auditing.canaries import _canaries, check_inputs
-from sottovoce.auditing.claim_checks import check_gradients
+from sottovoce.auditing.canaries import _canaries, audit_inputs
+from sottovoce.auditing.claim_checks import audit_gradients
 from sottovoce.config import parse_experiment
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
@@ -60,16 +60,16 @@ def test_a_claim_that_is_too_good_is_exceeded(shrunk, code, sotto, noisy, tmp_pa
 
 def test_finished_reruns_are_kept_and_those_missing_are_run(noisy, tmp_path, monkeypatch):
     finished_run = open_run(shutil.copytree(noisy, tmp_path / "copy", ignore=shutil.ignore_patterns("reruns")))
-    first = check_inputs(finished_run, runs=2, jobs=1)
+    first = audit_inputs(finished_run, runs=2, jobs=1)
     (place,) = list((finished_run.folder / "reruns").iterdir())
     bits = (place / "0001.npz").read_bytes()
     (place / "0001.npz").unlink()
-    told = []
-    assert check_inputs(finished_run, runs=2, jobs=1, tell=lambda done, of: told.append((done, of))) == first
-    assert told == [(2, 3), (3, 3)]
+    reported = []
+    assert audit_inputs(finished_run, runs=2, jobs=1, progress=lambda done, of: reported.append((done, of))) == first
+    assert reported == [(2, 3), (3, 3)]
     assert (place / "0001.npz").read_bytes() == bits
-    monkeypatch.setattr(sys.modules[check_inputs.__module__], "altered", None)
-    assert check_inputs(finished_run, runs=2, jobs=1) == first
+    monkeypatch.setattr(sys.modules[audit_inputs.__module__], "altered", None)
+    assert audit_inputs(finished_run, runs=2, jobs=1) == first
 
 
 def test_input_canaries_without_noise_are_seen(tmp_path):
@@ -78,7 +78,7 @@ def test_input_canaries_without_noise_are_seen(tmp_path):
     finished_run = open_run(tmp_path / "run")
     inputs, wrong = _canaries(finished_run, 1, 0)
     assert (len(inputs), wrong.dtype) == (10, finished_run.training_run.task.targets.dtype)
-    found = check_inputs(finished_run, runs=6, jobs=1, confidence=0.95)
+    found = audit_inputs(finished_run, runs=6, jobs=1, confidence=0.95)
     assert found.audit.epsilon > 0.5
     assert not found.exceeded
     (claim,) = found.claims
@@ -92,13 +92,13 @@ def test_input_canaries_without_noise_are_seen(tmp_path):
 def test_unclipped_noise_promises_nothing_and_is_audited_all_the_same(tmp_path):
     bare = DOCUMENT | {"training": {"rounds": 5}}
     run_experiment(parse_experiment(bare), tmp_path / "run")
-    (found,), refused = check_gradients(open_run(tmp_path / "run"), repetitions=500)
+    (found,), refused = audit_gradients(open_run(tmp_path / "run"), repetitions=500)
     assert (found.claims, found.exceeded, refused) == ((), False, [])
 
 
 def test_compressed_messages_are_not_audited_and_that_is_said(tmp_path):
     packed = DOCUMENT | {"algorithm": {"name": "dp-csgp", "sigma": 1.0, "compression": "rand:0.5", "step_size": 0.5}}
     run_experiment(parse_experiment(packed), tmp_path / "run")
-    found, refused = check_gradients(open_run(tmp_path / "run"), repetitions=500)
+    found, refused = audit_gradients(open_run(tmp_path / "run"), repetitions=500)
     assert found == []
     assert "coordinates do not travel alike" in refused[0]

@@ -177,4 +177,4 @@ def test_schemas_come_with_the_package():
         Path(base) / file for base, _, files in os.walk(folder) for file in files if not file.endswith((".py", "c"))
     }
     assert there <= covered
-    assert folder.parent / "demo.toml" in covered
+    assert folder.parent / "demo" / "demo.toml" in covered

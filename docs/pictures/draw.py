@@ -19,7 +19,7 @@ from sottovoce import Account, account, algorithm, metropolis, trace
 from sottovoce.core.graphs import graph
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.rounding import round_up
-from sottovoce.report.figures import Line, lines
+from sottovoce.report.figures import Line, line_chart
 
 DELTA = 1e-5
 GREY, QUIET, BETWEEN, LOUD = "#808080", (86, 180, 233), (240, 228, 160), (213, 94, 0)
@@ -46,7 +46,7 @@ def leak_by_distance() -> str:
     }
     series = [Line(name, hops, [found.of(u, kind).epsilon(DELTA) for u in hops]) for kind, name in kinds.items()]
     title = "What node 0 learns about others on a ring of 30, 40 rounds, sigma 4"
-    return lines(series, x="hops from node 0", y="epsilon at delta 1e-5", title=title, y_range=(0.0, 7.5))
+    return line_chart(series, x="hops from node 0", y="epsilon at delta 1e-5", title=title, y_range=(0.0, 7.5))
 
 
 def leak_over_rounds() -> str:
@@ -60,7 +60,7 @@ def leak_over_rounds() -> str:
     series = [Line("1 hop, or any training", rounds, of(1, "any-training"))]
     series += [Line(f"{hops} hops, convex training", rounds, of(hops, "convex-training")) for hops in (2, 3, 5, 10)]
     title = "The same over rounds"
-    return lines(series, x="rounds", y="epsilon at delta 1e-5", title=title, y_range=(0.0, 10.0))
+    return line_chart(series, x="rounds", y="epsilon at delta 1e-5", title=title, y_range=(0.0, 10.0))
 
 
 def what_epsilon_means() -> str:
@@ -70,7 +70,7 @@ def what_epsilon_means() -> str:
     guess = Line("best attack", at, right)
     coin = Line("a coin", at, [50.0] * len(at))
     title = "Of 100 guesses between two equally likely data sets, how many are right"
-    return lines(
+    return line_chart(
         [guess, coin],
         x="epsilon at delta 1e-5",
         y="right guesses of 100",

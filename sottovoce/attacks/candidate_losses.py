@@ -17,18 +17,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.attacks.registry import AttackOptions
 from sottovoce.errors import InputError
 from sottovoce.learning.engines import VALUES, chunks
 from sottovoce.learning.tasks import Task
+from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.recording import Messages
 
-SAMPLES = 500
-"""So many members of a victim are tried at most, and as many test rows."""
+SAMPLES = AttackOptions.samples
+"""So many members of a victim are tried at most, and as many non-members."""
 
-LEAST = 10
+FEWEST_MEMBERS = 10
 """Victims with fewer members are not scored."""
 
-WORST = 1e30
+LARGEST_LOSS = 1e30
 """Stands for losses that are not finite."""
 
 Array = NDArray[np.float64]
@@ -39,26 +41,26 @@ class Candidates(NamedTuple):
     """Positions among training rows and among test rows."""
 
     members: Positions
-    others: Positions
+    nonmembers: Positions
 
 
 @dataclass(frozen=True, eq=False)
-class Series:
-    """Losses of a victim's candidates on the models that an attacker received of it: M x members and M x others.
+class LossSeries:
+    """Losses of a victim's candidates on the models that an attacker received from it, a row for each round.
 
-    NaN where nothing came in a recorded round. A victim of -1 is a sum over all nodes. `run` tells runs apart where
-    several are taken together.
+    NaN where nothing was received in a recorded round. A victim of -1 is a sum over all nodes. `run` tells runs apart
+    where several are attacked together.
     """
 
     attacker: int
     victim: int
     rounds: tuple[int, ...]
     members: Array
-    others: Array
+    nonmembers: Array
     run: int = 0
 
-    def came(self) -> NDArray[np.bool_]:
-        """In which of the rounds a model came."""
+    def received(self) -> NDArray[np.bool_]:
+        """In which of the rounds a model was received."""
         return np.isfinite(self.members[:, 0])
 
 
@@ -66,21 +68,22 @@ def candidates(job: Task, victim: int, *, samples: int = SAMPLES, spare: int = 0
     """A victim's members and equally many test rows, drawn with a seed; `spare` test rows are left for other uses.
 
     They come in pairs of the same label, or of the same user whose ratings they are: else an attack on data that is
-    dealt out unevenly would find what a node has much of, not what it trained on.
+    partitioned unevenly would find what a node has much of, not what it trained on.
     """
     held = np.concatenate(job.shards.indices) if victim < 0 else job.shards.indices[victim]
     rng = np.random.default_rng([seed, victim + 1])
     members = rng.choice(held, min(samples, len(held)), replace=False)
     kind, test_kind = _kinds(job, len(job.test_inputs) - spare)
     pairs = [
-        _alike(rng, members[kind[members] == one], np.flatnonzero(test_kind == one)) for one in np.unique(kind[members])
+        _matched(rng, members[kind[members] == one], np.flatnonzero(test_kind == one))
+        for one in np.unique(kind[members])
     ]
     found = Candidates(*(np.concatenate(part) for part in zip(*pairs, strict=True)))
-    return found if len(found.members) >= LEAST else Candidates(np.empty(0, np.int64), np.empty(0, np.int64))
+    return found if len(found.members) >= FEWEST_MEMBERS else Candidates(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def _kinds(job: Task, tests: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """What each training row and each of the first test rows is: its label, its user, or nothing that can be told."""
+    """What each training row and each of the first test rows is: its label, its user, or the same for all."""
     data = job.dataset
     if data.entities and data.groups is not None and data.test_groups is not None:
         return data.groups, data.test_groups[:tests]
@@ -89,13 +92,13 @@ def _kinds(job: Task, tests: int) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.zeros(len(data.targets), np.int64), np.zeros(tests, np.int64)
 
 
-def _alike(rng: np.random.Generator, members: Positions, tests: Positions) -> Candidates:
-    """As many of the one as of the other."""
+def _matched(rng: np.random.Generator, members: Positions, tests: Positions) -> Candidates:
+    """As many members as non-members."""
     count = min(len(members), len(tests))
     return Candidates(members[:count], rng.choice(tests, count, replace=False))
 
 
-def attacked_nodes(messages: Messages, attacker: int | None, n: int) -> tuple[tuple[int, int], ...]:
+def attacked_pairs(messages: Messages, attacker: int | None, n: int) -> tuple[tuple[int, int], ...]:
     """All recorded pairs (attacker, victim), or those of one attacker."""
     if attacker is None:
         return messages.pairs
@@ -109,6 +112,11 @@ def attacked_nodes(messages: Messages, attacker: int | None, n: int) -> tuple[tu
     return tuple(pair for pair in messages.pairs if pair[0] == attacker)
 
 
+def attacked_pairs_of(finished_run: FinishedRun, attacker: int | None) -> tuple[tuple[int, int], ...]:
+    """All recorded pairs (attacker, victim) of a finished run, or those of one attacker."""
+    return attacked_pairs(finished_run.messages, attacker, finished_run.training_run.topology.n)
+
+
 def candidates_of(
     job: Task, pairs: Sequence[tuple[int, int]], *, samples: int = SAMPLES, spare: int = 0, seed: int = 0
 ) -> dict[int, Candidates]:
@@ -120,7 +128,7 @@ def candidates_of(
         held = "no victim" if not victims else f"victims with at most {max(_held(job, v) for v in victims)} members"
         raise InputError(
             f"{held} and {len(job.test_inputs)} test rows, of which {samples} may be tried",
-            f"fewer than {LEAST} members, or test rows, are too few to score",
+            f"fewer than {FEWEST_MEMBERS} members, or test rows, are too few to score",
             "attack a run with more rows a node, or try more",
         )
     return found
@@ -130,7 +138,7 @@ def _held(job: Task, victim: int) -> int:
     return sum(map(len, job.shards.indices)) if victim < 0 else len(job.shards.indices[victim])
 
 
-def series(
+def loss_series(
     job: Task,
     messages: Messages,
     pairs: Sequence[tuple[int, int]],
@@ -138,12 +146,12 @@ def series(
     *,
     rounds: Sequence[int] | None = None,
     run: int = 0,
-) -> list[Series]:
+) -> list[LossSeries]:
     """The losses of chosen candidates on what was recorded, one series for each pair whose victim has candidates."""
     wanted = [pair for pair in pairs if pair[1] in chosen]
     rounds = tuple(messages.rounds if rounds is None else rounds)
     tables = [
-        (np.full((len(rounds), len(of.members)), np.nan), np.full((len(rounds), len(of.others)), np.nan))
+        (np.full((len(rounds), len(of.members)), np.nan), np.full((len(rounds), len(of.nonmembers)), np.nan))
         for of in (chosen[victim] for _, victim in wanted)
     ]
     place = {pair: number for number, pair in enumerate(wanted)}
@@ -151,7 +159,17 @@ def series(
         for pair, losses in _of_round(job, messages, round, place.keys(), chosen):
             for table, values in zip(tables[place[pair]], losses, strict=True):
                 table[at] = values
-    return [Series(*pair, rounds, *table, run=run) for pair, table in zip(wanted, tables, strict=True)]
+    return [LossSeries(*pair, rounds, *table, run=run) for pair, table in zip(wanted, tables, strict=True)]
+
+
+def losses_on_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) -> list[LossSeries]:
+    """The losses of every attacked victim's candidates on what finished runs recorded."""
+    found = []
+    for number, run in enumerate(finished_runs):
+        job, pairs = run.training_run.task, attacked_pairs_of(run, options.attacker)
+        chosen = candidates_of(job, pairs, samples=options.samples, seed=options.seed)
+        found += loss_series(job, run.messages, pairs, chosen, run=number)
+    return found
 
 
 def _of_round(
@@ -167,9 +185,15 @@ def _of_round(
     of = dict(zip(row[used].tolist(), sender[used].tolist(), strict=True))
     models = torch.from_numpy(rows[tried]).to(job.inputs.dtype)
     own = [chosen[of[number]] for number in tried.tolist()]
-    members = losses_of(job, models, job.inputs, job.targets, [one.members for one in own])
-    others = losses_of(job, models, job.test_inputs, job.test_targets, [one.others for one in own])
-    return [(pairs[number], (members[at], others[at])) for number, at in zip(used, position.tolist(), strict=True)]
+    losses = losses_of_candidates(job, models, own)
+    return [(pairs[number], losses[at]) for number, at in zip(used, position.tolist(), strict=True)]
+
+
+def losses_of_candidates(job: Task, models_RD: Tensor, chosen: Sequence[Candidates]) -> list[tuple[Array, Array]]:
+    """For each model the losses of its victim's members, which are training rows, and non-members, test rows."""
+    members = losses_of(job, models_RD, job.inputs, job.targets, [one.members for one in chosen])
+    nonmembers = losses_of(job, models_RD, job.test_inputs, job.test_targets, [one.nonmembers for one in chosen])
+    return list(zip(members, nonmembers, strict=True))
 
 
 @torch.no_grad()
@@ -190,6 +214,6 @@ def losses_of(
             at = picked[:, examples]
             shown = inputs.index_select(0, at.flatten()).view(*at.shape, -1)
             parts.append(job.model.loss.each(job.engine.outputs(models, shown).double(), targets[at]))
-        whole = torch.cat(parts, dim=1).nan_to_num(nan=WORST, posinf=WORST).clamp(max=WORST)
+        whole = torch.cat(parts, dim=1).nan_to_num(nan=LARGEST_LOSS, posinf=LARGEST_LOSS).clamp(max=LARGEST_LOSS)
         found += list(whole.numpy())
     return [losses[: len(one)] for losses, one in zip(found, rows, strict=True)]

@@ -23,11 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.attacks.candidate_losses import Series
-from sottovoce.attacks.evaluation import Scores, Success, success
+from sottovoce.attacks.candidate_losses import LossSeries, losses_on_runs
+from sottovoce.attacks.evaluation import MembershipResult, Scores, evaluate_scores
+from sottovoce.attacks.registry import AttackOptions
 from sottovoce.core.threads import threads
 from sottovoce.learning.engines import Stack, engine_for
 from sottovoce.learning.models import mlp
+from sottovoce.run.finished_run import FinishedRun
 
 MODELS = 26
 HIDDEN = (32, 16)
@@ -54,7 +56,7 @@ class Examples(NamedTuple):
     tried: NDArray[np.bool_]
 
 
-def classifier(found: Sequence[Series], *, confidence: float = 0.95, seed: int = 0) -> Success:
+def classifier(found: Sequence[LossSeries], *, confidence: float = 0.95, seed: int = 0) -> MembershipResult:
     """The attack on every pair of attacker and victim, scored on the candidates it did not learn from."""
     examples = _examples(found, np.random.default_rng(seed))
     outputs = _outputs(examples, seed)
@@ -62,39 +64,44 @@ def classifier(found: Sequence[Series], *, confidence: float = 0.95, seed: int =
         Scores((one.run, one.victim), *(outputs[p, examples.tried[p] & kind] for kind in _kinds(examples.member[p])))
         for p, one in enumerate(found)
     ]
-    return success("classifier", scores, confidence=confidence, seed=seed)
+    return evaluate_scores("classifier", scores, confidence=confidence, seed=seed)
+
+
+def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) -> MembershipResult:
+    """The attack on finished runs."""
+    return classifier(losses_on_runs(finished_runs, options), confidence=options.confidence, seed=options.seed)
 
 
 def _kinds(member: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     return member, ~member
 
 
-def _examples(found: Sequence[Series], rng: np.random.Generator) -> Examples:
+def _examples(found: Sequence[LossSeries], rng: np.random.Generator) -> Examples:
     rounds = spaced(found[0].rounds)
     columns = [found[0].rounds.index(round) for round in rounds]
-    longest = max(one.members.shape[1] + one.others.shape[1] for one in found)
+    longest = max(one.members.shape[1] + one.nonmembers.shape[1] for one in found)
     shape = (len(found), longest)
     features = np.zeros((*shape, len(rounds)), dtype=np.float32)
     member, learnt, tried = (np.zeros(shape, dtype=bool) for _ in range(3))
     shuffled: dict[tuple[int, int], NDArray[np.intp]] = {}  # alike for all who attack a victim
     for p, one in enumerate(found):
-        values = np.concatenate([one.members, one.others], axis=1)
+        values = np.concatenate([one.members, one.nonmembers], axis=1)
         m, B = one.members.shape[1], values.shape[1]
         member[p, :m] = True
-        assert 2 * m == B, "members and others come in pairs"
+        assert 2 * m == B, "members and non-members come in pairs"
         chosen = shuffled.setdefault((one.run, one.victim), rng.permutation(m))
         for kind in (chosen, chosen + m):
             cut = int(SHARE * m)
             learnt[p, kind[:cut]], tried[p, kind[cut:]] = True, True
-        features[p, :B] = _scaled(_carried(values)[columns].T, learnt[p, :B])
+        features[p, :B] = _scaled(_last_received(values)[columns].T, learnt[p, :B])
     return Examples(features, member, learnt, tried)
 
 
-def _carried(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Where nothing came in a round, what came last; before the first model, that one."""
-    came = np.isfinite(values[:, 0])
-    last = np.maximum.accumulate(np.where(came, np.arange(len(values)), -1))
-    return values[np.where(last < 0, int(np.argmax(came)), last)]
+def _last_received(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Where nothing was received in a round, the losses before; before the first model, those on that one."""
+    received = np.isfinite(values[:, 0])
+    last = np.maximum.accumulate(np.where(received, np.arange(len(values)), -1))
+    return values[np.where(last < 0, int(np.argmax(received)), last)]
 
 
 def _scaled(losses_BM: NDArray[np.float64], learnt: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -121,6 +128,6 @@ def _weights(examples: Examples) -> Tensor:
     """Half of the weight to each class, none to what is not learnt from."""
     weights = np.zeros(examples.member.shape, dtype=np.float32)
     for kind in _kinds(examples.member):
-        mine = examples.learnt & kind
-        weights += mine / (2 * np.maximum(mine.sum(axis=1, keepdims=True), 1))
+        learnt = examples.learnt & kind
+        weights += learnt / (2 * np.maximum(learnt.sum(axis=1, keepdims=True), 1))
     return torch.from_numpy(weights)

@@ -1,19 +1,20 @@
-"""How well an attack tells members from others: figures with confidence intervals.
+"""How well an attack tells members from non-members: figures with confidence intervals.
 
-- `auc`: the mean over attacked pairs of the area under the ROC curve, 0.5 for guessing;
-- `tpr`: the share of members found when at most 0.1 % or 1 % of others are taken for members, all victims together;
+- `auc`: the mean over attacked pairs of the area under the ROC curve, 0.5 for random guessing;
+- `tpr`: the share of members found when at most 0.1 % or 1 % of non-members are taken for members, all victims
+  together;
 - `roc`: true positive rates over false ones, all victims together, at no more than 200 thresholds;
 - `advantage`: true less false positive rate at the best threshold; half of the scores choose it for the other half, so
   that chance alone gives 0 on average.
 
 From eight victims on, intervals are by bootstrap over victims (percentiles, expanded for few as Hesterberg does, 2015):
 they say what another draw of victims would give. With fewer, victims are taken as they are and intervals are over
-examples: DeLong's for areas, Clopper's and Pearson's for rates, which allow for the choice of the threshold.
+examples: DeLong's for AUCs, Clopper's and Pearson's for rates, which allow for the choice of the threshold.
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> scores = [Scores(victim, rng.normal(1, 1, 200), rng.normal(0, 1, 200)) for victim in range(20)]
-    >>> found = success("example", scores)
+    >>> found = evaluate_scores("example", scores)
     >>> print(found.auc, found.interval)
     0.750 (0.741 to 0.760) over victims
 """
@@ -21,7 +22,7 @@ examples: DeLong's for areas, Clopper's and Pearson's for rates, which allow for
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,8 +30,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtrit
 from scipy.stats import rankdata
 
-from sottovoce.auditing.lower_bound import check_confidence
-from sottovoce.auditing.scores import lower, upper
+from sottovoce.attacks.confidence import check_confidence, lower_limit, upper_limit
+from sottovoce.config import Document
 
 Array = NDArray[np.float64]
 
@@ -42,7 +43,7 @@ RESAMPLES = 1000
 RATES = (0.001, 0.01)
 
 POINTS = 200
-"""Thresholds of a ROC curve that are kept."""
+"""Thresholds of a ROC curve that are stored, at most."""
 
 
 class Scores(NamedTuple):
@@ -50,7 +51,7 @@ class Scores(NamedTuple):
 
     victim: Hashable
     members: Array
-    others: Array
+    nonmembers: Array
 
 
 @dataclass(frozen=True)
@@ -66,14 +67,14 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Success:
-    """What an attack achieved.
+class MembershipResult:
+    """What membership inference achieved; `method` names the attack with what decides it.
 
-    `by_round` is the mean area for models of single rounds, `by_distance` the area by hops between attacker and
+    `by_round` is the mean AUC for models of single rounds, `by_distance` the AUC by hops between attacker and
     victim, where the attack has them.
     """
 
-    attack: str
+    method: str
     auc: Estimate
     tpr_at_0_1_percent: Estimate
     tpr_at_1_percent: Estimate
@@ -83,32 +84,52 @@ class Success:
     victims: int
     pairs: int
     members: int
-    others: int
+    nonmembers: int
     by_round: tuple[tuple[int, float], ...] = ()
     roc: tuple[tuple[float, float], ...] = ()
     by_distance: tuple[tuple[int, Estimate], ...] = ()
 
-    def named(self, attack: str, by_distance: Sequence[tuple[int, Estimate]]) -> Success:
-        """The same figures under another name, with areas by distance."""
-        return replace(self, attack=attack, by_distance=tuple(by_distance))
-
-    def document(self) -> dict[str, Any]:
+    def document(self) -> Document:
         """As JSON."""
-        found = asdict(self)
+        found = {("others" if key == "nonmembers" else key): value for key, value in asdict(self).items()}
         found["by_round"] = [{"round": round, "auc": auc} for round, auc in self.by_round]
         found["by_distance"] = [{"distance": hops, "auc": asdict(auc)} for hops, auc in self.by_distance]
         found["roc"] = {key: [point[at] for point in self.roc] for at, key in enumerate(("fpr", "tpr"))}
         return found
 
+    def table(self) -> list[list[str]]:
+        """The figures with their confidence intervals."""
+        figures = {
+            "ROC-AUC": self.auc,
+            "true positives at 0.1 % false ones": self.tpr_at_0_1_percent,
+            "true positives at 1 % false ones": self.tpr_at_1_percent,
+            "advantage": self.advantage,
+        }
+        rows = [[name, *(f"{part:.4f}" for part in (one.value, one.low, one.high))] for name, one in figures.items()]
+        return [[self.method, "", "from", "to"], *rows]
 
-def success(
-    attack: str,
+    def notes(self) -> list[str]:
+        """What the figures are over, and how the AUC develops over rounds and hops."""
+        found = (
+            f"{self.pairs} pairs of attacker and victim, {self.victims} victims, {self.members:,} members and "
+            f"{self.nonmembers:,} non-members; {self.confidence:.0%} intervals {self.interval}."
+        )
+        if self.by_round:
+            few = self.by_round[:: max(1, len(self.by_round) // 6)]
+            found += f" AUC by round: {', '.join(f'{auc:.2f}' for _, auc in few)}."
+        if self.by_distance:
+            found += f" AUC by hops: {', '.join(f'{hops}: {auc}' for hops, auc in self.by_distance)}."
+        return [found]
+
+
+def evaluate_scores(
+    method: str,
     scores: Sequence[Scores],
     *,
     confidence: float = 0.95,
     seed: int = 0,
     by_round: Sequence[tuple[int, float]] = (),
-) -> Success:
+) -> MembershipResult:
     """The figures of an attack from its scores."""
     error, rng = check_confidence(confidence), np.random.default_rng(seed)
     names = list(dict.fromkeys(one.victim for one in scores))
@@ -117,8 +138,8 @@ def success(
     times = None if few else rng.multinomial(len(names), np.full(len(names), 1 / len(names)), RESAMPLES)
     pool = _pool(scores, cluster)
     tpr = _tpr_estimates(pool, times, error, len(scores))
-    return Success(
-        attack=attack,
+    return MembershipResult(
+        method=method,
         auc=_auc_estimate(scores, cluster, times, error),
         tpr_at_0_1_percent=tpr[0],
         tpr_at_1_percent=tpr[1],
@@ -128,41 +149,41 @@ def success(
         victims=len(names),
         pairs=len(scores),
         members=sum(len(one.members) for one in scores),
-        others=sum(len(one.others) for one in scores),
+        nonmembers=sum(len(one.nonmembers) for one in scores),
         by_round=tuple(by_round),
         roc=_roc(pool),
     )
 
 
-def area(members: Array, others: Array) -> float:
-    """The probability that a member's score is above another's; ties count half."""
-    m, n = len(members), len(others)
-    ranks = rankdata(np.concatenate([members, others]))[:m]
+def roc_auc(members: Array, nonmembers: Array) -> float:
+    """The probability that a member's score is above a non-member's; ties count half."""
+    m, n = len(members), len(nonmembers)
+    ranks = rankdata(np.concatenate([members, nonmembers]))[:m]
     return float((ranks.sum() - m * (m + 1) / 2) / (m * n))
 
 
-def area_variance(members: Array, others: Array) -> float:
-    """DeLong, DeLong and Clarke-Pearson (1988): the variance of the area over draws of examples."""
-    m, n = len(members), len(others)
-    ranks = rankdata(np.concatenate([members, others]))
+def roc_auc_variance(members: Array, nonmembers: Array) -> float:
+    """DeLong, DeLong and Clarke-Pearson (1988): the variance of the AUC over draws of examples."""
+    m, n = len(members), len(nonmembers)
+    ranks = rankdata(np.concatenate([members, nonmembers]))
     above = (ranks[:m] - rankdata(members)) / n
-    below = 1 - (ranks[m:] - rankdata(others)) / m
+    below = 1 - (ranks[m:] - rankdata(nonmembers)) / m
     return float(above.var(ddof=1) / m + below.var(ddof=1) / n)
 
 
-# --- areas ---------------------------------------------------------------------------------------------------------
+# --- AUCs ----------------------------------------------------------------------------------------------------------
 
 
 def _auc_estimate(
     scores: Sequence[Scores], cluster: NDArray[np.intp], times: NDArray[Any] | None, error: float
 ) -> Estimate:
-    areas = np.array([area(one.members, one.others) for one in scores])
+    aucs = np.array([roc_auc(one.members, one.nonmembers) for one in scores])
     count = np.bincount(cluster)
-    value = float(areas.mean())
+    value = float(aucs.mean())
     if times is not None:
-        sums = np.bincount(cluster, weights=areas)
+        sums = np.bincount(cluster, weights=aucs)
         return _between(value, (times @ sums) / (times @ count), len(count), error)
-    variance = np.array([area_variance(one.members, one.others) for one in scores])
+    variance = np.array([roc_auc_variance(one.members, one.nonmembers) for one in scores])
     share = np.bincount(cluster, weights=variance) / count  # pairs of one victim may share everything
     deviation = float(np.sqrt(np.sum(share * (count / len(scores)) ** 2)))
     wide = -float(ndtri(error / 2)) * deviation
@@ -192,10 +213,10 @@ class Pool(NamedTuple):
 
 
 def _pool(scores: Sequence[Scores], cluster: NDArray[np.intp]) -> Pool:
-    values = np.concatenate([np.concatenate([one.members, one.others]) for one in scores])
-    member = np.concatenate([np.repeat([True, False], [len(one.members), len(one.others)]) for one in scores])
-    whose = np.repeat(cluster, [len(one.members) + len(one.others) for one in scores])
-    place = np.concatenate([np.arange(len(part)) for one in scores for part in (one.members, one.others)])
+    values = np.concatenate([np.concatenate([one.members, one.nonmembers]) for one in scores])
+    member = np.concatenate([np.repeat([True, False], [len(one.members), len(one.nonmembers)]) for one in scores])
+    whose = np.repeat(cluster, [len(one.members) + len(one.nonmembers) for one in scores])
+    place = np.concatenate([np.arange(len(part)) for one in scores for part in (one.members, one.nonmembers)])
     example = np.unique(np.stack([whose, member, place]), axis=1, return_inverse=True)[1].reshape(-1)
     order = np.argsort(-values, kind="stable")
     values = values[order]
@@ -215,8 +236,8 @@ def _roc(pool: Pool) -> tuple[tuple[float, float], ...]:
     true, false = (np.append(0.0, part) for part in _curve(pool, np.ones(len(pool.values))))
     rates = np.concatenate([np.linspace(0, 1, POINTS // 2), np.geomspace(1e-4, 1, POINTS // 2 - 1)])
     few = len(false) <= POINTS
-    kept = np.arange(len(false)) if few else np.unique(np.append(0, np.searchsorted(false, rates, "right") - 1))
-    return tuple(zip(false[kept].tolist(), true[kept].tolist(), strict=True))
+    chosen = np.arange(len(false)) if few else np.unique(np.append(0, np.searchsorted(false, rates, "right") - 1))
+    return tuple(zip(false[chosen].tolist(), true[chosen].tolist(), strict=True))
 
 
 def _tpr(pool: Pool, weight: Array) -> list[float]:
@@ -244,10 +265,10 @@ def _tpr_limits(value: float, rate: float, pool: Pool, error: float, pairs: int)
     of the error is for that choice, half for the true positives there.
     """
     true, false = _curve(pool, np.ones(len(pool.values)))
-    others = _once(int((~pool.member).sum()), pool, pairs)
-    count = np.round(false * others).astype(np.intp)
-    sure = int(np.searchsorted(upper(count, others, error / 4), rate, "right"))
-    may = int(np.searchsorted(lower(count, others, error / 4), rate, "right"))
+    nonmembers = _once(int((~pool.member).sum()), pool, pairs)
+    count = np.round(false * nonmembers).astype(np.intp)
+    sure = int(np.searchsorted(upper_limit(count, nonmembers, error / 4), rate, "right"))
+    may = int(np.searchsorted(lower_limit(count, nonmembers, error / 4), rate, "right"))
     members = int(pool.member.sum())
     low = _limits(float(true[sure - 1]), members, pool, error / 2, pairs)[0] if sure else 0.0
     high = _limits(float(true[may - 1]) if may else 0.0, members, pool, error / 2, pairs)[1]
@@ -263,27 +284,27 @@ def _limits(rate: float, of: int, pool: Pool, error: float, pairs: int) -> tuple
     """Clopper and Pearson."""
     of = _once(of, pool, pairs)
     count = np.array(round(rate * of))
-    return float(lower(count, of, error / 2)), float(upper(count, of, error / 2))
+    return float(lower_limit(count, of, error / 2)), float(upper_limit(count, of, error / 2))
 
 
 def _advantage(pool: Pool, rng: np.random.Generator, times: NDArray[Any] | None, error: float, pairs: int) -> Estimate:
     # by rows: a row that several attackers score must not choose the threshold that it is tried with
     half = rng.integers(0, 2, int(pool.example.max()) + 1).astype(bool)[pool.example]
     called = np.zeros(len(pool.values), dtype=bool)
-    for mine in (half, ~half):
-        true, false = _curve(pool, mine.astype(float))
+    for choosing in (half, ~half):
+        true, false = _curve(pool, choosing.astype(float))
         level = pool.values[pool.ends[int(np.argmax(true - false))]]
-        called |= ~mine & (pool.values >= level)
+        called |= ~choosing & (pool.values >= level)
     size = int(pool.cluster.max()) + 1
     found = [
         [np.bincount(pool.cluster[part & which], minlength=size) for which in (called, np.ones_like(called))]
         for part in (pool.member, ~pool.member)
     ]
-    (hits, members), (alarms, others) = found
-    true, false = hits.sum() / members.sum(), alarms.sum() / others.sum()
+    (hits, members), (alarms, nonmembers) = found
+    true, false = hits.sum() / members.sum(), alarms.sum() / nonmembers.sum()
     if times is not None:
-        again = (times @ hits) / (times @ members) - (times @ alarms) / (times @ others)
+        again = (times @ hits) / (times @ members) - (times @ alarms) / (times @ nonmembers)
         return _between(float(true - false), again, size, error)
     least, most = _limits(true, int(members.sum()), pool, error / 2, pairs)
-    fewest, largest = _limits(false, int(others.sum()), pool, error / 2, pairs)
+    fewest, largest = _limits(false, int(nonmembers.sum()), pool, error / 2, pairs)
     return Estimate(float(true - false), least - largest, most - fewest)

@@ -13,29 +13,33 @@ directions count, so clipping does not hinder it; noise does.
     >>> start = job.start(torch.Generator().manual_seed(0))
     >>> one_row = job.gradients("fixed:1", seed=0)
     >>> found = invert(job, start[0], one_row(0, start)[0], rows=1)
-    >>> likeness(found, job.inputs[one_row.batches.rows_of(0, 0)]).round(decimals=2)
+    >>> closest_correlation(found, job.inputs[one_row.batches.rows_of(0, 0)]).round(decimals=2)
     tensor([1.])
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from sottovoce.attacks.registry import AttackOptions
 from sottovoce.config import Document
 from sottovoce.core.threads import threads
 from sottovoce.errors import InputError
 from sottovoce.learning.tasks import Task
 from sottovoce.run.finished_run import FinishedRun
+from sottovoce.run.training_run import TrainingRun
 
 MOST = 4
 """So many rows of a batch can be told apart at most."""
 
 STEPS = 150
-STRANGERS = 200
+UNRELATED = 200
+"""So many test rows are compared with what was found, besides the batch."""
 
 
 def invert(job: Task, start: Tensor, gradient: Tensor, *, rows: int, steps: int = STEPS, seed: int = 0) -> Tensor:
@@ -50,15 +54,15 @@ def invert(job: Task, start: Tensor, gradient: Tensor, *, rows: int, steps: int 
     shown = shown.requires_grad_(True)
     descent = torch.optim.LBFGS([shown], max_iter=steps, history_size=50, line_search_fn="strong_wolfe")
 
-    def away() -> Tensor:
+    def mismatch() -> Tensor:
         descent.zero_grad()
         loss = job.model.loss.each(job.model.outputs(point, shown), labels).mean()
         (made,) = torch.autograd.grad(loss, point, create_graph=True)
-        apart = 1 - torch.nn.functional.normalize(made, dim=0) @ wanted
-        apart.backward()  # type: ignore[no-untyped-call]
-        return apart.detach()
+        difference = 1 - torch.nn.functional.normalize(made, dim=0) @ wanted
+        difference.backward()  # type: ignore[no-untyped-call]
+        return difference.detach()
 
-    descent.step(away)  # type: ignore[no-untyped-call]
+    descent.step(mismatch)  # type: ignore[no-untyped-call]
     return shown.detach()
 
 
@@ -69,11 +73,11 @@ def _labels(job: Task, start: Tensor, gradient: Tensor, rows: int) -> Tensor:
     if not biases or biases[-1].numel() != classes:
         raise InputError(f"inversion of {job.model.name}", "labels are read from the last bias", "give it a bias")
     with torch.no_grad():
-        said = job.model.outputs(start, torch.zeros(1, job.inputs.shape[1], dtype=start.dtype)).softmax(-1)[0]
+        prediction = job.model.outputs(start, torch.zeros(1, job.inputs.shape[1], dtype=start.dtype)).softmax(-1)[0]
     bias = biases[-1].flatten()
     # it comes scaled by step size and clipping: where no row has the label, it is the scale times the prediction
-    scale = (bias / said)[bias > 0].median() if (bias > 0).any() else torch.ones(())
-    left = said - bias / scale
+    scale = (bias / prediction)[bias > 0].median() if (bias > 0).any() else torch.ones(())
+    left = prediction - bias / scale
     found = []
     for _ in range(rows):
         found.append(int(left.argmax()))
@@ -81,16 +85,74 @@ def _labels(job: Task, start: Tensor, gradient: Tensor, rows: int) -> Tensor:
     return torch.tensor(found)
 
 
-def likeness(found: Tensor, rows: Tensor) -> Tensor:
+def closest_correlation(found: Tensor, rows: Tensor) -> Tensor:
     """For each row its largest correlation with anything that was found; 1 is the same up to brightness."""
     one, other = (torch.nn.functional.normalize(part - part.mean(1, keepdim=True), dim=1) for part in (rows, found))
     return (one @ other.T).max(dim=1).values
 
 
-def inverted(
-    finished_run: FinishedRun, attacker: int, *, seed: int = 0
-) -> tuple[Document, Sequence[tuple[Tensor, Tensor]]]:
-    """The attack of one node on all whom it hears in the first round: what it found, and pictures beside the truth."""
+@dataclass(frozen=True, eq=False)
+class InvertedBatch:
+    """A victim's first batch beside what was found, and the correlation of unrelated rows with it, for comparison."""
+
+    victim: int
+    batch: Tensor
+    found: Tensor
+    unrelated_correlation: float
+
+    @property
+    def correlations(self) -> list[float]:
+        """For each row of the batch its correlation with the closest picture found."""
+        return [round(float(one), 4) for one in closest_correlation(self.found, self.batch)]
+
+    def document(self) -> Document:
+        """As JSON."""
+        return {
+            "victim": self.victim, "rows": len(self.batch), "likeness": self.correlations,
+            "strangers": self.unrelated_correlation,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """What one attacker found about all nodes that it hears in the first round."""
+
+    attacker: int
+    batches: tuple[InvertedBatch, ...]
+    picture_shape: tuple[int, ...]
+
+    def document(self) -> Document:
+        """As JSON."""
+        victims = [batch.document() for batch in self.batches]
+        return {"attack": "inversion", "attacker": self.attacker, "victims": victims}
+
+    def table(self) -> list[list[str]]:
+        """A row for each victim."""
+        heading = [f"node seen by {self.attacker}", "rows", "correlation of its rows", "of unrelated rows"]
+        rows = [
+            [
+                str(batch.victim), str(len(batch.batch)), ", ".join(f"{one:.2f}" for one in batch.correlations),
+                f"{batch.unrelated_correlation:.2f}",
+            ]
+            for batch in self.batches
+        ]  # fmt: skip
+        return [heading, *rows]
+
+    def notes(self) -> list[str]:
+        """What is correlated with what."""
+        return ["Each row is correlated with the closest picture that was found: 1 is the same picture."]
+
+    def pictures(self) -> dict[str, list[Tensor]]:
+        """The rows of all batches, and below them what was found."""
+        return {
+            "batches": [row for batch in self.batches for row in batch.batch],
+            "found": [row for batch in self.batches for row in batch.found],
+        }
+
+
+def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) -> Inversion:
+    """The attack of one node, node 0 unless given, on all that it hears in the first round of one run."""
+    finished_run, attacker = finished_runs[0], options.attacker or 0
     training_run, job = finished_run.training_run, finished_run.training_run.task
     if not 0 <= attacker < training_run.topology.n:
         raise InputError(f"attacker {attacker}", f"nodes are 0..{training_run.topology.n - 1}", "choose one of them")
@@ -98,42 +160,39 @@ def inverted(
         raise InputError(
             "nodes that begin apart", "inversion needs a public beginning", "attack a run with training.same_start=true"
         )
-    got, start = finished_run.messages.at(0), training_run.starting_models(np.array([0]))[0]
-    strangers = job.test_inputs[torch.randperm(len(job.test_inputs), generator=_seeded(seed))[:STRANGERS]]
-    victims, pictures = [], []
-    for place in np.flatnonzero((got.receiver == attacker) & (got.sender >= 0)):
-        victim = int(got.sender[place])
-        truth = job.inputs[torch.tensor(training_run.gradients.batches.rows_of(victim, 0))]
-        _check(len(truth), victim)
-        moved = start - torch.from_numpy(got.rows[got.row[place]]).to(start.dtype)
-        if not moved.any():
-            raise InputError(
-                f"the first message of node {victim} is the starting point", "inversion needs a gradient in it",
-                f"attack another algorithm than {training_run.algorithm.name}",
-            )  # fmt: skip
-        with threads():
-            found = invert(job, start, moved, rows=len(truth), seed=seed)
-        alike = likeness(found, truth)
-        victims.append({
-            "victim": victim, "rows": len(truth), "likeness": [round(float(one), 4) for one in alike],
-            "strangers": round(float(likeness(found, strangers).mean()), 4),
-        })  # fmt: skip
-        pictures.append((truth, found))
-    if not victims:
+    order = torch.randperm(len(job.test_inputs), generator=torch.Generator().manual_seed(options.seed))
+    unrelated = job.test_inputs[order[:UNRELATED]]
+    delivery, start = finished_run.messages.at(0), training_run.starting_models(np.array([0]))[0]
+    batches = []
+    for place in np.flatnonzero((delivery.receiver == attacker) & (delivery.sender >= 0)):
+        victim, model = int(delivery.sender[place]), torch.from_numpy(delivery.rows[delivery.row[place]])
+        batches.append(
+            _invert_batch(training_run, victim, start, start - model.to(start.dtype), unrelated, options.seed)
+        )
+    if not batches:
         raise InputError(
             f"attacker {attacker}: no neighbour's model of the first round", "there is nothing to invert",
             "record it, or choose another",
         )  # fmt: skip
-    return {"attack": "inversion", "attacker": attacker, "victims": victims}, pictures
+    return Inversion(attacker, tuple(batches), job.dataset.shape)
 
 
-def _check(rows: int, victim: int) -> None:
-    if not 0 < rows <= MOST:
+def _invert_batch(
+    training_run: TrainingRun, victim: int, start: Tensor, step: Tensor, unrelated: Tensor, seed: int
+) -> InvertedBatch:
+    """The first batch of a victim from the step that its first message took away from the start."""
+    job = training_run.task
+    batch = job.inputs[torch.tensor(training_run.gradients.batches.rows_of(victim, 0))]
+    if not 0 < len(batch) <= MOST:
         raise InputError(
-            f"a batch of {rows} rows at node {victim}", f"from 1 to {MOST} can be told apart",
+            f"a batch of {len(batch)} rows at node {victim}", f"from 1 to {MOST} can be told apart",
             "attack a run with training.batch=fixed:1",
         )  # fmt: skip
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+    if not step.any():
+        raise InputError(
+            f"the first message of node {victim} is the starting point", "inversion needs a gradient in it",
+            f"attack another algorithm than {training_run.algorithm.name}",
+        )  # fmt: skip
+    with threads():
+        found = invert(job, start, step, rows=len(batch), seed=seed)
+    return InvertedBatch(victim, batch, found, round(float(closest_correlation(found, unrelated).mean()), 4))

@@ -1,6 +1,6 @@
 """Likelihood-ratio attacks: how much better does a victim's model do on a candidate than models without it?
 
-Shadow runs answer (`shadows`). The attacker knows everything but who is a member: a strong one.
+Shadow runs answer (`shadow_models`). The attacker knows everything but who is a member: a strong one.
 
 - LiRA, offline: with mean and deviation of a candidate's confidence over shadow models without it, the score is how
   many deviations higher the confidence is on what was received.
@@ -21,24 +21,27 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.attacks.evaluation import Scores, Success, success
-from sottovoce.attacks.shadow_models import Shadowed
+from sottovoce.attacks.candidate_losses import attacked_pairs_of
+from sottovoce.attacks.evaluation import MembershipResult, Scores, evaluate_scores
+from sottovoce.attacks.registry import AttackOptions
+from sottovoce.attacks.shadow_models import ShadowedPair, run_shadow_models
 from sottovoce.errors import InputError
+from sottovoce.run.finished_run import FinishedRun
 
 Array = NDArray[np.float64]
 
 METHODS = ("lira", "rmia")
 
 ENOUGH = 16
-"""From so many shadow runs on LiRA is used unless told otherwise, below RMIA."""
+"""From so many shadow runs on LiRA is used unless `method` is given, below RMIA."""
 
 OWN_DEVIATION = 32
 """With fewer shadow models without a candidate, all candidates of a victim share one deviation."""
 
 
 def likelihood(
-    found: Sequence[Sequence[Shadowed]], *, method: str | None = None, confidence: float = 0.95, seed: int = 0
-) -> Success:
+    found: Sequence[Sequence[ShadowedPair]], *, method: str | None = None, confidence: float = 0.95, seed: int = 0
+) -> MembershipResult:
     """The attack on all pairs of one or several runs."""
     shadows = min(len(one.shadow) for run in found for one in run)
     method = method or ("lira" if shadows >= ENOUGH else "rmia")
@@ -50,14 +53,27 @@ def likelihood(
             values = _lira_of(one) if method == "lira" else _rmia_of(one)
             half = len(values) // 2
             scores.append(Scores((number, one.victim), values[:half], values[half:]))
-    return success(f"{method}, {shadows} shadow runs", scores, confidence=confidence, seed=seed)
+    return evaluate_scores(f"{method}, {shadows} shadow runs", scores, confidence=confidence, seed=seed)
 
 
-def _lira_of(one: Shadowed) -> Array:
+def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) -> MembershipResult:
+    """The attack on finished runs; it carries out the shadow runs first."""
+    pairs = [attacked_pairs_of(run, options.attacker) for run in finished_runs]
+    found = [
+        run_shadow_models(
+            run, own, shadows=options.shadows, samples=options.samples, seed=options.seed, jobs=options.jobs,
+            progress=options.progress,
+        )
+        for run, own in zip(finished_runs, pairs, strict=True)
+    ]  # fmt: skip
+    return likelihood(found, method=options.method, confidence=options.confidence, seed=options.seed)
+
+
+def _lira_of(one: ShadowedPair) -> Array:
     return lira(one.own.confidence_B, np.stack([each.confidence_B for each in one.shadow]), one.inside_KB)
 
 
-def _rmia_of(one: Shadowed) -> Array:
+def _rmia_of(one: ShadowedPair) -> Array:
     shadow_B = np.mean([each.chance_B for each in one.shadow], axis=0)
     shadow_Z = np.mean([each.chance_Z for each in one.shadow], axis=0)
     return rmia(one.own.chance_B, shadow_B, one.own.chance_Z, shadow_Z)

@@ -1,14 +1,14 @@
 """What a view really receives in a run of the loop, less what it knows already.
 
 Messages are linear, so what the view knows of them (its members' gradients and noise, secrets it shares, the public
-start) is the same run with everything else silent. The loop is run a second time with only these, and taken off.
+start) is the same run with everything else set to zero. The loop is run a second time with only these, and taken off.
 
     >>> import numpy as np
     >>> from sottovoce import algorithm, metropolis, trace, views
-    >>> from sottovoce.privacy.observation import see
-    >>> seen = see(trace(algorithm("muffliato", sigma=0.0), metropolis("path:3"), rounds=1), views.node(0))
+    >>> from sottovoce.privacy.observation import observe
+    >>> seen = observe(trace(algorithm("muffliato", sigma=0.0), metropolis("path:3"), rounds=1), views.node(0))
     >>> values = np.array([[10.0], [20.0], [30.0]])
-    >>> receive(seen, lambda round, x: values, np.zeros((3, 1)))          # node 1 says its value, -(-1) * 20
+    >>> receive(seen, lambda round, x: values, np.zeros((3, 1)))          # node 1 sends its value, -(-1) * 20
     array([[20.]])
 """
 
@@ -36,15 +36,15 @@ from sottovoce.privacy.views import View
 Array = NDArray[np.float64]
 
 MakeFeed: TypeAlias = Callable[[int, Gradient, Array], LoopInputs]
-"""What draws the noise of a run, from a seed, a gradient and an array like the models; `NoiseFeed` unless it is broken."""
+"""What draws the noise of a run, from a seed, a gradient and an array like the models: `NoiseFeed`, or a broken one."""
 
 
 def receive(
     observation: Observation, gradient: Gradient, x0: Array, *, seed: int = 0, feed: MakeFeed = NoiseFeed
 ) -> Array:
-    """The messages of one run as the view gets them, one row for each row of `seen`, one column per parameter.
+    """The messages of one run as the view gets them, one row for each row of `observation`, one column per parameter.
 
-    `gradient` and `x0` are those of `rounds_of`; what the view knows is taken off.
+    `gradient` and `x0` are those of `iterate_rounds`; what the view knows is taken off.
     """
     members = list(observation.view.members)
     need_messages(observation)
@@ -62,10 +62,10 @@ def receive(
         grad[members] = own[round]
         return grad
 
-    heard = _heard(observation, feed(seed, noted, x0), x0)
+    received = _received(observation, feed(seed, noted, x0), x0)
     if not members and not observation.view.secrets_of and not x0.any():
-        return heard
-    return heard - _heard(observation, _KnownOnly(feed(seed, replayed, x0), observation.view), x0)
+        return received
+    return received - _received(observation, _KnownOnly(feed(seed, replayed, x0), observation.view), x0)
 
 
 def need_messages(observation: Observation) -> None:
@@ -87,7 +87,7 @@ def _checked_start(x0: Array, observation: Observation) -> Array:
     return x0
 
 
-def _heard(observation: Observation, feed: LoopInputs, x0: Array) -> Array:
+def _received(observation: Observation, feed: LoopInputs, x0: Array) -> Array:
     system = observation.system
     algorithm, loop_state = start_run(system.algorithm, system.topology, x0, system.rounds)
     rows = []
@@ -99,7 +99,7 @@ def _heard(observation: Observation, feed: LoopInputs, x0: Array) -> Array:
 
 
 class _KnownOnly:
-    """A feed that is silent but for the noise that a view knows."""
+    """Loop inputs that are zero but for the noise that a view knows."""
 
     def __init__(self, inner: LoopInputs, view: View) -> None:
         self._inner, self._view = inner, view

@@ -1,6 +1,7 @@
 """Shadow runs: the same run again, with every victim on a random half of its candidates.
 
-Each is from another seed. A victim's members are replaced by half of its candidates, members and others alike; the next
+Each is from another seed. A victim's members are replaced by half of its candidates, members and
+non-members alike; the next
 shadow run has the other half. All other nodes hold what they held. So a candidate is in at half of the shadow victims
 and out at the others, whether it was a member or not.
 
@@ -17,12 +18,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.attacks.candidate_losses import WORST, Candidates, Series, candidates_of, series
+from sottovoce.attacks.candidate_losses import LARGEST_LOSS, Candidates, LossSeries, candidates_of, loss_series
 from sottovoce.errors import InputError
 from sottovoce.run.callbacks import Progress
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.recording import Messages
-from sottovoce.run.rerun import Arrays, compute_missing, open_run_once, record_rerun, with_other_rows
+from sottovoce.run.rerun import Arrays, load_or_compute, open_run_once, record_rerun, with_other_rows
 
 Array = NDArray[np.float64]
 
@@ -42,7 +43,7 @@ class Statistics(NamedTuple):
     chance_Z: Array
 
 
-class Shadowed(NamedTuple):
+class ShadowedPair(NamedTuple):
     """One attacked pair: its own statistics, those of all shadow runs, and which candidates were in, K x B."""
 
     attacker: int
@@ -52,8 +53,8 @@ class Shadowed(NamedTuple):
     inside_KB: NDArray[np.bool_]
 
 
-class Job(NamedTuple):
-    """What a shadow run is told, in whichever process it runs."""
+class ShadowSettings(NamedTuple):
+    """What a shadow run needs to know, in whichever process it runs."""
 
     folder: Path
     data: Path | None
@@ -62,7 +63,7 @@ class Job(NamedTuple):
     seed: int
 
 
-def shadowed(
+def run_shadow_models(
     finished_run: FinishedRun,
     pairs: Sequence[tuple[int, int]],
     *,
@@ -70,35 +71,40 @@ def shadowed(
     samples: int = 500,
     seed: int = 0,
     jobs: int | None = None,
-    tell: Progress | None = None,
-) -> list[Shadowed]:
-    """Run the shadow runs that are not kept in the run's folder yet, and gather what they say about each pair."""
+    progress: Progress | None = None,
+) -> list[ShadowedPair]:
+    """Carry out the shadow runs that the run's folder does not have yet, and gather their statistics by pair."""
     if shadows < 2 or shadows % 2:
         raise InputError(f"{shadows} shadow runs", "each candidate is out of half of them", "give an even number")
     if any(victim < 0 for _, victim in pairs):
         raise InputError("shadow runs of a secure sum", "they need a victim", "use the threshold attack")
-    job = Job(finished_run.folder, finished_run.data, tuple(pairs), samples, seed)
-    chosen = _candidates(finished_run, job)
+    settings = ShadowSettings(finished_run.folder, finished_run.data, tuple(pairs), samples, seed)
+    chosen = _candidates(finished_run, settings)
     about = {"pairs": [list(pair) for pair in pairs], "samples": samples, "seed": seed}
-    found = compute_missing(
-        finished_run.folder / "shadows", partial(_shadow, job), shadows, about=about, jobs=jobs, progress=tell
+    found = load_or_compute(
+        finished_run.folder / "shadows", partial(_shadow, settings), shadows, about=about, jobs=jobs, progress=progress
     )
-    own = _statistics(finished_run, finished_run.messages, job, chosen)
+    own = _statistics(finished_run, finished_run.messages, settings, chosen)
     inside = [_inside(chosen, seed, number) for number in range(shadows)]
     return [
-        Shadowed(*pair, _named(own, pair), [_named(one, pair) for one in found], np.stack([i[pair[1]] for i in inside]))
+        ShadowedPair(
+            *pair,
+            _statistics_of(own, pair),
+            [_statistics_of(one, pair) for one in found],
+            np.stack([i[pair[1]] for i in inside]),
+        )
         for pair in pairs
         if pair[1] in chosen
     ]
 
 
-def _candidates(finished_run: FinishedRun, job: Job) -> dict[int, Candidates]:
+def _candidates(finished_run: FinishedRun, settings: ShadowSettings) -> dict[int, Candidates]:
     return candidates_of(
         finished_run.training_run.task,
-        job.pairs,
-        samples=job.samples,
+        settings.pairs,
+        samples=settings.samples,
         spare=_unrelated(finished_run).size,
-        seed=job.seed,
+        seed=settings.seed,
     )
 
 
@@ -118,28 +124,32 @@ def _inside(chosen: dict[int, Candidates], seed: int, number: int) -> dict[int, 
     return found
 
 
-def _shadow(job: Job, number: int) -> Arrays:
+def _shadow(settings: ShadowSettings, number: int) -> Arrays:
     """One shadow run: statistics of all candidates at every attacked pair."""
-    finished_run = open_run_once(job.folder, job.data)
-    chosen, held = _candidates(finished_run, job), finished_run.training_run.task.shards.indices
+    finished_run = open_run_once(settings.folder, settings.data)
+    chosen, held = _candidates(finished_run, settings), finished_run.training_run.task.shards.indices
     first = len(finished_run.training_run.task.inputs)
     rows = {}
-    for victim, put in _inside(chosen, job.seed, number).items():
-        members, others = chosen[victim]
-        new = np.random.default_rng([job.seed, number, victim, 1]).permutation(np.append(members, first + others)[put])
+    for victim, put in _inside(chosen, settings.seed, number).items():
+        members, nonmembers = chosen[victim]
+        new = np.random.default_rng([settings.seed, number, victim, 1]).permutation(
+            np.append(members, first + nonmembers)[put]
+        )
         rows[victim] = held[victim].copy()
         rows[victim][np.isin(held[victim], members)] = new
-    seed = int(np.random.SeedSequence([finished_run.training_run.seed, job.seed, number]).generate_state(1)[0])
-    attackers = sorted({attacker for attacker, _ in job.pairs})
+    seed = int(np.random.SeedSequence([finished_run.training_run.seed, settings.seed, number]).generate_state(1)[0])
+    attackers = sorted({attacker for attacker, _ in settings.pairs})
     messages = record_rerun(with_other_rows(finished_run, seed, rows), finished_run.experiment.record, attackers)
-    return _statistics(finished_run, messages, job, chosen)
+    return _statistics(finished_run, messages, settings, chosen)
 
 
-def _statistics(finished_run: FinishedRun, messages: Messages, job: Job, chosen: dict[int, Candidates]) -> Arrays:
+def _statistics(
+    finished_run: FinishedRun, messages: Messages, settings: ShadowSettings, chosen: dict[int, Candidates]
+) -> Arrays:
     task, unrelated = finished_run.training_run.task, _unrelated(finished_run)
-    wider = {victim: Candidates(own.members, np.append(own.others, unrelated)) for victim, own in chosen.items()}
+    wider = {victim: Candidates(own.members, np.append(own.nonmembers, unrelated)) for victim, own in chosen.items()}
     found: Arrays = {}
-    for one in series(task, messages, job.pairs, wider):
+    for one in loss_series(task, messages, settings.pairs, wider):
         losses = _later(one)
         B = losses.shape[1] - len(unrelated)
         chance = np.exp(-losses).mean(axis=0)
@@ -149,19 +159,19 @@ def _statistics(finished_run: FinishedRun, messages: Messages, job: Job, chosen:
     return found
 
 
-def _named(found: Arrays, pair: tuple[int, int]) -> Statistics:
+def _statistics_of(found: Arrays, pair: tuple[int, int]) -> Statistics:
     return Statistics(*(found[f"{key}-{pair[0]}-{pair[1]}"] for key in Statistics._fields))
 
 
-def _later(one: Series) -> Array:
-    """Losses on the later half of the models that came: their noise is fresh, what they know is not."""
-    came = np.flatnonzero(one.came())
-    return np.concatenate([one.members, one.others], axis=1)[came[len(came) // 2 :]]
+def _later(one: LossSeries) -> Array:
+    """Losses on the later half of the models received: their noise is fresh, what they know is not."""
+    received = np.flatnonzero(one.received())
+    return np.concatenate([one.members, one.nonmembers], axis=1)[received[len(received) // 2 :]]
 
 
 def _confidence(losses: Array, kind: str) -> Array:
     """Nearly Gaussian where losses are not: the logit of p, or minus the error."""
     if kind == "squared":
         return -np.sqrt(2 * losses)
-    small = np.clip(losses, 1e-12, WORST)
+    small = np.clip(losses, 1e-12, LARGEST_LOSS)
     return -small - np.log(-np.expm1(-small))

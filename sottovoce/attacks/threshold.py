@@ -1,6 +1,6 @@
 """The threshold attack: a low loss on the last model received of a victim speaks for one of its members.
 
-As in zip-dl section 6.1 and A.7, with the area for each recorded round besides.
+As in zip-dl section 6.1 and A.7, with the AUC for each recorded round besides.
 """
 
 from __future__ import annotations
@@ -9,23 +9,30 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sottovoce.attacks.candidate_losses import Series
-from sottovoce.attacks.evaluation import Scores, Success, area, success
+from sottovoce.attacks.candidate_losses import LossSeries, losses_on_runs
+from sottovoce.attacks.evaluation import MembershipResult, Scores, evaluate_scores, roc_auc
+from sottovoce.attacks.registry import AttackOptions
+from sottovoce.run.finished_run import FinishedRun
 
 
-def threshold(found: Sequence[Series], *, confidence: float = 0.95, seed: int = 0) -> Success:
+def threshold(found: Sequence[LossSeries], *, confidence: float = 0.95, seed: int = 0) -> MembershipResult:
     """The attack on every pair of attacker and victim; it needs no training, and no knowledge but a threshold."""
     scores = []
     for one in found:
-        last = int(np.flatnonzero(one.came())[-1])
-        scores.append(Scores((one.run, one.victim), -one.members[last], -one.others[last]))
-    return success("threshold", scores, confidence=confidence, seed=seed, by_round=by_round(found))
+        last = int(np.flatnonzero(one.received())[-1])
+        scores.append(Scores((one.run, one.victim), -one.members[last], -one.nonmembers[last]))
+    return evaluate_scores("threshold", scores, confidence=confidence, seed=seed, by_round=by_round(found))
 
 
-def by_round(found: Sequence[Series]) -> list[tuple[int, float]]:
-    """For each recorded round the mean area over the pairs that something came for."""
-    areas: dict[int, list[float]] = {}
+def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) -> MembershipResult:
+    """The attack on finished runs."""
+    return threshold(losses_on_runs(finished_runs, options), confidence=options.confidence, seed=options.seed)
+
+
+def by_round(found: Sequence[LossSeries]) -> list[tuple[int, float]]:
+    """For each recorded round the mean AUC over the pairs whose attacker received a model in it."""
+    aucs: dict[int, list[float]] = {}
     for one in found:
-        for at in np.flatnonzero(one.came()):
-            areas.setdefault(one.rounds[at], []).append(area(-one.members[at], -one.others[at]))
-    return [(round, float(np.mean(areas[round]))) for round in sorted(areas)]
+        for at in np.flatnonzero(one.received()):
+            aucs.setdefault(one.rounds[at], []).append(roc_auc(-one.members[at], -one.nonmembers[at]))
+    return [(round, float(np.mean(aucs[round]))) for round in sorted(aucs)]

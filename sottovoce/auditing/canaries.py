@@ -2,7 +2,7 @@
 
 Canary i replaces row i of the victim where its coin says so: a change of one record. All canaries of a rerun are in it
 together, and reruns are independent, so that all of them are one large run of Steinke, Nasr and Jagielski's method
-(`onerun`): changing one coin changes one record of one rerun. The score is by how much the loss of the canary is
+(`one_run`): changing one coin changes one record of one rerun. The score is by how much the loss of the canary is
 lower, on the models that an attacker received of the victim, than in a first rerun without any canary, about which
 nothing is guessed.
 
@@ -22,14 +22,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.attacks.candidate_losses import losses_of
-from sottovoce.auditing.claim_checks import Checked, Claim, claims_of
+from sottovoce.auditing.claim_checks import Claim, ClaimCheck, claims_about
 from sottovoce.auditing.one_run import audit_one_run
-from sottovoce.config import Document, RecordingSettings
+from sottovoce.config import RecordingSettings
 from sottovoce.core.threads import threads
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.guarantee import Kind
 from sottovoce.run.callbacks import Progress
 from sottovoce.run.finished_run import FinishedRun
-from sottovoce.run.rerun import Arrays, compute_missing, open_run_once, record_rerun, with_other_rows
+from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.rerun import Arrays, load_or_compute, open_run_once, record_rerun, with_other_rows
 
 MOST = 100
 """So many canaries are planted in a rerun at most, in half of the victim's rows at most."""
@@ -37,12 +39,12 @@ MOST = 100
 MODELS = 10
 """About so many received models are looked at."""
 
-LOOKED_AT = 20
-"""In so many first rounds of a changing topology it is looked for whom an attacker hears."""
+SEARCHED_ROUNDS = 20
+"""In so many first rounds of a changing topology the senders to an attacker are looked for."""
 
 
-class Job(NamedTuple):
-    """What a rerun is told, in whichever process it runs."""
+class RerunSettings(NamedTuple):
+    """What a rerun needs to know, in whichever process it runs."""
 
     folder: Path
     data: Path | None
@@ -51,7 +53,7 @@ class Job(NamedTuple):
     seed: int
 
 
-def check_inputs(
+def audit_inputs(
     finished_run: FinishedRun,
     *,
     runs: int,
@@ -59,34 +61,34 @@ def check_inputs(
     confidence: float = 0.999,
     seed: int = 0,
     jobs: int | None = None,
-    tell: Progress | None = None,
-) -> Checked:
-    """Audit a run by reruns with input canaries at a neighbour of the attacker; finished reruns are kept."""
+    progress: Progress | None = None,
+) -> ClaimCheck:
+    """Audit a run by reruns with input canaries at a neighbour of the attacker; finished reruns are stored."""
     if runs < 1:
         raise InputError(f"{runs} reruns", "at least one is needed", "give 8, say")
-    attacker, victim = _who(finished_run, attacker)
-    job = Job(finished_run.folder, finished_run.data, attacker, victim, seed)
+    attacker, victim = _attacker_and_victim(finished_run, attacker)
+    settings = RerunSettings(finished_run.folder, finished_run.data, attacker, victim, seed)
     about = {"attacker": attacker, "victim": victim, "seed": seed}
-    found = compute_missing(
-        finished_run.folder / "reruns", partial(_rerun, job), runs + 1, about=about, jobs=jobs, progress=tell
+    found = load_or_compute(
+        finished_run.folder / "reruns", partial(_rerun, settings), runs + 1, about=about, jobs=jobs, progress=progress
     )
     scores = np.concatenate([found[0]["losses"] - one["losses"] for one in found[1:]])
     coins = np.concatenate([one["coins"] for one in found[1:]])
-    shown = audit_one_run(
+    bounds = audit_one_run(
         scores,
         coins,
         guesses=max(2, len(coins) // 2),
         delta=finished_run.experiment.privacy.delta,
         confidence=confidence,
     )
-    claims = _claims(finished_run.privacy, f"node:{attacker}", victim)
-    return Checked(
+    claims = _covering_claims(finished_run.privacy, f"node:{attacker}", victim)
+    return ClaimCheck(
         canaries=f"inputs, {len(coins)} in {runs} reruns, node {attacker} listens to {victim}",
-        audit=shown, claims=claims, rounds=finished_run.training_run.rounds,
+        audit=bounds, claims=claims, rounds=finished_run.training_run.rounds,
     )  # fmt: skip
 
 
-def _who(finished_run: FinishedRun, attacker: int | None) -> tuple[int, int]:
+def _attacker_and_victim(finished_run: FinishedRun, attacker: int | None) -> tuple[int, int]:
     """The attacker, and whom it hears of those with the fewest rows: what a row does there is hidden least.
 
     Unless named, the attacker is the first that was recorded, or else the first node that hears such a one.
@@ -97,7 +99,7 @@ def _who(finished_run: FinishedRun, attacker: int | None) -> tuple[int, int]:
         raise InputError(f"attacker {attacker}", f"nodes are 0..{n - 1}", "choose one of them")
     tried = [attacker] if attacker is not None else [*(record if isinstance(record, list) else ()), *range(n)]
     for one in () if training_run.algorithm.secure_sum else tried:
-        able = [node for node in _heard_by(finished_run, one) if held[node] >= 2]
+        able = [node for node in _senders_to(finished_run, one) if held[node] >= 2]
         if able:
             return one, min(able, key=lambda node: (held[node], node))
     if attacker is None:
@@ -108,11 +110,11 @@ def _who(finished_run: FinishedRun, attacker: int | None) -> tuple[int, int]:
     )  # fmt: skip
 
 
-def _heard_by(finished_run: FinishedRun, attacker: int) -> list[int]:
-    """In the first rounds, if the topology changes."""
+def _senders_to(finished_run: FinishedRun, attacker: int) -> list[int]:
+    """The nodes that the attacker hears, in the first rounds if the topology changes."""
     net = finished_run.training_run.topology
     found = set()
-    for round in range(1 if net.static else min(finished_run.training_run.rounds, LOOKED_AT)):
+    for round in range(1 if net.static else min(finished_run.training_run.rounds, SEARCHED_ROUNDS)):
         sender, receiver, _ = net.at(round, 0).edges
         found |= set(sender[(receiver == attacker) & (sender != attacker)].tolist())
     return sorted(found)
@@ -132,34 +134,38 @@ def _canaries(finished_run: FinishedRun, victim: int, seed: int) -> tuple[Tensor
     return job.test_inputs[rows], torch.where(targets - low > high - targets, low, high)
 
 
-def _rerun(job: Job, number: int) -> Arrays:
-    """One rerun: its coins, and the losses of all canaries on what came of the victim later on."""
-    finished_run = open_run_once(job.folder, job.data)
-    training_run, canaries = finished_run.training_run, _canaries(finished_run, job.victim, job.seed)
+def _rerun(settings: RerunSettings, number: int) -> Arrays:
+    """One rerun: its coins, and the losses of all canaries on the models received from the victim later on."""
+    finished_run = open_run_once(settings.folder, settings.data)
+    training_run, canaries = finished_run.training_run, _canaries(finished_run, settings.victim, settings.seed)
     count = len(canaries[0])
-    coins = np.random.default_rng([job.seed, job.victim, number]).integers(0, 2, count).astype(bool) & (number > 0)
-    rows = training_run.task.shards.indices[job.victim].copy()
+    coins = np.random.default_rng([settings.seed, settings.victim, number]).integers(0, 2, count).astype(bool) & (
+        number > 0
+    )
+    rows = training_run.task.shards.indices[settings.victim].copy()
     first = len(training_run.task.inputs) + len(training_run.task.test_inputs)
     rows[:count][coins] = first + np.flatnonzero(coins)
-    seed = int(np.random.SeedSequence([training_run.seed, job.seed, number, 1]).generate_state(1)[0])
+    seed = int(np.random.SeedSequence([training_run.seed, settings.seed, number, 1]).generate_state(1)[0])
     every = max(1, training_run.rounds // (2 * MODELS)) if training_run.topology.static else 1
     record = RecordingSettings(every=every, limit_mb=finished_run.experiment.record.limit_mb)
-    messages = record_rerun(with_other_rows(finished_run, seed, {job.victim: rows}, canaries), record, [job.attacker])
-    models = torch.from_numpy(messages.of(job.attacker, job.victim)).to(training_run.task.inputs.dtype)
+    messages = record_rerun(
+        with_other_rows(finished_run, seed, {settings.victim: rows}, canaries), record, [settings.attacker]
+    )
+    models = torch.from_numpy(messages.of(settings.attacker, settings.victim)).to(training_run.task.inputs.dtype)
     with threads():
-        losses = losses_of(training_run.task, models[len(models) // 2 :], *canaries, _all(models, count))
+        losses = losses_of(training_run.task, models[len(models) // 2 :], *canaries, _every_canary(models, count))
     return {"coins": coins, "losses": np.mean(losses, axis=0)}
 
 
-def _all(models: Tensor, count: int) -> list[NDArray[np.int64]]:
+def _every_canary(models: Tensor, count: int) -> list[NDArray[np.int64]]:
     return [np.arange(count)] * (len(models) - len(models) // 2)
 
 
-def _claims(privacy: Document, adversary: str, victim: int) -> tuple[Claim, ...]:
+def _covering_claims(privacy: PrivacyDocument, view: str, victim: int) -> tuple[Claim, ...]:
     """Claims that cover training: of this view, and of everyone, who hears what it hears."""
-    found = [*claims_of(privacy, adversary, victim), *claims_of(privacy, "everyone", victim)]
-    covering = [claim for claim in found if claim.kind != "fixed-streams"]
-    sampled = privacy.get("sampled")
-    if sampled is not None and sampled["change"] == "replace":
-        covering.append(Claim(view="everyone", victim=None, kind="sampled", mu=None, epsilon=float(sampled["epsilon"])))
+    found = [*claims_about(privacy, view, victim), *claims_about(privacy, "everyone", victim)]
+    covering = [claim for claim in found if claim.kind != Kind.FIXED_STREAMS]
+    if privacy.sampled is not None and privacy.sampled.change == "replace":
+        epsilon = privacy.sampled.epsilon
+        covering.append(Claim(view="everyone", victim=None, kind="sampled", mu=None, epsilon=epsilon))
     return tuple(covering)

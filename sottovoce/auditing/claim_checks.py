@@ -1,4 +1,4 @@
-"""What a finished run promised beside what audits of it show.
+"""The guarantees of a finished run, checked by audits of it.
 
 Gradient canaries: the run's own algorithm, topology, participation and noise, with a canary at a victim, in thousands
 of repetitions of the loop (`mechanism`). Long runs are audited in as many first rounds as fit: what the first rounds
@@ -8,24 +8,31 @@ leak, the run leaks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
 
-from sottovoce.auditing.lower_bound import Audit
+from sottovoce.auditing.lower_bound import Audit, as_json, round_down
 from sottovoce.auditing.mechanism import ENTRIES, audit
 from sottovoce.config import Document
 from sottovoce.errors import Unaccountable
+from sottovoce.privacy.guarantee import Kind, PrivacyFigure
+from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import parse_view
 from sottovoce.run.finished_run import FinishedRun
+from sottovoce.run.privacy_document import PrivacyDocument, StoredView
 from sottovoce.tracing.tracer import trace
 
-VERDICTS = ("consistent", "exceeded")
+
+class Verdict(StrEnum):
+    """Whether a claim survives an audit; one that does not is refuted, with the audit's confidence."""
+
+    CONSISTENT = "consistent"
+    EXCEEDED = "exceeded"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A guarantee of `privacy.json`, infinite where nothing is promised; `mu` is None for what is no Gaussian loss."""
+    """A guarantee of `privacy.json`; `mu` is None where the loss is not Gaussian."""
 
     view: str
     victim: int | None
@@ -33,74 +40,149 @@ class Claim:
     mu: float | None
     epsilon: float
 
+    @classmethod
+    def of(cls, guarantee: PrivacyFigure) -> Claim:
+        """What a stored guarantee claims."""
+        return cls(
+            view=str(guarantee.view), victim=guarantee.victim, kind=guarantee.kind, mu=guarantee.mu,
+            epsilon=guarantee.epsilon,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
-    """An audit and the claims that cover it. `rounds` of the run were audited."""
+class ClaimCheck:
+    """An audit and the claims that cover it. `rounds` of the run were audited, with these canaries."""
 
     canaries: str
     audit: Audit
     claims: tuple[Claim, ...]
     rounds: int
 
-    def verdict(self, claim: Claim) -> str:
-        """Whether a claim survives; one that does not is refuted, with the audit's confidence."""
-        if claim.mu is not None:
-            return VERDICTS[self.audit.mu > claim.mu]
-        return VERDICTS[self.audit.epsilon > claim.epsilon]
+    def verdict(self, claim: Claim) -> Verdict:
+        """Compares mu, or epsilon where the claim has no mu."""
+        by_mu = claim.mu is not None and self.audit.mu > claim.mu
+        exceeded = by_mu or (claim.mu is None and self.audit.epsilon > claim.epsilon)
+        return Verdict.EXCEEDED if exceeded else Verdict.CONSISTENT
 
     @property
     def exceeded(self) -> bool:
         """Whether any claim is refuted."""
-        return any(self.verdict(claim) == "exceeded" for claim in self.claims)
+        return any(self.verdict(claim) is Verdict.EXCEEDED for claim in self.claims)
 
     def document(self) -> Document:
         """As JSON."""
-        claims = [{**_plain(vars(claim)), "verdict": self.verdict(claim)} for claim in self.claims]
+        claims = [{**as_json(vars(claim)), "verdict": self.verdict(claim).value} for claim in self.claims]
         return {"canaries": self.canaries, "rounds": self.rounds, "audit": self.audit.document(), "claims": claims}
 
+    def rows(self) -> list[list[str]]:
+        """A row of the table for each claim; one without a verdict where there is none."""
+        mu, epsilon, rounds = round_down(self.audit.mu), round_down(self.audit.epsilon), str(self.rounds)
+        if not self.claims:
+            return [[self.canaries, "", "", rounds, "none", mu, "", epsilon, "", "no claim"]]
+        return [
+            [
+                self.canaries, claim.view, "any" if claim.victim is None else str(claim.victim), rounds, claim.kind, mu,
+                "" if claim.mu is None else round_up(claim.mu), epsilon, round_up(claim.epsilon), self.verdict(claim),
+            ]
+            for claim in self.claims
+        ]  # fmt: skip
 
-def _plain(values: Document) -> Document:
-    return {key: "inf" if value == math.inf else value for key, value in values.items()}
+
+@dataclass(frozen=True)
+class RunAudit:
+    """All audits of a run, and what could not be audited, with the reasons."""
+
+    checks: tuple[ClaimCheck, ...]
+    refused: tuple[str, ...]
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether any claim of the run is refuted."""
+        return any(check.exceeded for check in self.checks)
+
+    def document(self) -> Document:
+        """As JSON, for `audit.json`."""
+        audits = [check.document() for check in self.checks]
+        return {"consistent": not self.exceeded, "refused": list(self.refused), "audits": audits}
+
+    def table(self) -> list[list[str]]:
+        """Lower bounds beside the claims; the first row is the heading."""
+        heading = [
+            "canaries",
+            "view",
+            "victim",
+            "rounds",
+            "kind",
+            "mu >=",
+            "claimed",
+            "epsilon >=",
+            "claimed",
+            "verdict",
+        ]
+        return [heading, *(row for check in self.checks for row in check.rows())]
+
+    def notes(self) -> list[str]:
+        """What follows from the audits, and what was not audited."""
+        conclusion = "No claim is exceeded."
+        if self.exceeded:
+            conclusion = "A claim is exceeded: it is wrong, or something else ran."
+        elif not any(check.claims for check in self.checks):
+            conclusion = "There is no claim to compare with."
+        return [conclusion, *(f"Not audited: {line}" for line in self.refused)]
 
 
-def claims_of(privacy: Document, adversary: str, victim: int) -> tuple[Claim, ...]:
+def claims_about(privacy: PrivacyDocument, view: str, victim: int) -> tuple[Claim, ...]:
     """All kinds of guarantee that a run gives to a victim against a view."""
     return tuple(
-        Claim(view=adversary, victim=victim, kind=one["kind"], mu=float(one["mu"]), epsilon=float(one["epsilon"]))
-        for found in privacy.get("views", [])
-        if found["view"] == adversary
-        for one in found["guarantees"]
-        if one["victim"] == victim
+        Claim.of(guarantee)
+        for found in privacy.views
+        if str(found.view) == view
+        for guarantee in found.guarantees
+        if guarantee.victim == victim
     )
 
 
-def views_of(privacy: Document, wanted: str) -> list[tuple[str, int]]:
+@dataclass(frozen=True)
+class WorstVictim:
+    """The victim about whom a view learns most, by its idealised loss; of several the first."""
+
+    view: str
+    node: int | None
+    victim: int
+    mu: float
+
+
+def audited_views(privacy: PrivacyDocument, wanted: str) -> list[tuple[str, int]]:
     """Views to audit, each with its worst victim: the one the run was meant for, and the node that learns most."""
-    worst: dict[str, tuple[float, int]] = {}
-    for found in privacy.get("views", []):
-        for one in found["guarantees"]:
-            if one["kind"] == "fixed-streams":
-                worst[found["view"]] = max(worst.get(found["view"], (-1.0, 0)), (float(one["mu"]), -one["victim"]))
-    nodes = [name for name in worst if name.startswith("node:")]
-    chosen = dict.fromkeys([*(name for name in (wanted,) if name in worst), *sorted(nodes, key=_by(worst))[:1]])
-    return [(name, -worst[name][1]) for name in chosen]
+    worst = [one for view in privacy.views if (one := _worst_victim(view)) is not None]
+    nodes = [one for one in worst if one.node is not None]
+    chosen = [one for one in worst if one.view == wanted][:1]
+    chosen += sorted(nodes, key=lambda one: (-one.mu, one.node))[:1]
+    return list(dict.fromkeys((one.view, one.victim) for one in chosen))
 
 
-def _by(worst: dict[str, tuple[float, int]]) -> Any:
-    return lambda name: (-worst[name][0], int(name.partition(":")[2]))
+def _worst_victim(view: StoredView) -> WorstVictim | None:
+    found = [
+        (guarantee.mu, -guarantee.victim)
+        for guarantee in view.guarantees
+        if guarantee.kind == Kind.FIXED_STREAMS and guarantee.mu is not None and guarantee.victim is not None
+    ]
+    if not found:
+        return None
+    mu, victim = max(found)
+    return WorstVictim(str(view.view), view.node, -victim, mu)
 
 
-def check_gradients(
+def audit_gradients(
     finished_run: FinishedRun, *, repetitions: int = 10_000, confidence: float = 0.999, seed: int = 0
-) -> tuple[list[Checked], list[str]]:
+) -> tuple[list[ClaimCheck], list[str]]:
     """Audit the mechanism of a run for its views; also says which could not be audited, and why."""
     training_run, found, refused = finished_run.training_run, [], []
     delta = finished_run.experiment.privacy.delta
-    for name, victim in views_of(finished_run.privacy, finished_run.experiment.privacy.view) or [("everyone", 0)]:
+    for name, victim in audited_views(finished_run.privacy, finished_run.experiment.privacy.view) or [("everyone", 0)]:
         try:
-            rounds = _affordable(finished_run, name, victim)
-            shown = audit(
+            rounds = _affordable_rounds(finished_run, name, victim)
+            bounds = audit(
                 trace(training_run.algorithm, training_run.topology, rounds=rounds), name, victim=victim,
                 participation=training_run.participation.within(rounds), repetitions=repetitions, delta=delta,
                 confidence=confidence, seed=seed,
@@ -108,18 +190,13 @@ def check_gradients(
         except Unaccountable as refusal:
             refused.append(f"{name}: {refusal}")
             continue
-        claims = claims_of(finished_run.privacy, name, victim)
-        found.append(Checked(canaries="gradients", audit=shown, claims=claims, rounds=rounds))
+        claims = claims_about(finished_run.privacy, name, victim)
+        found.append(ClaimCheck(canaries="gradients", audit=bounds, claims=claims, rounds=rounds))
     return found, refused
 
 
-def _affordable(finished_run: FinishedRun, name: str, victim: int) -> int:
+def _affordable_rounds(finished_run: FinishedRun, name: str, victim: int) -> int:
     observation = finished_run.beginning(parse_view(name), [victim])
     rows = max(1, *(step.observed.state.shape[0] for step in observation.steps))
     columns = 1 + len(observation.steps[-1].noise_columns)
     return min(finished_run.training_run.rounds, max(1, math.isqrt(int(ENTRIES / (rows * columns)))))
-
-
-def any_exceeded(checked: Sequence[Checked]) -> bool:
-    """Whether any claim of a run is refuted."""
-    return any(one.exceeded for one in checked)

@@ -11,7 +11,7 @@ from sottovoce.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Many runs: how often the attack cried canary without one, and how often it missed one."""
+    """Many runs: how often the attack reported a canary without one, and how often it missed one."""
 
     without: int
     false_alarms: int
@@ -29,11 +29,11 @@ class Guesses:
 
 
 class ClaimedBound(Protocol):
-    """Anything that promises mu-GDP: a `Guarantee`, or an `Account` by its headline."""
+    """Anything that claims mu-GDP: a `Guarantee`, or an `Account` by its headline."""
 
     @property
     def mu(self) -> float:
-        """The promise."""
+        """The mechanism is claimed to be mu-GDP."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +70,18 @@ class Audit:
     def __str__(self) -> str:
         about = f" of victim {self.victim} seen by {self.view}" if self.victim is not None else ""
         return (
-            f"mu >= {_down(self.mu)}, epsilon >= {_down(self.epsilon)} at delta = {self.delta:g}{about} "
+            f"mu >= {round_down(self.mu)}, epsilon >= {round_down(self.epsilon)} at delta = {self.delta:g}{about} "
             f"({self.method}, confidence {self.confidence:g})"
         )
 
     def document(self) -> dict[str, Any]:
-        """As JSON: what is infinite is the word "inf"."""
-        values = asdict(self)
-        return {name: "inf" if value == math.inf else value for name, value in values.items()}
+        """As JSON."""
+        return as_json(asdict(self))
+
+
+def as_json(values: dict[str, Any]) -> dict[str, Any]:
+    """Figures as JSON can say them: an infinite one is the word "inf"."""
+    return {name: "inf" if value == math.inf else value for name, value in values.items()}
 
 
 def _mu(claim: ClaimedBound | float) -> float:
@@ -89,19 +93,12 @@ def _mu(claim: ClaimedBound | float) -> float:
     return float(mu)
 
 
-def _down(value: float) -> str:
-    """Three decimals, rounded down."""
+def round_down(value: float) -> str:
+    """A lower bound for reading: three decimals, rounded down."""
     return f"{math.floor(value * 1000) / 1000:g}" if math.isfinite(value) else "inf"
 
 
 # --- what every audit is asked -------------------------------------------------------------------------------------
-
-
-def check_confidence(confidence: float) -> float:
-    """The share of audits that may not be wrong; what may be wrong is one minus it."""
-    if not isinstance(confidence, int | float) or not 0 < confidence < 1:
-        raise InputError(f"confidence {confidence!r}", "it lies between 0 and 1", "give 0.95, say")
-    return 1 - confidence
 
 
 def check_delta(delta: float) -> float:

@@ -24,8 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
+from sottovoce.attacks.confidence import check_confidence
 from sottovoce.attacks.received_messages import MakeFeed, need_messages, receive
-from sottovoce.auditing.lower_bound import Audit, check_confidence, check_delta
+from sottovoce.auditing.lower_bound import Audit, check_delta
 from sottovoce.auditing.one_run import audit_one_run
 from sottovoce.auditing.scores import audit_scores
 from sottovoce.core.loop_inputs import Gradient
@@ -90,7 +91,7 @@ def audit(
     check_confidence(confidence), check_delta(delta)
     white = routes.whitened(observation)
     shape = _canary(white, canary, participation)
-    trial = CanaryTrial(observation, shape, gradient or _silence, repetitions, seed, feed)
+    trial = CanaryTrial(observation, shape, gradient or _no_gradient, repetitions, seed, feed)
     if one_run:
         coins = np.random.default_rng([seed, 2]).integers(0, 2, repetitions).astype(bool)
         scores = trial.once(coins).scores(_likelihood_ratio(white, shape).weights)
@@ -163,7 +164,7 @@ class CanaryTrial(NamedTuple):
             yield self.once(np.full(size, into), seed)
 
 
-def _silence(round: int, point: Array) -> Array:
+def _no_gradient(round: int, point: Array) -> Array:
     return np.zeros_like(point)
 
 
@@ -218,15 +219,16 @@ def _likelihood_ratio(white: routes.Whitened, canary_TK: Array) -> Ratio:
 
 def _trained(trial: CanaryTrial, delta: float, confidence: float) -> Audit:
     """Fisher's discriminant from half of the repetitions, which also choose the threshold; the others are audited."""
-    quiet, loud = (np.concatenate([part.features() for part in trial.parts(into)]) for into in (False, True))
-    half = len(quiet) // 2
-    spread = np.cov(quiet[:half], rowvar=False) + np.cov(loud[:half], rowvar=False)
-    spread = np.atleast_2d(spread) + RIDGE * np.trace(np.atleast_2d(spread)) / quiet.shape[1] * np.eye(quiet.shape[1])
-    shift = loud[:half].mean(axis=0) - quiet[:half].mean(axis=0)
+    negatives, positives = (np.concatenate([part.features() for part in trial.parts(into)]) for into in (False, True))
+    half = len(negatives) // 2
+    features = negatives.shape[1]
+    spread = np.atleast_2d(np.cov(negatives[:half], rowvar=False) + np.cov(positives[:half], rowvar=False))
+    spread = spread + RIDGE * np.trace(spread) / features * np.eye(features)
+    shift = positives[:half].mean(axis=0) - negatives[:half].mean(axis=0)
     direction = linalg.solve(spread, shift, assume_a="pos") if spread.any() else shift
-    level = float(np.median(np.concatenate([quiet[:half], loud[:half]]) @ direction))
+    level = float(np.median(np.concatenate([negatives[:half], positives[:half]]) @ direction))
     return audit_scores(
-        quiet[half:] @ direction, loud[half:] @ direction, threshold=level, delta=delta, confidence=confidence
+        negatives[half:] @ direction, positives[half:] @ direction, threshold=level, delta=delta, confidence=confidence
     )
 
 

@@ -27,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betainc, gammaln, ndtr, ndtri
 
-from sottovoce.auditing.lower_bound import Audit, Guesses, check_confidence, check_delta
-from sottovoce.auditing.scores import checked
+from sottovoce.attacks.confidence import check_confidence
+from sottovoce.auditing.lower_bound import Audit, Guesses, check_delta
+from sottovoce.auditing.scores import score_array
 from sottovoce.errors import InputError
 
 Array = NDArray[np.float64]
@@ -40,7 +41,7 @@ GRID, PASSES = 64, 6
 """A bound is closed in by this many points at a time."""
 
 SHARE = 0.2
-"""Share of canaries guessed unless told otherwise: near the best for mu from 0.5 to 3, 1,000 to 10,000 canaries."""
+"""Share of canaries guessed by default: near the best for mu from 0.5 to 3, 1,000 to 10,000 canaries."""
 
 
 def audit_one_run(
@@ -56,7 +57,7 @@ def audit_one_run(
     The `guesses // 2` highest scores are guessed to be in, as many of the lowest out; the rest is left alone. Their
     number (None: a fifth of the canaries) must not depend on the coins.
     """
-    values = checked(scores, "of canaries")
+    values = score_array(scores, "of canaries")
     coins = np.asarray(included)
     if coins.shape != values.shape or not np.isin(coins, (0, 1)).all():
         raise InputError(
@@ -100,8 +101,8 @@ def p_value(counts: Guesses, epsilon: Any, delta: float) -> Array:
     if delta == 0:
         return tail
     k = np.arange(v - 1, -1, -1)
-    ways = gammaln(r + 1) - gammaln(k + 1) - gammaln(r - k + 1)
-    exactly = np.exp(ways + k * np.log(q)[..., None] + (r - k) * np.log1p(-q)[..., None])
+    combinations = gammaln(r + 1) - gammaln(k + 1) - gammaln(r - k + 1)
+    exactly = np.exp(combinations + k * np.log(q)[..., None] + (r - k) * np.log1p(-q)[..., None])
     steepest = (np.cumsum(exactly, axis=-1) / (v - k)).max(axis=-1)
     return np.minimum(tail + 2 * m * delta * steepest, 1.0)
 

@@ -1,7 +1,7 @@
 """Many independent runs: an attack scores each, half of them with the canary; its two error rates bound mu and epsilon.
 
-A test that cries canary when the score reaches a threshold has a false alarm rate a and a miss rate b. Clopper and
-Pearson bound both from above. A mu-GDP mechanism has `b >= Phi(Phi^-1(1 - a) - mu)`, so
+A test that reports the canary when the score reaches a threshold has a false alarm rate a and a miss rate b. Clopper
+and Pearson bound both from above. A mu-GDP mechanism has `b >= Phi(Phi^-1(1 - a) - mu)`, so
 
     mu >= -Phi^-1(a) - Phi^-1(b),        epsilon >= log((1 - delta - b) / a),  and the same with a and b exchanged.
 
@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betainccinv, betaincinv, ndtri
+from scipy.special import ndtri
 
-from sottovoce.auditing.lower_bound import Audit, Rates, check_confidence, check_delta
+from sottovoce.attacks.confidence import check_confidence, lower_limit, upper_limit
+from sottovoce.auditing.lower_bound import Audit, Rates, check_delta
 from sottovoce.errors import InputError
 
 Array = NDArray[np.float64]
@@ -55,39 +56,16 @@ def audit_scores(
     error, delta = check_confidence(confidence), check_delta(delta)
     if aim not in AIMS:
         raise InputError(f"aim {aim!r}", f"known: {', '.join(AIMS)}", "choose one of them")
-    quiet, loud = checked(without, "without the canary"), checked(with_canary, "with the canary")
+    negatives, positives = score_array(without, "without the canary"), score_array(with_canary, "with the canary")
     if threshold is None:
         rng = np.random.default_rng(seed)
-        (chooses_q, quiet), (chooses_l, loud) = _halves(quiet, rng), _halves(loud, rng)
-        _enough(min(len(chooses_q), len(chooses_l)), error, "scores in each half")
-        levels = _choose(chooses_q, chooses_l, aim, delta, error)
+        (first_negatives, negatives), (first_positives, positives) = _halves(negatives, rng), _halves(positives, rng)
+        _enough(min(len(first_negatives), len(first_positives)), error, "scores in each half")
+        levels = _choose(first_negatives, first_positives, aim, delta, error)
     else:
         levels = _levels(threshold)
-    _enough(min(len(quiet), len(loud)), error / len(levels), "scores")
-    return _best(_count(quiet, loud, levels), levels, aim, delta, confidence)
-
-
-def roc_area(without: Any, with_canary: Any) -> float:
-    """The probability that a score with the canary is above one without; ties count half.
-
-    >>> roc_area([0.0, 1.0], [1.0, 2.0])
-    0.875
-    """
-    quiet, loud = np.sort(checked(without, "without the canary")), checked(with_canary, "with the canary")
-    below = np.searchsorted(quiet, loud, "left") + np.searchsorted(quiet, loud, "right")
-    return float(below.mean() / (2 * len(quiet)))
-
-
-def upper(count: NDArray[np.intp], of: int, error: float) -> Array:
-    """Clopper and Pearson: the rate is below this, but for a probability of `error`."""
-    inside = count < of
-    return np.where(inside, betainccinv(count + 1, np.where(inside, of - count, 1), error), 1.0)
-
-
-def lower(count: NDArray[np.intp], of: int, error: float) -> Array:
-    """Clopper and Pearson: the rate is above this, but for a probability of `error`."""
-    inside = count > 0
-    return np.where(inside, betaincinv(np.where(inside, count, 1), of - count + 1, error), 0.0)
+    _enough(min(len(negatives), len(positives)), error / len(levels), "scores")
+    return _best(_count(negatives, positives, levels), levels, aim, delta, confidence)
 
 
 def mu_of_rates(false_alarm: Array, miss: Array) -> Array:
@@ -103,22 +81,25 @@ def epsilon_of_rates(false_alarm: Array, miss: Array, delta: float) -> Array:
 
 
 class Counts(NamedTuple):
-    """False alarms and misses at each threshold, and out of how many."""
+    """False alarms and misses at each threshold, and how many scores are without and with the canary."""
 
     alarms: NDArray[np.intp]
     misses: NDArray[np.intp]
-    quiet: int
-    loud: int
+    negatives: int
+    positives: int
 
 
-def _count(quiet: Array, loud: Array, levels: Array) -> Counts:
-    alarms = len(quiet) - np.searchsorted(np.sort(quiet), levels, "left")
-    return Counts(alarms, np.searchsorted(np.sort(loud), levels, "left"), len(quiet), len(loud))
+def _count(negatives: Array, positives: Array, levels: Array) -> Counts:
+    alarms = len(negatives) - np.searchsorted(np.sort(negatives), levels, "left")
+    return Counts(alarms, np.searchsorted(np.sort(positives), levels, "left"), len(negatives), len(positives))
 
 
 def _bounds(counts: Counts, delta: float, error: float) -> dict[str, Array]:
     """Lower bounds at each threshold; half of the error goes to each rate."""
-    a, b = upper(counts.alarms, counts.quiet, error / 2), upper(counts.misses, counts.loud, error / 2)
+    a, b = (
+        upper_limit(counts.alarms, counts.negatives, error / 2),
+        upper_limit(counts.misses, counts.positives, error / 2),
+    )
     return {"mu": mu_of_rates(a, b), "epsilon": epsilon_of_rates(a, b, delta)}
 
 
@@ -126,7 +107,10 @@ def _best(counts: Counts, levels: Array, aim: str, delta: float, confidence: flo
     error = (1 - confidence) / len(levels)
     found = _bounds(counts, delta, error)
     at = int(np.argmax(found[aim]))
-    least = (lower(counts.alarms, counts.quiet, error / 2), lower(counts.misses, counts.loud, error / 2))
+    least = (
+        lower_limit(counts.alarms, counts.negatives, error / 2),
+        lower_limit(counts.misses, counts.positives, error / 2),
+    )
     return Audit(
         mu=max(0.0, float(found["mu"].max())),
         epsilon=float(found["epsilon"].max()),
@@ -134,9 +118,9 @@ def _best(counts: Counts, levels: Array, aim: str, delta: float, confidence: flo
         confidence=confidence,
         method="many runs",
         counts=Rates(
-            without=counts.quiet,
+            without=counts.negatives,
             false_alarms=int(counts.alarms[at]),
-            with_canary=counts.loud,
+            with_canary=counts.positives,
             misses=int(counts.misses[at]),
         ),
         threshold=float(levels[at]),
@@ -144,10 +128,10 @@ def _best(counts: Counts, levels: Array, aim: str, delta: float, confidence: flo
     )
 
 
-def _choose(quiet: Array, loud: Array, aim: str, delta: float, error: float) -> Array:
+def _choose(negatives: Array, positives: Array, aim: str, delta: float, error: float) -> Array:
     """The threshold that bounds best on these scores."""
-    levels = np.quantile(np.concatenate([quiet, loud]), np.linspace(0, 1, CANDIDATES), method="nearest")
-    found = _bounds(_count(quiet, loud, levels), delta, error / CAUTION)
+    levels = np.quantile(np.concatenate([negatives, positives]), np.linspace(0, 1, CANDIDATES), method="nearest")
+    found = _bounds(_count(negatives, positives, levels), delta, error / CAUTION)
     order = np.lexsort((found["mu"], found[aim]))
     return levels[order[-1:]]
 
@@ -155,7 +139,7 @@ def _choose(quiet: Array, loud: Array, aim: str, delta: float, error: float) -> 
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 
-def checked(scores: Any, which: str) -> Array:
+def score_array(scores: Any, which: str) -> Array:
     """Scores as a plain array of numbers; infinities may be scores, NaN may not."""
     try:
         values = np.asarray(scores, dtype=float)

@@ -10,7 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sottovoce._version import __version__
-from sottovoce.cli.output import voice
+from sottovoce.cli.output import verbosity
 from sottovoce.errors import SottovoceError
 
 app = typer.Typer(
@@ -43,7 +43,7 @@ def _sotto(
 
     Example: sotto demo, or sotto --verbose account --graph ring:30 --rounds 40 --view node:0
     """
-    voice.quiet, voice.verbose = quiet, verbose
+    verbosity.quiet, verbosity.verbose = quiet, verbose
     if quiet and verbose:
         raise typer.BadParameter("--quiet and --verbose exclude each other.")
     if context.invoked_subcommand is None:
@@ -52,7 +52,7 @@ def _sotto(
 
 def main() -> None:
     """Run `sotto`."""
-    voice.quiet = voice.verbose = False
+    verbosity.quiet = verbosity.verbose = False
     if sys.stdout is None:
         sys.exit(fail("stdout is closed; answers are written to it; redirect it, to /dev/null say", 1))
     try:
@@ -68,7 +68,7 @@ def main() -> None:
     except BrokenPipeError:
         code = _closed()
     except Exception as error:
-        if voice.verbose:
+        if verbosity.verbose:
             raise
         code = fail(*explained(error))
     if code == STOPPED and os.environ.get("RANK", "0") == "0":  # typer turns an interrupt into this code, silently

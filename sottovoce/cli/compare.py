@@ -11,7 +11,7 @@ from sottovoce.cli.output import Table, answer, size
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
-    from sottovoce.config import Document
+    from sottovoce.report.trade_off import TradeOff
 
 
 @app.command()
@@ -24,22 +24,24 @@ def compare(
     """Trade-offs of finished runs, and a page of figures. Example: sotto compare runs/a runs/b --out both.html"""
     from sottovoce.core.files import check_writable, write_text
     from sottovoce.report.page import page
-    from sottovoce.report.told import told, unfinished
+    from sottovoce.report.trade_off import trade_off
+    from sottovoce.run.run_documents import read_runs, unfinished_runs
 
-    found, left_out = told(runs), unfinished(runs)
-    target = _place(runs) if out is None else out
+    found, left_out = read_runs(runs), unfinished_runs(runs)
+    trade_offs = [trade_off(run) for run in found]
+    target = _default_page(runs) if out is None else out
     check_writable(target)
     write_text(target, page(found, title, left_out=len(left_out)))
-    documents = [run.ending() for run in found]
+    documents = [one.document() for one in trade_offs]
     document = {"page": str(target), "runs": documents, "left_out": [str(folder) for folder in left_out]}
-    answer(document, as_json, _table(documents))
+    answer(document, as_json, _table(trade_offs))
     if left_out and not as_json:
-        typer.echo(f"Left out, stopped or gone astray: {', '.join(map(str, left_out))}", err=True)
+        typer.echo(f"Left out, stopped or diverged: {', '.join(map(str, left_out))}", err=True)
     if not as_json:
         typer.echo(f"Page: {target}", err=True)
 
 
-def _place(runs: list[Path]) -> Path:
+def _default_page(runs: list[Path]) -> Path:
     """A single run's or sweep's page lies in its folder; one of several in the folder they share, or here."""
     from sottovoce.run.layout import RunFiles
 
@@ -49,19 +51,21 @@ def _place(runs: list[Path]) -> Path:
     return (runs[0].parent if len(parents) == 1 else Path()) / "compare.html"
 
 
-def _shown(figure: float | None) -> str:
-    return "astray" if figure is None else f"{figure:.4f}"
+def _figure(value: float | None) -> str:
+    return "diverged" if value is None else f"{value:.4f}"
 
 
-def _table(found: "list[Document]") -> Table:
-    metric, area = found[0]["metric"], "{value:.3f} ({low:.3f} to {high:.3f}) {attack}"
+def _table(trade_offs: "list[TradeOff]") -> Table:
+    metric = trade_offs[0].run.metric
     figures = [f"{metric}, average model", f"{metric}, nodes"]
     table = [["run", "algorithm", *figures, "epsilon", "kind", "adversary", "attack's AUC", "sent"]]
-    for one in found:
-        epsilon = "none proven" if one["epsilon"] is None else round_up(float(one["epsilon"]))
-        attack = "not attacked" if one["attack"] is None else area.format(**one["attack"])
+    for one in trade_offs:
+        headline = one.headline
+        proven = ["none proven", "", ""]
+        if headline is not None:
+            proven = [round_up(headline.epsilon), headline.kind, str(headline.view)]
         table.append([
-            one["run"], one["algorithm"], _shown(one["average_model"]), _shown(one["mean_node"]), epsilon,
-            one["kind"] or "", one["adversary"] or "", attack, size(one["bytes"]),
+            one.run.name, one.run.privacy.algorithm, _figure(one.average_model), _figure(one.mean_node), *proven,
+            "not attacked" if one.attack is None else str(one.attack), size(one.bytes),
         ])  # fmt: skip
     return table

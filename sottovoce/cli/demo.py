@@ -1,22 +1,22 @@
-"""`sotto demo`: the whole of it in a minute."""
+"""`sotto demo`: training, accounting, attacks and a page in a minute."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, note, progress
+from sottovoce.cli.output import Table, answer, print_note, progress
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
-    from sottovoce.demo.demonstration import Demonstration
+    from sottovoce.demo.demonstration import DemonstratedRun, Demonstration
+    from sottovoce.privacy.guarantee import PrivacyFigure
 
-EXACT = 1e-9
-"""Below this a gradient is solved for exactly, up to rounding."""
-
-ABOUT = {"record": "one record replaced", "user": "all data of a node replaced, so also one record"}
+PROTECTED = {"record": "one record replaced", "user": "all data of a node replaced, so also one record"}
 
 
 @app.command()
@@ -35,80 +35,80 @@ def demo(
     from sottovoce.demo.demonstration import demonstrate
 
     found = demonstrate(out, settings or [], progress, jobs=jobs)
-    runs, tries = [one.document() for one in found.runs], _next(found)
-    answer({"page": str(found.page), "runs": runs, "next": tries}, as_json, _table(runs), *_words(runs))
+    commands = _next_commands(found)
+    document = {"page": str(found.page), "runs": [one.document() for one in found.runs], "next": commands}
+    answer(document, as_json, _table(found.runs), *_explanations(found.runs))
     if not as_json:
-        note(f"Page: {found.page}")
-        note("Next, try:")
-        for line in tries:
-            note(f"  {line}")
+        print_note(f"Page: {found.page}")
+        print_note("Next, try:")
+        for line in commands:
+            print_note(f"  {line}")
 
 
-def _table(runs: list[dict[str, Any]]) -> Table:
+def _table(runs: "Sequence[DemonstratedRun]") -> Table:
+    from sottovoce.attacks.run_reconstruction import error_text
+    from sottovoce.demo.demonstration import largest_node_epsilon
+
     figures = ["accuracy, average model", "nodes", "epsilon, everyone", "worst single node"]
-    table = [["algorithm", *figures, "members: area", "", "a gradient"]]
+    table = [["algorithm", *figures, "membership AUC", "", "gradient error"]]
     for one in runs:
-        auc, accuracy = one["attack"]["auc"], one["accuracy"]
+        auc, accuracy = one.attack["auc"], one.finished.result["metrics"]["accuracy"]
+        error = one.gradient_error if one.gradient_error == math.inf else float(f"{one.gradient_error:.2g}")
         table.append([
-            one["algorithm"], f"{accuracy['average']:.3f}", f"{accuracy['mean']:.3f}", _promise(one["everyone"]),
-            _promise(one["worst_node"]), f"{auc['value']:.3f}", f"({auc['low']:.3f} to {auc['high']:.3f})",
-            _sharp(one["sharpest_gradient"]),
+            _algorithm(one), f"{accuracy['average']:.3f}", f"{accuracy['mean']:.3f}",
+            _epsilon(one.privacy.headline), _epsilon(largest_node_epsilon(one.privacy)), f"{auc['value']:.3f}",
+            f"({auc['low']:.3f} to {auc['high']:.3f})", error_text(error, otherwise="hidden"),
         ])  # fmt: skip
     return table
 
 
-def _promise(found: dict[str, Any] | None) -> str:
+def _epsilon(headline: "PrivacyFigure | None") -> str:
     """An epsilon is never shown without the kind of its proof."""
-    if found is None:
+    if headline is None:
         return "none is proven"
-    return f"{round_up(float(found['epsilon']))} {found['kind']}" if _limited(found) else "no limit"
+    return f"{round_up(headline.epsilon)} {headline.kind}" if math.isfinite(headline.epsilon) else "no limit"
 
 
-def _sharp(deviation: Any) -> str:
-    if deviation == "inf":
-        return "hidden"
-    return "exactly" if deviation < EXACT else f"± {float(f'{deviation:.2g}'):g}"
-
-
-def _limited(found: dict[str, Any] | None) -> bool:
-    return found is not None and found["epsilon"] != "inf"
-
-
-def _words(runs: list[dict[str, Any]]) -> list[str]:
+def _explanations(runs: "Sequence[DemonstratedRun]") -> list[str]:
     from sottovoce.privacy.assumptions import FINAL_MODELS
 
-    lines = [f"Epsilon at delta {runs[0]['delta']:g}; whoever hears every message, or one node, is the adversary."]
-    for adjacency, about in ABOUT.items():
-        proven = [one for one in runs if one["proven_for"] == adjacency and _limited(one["everyone"])]
-        names = list(dict.fromkeys(one["algorithm"] for one in proven))
+    lines = [f"Epsilon at delta {runs[0].privacy.delta:g}; whoever hears every message, or one node, is the adversary."]
+    proven = [(_algorithm(one), one.privacy) for one in runs if one.proven]
+    for adjacency, change in PROTECTED.items():
+        names = dict.fromkeys(name for name, privacy in proven if privacy.adjacency == adjacency)
         if names:
-            lines.append(f"{', '.join(names)}: {about}.")
-    kept = dict.fromkeys(one["algorithm"] for one in runs if _limited(one["everyone"]) and not one["models_covered"])
-    if kept:
-        lines.append(f"{', '.join(kept)}: not covered are {FINAL_MODELS}.")
-    confidence = runs[0]["attack"]["confidence"]
+            lines.append(f"{', '.join(names)}: {change}.")
+    uncovered = dict.fromkeys(_algorithm(one) for one in runs if one.proven and not one.models_covered)
+    if uncovered:
+        lines.append(f"{', '.join(uncovered)}: not covered are {FINAL_MODELS}.")
     lines.append(
-        "Members: every node tells its neighbours' training rows from others by their models; 0.5 is guessing, "
-        f"in brackets {confidence:.0%} intervals."
+        "Membership AUC: every node tells its neighbours' training rows from others by their models; 0.5 is random "
+        f"guessing, in brackets {runs[0].attack['confidence']:.0%} intervals."
     )
-    lines.append("A gradient: how sharply node 0 solves for that of a neighbour, whose length is 1 at most.")
+    lines.append(
+        "Gradient error: how precisely node 0 reconstructs the gradient of a neighbour, whose length is at most 1."
+    )
     return lines
 
 
-def _next(found: "Demonstration") -> list[str]:
+def _algorithm(run: "DemonstratedRun") -> str:
+    return run.finished.run.experiment.algorithm.name
+
+
+def _next_commands(found: "Demonstration") -> list[str]:
     """Commands to paste, about what was just run."""
     from sottovoce.core.compression import Identity
 
-    noisy = [one for one in found.runs if one.privacy["sigma"] is not None and one.privacy["adjacency"] == "record"]
+    noisy = [one for one in found.runs if one.privacy.sigma is not None and one.privacy.adjacency == "record"]
     run = noisy[len(noisy) // 4] if noisy else found.runs[-1]
-    experiment, sent = run.finished.run.experiment, run.finished.result["metrics"]
+    experiment, sent, sigma = run.finished.run.experiment, run.finished.result["metrics"], run.privacy.sigma
     dimension = 8 * sent["bytes"] // max(1, sent["messages"]) // Identity().bits(1)
-    about = f"--graph {experiment.topology.graph} --rounds {experiment.training.rounds}"
-    about += f" --adjacency {run.privacy['adjacency']} --participation {run.privacy['participation']}"
+    question = f"--graph {experiment.topology.graph} --rounds {experiment.training.rounds}"
+    question += f" --adjacency {run.privacy.adjacency} --participation {run.privacy.participation}"
     lines = [f"sotto audit {run.folder} --runs 0"]
-    if run.privacy["sigma"] is not None:
-        lines.append(f"sotto account {about} --sigma {round_up(run.privacy['sigma'])} --view node:0")
+    if isinstance(sigma, int | float):
+        lines.append(f"sotto account {question} --sigma {round_up(sigma)} --view node:0")
     if experiment.privacy.epsilon is not None and experiment.data.rows is not None:
         size = f"--records {experiment.data.rows} --dimension {dimension}"
-        lines.append(f"sotto plan {about} {size} --epsilon {experiment.privacy.epsilon:g}")
+        lines.append(f"sotto plan {question} {size} --epsilon {experiment.privacy.epsilon:g}")
     return lines

@@ -7,7 +7,7 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphName, Json, Weights
-from sottovoce.cli.output import answer, doing, facts, note, size
+from sottovoce.cli.output import answer, facts, print_note, show_elapsed, size
 
 
 @app.command()
@@ -20,9 +20,9 @@ def graph(
     from sottovoce.core.graphs import graph as build
     from sottovoce.core.topologies import weigh
 
-    with doing("reading the graph"):
+    with show_elapsed("reading the graph"):
         source = build(spec)
-    with doing("weights and their spectral gap"):
+    with show_elapsed("weights and their spectral gap"):
         net = weigh(source, weights)
         gap = net.spectral_gap
     found = {
@@ -41,7 +41,7 @@ def graph(
     answer({**found, "labels": names}, as_json, facts(found))
     if names is not None and not as_json:
         few = ", ".join(f"{node} is {name}" for node, name in enumerate(names[:4]))
-        note(f"Nodes are numbered by the order of names: {few}{', ...' if len(names) > 4 else ''}")
+        print_note(f"Nodes are numbered by the order of names: {few}{', ...' if len(names) > 4 else ''}")
 
 
 @app.command()
@@ -67,7 +67,7 @@ def data(
         for entry in listed:
             if not entry.found:
                 typer.echo(f"{entry.name}: put {', '.join(entry.missing)} into the folder; from {entry.source}.")
-        note(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.")
+        print_note(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.")
 
 
 def _data_facts(entry: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How commands answer: one document or table on stdout; progress and messages on stderr, more or less of them."""
+"""How commands print: one document or table on stdout; progress and messages on stderr, more or fewer of them."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ import typer
 Table = list[list[str]]
 
 PATIENCE = 2.0
-"""Seconds after which it is shown how far something is."""
+"""Seconds after which progress is shown."""
 
 
 @dataclass
-class Voice:
-    """What is said on stderr besides errors: `quiet` nothing, `verbose` also what is done and how long it takes."""
+class Verbosity:
+    """What is printed on stderr besides errors: `quiet` nothing, `verbose` also each step and how long it takes."""
 
     quiet: bool = False
     verbose: bool = False
 
     @property
     def shows_progress(self) -> bool:
-        """Whether anybody watches."""
+        """Whether stderr is a terminal on which progress may be shown."""
         return not self.quiet and sys.stderr.isatty()
 
 
-voice = Voice()
-"""Of the command that runs; set by the options before its name."""
+verbosity = Verbosity()
+"""The verbosity of the command that runs; set by the options before its name."""
 
 
 def answer(document: dict[str, Any], as_json: bool, table: Table, *after: str) -> None:
@@ -85,17 +85,17 @@ def size(count: float) -> str:
     return f"{count / 1000**unit:,.1f} {' kMGT'[unit]}B"
 
 
-def note(line: str) -> None:
+def print_note(line: str) -> None:
     """A message beside the answer."""
-    if not voice.quiet:
+    if not verbosity.quiet:
         typer.echo(line, err=True)
 
 
 @contextmanager
-def doing(what: str) -> Iterator[None]:
-    """Work of unknown length: on a terminal, how long it has taken once that is more than two seconds."""
+def show_elapsed(what: str) -> Iterator[None]:
+    """During work of unknown length: shows on a terminal how long it has taken, once that is two seconds."""
     with _timed(what):
-        if not voice.shows_progress:
+        if not verbosity.shows_progress:
             yield
             return
         done, begun = threading.Event(), time.monotonic()
@@ -119,10 +119,10 @@ def _tick(what: str, begun: float, done: threading.Event) -> None:
 
 @contextmanager
 def _timed(what: str) -> Iterator[None]:
-    """With --verbose it is said how long something took."""
+    """Prints with --verbose how long some work took."""
     begun = time.monotonic()
     yield
-    if voice.verbose:
+    if verbosity.verbose:
         typer.echo(f"sotto: {what}: {time.monotonic() - begun:.2f} s", err=True)
 
 
@@ -130,7 +130,7 @@ def _timed(what: str) -> Iterator[None]:
 def progress(what: str, *, rate: bool = False) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr with remaining time, and rounds a second on request; nothing where stderr is no terminal."""
     with _timed(what):
-        if not voice.shows_progress:
+        if not verbosity.shows_progress:
             yield lambda done, total: None
             return
         with _bar(what, rate) as tell:
@@ -161,7 +161,7 @@ def _bar(what: str, rate: bool) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def gap_shown(target: float) -> Iterator[Callable[[float], None]]:
     """The gap on stderr while a search takes longer than two seconds; nothing where stderr is no terminal."""
-    begun, shown = time.monotonic(), voice.shows_progress
+    begun, shown = time.monotonic(), verbosity.shows_progress
 
     def tell(gap: float) -> None:
         if shown and time.monotonic() - begun > PATIENCE:

@@ -9,7 +9,7 @@ import typer
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
-from sottovoce.cli.output import Table, answer, doing, facts, gap_shown, progress, short
+from sottovoce.cli.output import Table, answer, facts, gap_shown, progress, short, show_elapsed
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
@@ -35,12 +35,12 @@ def account_(
     from sottovoce.privacy.guarantee import KINDS, Kind
 
     _fits_together(setting, all_pairs, published, lipschitz, out)
-    with doing(f"tracing {setting.algorithm} on {setting.graph}"):
+    with show_elapsed(f"tracing {setting.algorithm} on {setting.graph}"):
         system = setting.system(sigma)
     if all_pairs:
         _all_pairs(setting, system, sigma, out, as_json)
         return
-    with doing(f"accounting for {setting.view}"):
+    with show_elapsed(f"accounting for {setting.view}"):
         result = account(
             system,
             setting.adversary,
@@ -98,7 +98,7 @@ def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[st
     worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
     victims = f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
     figure = f"epsilon {round_up(best.epsilon(setting.delta))} at delta {setting.delta:g} (mu {round_up(best.mu)})"
-    lines = [f"Headline: {figure}, {best.kind}, {victims}; nobody is worse off."]
+    lines = [f"PrivacyFigure: {figure}, {best.kind}, {victims}; nobody is worse off."]
     lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
     if setting.labels is not None:
         lines.append(f"Nodes are numbered in the order of their names: {setting.name(0)}, {setting.name(1)}, ...")
@@ -203,7 +203,7 @@ def calibrate_(
     from sottovoce.privacy.calibration import calibrated
 
     build, net = setting.chosen
-    with doing(f"calibrating {setting.algorithm} on {net.name}"):
+    with show_elapsed(f"calibrating {setting.algorithm} on {net.name}"):
         found = calibrated(
             build(1.0), net, setting.adversary, rounds=setting.rounds, epsilon=epsilon, delta=setting.delta,
             adjacency=setting.adjacency, participation=setting.participation, convex=setting.convex,

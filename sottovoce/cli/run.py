@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,13 +14,16 @@ import typer
 
 from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, facts, note, progress, size, voice
+from sottovoce.cli.output import Table, answer, facts, print_note, progress, size, verbosity
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
+    from sottovoce.attacks.registry import Attack
     from sottovoce.config import Document, Experiment
-    from sottovoce.run.sweep import Planned
+    from sottovoce.privacy.guarantee import PrivacyFigure
+    from sottovoce.run.sweep import SweepRun
+    from sottovoce.run.sweep_results import SweepRow
 
 
 @app.command()
@@ -46,57 +50,86 @@ def run(
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
     if not math.isfinite(timeout):
         raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
+    how = Execution(data=data, out=out, resume=resume, as_json=as_json)
     if _ranked():
-        wanted = partial(_alone, file, settings or [], only, out)
-        _as_rank(wanted, timeout, data=data, out=out, resume=resume, as_json=as_json)
+        _run_as_rank(partial(_single_experiment, file, settings or [], only, out), timeout, how)
         return
     if (processes or 1) > 1:
-        _alone(file, settings or [], only, out)
-        _in_processes(file, settings or [], processes or 1, timeout, data=data, out=out, resume=resume, as_json=as_json)
-    document, runs = _planned(file, settings or [], only, out)
-    if len(runs) == 1 and not runs[0].variant:
-        _one(runs[0].experiment, data=data, out=out, resume=resume, as_json=as_json)
-        return
-    chosen = [run for run in runs if only is None or only in run.experiment.name]
-    _sweep(document, file, settings or [], chosen, data=data, out=out, resume=resume, jobs=jobs, as_json=as_json)
+        _single_experiment(file, settings or [], only, out)
+        _run_in_processes(file, settings or [], processes or 1, timeout, how)
+    plan = _read_plan(file, settings or [], only, out)
+    if plan.single_run:
+        _run_one(plan.runs[0].experiment, how)
+    else:
+        _run_sweep(plan, jobs, how)
 
 
-def _planned(file: Path, settings: list[str], only: str | None, out: Path) -> "tuple[Document, list[Planned]]":
-    """What a file asks for; refused before any work where it cannot be."""
+@dataclass(frozen=True, kw_only=True)
+class Execution:
+    """How runs are carried out: from which folder of data sets, into which folder, and what is printed."""
+
+    data: Path | None
+    out: Path
+    resume: bool
+    as_json: bool
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a file asks for: the runs, the attacks on them afterwards, and the command that repeats all of it."""
+
+    name: str
+    command: str
+    runs: "list[SweepRun]"
+    attacks: "tuple[Attack, ...]"
+    single_run: bool
+
+
+def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> RunPlan:
+    """Read a file; what cannot be carried out is refused before any work."""
+    from sottovoce.attacks.on_sweeps import check_attacks
     from sottovoce.config import apply_overrides, read_settings_file
     from sottovoce.core.files import check_folder
-    from sottovoce.run.sweep import planned
+    from sottovoce.run.sweep import expand_sweep
 
     check_folder(out)
     document = apply_overrides(read_settings_file(file), settings)
-    runs = planned(document, str(file))
+    runs = expand_sweep(document, str(file))
+    attacks = check_attacks(document, runs)
     if only is not None and not any(only in run.experiment.name for run in runs):
         raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].experiment.name}")
-    return document, runs
+    return RunPlan(
+        name=str(document.get("name", "")),
+        command=" ".join(["sotto run", str(file), *(f"--set {setting}" for setting in settings)]),
+        runs=[run for run in runs if only is None or only in run.experiment.name],
+        attacks=attacks,
+        single_run=len(runs) == 1 and not runs[0].variant,
+    )
 
 
-def _alone(file: Path, settings: list[str], only: str | None, out: Path) -> "Experiment":
+def _single_experiment(file: Path, settings: list[str], only: str | None, out: Path) -> "Experiment":
     """The one run of a file, which processes can share."""
-    _, runs = _planned(file, settings, only, out)
-    if len(runs) > 1 or runs[0].variant:
+    plan = _read_plan(file, settings, only, out)
+    if not plan.single_run:
         raise InputError(
             f"{file}: a sweep over processes", "the nodes of one run are spread over them",
             "use --jobs for several runs at once, or the settings of one run",
         )  # fmt: skip
-    return runs[0].experiment
+    return plan.runs[0].experiment
 
 
-def _one(experiment: "Experiment", *, data: Path | None, out: Path, resume: bool, as_json: bool) -> None:
+def _run_one(experiment: "Experiment", how: Execution) -> None:
     """One run, in this process."""
+    folder = how.out / experiment.name
     with progress(experiment.name, rate=True) as tell:
         from sottovoce.run.execute import run_experiment
 
-        result = run_experiment(experiment, out / experiment.name, data=data, resume=resume, progress=tell)
-    _finish(result, out / experiment.name, as_json)
+        result = run_experiment(experiment, folder, data=how.data, resume=how.resume, progress=tell)
+    _finish(result, folder, how.as_json)
 
 
 def _finish(result: "Document", folder: Path, as_json: bool) -> None:
-    """The page of a finished run, and what it came to."""
+    """Write the page of a finished run, and print its result."""
     from sottovoce.report.page import write_page_of
 
     write_page_of(folder, again=False)
@@ -108,16 +141,8 @@ def _ranked() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
 
 
-def _as_rank(
-    wanted: "Callable[[], Experiment]",
-    timeout: float,
-    *,
-    data: Path | None,
-    out: Path,
-    resume: bool,
-    as_json: bool,
-) -> None:
-    """One rank's part of a run. Rank 0 shows how far it is and answers; what went wrong is said once."""
+def _run_as_rank(wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
+    """One rank's part of a run. Rank 0 shows progress and prints the result; an error is printed once."""
     from sottovoce.distributed.launch import is_orphaned, unblock_signals
 
     unblock_signals()
@@ -129,10 +154,12 @@ def _as_rank(
         try:
             experiment = ranks.on_every_rank(wanted)
             with progress(experiment.name, rate=True) if leads else nullcontext() as tell:
-                folder = out / experiment.name
-                result = run_experiment(experiment, folder, data=data, resume=resume, progress=tell, coordinator=ranks)
+                result = run_experiment(
+                    experiment, how.out / experiment.name, data=how.data, resume=how.resume, progress=tell,
+                    coordinator=ranks,
+                )  # fmt: skip
         except (Exception, KeyboardInterrupt) as error:
-            if voice.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
+            if verbosity.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
                 raise
             line, code = explained(error)
             if not is_orphaned():
@@ -142,86 +169,72 @@ def _as_rank(
                 os._exit(code)  # threads of the backend that wait for a lost rank would abort the interpreter's end
             raise SystemExit(code) from None
     if leads:
-        _finish(result, out / experiment.name, as_json)
+        _finish(result, how.out / experiment.name, how.as_json)
 
 
-def _in_processes(
-    file: Path,
-    settings: list[str],
-    processes: int,
-    timeout: float,
-    *,
-    data: Path | None,
-    out: Path,
-    resume: bool,
-    as_json: bool,
-) -> None:
-    """Start the ranks here, and end as they do; they say what there is to say."""
+def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: float, how: Execution) -> None:
+    """Start the ranks here, and end as they do; they print the result, or the error."""
     from sottovoce.distributed.launch import launch
 
-    arguments = [word for word in ("quiet", "verbose") if getattr(voice, word)]
-    arguments = [*(f"--{word}" for word in arguments), "run", str(file), "--out", str(out), "--timeout", str(timeout)]
+    arguments = [word for word in ("quiet", "verbose") if getattr(verbosity, word)]
+    arguments = [
+        *(f"--{word}" for word in arguments),
+        "run",
+        str(file),
+        "--out",
+        str(how.out),
+        "--timeout",
+        str(timeout),
+    ]
     arguments += [word for setting in settings for word in ("--set", setting)]
-    arguments += ["--data", str(data)] if data is not None else []
-    arguments += ["--resume"] if resume else []
-    arguments += ["--json"] if as_json else []
+    arguments += ["--data", str(how.data)] if how.data is not None else []
+    arguments += ["--resume"] if how.resume else []
+    arguments += ["--json"] if how.as_json else []
     raise SystemExit(launch(arguments, processes))
 
 
-def _sweep(
-    document: "Document",
-    file: Path,
-    settings: list[str],
-    runs: "list[Planned]",
-    *,
-    data: Path | None,
-    out: Path,
-    resume: bool,
-    jobs: int | None,
-    as_json: bool,
-) -> None:
+def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
     """Carry out all runs, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
     from sottovoce.run.parallel import run_experiments
-    from sottovoce.run.sweep import attacks_of
-    from sottovoce.run.sweep_results import rows
+    from sottovoce.run.sweep_results import sweep_rows
 
-    name = str(document["name"])
+    name, about = plan.name, plan.runs[0].experiment.about
     with progress(name) as tell:
-        finished = run_experiments(runs, out, data=data, resume=resume, jobs=jobs, progress=tell)
-    command = " ".join(["sotto run", str(file), *(f"--set {setting}" for setting in settings)])
-    page = write_results(out / name, name, runs[0].experiment.about, finished, command)
-    reported = rows(finished)
-    documents = [row.document() for row in reported]
-    answered = {"name": name, "page": str(page), "runs": documents}
-    if kinds := attacks_of(document):
+        finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, progress=tell)
+    page = write_results(how.out / name, name, about, finished, plan.command)
+    rows = sweep_rows(finished)
+    answered = {"name": name, "page": str(page), "runs": [row.document() for row in rows]}
+    if plan.attacks:
         from sottovoce.attacks.on_sweeps import attack_rows
         from sottovoce.report.attack_report import write_attacks
 
         with progress("attacks") as tell:
-            attacked = attack_rows(reported, kinds, out, data=data, tell=tell)
-        answered["attacks"] = str(write_attacks(out / name, name, runs[0].experiment.about, attacked, command))
-    answer(answered, as_json, _table(documents))
-    if not as_json:
-        note(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
+            attacked = attack_rows(rows, plan.attacks, how.out, data=how.data, progress=tell)
+        answered["attacks"] = str(write_attacks(how.out / name, name, about, attacked, plan.command))
+    answer(answered, how.as_json, _table(rows))
+    if not how.as_json:
+        print_note(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
 
 
 def _facts(result: "Document") -> Table:
-    """What one run came to."""
+    """The result of one run."""
     from sottovoce.privacy.assumptions import FINAL_MODELS
-    from sottovoce.privacy.guarantee import Headline
+    from sottovoce.privacy.guarantee import PrivacyFigure
+    from sottovoce.run.sweep_results import metric_of
 
     last = result["metrics"]
-    metric = next(key for key in ("accuracy", "rmse") if key in last)
-    headline = None if result["headline"] is None else Headline.read(result["headline"])
+    metric = metric_of(last)
+    headline = None if result["headline"] is None else PrivacyFigure.read(result["headline"])
+    uncovered = headline is not None and not headline.covers_final_models
     shown: dict[str, Any] = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
         f"test {metric} of the average model": f"{last[metric]['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**last[metric]),
         "sent": f"{last['messages']:,} messages, {size(last['bytes'])}{_between(last)}",
-        "epsilon": _epsilon(result),
-        **({} if headline is None or headline.covers_final_models else {"not covered": FINAL_MODELS}),
+        "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
+        **({"not covered": FINAL_MODELS} if uncovered else {}),
         "seconds of training": f"{result['seconds']:.1f}",
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",
@@ -238,25 +251,25 @@ def _between(last: "Document") -> str:
     return f", {size(last['wire_bytes'])} between processes" if "wire_bytes" in last else ""
 
 
-def _epsilon(result: "Document") -> str:
-    headline = result["headline"]
+def _epsilon(headline: "PrivacyFigure | None", adjacency: str, delta: float) -> str:
     if headline is None:
         return "none is proven: see privacy.json"
-    what = "a node's data" if result["adjacency"] == "user" else "one record"
-    done = "replaced" if headline["change"] == "replace" else "made to count as nothing"
-    epsilon = round_up(float(headline["epsilon"]))
-    return f"{epsilon} at delta {result['delta']:g}, {headline['view']} as adversary, {what} {done}, {headline['kind']}"
+    what = "a node's data" if adjacency == "user" else "one record"
+    change = "replaced" if headline.change == "replace" else "made to count as nothing"
+    epsilon = round_up(headline.epsilon)
+    return f"{epsilon} at delta {delta:g}, {headline.view} as adversary, {what} {change}, {headline.kind}"
 
 
-def _table(found: list["Document"]) -> Table:
+def _table(rows: "list[SweepRow]") -> Table:
     """A sweep: means over seeds, with deviations."""
-    from sottovoce.report.sweep_report import epsilon_of, shown
+    from sottovoce.report.rounding import deviation_text
+    from sottovoce.report.sweep_report import epsilon_text
 
-    metric = found[0]["metric"] if found else ""
+    metric = rows[0].metric if rows else ""
     table = [["run", "seeds", f"{metric}, average model", f"{metric}, nodes", "test loss", "epsilon", "sent"]]
-    for row in found:
-        figures = [shown(row[key]) for key in ("average_model", "mean_node", "loss")]
-        table.append(
-            [row["run"], str(row["seeds"]), *figures, epsilon_of(row["epsilon"]), size(1e6 * row["megabytes"])]
-        )
+    for row in rows:
+        found = row.document()
+        figures = [deviation_text(**found[key]) for key in ("average_model", "mean_node", "loss")]
+        sent = size(1e6 * found["megabytes"])
+        table.append([row.label, str(len(row.runs)), *figures, epsilon_text(row.epsilon), sent])
     return table

@@ -5,56 +5,76 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
-from sottovoce.attacks.run_attacks import attack, keep, solve, stored_attack
+from sottovoce.attacks.on_sweeps import check_attacks
+from sottovoce.attacks.run_attacks import attack_unless_stored, store_attack, stored_attacks
+from sottovoce.attacks.run_reconstruction import reconstruct_run
 from sottovoce.config import Document, apply_overrides, read_settings_file
 from sottovoce.core.files import check_folder
-from sottovoce.privacy.guarantee import Headline
+from sottovoce.core.json_numbers import to_json
+from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.parallel import run_experiments
-from sottovoce.run.sweep import planned
-from sottovoce.run.sweep_results import Finished
+from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.sweep import expand_sweep
+from sottovoce.run.sweep_results import FinishedSweepRun
 
 RECIPE = Path(__file__).with_name("demo.toml")
 
 TITLE = "What 16 nodes learn from each other"
 
-ATTACK = "threshold"
+MEMBERSHIP_ATTACK, ATTACKER = "threshold", 0
 
-Progress = Callable[[str], Any]
-"""Given what is done, a context that yields a function to tell how far it is."""
+
+class ShowProgress(Protocol):
+    """Given the name of some work, a context that yields a function to report how much of it is done."""
+
+    def __call__(self, what: str) -> AbstractContextManager[Callable[[int, int], None]]: ...
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One of the runs: how well it did, what it promises to whom, and what two attacks on it achieved."""
+class DemonstratedRun:
+    """One of the runs: how well it did, its guarantees, and what two attacks on it achieved.
 
-    finished: Finished
+    `gradient_error` is the smallest error with which node 0 can reconstruct the gradient of another node.
+    """
+
+    finished: FinishedSweepRun
     folder: Path
-    privacy: Document
+    privacy: PrivacyDocument
     attack: Document
-    solved: Document
+    gradient_error: float
+
+    @property
+    def proven(self) -> bool:
+        """Whether a finite epsilon is proven against everyone."""
+        return self.privacy.headline is not None and math.isfinite(self.privacy.headline.epsilon)
+
+    @property
+    def models_covered(self) -> bool:
+        """Whether the epsilons hold for models that are published at the end, too."""
+        return self.privacy.headline is not None and self.privacy.headline.covers_final_models
 
     def document(self) -> Document:
-        """As JSON. `sharpest_gradient` is the deviation with which node 0 can solve for the gradient of another.
-
-        `proven_for` says what the epsilons are about: a record, or all data of a node, which covers it;
-        `models_covered` whether they hold for models that are published at the end, too."""
+        """As JSON; `proven_for` says what the epsilons are about: a record, or all data of a node, which covers it."""
         last, config = self.finished.result["metrics"], self.finished.run.experiment
-        headline = self.privacy["headline"]
         return {
-            "algorithm": config.algorithm.name, "folder": str(self.folder), "sigma": self.privacy["sigma"],
-            "accuracy": last["accuracy"], "bytes": last["bytes"], "proven_for": self.privacy["adjacency"],
-            "delta": self.privacy["delta"], "everyone": None if headline is None else _kept(headline),
-            "worst_node": worst_node(self.privacy),
-            "models_covered": headline is not None and Headline.read(headline).covers_final_models,
-            "attack": {"name": ATTACK, "auc": self.attack["auc"], "confidence": self.attack["confidence"]},
-            "sharpest_gradient": min((one["deviation"] for one in self.solved["nodes"]), key=float),
+            "algorithm": config.algorithm.name, "folder": str(self.folder), "sigma": self.privacy.sigma,
+            "accuracy": last["accuracy"], "bytes": last["bytes"], "proven_for": self.privacy.adjacency,
+            "delta": self.privacy.delta, "everyone": _guarantee_document(self.privacy.headline),
+            "worst_node": _guarantee_document(largest_node_epsilon(self.privacy)),
+            "models_covered": self.models_covered,
+            "attack": {
+                "name": MEMBERSHIP_ATTACK, "auc": self.attack["auc"], "confidence": self.attack["confidence"]
+            },
+            "sharpest_gradient": "inf" if math.isinf(self.gradient_error) else self.gradient_error,
         }  # fmt: skip
 
 
@@ -63,47 +83,60 @@ class Demonstration:
     """All runs, and the page about them."""
 
     page: Path
-    runs: tuple[Shown, ...]
+    runs: tuple[DemonstratedRun, ...]
 
 
-def demonstrate(out: Path, settings: list[str], progress: Progress, *, jobs: int | None = None) -> Demonstration:
+def demonstrate(out: Path, settings: list[str], progress: ShowProgress, *, jobs: int | None = None) -> Demonstration:
     """Train, account, attack, and write the page. What is finished is only read, what was stopped goes on."""
     check_folder(out)
     document = apply_overrides(read_settings_file(RECIPE), settings)
-    runs = planned(document, RECIPE.name)
+    runs = expand_sweep(document, RECIPE.name)
+    check_attacks(document, runs)
     if all(RunFiles(out / run.experiment.name).result.exists() for run in runs):
         jobs = 1  # processes of their own would take longer to start than there is to read
     with progress("training and accounting") as tell:
         finished = run_experiments(runs, out, resume=True, jobs=jobs, progress=tell)
     with progress("attacks") as tell:
-        shown = []
+        attacked = []
         for number, one in enumerate(finished):
-            shown.append(_attacked(one, out))
+            attacked.append(_attack(one, out))
             tell(number + 1, len(finished))
     from sottovoce.report.page import write_page
 
     with progress("page"):
-        page = write_page(out / str(document["name"]) / "report.html", [one.folder for one in shown], title=TITLE)
-    return Demonstration(page, tuple(shown))
+        page = write_page(out / str(document["name"]) / "report.html", [one.folder for one in attacked], title=TITLE)
+    return Demonstration(page, tuple(attacked))
 
 
-def _attacked(finished: Finished, out: Path) -> Shown:
+def _attack(finished: FinishedSweepRun, out: Path) -> DemonstratedRun:
     folder = out / finished.run.experiment.name
     files = RunFiles(folder)
-    solved = stored_attack(folder).get("reconstruction")
-    if solved is None or solved["attacker"] != 0:
-        solved = keep([folder], "reconstruction", solve(open_run(folder), 0))
-    return Shown(finished, folder, files.document(files.privacy) or {}, attack([folder], ATTACK), solved)
+    return DemonstratedRun(
+        finished=finished, folder=folder, privacy=PrivacyDocument.read(files.document(files.privacy) or {}),
+        gradient_error=_gradient_error(folder), attack=attack_unless_stored([folder], MEMBERSHIP_ATTACK),
+    )  # fmt: skip
 
 
-def worst_node(privacy: Document) -> Document | None:
-    """The largest epsilon that is proven for a single node as the adversary; None where no node was accounted for."""
-    nodes = [found for found in privacy["views"] if found["view"].startswith("node:")]
-    if not nodes or any(found["headline"] is None for found in nodes):
+def _gradient_error(folder: Path) -> float:
+    """The smallest gradient reconstruction error; a stored result of the same attacker is only read."""
+    found = stored_attacks(folder).get("reconstruction")
+    if found is None or found["attacker"] != ATTACKER:
+        found = store_attack([folder], "reconstruction", reconstruct_run(open_run(folder), ATTACKER).document())
+    return min(float(one["deviation"]) for one in found["nodes"])
+
+
+def largest_node_epsilon(privacy: PrivacyDocument) -> PrivacyFigure | None:
+    """The largest epsilon that is proven for a single node as the adversary; None where not all have a proof."""
+    headlines = [view.headline for view in privacy.node_views.values()]
+    proven = [headline for headline in headlines if headline is not None]
+    if not proven or len(proven) < len(headlines):
         return None
-    worst = max(nodes, key=lambda found: float(found["headline"]["epsilon"]))
-    return _kept({"view": worst["view"], **worst["headline"]})
+    return max(proven, key=lambda headline: headline.epsilon)
 
 
-def _kept(headline: Document) -> Document:
-    return {key: headline[key] for key in ("view", "victim", "kind", "epsilon")}
+def _guarantee_document(headline: PrivacyFigure | None) -> Document | None:
+    if headline is None:
+        return None
+    return {
+        "view": str(headline.view), "victim": headline.victim, "kind": headline.kind, "epsilon": to_json(headline.epsilon)
+    }  # fmt: skip

@@ -42,7 +42,7 @@ from sottovoce.tracing.policy import trace_coordinates, trace_possible
 if TYPE_CHECKING:
     from sottovoce.learning.batches import Batches
 
-Tell = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 
 MOST = {"rounds": 10**7, "records": 10**7, "dimension": 10**12}
 
@@ -223,7 +223,7 @@ def candidates() -> list[_Candidate]:
 
 
 @one_thread()
-def plan(question: Question, tell: Tell | None = None) -> Plan:
+def plan(question: Question, progress: Progress | None = None) -> Plan:
     """Calibrate, trace and rank all algorithms."""
     ranked, refused = [], []
     every = candidates()
@@ -232,8 +232,8 @@ def plan(question: Question, tell: Tell | None = None) -> Plan:
             ranked.append(_best(question, one))
         except (InputError, Unaccountable) as error:
             refused.append(Refused(one.name, one.settings, str(error)))
-        if tell is not None:
-            tell(number + 1, len(every))
+        if progress is not None:
+            progress(number + 1, len(every))
     ranked.sort(key=lambda entry: (math.inf if entry.error_node is None else entry.error_node, entry.bytes_per_node))
     return Plan(question, tuple(ranked), tuple(refused))
 

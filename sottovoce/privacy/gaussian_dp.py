@@ -105,6 +105,19 @@ def mu_of(epsilon: float, delta: float) -> float:
     return _last(lambda mu: log_delta(mu, epsilon) <= target, bad=high, good=low)
 
 
+def guessing_accuracy_bound(mu: float | None, epsilon: float, delta: float) -> float:
+    """An upper bound on how often an adversary guesses right which of two equally likely data sets was used.
+
+    It is (1 + TV) / 2 with the total variation distance TV of what is observed: delta(0) under mu-GDP, and at most
+    tanh(epsilon / 2) + 2 delta where only (epsilon, delta) is known, with `mu` None.
+
+    >>> guessing_accuracy_bound(0.0, 0.0, 1e-5), guessing_accuracy_bound(math.inf, math.inf, 1e-5)
+    (0.5, 1.0)
+    """
+    total_variation = math.tanh(epsilon / 2) + 2 * delta if mu is None else delta_of(mu, 0.0)
+    return min(1.0, (1 + total_variation) / 2)
+
+
 def renyi_of(mu: float, alpha: float) -> float:
     """Renyi divergence of order alpha: `alpha mu^2 / 2`."""
     _check_mu(mu)

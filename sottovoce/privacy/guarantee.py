@@ -86,11 +86,11 @@ class Guarantee:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Headline:
-    """The figure that a run is known by: epsilon against a view, for a change of data, with the kind of its proof.
+class PrivacyFigure:
+    """A guarantee at one delta: epsilon against a view, for a change of data, with the kind of its proof.
 
-    `mu` is None where epsilon comes from sampling, which is not Gaussian; `victim` and `distance` are None where it is
-    about every node.
+    What a run promises, stores and shows is made of these; its headline is one. `mu` is None where epsilon comes from
+    sampling, which is not Gaussian; `victim` and `distance` are None where it is about every node.
     """
 
     view: View
@@ -104,7 +104,7 @@ class Headline:
     assumptions: tuple[Assumption, ...]
 
     @classmethod
-    def of(cls, guarantee: Guarantee, view: View, delta: float) -> Headline:
+    def of(cls, guarantee: Guarantee, view: View, delta: float) -> PrivacyFigure:
         """A guarantee of an account: data is replaced by other data."""
         return cls(
             view=view, change=Change.REPLACE, victim=guarantee.victim, distance=guarantee.distance, kind=guarantee.kind,
@@ -116,6 +116,10 @@ class Headline:
     def covers_final_models(self) -> bool:
         """Whether it holds for models that are published at the end, too."""
         return all(assumption.kind is not AssumptionKind.MESSAGES_ONLY for assumption in self.assumptions)
+
+    def guessing_accuracy(self, delta: float) -> float:
+        """An upper bound on how often the adversary guesses right which of two data sets was used."""
+        return gaussian_dp.guessing_accuracy_bound(self.mu, self.epsilon, delta)
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -132,11 +136,11 @@ class Headline:
         }
 
     @classmethod
-    def read(cls, document: dict[str, Any]) -> Headline:
-        """The headline that `document` wrote."""
+    def read(cls, document: dict[str, Any], view: View | None = None) -> PrivacyFigure:
+        """The figure that `document` wrote; guarantees inside the account of a `view` name neither view nor change."""
         return cls(
-            view=read_view(document["view"]),
-            change=Change(document["change"]),
+            view=read_view(document["view"]) if view is None else view,
+            change=Change(document.get("change", Change.REPLACE)),
             victim=document["victim"],
             distance=document["distance"],
             kind=Kind(document["kind"]),

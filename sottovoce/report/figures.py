@@ -1,6 +1,6 @@
-"""Line charts as plain SVG: readable on light and dark ground, told apart by dashes and marks as well as by colour.
+"""Line charts as plain SVG: readable on light and dark ground, series distinguished by dashes and marks as well as by colour.
 
->>> chart = lines([Line("a", [1.0, 2.0], [0.5, 0.7])], x="round", y="accuracy", title="Training")
+>>> chart = line_chart([Line("a", [1.0, 2.0], [0.5, 0.7])], x="round", y="accuracy", title="Training")
 >>> chart.startswith("<svg") and chart.count("<polyline") == 1
 True
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#a0522d", "#5b4ea0", "#7a8b00")
-"""Told apart by colour-blind readers (after Okabe and Ito), and visible on white and on black."""
+"""Distinct for colour-blind readers (after Okabe and Ito), and visible on white and on black."""
 
 DASHES = ("", "6 3", "2 2", "8 2 2 2", "1 3")
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 780, 380, 64, 48, 34
@@ -31,8 +31,17 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """A drawing with its caption; `stem` is the name of its file."""
+
+    stem: str
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True)
 class Axis:
-    """From data to the page."""
+    """From values to positions in the drawing."""
 
     low: float
     high: float
@@ -61,7 +70,7 @@ class Axis:
         return [count * step for count in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
-def lines(
+def line_chart(
     series: Sequence[Line],
     *,
     x: str,
@@ -74,9 +83,9 @@ def lines(
     across = [value for one in series for value in one.x]
     up = [value + side * wide for one in series for value, wide in _banded(one) for side in (-1, 1)]
     low, high = y_range or (min(up), max(up))
-    room = 0.05 * (high - low or 1.0)
+    margin = 0.05 * (high - low or 1.0)
     horizontal = Axis(min(across), max(across), LEFT, WIDTH - LEGEND, log_x, all(isinstance(at, int) for at in across))
-    vertical = Axis(low - room, high + room, HEIGHT - BOTTOM, TOP)
+    vertical = Axis(low - margin, high + margin, HEIGHT - BOTTOM, TOP)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         f'font-size="12" fill="#808080" role="img"><title>{escape(title)}</title>',
@@ -115,12 +124,12 @@ def _frame(horizontal: Axis, vertical: Axis, x: str, y: str) -> list[str]:
 
 def _series(one: Line, number: int, horizontal: Axis, vertical: Axis) -> list[str]:
     colour, dash = COLOURS[number % len(COLOURS)], DASHES[number % len(DASHES)]
-    kept = [index for index, value in enumerate(one.y) if math.isfinite(value)]
-    points = [(horizontal(one.x[index]), vertical(one.y[index])) for index in kept]
+    finite = [index for index, value in enumerate(one.y) if math.isfinite(value)]
+    points = [(horizontal(one.x[index]), vertical(one.y[index])) for index in finite]
     parts = []
-    if one.spread is not None and kept:
-        above = [(horizontal(one.x[i]), vertical(one.y[i] + one.spread[i])) for i in kept]
-        below = [(horizontal(one.x[i]), vertical(one.y[i] - one.spread[i])) for i in reversed(kept)]
+    if one.spread is not None and finite:
+        above = [(horizontal(one.x[i]), vertical(one.y[i] + one.spread[i])) for i in finite]
+        below = [(horizontal(one.x[i]), vertical(one.y[i] - one.spread[i])) for i in reversed(finite)]
         parts.append(f'<polygon points="{_points([*above, *below])}" fill="{colour}" opacity="0.18"/>')
     style = f'stroke="{colour}" stroke-width="2" stroke-dasharray="{dash}"'
     parts.append(f'<polyline points="{_points(points)}" fill="none" {style}/>')

@@ -1,6 +1,11 @@
 """The report page: one HTML file with its figures, data and scripts inside, which asks nobody for anything.
 
 The page is `assets/page.html` with style, scripts, plotly.js and the data, as one block of JSON, in their places.
+
+To add a figure, write a function in one of the scripts that draws it and `register` it there: that says in which
+section it stands, and it is drawn whenever the page is. What it shows of a single run comes from `run_summary`, of runs
+that differ only by their seeds from `_average` here; where it says in words why it has nothing to show, the words come
+from `run_summary._missing`.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ import html
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,34 +23,38 @@ from typing import Any
 import numpy as np
 
 from sottovoce._version import __version__
+from sottovoce.attacks.registry import PageFigure, page_attacks
 from sottovoce.config import Document
 from sottovoce.core.files import check_writable, write_text
 from sottovoce.errors import SottovoceError
 from sottovoce.report.figures import COLOURS
-from sottovoce.report.pairwise_leakage import rounded
-from sottovoce.report.run_summary import story
-from sottovoce.report.told import Told, finite, told, unfinished
+from sottovoce.report.rounding import finite, rounded
+from sottovoce.report.run_summary import run_summary
+from sottovoce.report.trade_off import trade_off
 from sottovoce.report.wording import KINDS
 from sottovoce.run.layout import RunFiles
+from sottovoce.run.run_documents import RunDocuments, read_runs, unfinished_runs
 from sottovoce.run.sweep_results import LESS_IS_BETTER
 
 WITH_PAIRS = 24
-"""So many runs show who learns what from whom; of others a page has curves and promises."""
+"""So many runs show who learns what from whom; of others a page has curves and guarantees."""
 
 POINTS = 400
 """Of a curve, at most."""
 
-SCRIPTS = ("frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trades.js", "promises.js", "choose.js")
+SCRIPTS = (
+    "frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js", "controls.js"
+)  # fmt: skip
 """In the order in which they need each other; they share one scope."""
 
-SEED, NOISE = r",?seed=[^,]*", r",?(seed|epsilon|sigma|message_sigma)=[^,]*"
+SEED_WORDS, NOISE_WORDS = r",?seed=[^,]*", r",?(seed|epsilon|sigma|message_sigma)=[^,]*"
 """Words of a label that tell apart seeds, and runs with more or less noise."""
 
 
 def write_page(out: Path, runs: Sequence[Path], *, title: str | None = None) -> Path:
     """A page about finished runs, given by their folders or those of sweeps; returns where it is."""
     check_writable(out)
-    write_text(out, page(told(runs), title, left_out=len(unfinished(runs))))
+    write_text(out, page(read_runs(runs), title, left_out=len(unfinished_runs(runs))))
     return out
 
 
@@ -55,20 +65,20 @@ def write_page_of(folder: Path, *, again: bool) -> None:
         write_page(place, [folder])
 
 
-def page(runs: Sequence[Told], title: str | None = None, *, left_out: int = 0) -> str:
+def page(runs: Sequence[RunDocuments], title: str | None = None, *, left_out: int = 0) -> str:
     """The page as text. It says how many unfinished runs were left out."""
     named = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared")
     parts = {
         "title": html.escape(named),
-        "css": _own("page.css"),
+        "css": _asset("page.css"),
         "plotly": _plotly(),
         "data": _inside_script({"left_out": left_out, **document(runs, named)}),
-        "script": "\n".join(_own(name) for name in SCRIPTS),
+        "script": "\n".join([_attack_captions(), *(_asset(name) for name in SCRIPTS)]),
     }
-    return re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], _own("page.html"))
+    return re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], _asset("page.html"))
 
 
-def _own(name: str) -> str:
+def _asset(name: str) -> str:
     return files("sottovoce.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
@@ -80,13 +90,19 @@ def _plotly() -> str:
     return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
+def _attack_captions() -> str:
+    """What the registry says of each attack, for the caption of the ROC curves."""
+    captions = {attack.name: attack.caption for attack in page_attacks(PageFigure.ROC_CURVE)}
+    return f"const ATTACK_CAPTIONS = {json.dumps(captions)};"
+
+
 def _inside_script(document: Document) -> str:
     """JSON that no name can break out of."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def document(runs: Sequence[Told], title: str) -> Document:
+def document(runs: Sequence[RunDocuments], title: str) -> Document:
     """The data of the page."""
     series = _series(runs)
     first = [members[0] for members in series]
@@ -99,18 +115,18 @@ def document(runs: Sequence[Told], title: str) -> Document:
         "colours": COLOURS,
         "kinds": KINDS,
         "runs": [
-            {"label": label, **story(run, pairs=number in with_pairs)}
+            {"label": label, **run_summary(run, pairs=number in with_pairs)}
             for number, (label, run) in enumerate(zip(_labels(runs), runs, strict=True))
         ],
-        "series": [_mean(runs, members) for members in series],
+        "series": [_average(runs, members) for members in series],
     }
 
 
 # --- runs that differ only by their seed are one series; series that differ only by their noise lie on one curve -----
 
 
-def _alike(run: Told, *, noise: bool) -> str:
-    """What decides a run, but for its seed and, without `noise`, for how much of that there is."""
+def _settings_key(run: RunDocuments, *, noise: bool) -> str:
+    """The settings that decide a run but for its seed, and without `noise` but for how much noise there is."""
     settings = run.experiment.document()
     for key in ("name", "seed", "record", "machine", "about", "metrics"):
         settings.pop(key)
@@ -122,34 +138,35 @@ def _alike(run: Told, *, noise: bool) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
-def _series(runs: Sequence[Told]) -> list[list[int]]:
+def _series(runs: Sequence[RunDocuments]) -> list[list[int]]:
     found: dict[str, list[int]] = {}
     for number, run in enumerate(runs):
-        found.setdefault(_alike(run, noise=True), []).append(number)
+        found.setdefault(_settings_key(run, noise=True), []).append(number)
     return list(found.values())
 
 
-def _mean(runs: Sequence[Told], members: Sequence[int]) -> Document:
+def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
     """Means over seeds; epsilon and the attack's success are those of the worst seed."""
-    mine, every = [runs[number] for number in members], _labels(runs)
+    seeds, every = [runs[number] for number in members], _labels(runs)
     labels = [every[number] for number in members]
-    metric, endings = mine[0].metric, [run.ending() for run in mine]
-    length = min(len(run.lines) for run in mine)
-    kept = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int)).tolist()
-    lines = [[run.lines[at] for at in kept] for run in mine]
-    epsilons = [ending["epsilon"] for ending in endings]
-    attacks = [ending["attack"] for ending in endings if ending["attack"] is not None]
+    metric, trade_offs = seeds[0].metric, [trade_off(run) for run in seeds]
+    length = min(len(run.lines) for run in seeds)
+    shown = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int)).tolist()
+    lines = [[run.lines[at] for at in shown] for run in seeds]
+    headlines = [run.privacy.headline for run in seeds]
+    attacks = [one.attack for one in trade_offs if one.attack is not None]
+    strongest = max(attacks, key=lambda attack: attack.value, default=None)
     return {
-        "name": _without(SEED, labels) if len(mine) > 1 else labels[0],
-        "curve": _alike(mine[0], noise=False),
-        "curve_name": _without(NOISE, labels),
+        "name": _without(SEED_WORDS, labels) if len(seeds) > 1 else labels[0],
+        "curve": _settings_key(seeds[0], noise=False),
+        "curve_name": _without(NOISE_WORDS, labels),
         "runs": list(members),
         "round": [line["round"] for line in lines[0]],
         "megabytes": [line["bytes"] / 1e6 for line in lines[0]],
         **{key: _over(lines, metric, key) for key in ("average", "mean", "min", "max")},
-        "ending": _over([run.lines[-1:] for run in mine], metric, "average")[0],
-        "epsilon": None if None in epsilons else rounded(max(epsilons, key=float)),
-        "attack": max(attacks, key=lambda one: one["value"], default=None),
+        "ending": _over([run.lines[-1:] for run in seeds], metric, "average")[0],
+        "epsilon": None if None in headlines else rounded(max(one.epsilon for one in headlines if one is not None)),
+        "attack": None if strongest is None else asdict(strongest),
     }
 
 
@@ -158,7 +175,7 @@ def _over(lines: Sequence[Sequence[Document]], metric: str, key: str) -> list[An
     return [finite(value) for value in values.tolist()]
 
 
-def _labels(runs: Sequence[Told]) -> list[str]:
+def _labels(runs: Sequence[RunDocuments]) -> list[str]:
     """The runs' names, without a folder that they all share."""
     parts = [run.name.rpartition("/") for run in runs]
     shared = len(runs) > 1 and len({folder for folder, _, _ in parts}) == 1

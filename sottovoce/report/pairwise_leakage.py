@@ -1,109 +1,108 @@
-"""What each node can learn about each other, from the views of single nodes in `privacy.json`."""
+"""What each node can learn about each other node, from the views of single nodes in `privacy.json`.
+
+Figures come in two kinds, `FigureKind`: the best that is proven for training, and the idealised one.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from enum import StrEnum
 
 import numpy as np
 
 from sottovoce.config import Document
-from sottovoce.privacy.rounding import round_up
-from sottovoce.report.told import guess_of
-
-PROVEN, IDEAL = "proven", "fixed-streams"
+from sottovoce.privacy.guarantee import Kind, PrivacyFigure
+from sottovoce.report.rounding import percent, rounded
+from sottovoce.run.privacy_document import PrivacyDocument
 
 PAIRS = 60_000
-"""Of more pairs only sums are shown: by distance, and how many have which epsilon."""
+"""Of more pairs only summaries are shown: by distance, and how many have which epsilon."""
 
 BINS = 24
 
-
-def rounded(value: Any) -> Any:
-    """A privacy figure as it is shown: rounded up to four digits; the word inf where it is infinite.
-
-    >>> rounded(0.70710678), rounded("inf")
-    (0.7072, 'inf')
-    """
-    return "inf" if math.isinf(float(value)) else float(round_up(float(value)))
+Row = list[PrivacyFigure | None]
+"""For one attacker the guarantee of each victim; None where there is none."""
 
 
-def leaks(privacy: Document, n: int) -> Document | None:
-    """All pairs that were accounted for, with the best proven figure and the idealised one; None without attackers.
+class FigureKind(StrEnum):
+    """Which of the figures for single nodes are shown; the values are keys of the page's data."""
+
+    PROVEN = "proven"
+    IDEALISED = Kind.FIXED_STREAMS
+
+    def includes(self, guarantee: PrivacyFigure) -> bool:
+        """Whether a guarantee is a figure of this kind."""
+        return (
+            bool(guarantee.proven_for_training) if self is FigureKind.PROVEN else guarantee.kind == Kind.FIXED_STREAMS
+        )
+
+
+def pairwise_leakage(privacy: PrivacyDocument, n: int) -> Document | None:
+    """All pairs that were accounted for, by kind of figure; None where no single node was accounted for.
 
     Rows are attackers, columns victims; where there is no figure stands None.
     """
-    views = {_member(view["view"]): view for view in privacy["views"] if view["view"].startswith("node:")}
+    views = privacy.node_views
     if not views:
         return None
     attackers = sorted(views)
-    ways: dict[str, list[list[Document | None]]] = {PROVEN: [], IDEAL: []}
-    for attacker in attackers:
-        found = views[attacker]["guarantees"]
-        ways[PROVEN].append(_row([one for one in found if one["proven_for_training"]], n))
-        ways[IDEAL].append(_row([one for one in found if one["kind"] == IDEAL], n))
-    ways = {way: rows for way, rows in ways.items() if any(one for row in rows for one in row)}
+    every = {
+        kind: [_best([one for one in views[node].guarantees if kind.includes(one)], n) for node in attackers]
+        for kind in FigureKind
+    }
+    rows_of = {kind: rows for kind, rows in every.items() if any(one for row in rows for one in row)}
     small = len(attackers) * n <= PAIRS
     return {
         "attackers": attackers,
-        "refusals": sorted({line for view in views.values() for line in view["refusals"]}),
-        "ways": {way: _way(rows, privacy["delta"], small) for way, rows in ways.items()},
-        "distance": _distances([row for rows in ways.values() for row in rows], len(attackers)) if small else None,
+        "refusals": sorted({line for view in views.values() for line in view.refusals}),
+        "ways": {kind.value: _figures(rows, privacy.delta, small) for kind, rows in rows_of.items()},
+        "distance": _distances([row for rows in rows_of.values() for row in rows][: len(attackers)]) if small else None,
     }
 
 
-def _member(view: str) -> int:
-    return int(view.partition(":")[2])
-
-
-def _row(guarantees: Sequence[Document], n: int) -> list[Document | None]:
+def _best(guarantees: Sequence[PrivacyFigure], n: int) -> Row:
     """For each victim the guarantee with the least epsilon."""
-    row: list[Document | None] = [None] * n
+    row: Row = [None] * n
     for one in guarantees:
-        before = row[one["victim"]]
-        if before is None or float(one["epsilon"]) < float(before["epsilon"]):
-            row[one["victim"]] = one
+        assert one.victim is not None, "guarantees against single nodes are about single nodes"
+        before = row[one.victim]
+        if before is None or one.epsilon < before.epsilon:
+            row[one.victim] = one
     return row
 
 
-def _way(rows: list[list[Document | None]], delta: float, small: bool) -> Document:
+def _figures(rows: list[Row], delta: float, small: bool) -> Document:
     every = [one for row in rows for one in row if one is not None]
-    kinds = sorted({one["kind"] for one in every})
-    summed = {
+    kinds = sorted({one.kind for one in every})
+    assumptions = {
+        kind: next([each.sentence for each in one.assumptions] for one in every if one.kind == kind) for kind in kinds
+    }
+    summaries = {
         "kinds": kinds,
-        "assumptions": {kind: _first(every, kind)["assumptions"] for kind in kinds},
+        "assumptions": assumptions,
         "by_distance": _by_distance(every),
         "histogram": None if small else _histogram(every),
     }
     if not small:
-        return summed
+        return summaries
     return {
-        **summed,
-        "epsilon": [[one and rounded(one["epsilon"]) for one in row] for row in rows],
-        "guess": [[one and percent(guess_of(one, delta)) for one in row] for row in rows],
-        "kind": [[one and kinds.index(one["kind"]) for one in row] for row in rows],
+        **summaries,
+        "epsilon": [[one and rounded(one.epsilon) for one in row] for row in rows],
+        "guess": [[one and percent(one.guessing_accuracy(delta)) for one in row] for row in rows],
+        "kind": [[one and kinds.index(one.kind) for one in row] for row in rows],
     }
 
 
-def _first(every: Sequence[Document], kind: str) -> Document:
-    return next(one for one in every if one["kind"] == kind)
+def _distances(rows: list[Row]) -> list[list[int | None]]:
+    return [[None if one is None else one.distance for one in row] for row in rows]
 
 
-def percent(share: float) -> float:
-    """A share in percent, rounded up to one decimal."""
-    return math.ceil(share * 1000) / 10
-
-
-def _distances(rows: list[list[Document | None]], attackers: int) -> list[list[int | None]]:
-    return [[None if one is None else one["distance"] for one in row] for row in rows[:attackers]]
-
-
-def _by_distance(every: Sequence[Document]) -> list[Document]:
-    """Least, middle and largest epsilon at each number of hops; nodes that no message joins come last."""
-    found: dict[Any, list[float]] = {}
+def _by_distance(every: Sequence[PrivacyFigure]) -> list[Document]:
+    """Least, median and largest epsilon at each number of hops; nodes that no path of messages joins come last."""
+    found: dict[int | None, list[float]] = {}
     for one in every:
-        found.setdefault(one["distance"], []).append(float(one["epsilon"]))
+        found.setdefault(one.distance, []).append(one.epsilon)
     return [
         {
             "distance": hops, "pairs": len(figures), "least": rounded(min(figures)),
@@ -113,9 +112,9 @@ def _by_distance(every: Sequence[Document]) -> list[Document]:
     ]  # fmt: skip
 
 
-def _histogram(every: Sequence[Document]) -> Document:
+def _histogram(every: Sequence[PrivacyFigure]) -> Document:
     """How many pairs have which epsilon."""
-    figures = np.array([float(one["epsilon"]) for one in every])
+    figures = np.array([one.epsilon for one in every])
     finite = figures[np.isfinite(figures)]
     counts, edges = np.histogram(finite, BINS) if finite.size else (np.zeros(0, int), np.zeros(0))
     return {"edges": edges.tolist(), "counts": counts.tolist(), "infinite": int(figures.size - finite.size)}

@@ -1,15 +1,22 @@
-"""One run, as the page tells it: what was trained, what was promised, who can learn what, how attacks did."""
+"""One run as the page shows it: what was trained, its guarantees, who can learn what, and how attacks did."""
 
 from __future__ import annotations
 
+import math
+
+from sottovoce.attacks.registry import PageFigure, page_attacks
 from sottovoce.config import Document
 from sottovoce.core.graphs import Graph
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.report.pairwise_leakage import leaks, percent, rounded
-from sottovoce.report.told import MEMBERSHIP, Told, guess_of
-from sottovoce.report.wording import adversary, not_covered, protects, verdict
+from sottovoce.privacy.guarantee import PrivacyFigure
+from sottovoce.report.pairwise_leakage import pairwise_leakage
+from sottovoce.report.rounding import percent, rounded
+from sottovoce.report.trade_off import trade_off
+from sottovoce.report.wording import adversary, headline_sentence, not_covered, protects
 from sottovoce.run.build_topology import topology_of
+from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.run_documents import RunDocuments
 
 NODES, EDGES = 400, 4000
 """Graphs with more are not drawn."""
@@ -19,72 +26,74 @@ NOT_RECORDED = (
     "What nodes received was not recorded in this run, so it cannot be attacked. Run it again with recording:"
 )
 NO_NODES = "Which single node can learn how much was not accounted for in this run. Run it again with all nodes:"
-NO_STAGES = "Epsilon was told for the last round only: the run is long or has many nodes, or nothing is proven for it."
-NO_CURVE = "The attack was made before curves were kept. Make it again:"
+NO_EPSILON_OVER_ROUNDS = (
+    "Epsilon was computed for the last round only: the run is long or has many nodes, or nothing is proven for it."
+)
+NO_CURVE = "The attack was made before ROC curves were stored. Make it again:"
 
 
-def story(run: Told, *, pairs: bool = True) -> Document:
+def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
     """All that a page shows of one run by itself. Without `pairs`, who learns what from whom is left out."""
-    net = _topology(run)
-    n = net.n if isinstance(net, Topology) else _victims(run.privacy)
+    net, privacy = _topology(run), run.privacy
+    n = net.n if isinstance(net, Topology) else _victims(privacy)
     graph = _graph(net)
     return {
-        **run.ending(),
+        **trade_off(run).document(),
         "n": n,
-        "epsilon": None if run.privacy["headline"] is None else rounded(run.privacy["headline"]["epsilon"]),
+        "epsilon": None if privacy.headline is None else rounded(privacy.headline.epsilon),
         "facts": _facts(run, n),
-        "verdict": verdict(run.privacy),
-        "promises": promises(run.privacy),
-        "protects": protects(run.privacy["adjacency"], "replace"),
-        "bound": _bound(run.privacy),
-        "convexity": run.privacy["convexity"],
-        "not_covered": not_covered(run),
-        "over_rounds": [{**one, "epsilon": rounded(one["epsilon"])} for one in run.privacy.get("over_rounds", [])],
+        "verdict": headline_sentence(privacy),
+        "promises": guarantee_table(privacy),
+        "protects": protects(privacy.adjacency, "replace"),
+        "bound": _sensitivity_sentence(privacy),
+        "convexity": privacy.convexity,
+        "not_covered": not_covered(privacy),
+        "over_rounds": [{"round": round, "epsilon": rounded(epsilon)} for round, epsilon in privacy.over_rounds],
         "graph": graph,
-        "leaks": leaks(run.privacy, n) if pairs else None,
-        "attacks": {kind: _attack(run.attacks[kind]) for kind in MEMBERSHIP if kind in run.attacks},
-        "solved": run.attacks.get("reconstruction"),
+        "leaks": pairwise_leakage(privacy, n) if pairs else None,
+        "attacks": {
+            name: _membership_figures(found) for name, found in _stored_attacks(run, PageFigure.ROC_CURVE).items()
+        },
+        "solved": next(iter(_stored_attacks(run, PageFigure.RECONSTRUCTION_TABLE).values()), None),
         "audit": _audit(run.audit),
         "missing": _missing(run, graph, pairs),
     }
 
 
-def promises(privacy: Document) -> list[Document]:
-    """The table of guarantees for whoever hears everything, or a coalition: with sampling, then kind by kind."""
-    rows = [] if privacy["sampled"] is None else [privacy["sampled"]]
-    for view in privacy["views"]:
-        if not view["view"].startswith("node:"):
-            rows += [{"view": view["view"], "change": "replace", **one} for one in _worst_of_kinds(view["guarantees"])]
+def guarantee_table(privacy: PrivacyDocument) -> list[Document]:
+    """The guarantees against everyone, or a coalition: with amplification by sampling, then kind by kind."""
+    rows = [] if privacy.sampled is None else [privacy.sampled]
+    for view in privacy.views:
+        if view.node is None:
+            rows += _worst_of_kinds(view.guarantees)
     return [
         {
-            "adversary": adversary(row["view"]), "protects": protects(privacy["adjacency"], row["change"]),
-            "epsilon": rounded(row["epsilon"]), "guess": percent(guess_of(row, privacy["delta"])),
-            "kind": row["kind"], "proven": bool(row["proven_for_training"]), "assumptions": row["assumptions"],
+            "adversary": adversary(row.view), "protects": protects(privacy.adjacency, row.change),
+            "epsilon": rounded(row.epsilon), "guess": percent(row.guessing_accuracy(privacy.delta)),
+            "kind": row.kind, "proven": bool(row.proven_for_training),
+            "assumptions": [assumption.sentence for assumption in row.assumptions],
         }
         for row in rows
     ]  # fmt: skip
 
 
-def _bound(privacy: Document) -> str:
-    most = privacy["sensitivity"]
-    if float(most) == float("inf"):
+def _sensitivity_sentence(privacy: PrivacyDocument) -> str:
+    if math.isinf(privacy.sensitivity):
         return "Gradients are not clipped: Delta, by which a change of data moves a gradient, has no limit."
-    return f"Delta is {most:.4g} here: clipping ({privacy['clipping']}) sees to it."
+    return f"Delta is {privacy.sensitivity:.4g} here: clipping ({privacy.clipping}) sees to it."
 
 
-def _worst_of_kinds(guarantees: list[Document]) -> list[Document]:
-    kinds = dict.fromkeys(one["kind"] for one in guarantees)
-    return [
-        max((one for one in guarantees if one["kind"] == kind), key=lambda one: float(one["epsilon"])) for kind in kinds
-    ]
+def _worst_of_kinds(guarantees: tuple[PrivacyFigure, ...]) -> list[PrivacyFigure]:
+    kinds = dict.fromkeys(one.kind for one in guarantees)
+    return [max((one for one in guarantees if one.kind == kind), key=lambda one: one.epsilon) for kind in kinds]
 
 
-def _victims(privacy: Document) -> int:
-    found = [one["victim"] for view in privacy["views"] for one in view["guarantees"]]
+def _victims(privacy: PrivacyDocument) -> int:
+    found = [one.victim for view in privacy.views for one in view.guarantees if one.victim is not None]
     return 1 + max(found, default=-1)
 
 
-def _topology(run: Told) -> Topology | str:
+def _topology(run: RunDocuments) -> Topology | str:
     """The run's topology, or why it is not there any more."""
     try:
         return topology_of(run.experiment, None)
@@ -122,63 +131,84 @@ def _placed(source: Graph) -> Document:
     }
 
 
-def _facts(run: Told, n: int) -> list[list[str]]:
+def _facts(run: RunDocuments, n: int) -> list[list[str]]:
     """What was trained, for reading."""
     settings, privacy = run.experiment, run.privacy
     rows = "" if settings.data.rows is None else f", at most {settings.data.rows} records a node"
-    sigma = privacy["sigma"]
-    size = f"from {min(sigma):.4g} to {max(sigma):.4g}" if isinstance(sigma, list) else f"{sigma or 0:.4g}"
-    noise = "none" if sigma is None else f"sigma {size} times what one change of data can do"
     clipped = settings.training.clip
     return [
-        ["algorithm", privacy["algorithm"]],
-        ["graph and weights", f"{privacy['topology']}, {n} nodes"],
-        ["data", f"{settings.data.name}, dealt {settings.data.partition}{rows}"],
+        ["algorithm", privacy.algorithm],
+        ["graph and weights", f"{privacy.topology}, {n} nodes"],
+        ["data", f"{settings.data.name}, partitioned {settings.data.partition}{rows}"],
         ["model", settings.model.name],
-        ["training", f"{privacy['rounds']} rounds, batches {settings.training.batch}"],
+        ["training", f"{privacy.rounds} rounds, batches {settings.training.batch}"],
         ["clipping", clipped if settings.training.bound is None else f"{clipped} to norm {settings.training.bound:g}"],
-        ["noise", noise],
+        ["noise", _noise(privacy.sigma)],
         ["seed", str(settings.seed)],
         ["folder", str(run.folder)],
     ]
 
 
-def _attack(found: Document) -> Document:
-    kept = ("method", "auc", "tpr_at_0_1_percent", "tpr_at_1_percent", "advantage", "confidence", "interval")
-    counts = {key: found[key] for key in ("victims", "pairs", "members", "others", "attacker")}
-    return {**{key: found[key] for key in kept}, **counts, "roc": found.get("roc")}
+def _noise(sigma: float | list[float] | None) -> str:
+    if sigma is None:
+        return "none"
+    size = f"from {min(sigma):.4g} to {max(sigma):.4g}" if isinstance(sigma, list) else f"{sigma:.4g}"
+    return f"sigma {size} times what one change of data can do"
+
+
+def _stored_attacks(run: RunDocuments, figure: PageFigure) -> dict[str, Document]:
+    """The attacks on a run that a figure of the page shows, by name."""
+    names = (attack.name for attack in page_attacks(figure))
+    return {name: run.attacks[name] for name in names if name in run.attacks}
+
+
+def _membership_figures(found: Document) -> Document:
+    figures = ("method", "auc", "tpr_at_0_1_percent", "tpr_at_1_percent", "advantage", "confidence", "interval")
+    counts = ("victims", "pairs", "members", "others", "attacker")
+    return {**{key: found[key] for key in (*figures, *counts)}, "roc": found.get("roc")}
 
 
 def _audit(found: Document) -> list[Document]:
     return [
         {
             "canaries": one["canaries"], "rounds": one["rounds"], "view": claim["view"], "kind": claim["kind"],
-            "found": one["audit"]["epsilon"], "claimed": rounded(claim["epsilon"]), "verdict": claim["verdict"],
+            "found": one["audit"]["epsilon"], "claimed": rounded(float(claim["epsilon"])), "verdict": claim["verdict"],
             "confidence": one["audit"]["confidence"],
         }
         for one in found.get("audits", []) for claim in one["claims"]
     ]  # fmt: skip
 
 
-def _missing(run: Told, graph: Document, pairs: bool) -> Document:
-    """What a figure says in its place, with the command that would make it."""
-    again = f"sotto run {run.folder}/config.json"
-    out: dict[str, list[str]] = {}
-    if not any(kind in run.attacks for kind in MEMBERSHIP):
-        if run.experiment.record.attackers in ("none", []):
-            out["attack"] = [NOT_RECORDED, f"{again} --set record.attackers=all --set name={run.name}-recorded"]
-        else:
-            out["attack"] = [NO_ATTACK, f"sotto attack {run.folder}"]
-    elif not any(run.attacks[kind].get("roc") for kind in MEMBERSHIP if kind in run.attacks):
-        out["roc"] = [NO_CURVE, f"sotto attack {run.folder}"]
-    if not any(view["view"].startswith("node:") for view in run.privacy["views"]):
-        out["pairs"] = [NO_NODES, f"{again} --set privacy.attackers=all --set name={run.name}-all-nodes"]
-        if not run.privacy["views"]:
-            out["pairs"] = [verdict(run.privacy), ""]
-    elif not pairs:
-        out["pairs"] = ["Pairs of this run were left out to keep the page small.", f"sotto compare {run.folder}"]
-    if not run.privacy.get("over_rounds"):
-        out["over_rounds"] = [NO_STAGES, ""]
+def _missing(run: RunDocuments, graph: Document, pairs: bool) -> dict[str, list[str]]:
+    """What a figure says in its place, with the command that would make it; by the name that its script asks for."""
+    found = {**_missing_attack(run), **_missing_pairs(run, pairs)}
+    if not run.privacy.over_rounds:
+        found["over_rounds"] = [NO_EPSILON_OVER_ROUNDS, ""]
     if "why" in graph:
-        out["graph"] = [graph["why"], ""]
-    return out
+        found["graph"] = [graph["why"], ""]
+    return found
+
+
+def _missing_attack(run: RunDocuments) -> dict[str, list[str]]:
+    attacks = _stored_attacks(run, PageFigure.ROC_CURVE)
+    if not attacks and run.experiment.record.attackers in ("none", []):
+        return {"attack": [NOT_RECORDED, _run_again(run, "record.attackers=all", f"{run.name}-recorded")]}
+    if not attacks:
+        return {"attack": [NO_ATTACK, f"sotto attack {run.folder}"]}
+    if not any(found.get("roc") for found in attacks.values()):
+        return {"roc": [NO_CURVE, f"sotto attack {run.folder}"]}
+    return {}
+
+
+def _missing_pairs(run: RunDocuments, pairs: bool) -> dict[str, list[str]]:
+    if not run.privacy.views:
+        return {"pairs": [headline_sentence(run.privacy), ""]}
+    if not run.privacy.node_views:
+        return {"pairs": [NO_NODES, _run_again(run, "privacy.attackers=all", f"{run.name}-all-nodes")]}
+    if not pairs:
+        return {"pairs": ["Pairs of this run were left out to keep the page small.", f"sotto compare {run.folder}"]}
+    return {}
+
+
+def _run_again(run: RunDocuments, setting: str, name: str) -> str:
+    return f"sotto run {run.folder}/config.json --set {setting} --set name={name}"

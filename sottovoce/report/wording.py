@@ -1,13 +1,14 @@
-"""What a guarantee says, in words for readers who know no differential privacy."""
+"""What guarantees say, in words for readers who know no differential privacy."""
 
 from __future__ import annotations
 
-from sottovoce.config import Document
+import math
+
 from sottovoce.privacy.assumptions import FINAL_MODELS
-from sottovoce.privacy.guarantee import Headline
 from sottovoce.privacy.rounding import round_up
-from sottovoce.report.pairwise_leakage import percent
-from sottovoce.report.told import Told, guess_of
+from sottovoce.privacy.views import View, ViewKind
+from sottovoce.report.rounding import percent
+from sottovoce.run.privacy_document import PrivacyDocument
 
 KINDS = {
     "any-training": "Proven for any training: whatever the model is, and however nodes react to what they hear.",
@@ -28,27 +29,28 @@ NOT_COVERED = (
     "What nodes tell each other beside the messages of this algorithm.",
     "The folder of a simulation: it holds every node's model, and perhaps what was recorded for attacks.",
 )
-RECORDS = "Somebody who has several records at a node: one record is protected, not all of them together."
-ALONE = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
-CHANCE = "Figures for single nodes do not count on the chance by which batches are drawn; that for everyone may."
+SEVERAL_RECORDS = "Somebody who has several records at a node: one record is protected, not all of them together."
+SINGLE_NODES = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
+SAMPLING = "Figures for single nodes do not count on the chance by which batches are drawn; that for everyone may."
 
 
-def adversary(view: str) -> str:
-    """Who it is that a view stands for.
+def adversary(view: View) -> str:
+    """Whom a view stands for.
 
-    >>> adversary("node:3"), adversary("coalition:3,5")
+    >>> adversary(views.node(3)), adversary(views.coalition(3, 5))
     ('node 3, with what it receives', 'nodes 3,5 together, with what they receive')
-    >>> adversary("everyone with the secrets of 20 nodes")
+    >>> adversary(views.everyone(secrets_of=tuple(range(20))))
     'whoever hears every message and knows the secrets of 20 nodes'
     """
-    kind, _, members = view.partition(":")
-    if view.startswith("everyone with "):
-        return f"whoever hears every message and knows {view.removeprefix('everyone with ')}"
-    return {
-        "everyone": "whoever hears every message",
-        "node": f"node {members}, with what it receives",
-        "coalition": f"nodes {members} together, with what they receive",
-    }.get(kind, view)
+    if view.kind is ViewKind.EVERYONE:
+        _, knows, secrets = str(view).partition(" with ")
+        return "whoever hears every message" + (f" and knows {secrets}" if knows else "")
+    if view.kind is ViewKind.COALITION:
+        members = ",".join(map(str, view.members))
+        if len(view.members) == 1:
+            return f"node {members}, with what it receives"
+        return f"nodes {members} together, with what they receive"
+    return str(view)
 
 
 def protects(adjacency: str, change: str) -> str:
@@ -58,31 +60,31 @@ def protects(adjacency: str, change: str) -> str:
     return "one record, " + ("replaced by another" if change == "replace" else "made to count as nothing")
 
 
-def not_covered(run: Told) -> list[str]:
+def not_covered(privacy: PrivacyDocument) -> list[str]:
     """What no figure of a run is about."""
     found = [*NOT_COVERED]
-    if run.privacy["headline"] is not None and not Headline.read(run.privacy["headline"]).covers_final_models:
+    if privacy.headline is not None and not privacy.headline.covers_final_models:
         found.insert(0, f"M{FINAL_MODELS[1:]}.")
-    if run.privacy["adjacency"] == "record":
-        found.insert(0, RECORDS)
-    if any(view["view"].startswith("node:") for view in run.privacy["views"]):
-        found.append(ALONE)
-    if run.privacy["sampled"] is not None:
-        found.append(CHANCE)
+    if privacy.adjacency == "record":
+        found.insert(0, SEVERAL_RECORDS)
+    if privacy.node_views:
+        found.append(SINGLE_NODES)
+    if privacy.sampled is not None:
+        found.append(SAMPLING)
     return found
 
 
-def verdict(privacy: Document) -> str:
-    """The headline as a sentence."""
-    headline = privacy["headline"]
+def headline_sentence(privacy: PrivacyDocument) -> str:
+    """The headline guarantee of a run as a sentence, or why there is none."""
+    headline = privacy.headline
     if headline is None:
-        reasons = privacy["refusals"] or [line for view in privacy["views"][:1] for line in view["refusals"]]
+        reasons = privacy.refusals or [line for view in privacy.views[:1] for line in view.refusals]
         return f"Nothing is proven for this run: {'; '.join(reasons) or 'no kind of proof applies'}."
-    who, about = adversary(headline["view"]), protects(privacy["adjacency"], headline["change"])
-    if float(headline["epsilon"]) == float("inf"):
+    who, about = adversary(headline.view), protects(privacy.adjacency, headline.change)
+    if math.isinf(headline.epsilon):
         return f"Nothing is hidden: epsilon is infinite. No figure limits what can be learned about {about}, by {who}."
-    epsilon, right = round_up(float(headline["epsilon"])), percent(guess_of(headline, privacy["delta"]))
+    accuracy = percent(headline.guessing_accuracy(privacy.delta))
     return (
-        f"Proven: guessing which of two data sets was used ({about}), {who} is right at most {right:g} % of the time. "
-        f"That is epsilon {epsilon} at delta {privacy['delta']:g}."
+        f"Proven: guessing which of two data sets was used ({about}), {who} is right at most {accuracy:g} % of the "
+        f"time. That is epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}."
     )

@@ -1,4 +1,4 @@
-"""A finished run, opened again: its settings, the trial they build, what it promised and what it recorded."""
+"""A finished run, opened again: its settings, the training run they build, its guarantees and its recordings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sottovoce.config import Document, Experiment, parse_experiment
+from sottovoce.config import Experiment, parse_experiment
 from sottovoce.core.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.observation import Observation, observe
@@ -16,11 +16,13 @@ from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import fingerprint
 from sottovoce.run.layout import RunFiles
+from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.recording import Messages, read_recording
+from sottovoce.run.run_documents import unfinished_run
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.tracing.tracer import trace
 
-SETTLED = 3
+STEADY_AFTER = 3
 """After so many rounds as many messages reach a view in a round as in any later one."""
 
 
@@ -32,7 +34,7 @@ class FinishedRun:
     data: Path | None
     experiment: Experiment
     training_run: TrainingRun
-    privacy: Document
+    privacy: PrivacyDocument
 
     @cached_property
     def messages(self) -> Messages:
@@ -41,7 +43,7 @@ class FinishedRun:
 
     def beginning(self, view: View, victims: Sequence[int] | None = None) -> Observation:
         """The first rounds as a view sees them, which tell how much there is of every round."""
-        operator, rounds = self.training_run.algorithm.compression, min(self.training_run.rounds, SETTLED)
+        operator, rounds = self.training_run.algorithm.compression, min(self.training_run.rounds, STEADY_AFTER)
         if not isinstance(operator, Identity):
             raise Unaccountable(
                 f"{operator.name}: coordinates do not travel alike, so what is received is no one linear system; "
@@ -59,7 +61,7 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
     if settings is None:
         raise InputError(f"{folder}: no run", "the folder of a run has a config.json", "give runs/NAME of sotto run")
     if not files.result.exists():
-        raise InputError(f"{folder}: an unfinished run", "only finished ones are looked at", "go on with --resume")
+        raise unfinished_run(folder)
     experiment = parse_experiment(settings, str(files.config))
     training_run = build(experiment, data)
     mark = fingerprint(experiment, training_run)
@@ -67,5 +69,5 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
     privacy = files.document(files.privacy)
     if privacy is None or privacy.get("fingerprint") != mark:
         what = "not there" if privacy is None else "of another run"
-        raise InputError(f"{files.privacy}: {what}", "it holds what the run promised", "run again")
-    return FinishedRun(folder, data, experiment, training_run, privacy)
+        raise InputError(f"{files.privacy}: {what}", "it holds the guarantees of the run", "run again")
+    return FinishedRun(folder, data, experiment, training_run, PrivacyDocument.read(privacy))

@@ -1,4 +1,4 @@
-"""The files of a run folder, and how they are read; `sottovoce.run.execute` lists what is in them."""
+"""The files in the folder of a run, and how they are read; `sottovoce.run.execute` says what each one is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sottovoce.errors import InputError
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of one run folder."""
+    """The paths of a run's files."""
 
     folder: Path
 
@@ -65,7 +65,7 @@ class RunFiles:
         return found
 
     def lines(self) -> list[Document]:
-        """The lines of metrics, one for each evaluation."""
+        """The lines of `metrics.jsonl`, one for each time that the models were measured."""
         try:
             return [json.loads(line) for line in self.metrics.read_text().splitlines()]
         except (OSError, ValueError):

@@ -11,6 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,23 +21,23 @@ from sottovoce.errors import Diverged, SottovoceError
 from sottovoce.run.callbacks import Progress
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.sweep import Planned
-from sottovoce.run.sweep_results import Finished
+from sottovoce.run.sweep import SweepRun
+from sottovoce.run.sweep_results import FinishedSweepRun
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
 def run_experiments(
-    runs: Sequence[Planned],
+    runs: Sequence[SweepRun],
     out: Path,
     *,
     data: Path | None = None,
     resume: bool = False,
     jobs: int | None = None,
     progress: Progress | None = None,
-) -> list[Finished]:
-    """Carry out all runs of a sweep. Finished ones are only read; one that goes astray is noted, any other failure
+) -> list[FinishedSweepRun]:
+    """Carry out all runs of a sweep. Finished ones are only read; one that diverges is noted, any other failure
     stops the rest. Runs that are stopped save where they are, and go on with `resume`.
     """
     results: dict[str, Document] = {}
@@ -45,11 +46,13 @@ def run_experiments(
         results[experiment.name] = result
         if progress is not None:
             progress(len(results), len(runs))
-    return [Finished(run, results[run.experiment.name], RunFiles(out / run.experiment.name).lines()) for run in runs]
+    return [
+        FinishedSweepRun(run, results[run.experiment.name], RunFiles(out / run.experiment.name).lines()) for run in runs
+    ]
 
 
 def _attempt(experiment: Experiment, out: Path, data: Path | None, resume: bool) -> Document:
-    """The result of a run; one that went astray says so instead."""
+    """The result of a run, or of one that diverged the reason and its guarantee."""
     folder = out / experiment.name
     try:
         return run_experiment(experiment, folder, data=data, resume=resume)
@@ -69,9 +72,9 @@ def map_in_processes(act: Callable[[Item], Answer], items: Sequence[Item], jobs:
         return
     others, context = set(multiprocessing.active_children()), multiprocessing.get_context("spawn")
     stopped = context.Event()
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_Stopped.learn, initargs=(stopped,)) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_Stopped.share, initargs=(stopped,)) as pool:
         with _uninterrupted():  # which the processes inherit: they listen only while they act
-            waiting = {pool.submit(_listening, act, item): item for item in items}
+            waiting = {pool.submit(_interruptible, act, item): item for item in items}
         try:
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
@@ -92,15 +95,15 @@ def map_in_processes(act: Callable[[Item], Answer], items: Sequence[Item], jobs:
 class _Stopped:
     """In a process of its own: whether the sweep was stopped; runs that wait for it must not begin."""
 
-    event: Any = None
+    event: Event | None = None
 
     @classmethod
-    def learn(cls, event: Any) -> None:
-        """What tells."""
+    def share(cls, event: Event) -> None:
+        """Initialise a process of the pool with the event that is set when the sweep stops."""
         cls.event = event
 
 
-def _listening(act: Callable[[Item], Answer], item: Item) -> Answer:
+def _interruptible(act: Callable[[Item], Answer], item: Item) -> Answer:
     """In a process of its own: one interrupt stops what is done, which then saves undisturbed."""
 
     def stop(*_: Any) -> None:
@@ -109,7 +112,9 @@ def _listening(act: Callable[[Item], Answer], item: Item) -> Answer:
 
     signal.signal(signal.SIGINT, stop)
     try:
-        if _Stopped.event.is_set():  # set before interrupts are sent, so that nothing misses both
+        if (
+            _Stopped.event is not None and _Stopped.event.is_set()
+        ):  # set before interrupts are sent, so that nothing misses both
             raise KeyboardInterrupt
         return act(item)
     finally:

@@ -23,7 +23,7 @@ from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.covering_views import covering_views, shares_secrets
 from sottovoce.privacy.final_models import models_follow_from_messages
-from sottovoce.privacy.guarantee import Headline
+from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View, parse_view
 from sottovoce.run.attackers import NODE_ROUNDS, choose_attackers
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
@@ -46,14 +46,14 @@ class PrivacyReport:
     accountant: RunAccountant
     delta: float
     accounts: tuple[Account, ...]
-    sampled: Headline | None
+    sampled: PrivacyFigure | None
     attackers: str
     convexity: str
     refusals: tuple[str, ...]
     messages_only: bool = False
 
     @cached_property
-    def headline(self) -> Headline | None:
+    def headline(self) -> PrivacyFigure | None:
         """The least epsilon that is proven for the everyone view, with its kind, and the change that it is about.
 
         Data is replaced by other data; with Poisson batches it may be one record that is made to count as nothing, a
@@ -65,7 +65,7 @@ class PrivacyReport:
             return best
         return replace(best, assumptions=(*best.assumptions, AssumptionKind.MESSAGES_ONLY.of()))
 
-    def _proven(self) -> Headline | None:
+    def _proven(self) -> PrivacyFigure | None:
         if not self.accounts:
             return self.sampled
         if shares_secrets(self._run.algorithm, self._run.topology):
@@ -99,7 +99,7 @@ class PrivacyReport:
         return [{"round": rounds, "epsilon": to_json(epsilons[rounds])} for rounds in sorted(epsilons)]
 
     @one_thread()
-    def _epsilon_after(self, rounds: int, last: Headline) -> float:
+    def _epsilon_after(self, rounds: int, last: PrivacyFigure) -> float:
         """The headline's epsilon, by the same proof and for the same adversary, after the first rounds."""
         if last.mu is not None:
             return self.accountant.headline_after(rounds, last.view).epsilon(self.delta)
@@ -134,8 +134,8 @@ class PrivacyReport:
         }
 
 
-def _headline(found: Account, delta: float) -> Headline | None:
-    return None if found.headline is None else Headline.of(found.headline, found.view, delta)
+def _headline(found: Account, delta: float) -> PrivacyFigure | None:
+    return None if found.headline is None else PrivacyFigure.of(found.headline, found.view, delta)
 
 
 def sigma_of(noise: Noise) -> Any:

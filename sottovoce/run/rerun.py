@@ -72,10 +72,10 @@ def record_rerun(training_run: TrainingRun, record: RecordingSettings, attackers
     return recorder.messages
 
 
-def compute_missing(
+def load_or_compute(
     folder: Path, act: Callable[[int], Arrays], count: int, *, about: Any, jobs: int | None, progress: Progress | None
 ) -> list[Arrays]:
-    """`act(0)` to `act(count - 1)`, in processes of their own; results that the folder has already are only read.
+    """`act(0)` to `act(count - 1)`, in processes of their own; finished ones are stored in the folder and only read.
 
     `about` tells calls apart whose arrays would not be the same.
     """

@@ -14,13 +14,13 @@ from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind
 from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.calibration import Target
 from sottovoce.privacy.covering_views import lacks_secrets
-from sottovoce.privacy.guarantee import Headline, Kind, TrainingProof
+from sottovoce.privacy.guarantee import Kind, PrivacyFigure, TrainingProof
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.tracing.linear_system import LinearSystem
 
 
-def sampled_headline(training_run: TrainingRun, system: LinearSystem, delta: float) -> Headline | None:
+def sampled_headline(training_run: TrainingRun, system: LinearSystem, delta: float) -> PrivacyFigure | None:
     """The figure that counts on chance, for the node with the least noise; None where batches are not drawn by chance.
 
     Refused where sampling has no proof for this system.
@@ -36,7 +36,7 @@ def sampled_headline(training_run: TrainingRun, system: LinearSystem, delta: flo
     assumptions = [AssumptionKind.SAMPLED_BATCHES.of(changed=CHANGED_RECORD[change])]
     if lacks_secrets(view, training_run.algorithm, training_run.topology):
         assumptions.append(AssumptionKind.NO_SHARED_SECRETS.of())
-    return Headline(
+    return PrivacyFigure(
         view=view, change=change, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None, epsilon=epsilon,
         proven_for_training=TrainingProof.PROVEN, assumptions=tuple(assumptions),
     )  # fmt: skip

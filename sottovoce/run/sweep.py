@@ -5,12 +5,12 @@
     ...     "variants": [{"name": "plain", "algorithm": {"name": "d-psgd"}, "grid": False}, {"name": "noisy"}],
     ...     "grid": {"algorithm.sigma": [1.0]}, "tune": {"algorithm.step_size": [0.1, 0.2]},
     ... }
-    >>> [run.experiment.name for run in planned(document)][1::3]
+    >>> [run.experiment.name for run in expand_sweep(document)][1::3]
     ['study/plain,step_size=0.1,seed=1', 'study/noisy,sigma=1.0,step_size=0.1,seed=0', ...]
 
 A variant with `grid = false` runs once per seed, whatever the grid; a table there is a grid of its own. Of the values
-to tune, the one that does best over all seeds is reported, for every variant and grid value by itself. `attacks` are
-carried out on all runs that are reported, once they are finished.
+to tune, the one that does best over all seeds is reported, for every variant and grid value by itself. The names in
+`attacks` are checked by `attacks.on_sweeps`, which attacks all reported runs once they are finished.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.attacks.registry import MEMBERSHIP
 from sottovoce.config import Document, Experiment, merge, parse_experiment, set_key
 from sottovoce.errors import InputError
-from sottovoce.run.build_algorithm import check_algorithm
 
 Point = tuple[tuple[str, Any], ...]
-"""Keys with their values."""
+"""Settings by their dotted keys, with one value each."""
 
 VARYING = ("variants", "grid", "tune", "seeds", "attacks")
 """Keys that make a sweep of a document."""
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One run of a sweep: which variant, at which values of the grid and of what is tuned."""
+class SweepRun:
+    """One run of a sweep: its variant, and its values of the grid and of the settings to tune."""
 
     experiment: Experiment
     variant: str
@@ -42,37 +40,24 @@ class Planned:
     tuned: Point = ()
 
 
-def planned(document: Document, where: str = "") -> list[Planned]:
-    """All runs of a document; one, under its plain name, where nothing varies. Algorithms are checked, not built."""
+def expand_sweep(document: Document, where: str = "") -> list[SweepRun]:
+    """All runs of a document; one, under its plain name, where nothing varies. `where` names it in errors."""
     base = {key: value for key, value in document.items() if key not in VARYING}
     if len(base) == len(document):
-        return [Planned(_experiment(base, where), "")]
+        return [SweepRun(parse_experiment(base, where), "")]
     seeds = _seeds(document)
-    attacks_of(document)
     runs = [
-        _one(base, variant, values, tuned, seed, where)
+        _sweep_run(base, variant, values, tuned, seed, where)
         for variant in _variants(document)
         for values in _points(document, variant, "grid")
         for tuned in _points(document, variant, "tune")
         for seed in seeds
     ]
-    deaf = next((run.experiment for run in runs if run.experiment.record.attackers in ("none", [])), None)
-    if attacks_of(document) and deaf is not None:
-        raise InputError(f"attacks on {deaf.name}, which records nothing", "attacks need what attackers received",
-                         'write record.attackers = "all"')  # fmt: skip
     names = [run.experiment.name for run in runs]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise InputError(f"two runs named {twice}", "names of variants and values differ", "rename one")
     return runs
-
-
-def attacks_of(document: Document) -> list[str]:
-    """The attacks on membership that a sweep ends with."""
-    found = document.get("attacks", [])
-    if not isinstance(found, list) or not all(kind in MEMBERSHIP for kind in found):
-        raise InputError(f"attacks = {found}", f"known: {', '.join(MEMBERSHIP)}", 'write attacks = ["threshold"]')
-    return found
 
 
 def _points(document: Document, variant: Document, key: str) -> list[Point]:
@@ -84,23 +69,18 @@ def _points(document: Document, variant: Document, key: str) -> list[Point]:
     return [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def _one(base: Document, variant: Document, values: Point, tuned: Point, seed: int, where: str) -> Planned:
-    whole = merge(base, {key: value for key, value in variant.items() if key not in ("name", "grid", "tune")})
+def _sweep_run(base: Document, variant: Document, values: Point, tuned: Point, seed: int, where: str) -> SweepRun:
+    settings = merge(base, {key: value for key, value in variant.items() if key not in ("name", "grid", "tune")})
     for key, value in (*values, *tuned):
-        whole = set_key(whole, key.split("."), value)
-    words = [str(variant["name"]), *(f"{_last(key)}={value}" for key, value in (*values, *tuned)), f"seed={seed}"]
+        settings = set_key(settings, key.split("."), value)
+    words = [str(variant["name"]), *(f"{last_word(key)}={value}" for key, value in (*values, *tuned)), f"seed={seed}"]
     label = ",".join(re.sub(r"[^A-Za-z0-9._=+-]", "-", word) for word in words if word)
-    whole = {**whole, "seed": seed, "name": f"{base.get('name', '')}/{label}"}
-    return Planned(_experiment(whole, where), str(variant["name"]), values, tuned)
+    settings = {**settings, "seed": seed, "name": f"{base.get('name', '')}/{label}"}
+    return SweepRun(parse_experiment(settings, where), str(variant["name"]), values, tuned)
 
 
-def _experiment(document: Document, where: str) -> Experiment:
-    experiment = parse_experiment(document, where)
-    check_algorithm(experiment)
-    return experiment
-
-
-def _last(key: str) -> str:
+def last_word(key: str) -> str:
+    """The last part of a dotted key, by which labels name a setting."""
     return key.rpartition(".")[2]
 
 

@@ -1,4 +1,4 @@
-"""What a sweep came to: figures at the end over seeds, the best of what was tuned, as a table and as a page."""
+"""The results of a sweep: final figures averaged over seeds, at the tuned values that did best."""
 
 from __future__ import annotations
 
@@ -10,36 +10,41 @@ from typing import Any
 import numpy as np
 
 from sottovoce.config import Document
-from sottovoce.run.sweep import Planned
+from sottovoce.run.sweep import Point, SweepRun, last_word
 
 LAST = 50
-"""Figures at the end are means over this many last rounds, as far as they were measured."""
+"""Final figures are means over this many last rounds, as far as they were measured."""
 
 LESS_IS_BETTER = ("rmse",)
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedSweepRun:
     """A run of a sweep with its result and its lines of metrics."""
 
-    run: Planned
+    run: SweepRun
     result: Document
     lines: Sequence[Document]
 
+    @property
+    def diverged(self) -> bool:
+        """Whether training stopped at a gradient that is not finite."""
+        return "diverged" in self.result
+
 
 @dataclass(frozen=True)
-class Row:
+class SweepRow:
     """One variant at one point of the grid, at the tuned values that did best: all its seeds."""
 
     variant: str
-    values: tuple[tuple[str, Any], ...]
-    tuned: tuple[tuple[str, Any], ...]
-    runs: tuple[Finished, ...]
+    values: Point
+    tuned: Point
+    runs: tuple[FinishedSweepRun, ...]
 
     @property
     def label(self) -> str:
         """Variant and grid values."""
-        words = (f"{key.rpartition('.')[2]} {value}" for key, value in self.values)
+        words = (f"{last_word(key)} {value}" for key, value in self.values)
         return ", ".join(word for word in (self.variant, *words) if word) or "all seeds"
 
     @property
@@ -47,16 +52,20 @@ class Row:
         """accuracy or rmse."""
         return metric_of(self.runs[0].lines[-1])
 
-    def ending(self, pick: Callable[[Document], float]) -> list[float]:
-        """For each seed, the mean over the last rounds of a figure; not a number for runs that went astray."""
+    @property
+    def diverged(self) -> bool:
+        """Whether any of its runs diverged."""
+        return any(run.diverged for run in self.runs)
+
+    def final_figures(self, pick: Callable[[Document], float]) -> list[float]:
+        """For each seed, the mean of a figure over the last rounds; NaN for runs that diverged."""
         return [
-            math.nan if "diverged" in run.result else float(np.mean([pick(line) for line in _last(run.lines)]))
-            for run in self.runs
+            math.nan if run.diverged else float(np.mean([pick(line) for line in _last(run.lines)])) for run in self.runs
         ]
 
     def quality(self, of: str = "average") -> float:
         """The metric of the average model, or the `mean` over nodes; larger is better, what is not finite worst."""
-        value = float(np.mean(self.ending(lambda line: float(line[self.metric][of]))))
+        value = float(np.mean(self.final_figures(lambda line: float(line[self.metric][of]))))
         value = -value if self.metric in LESS_IS_BETTER else value
         return value if np.isfinite(value) else -np.inf
 
@@ -70,15 +79,15 @@ class Row:
         """As JSON: means over seeds, and sample deviations."""
         metric, first = self.metric, self.runs[0].result
         figures = {
-            "average_model": self.ending(lambda line: line[metric]["average"]),
-            "mean_node": self.ending(lambda line: line[metric]["mean"]),
-            "worst_node": self.ending(lambda line: line[metric]["max" if metric in LESS_IS_BETTER else "min"]),
-            "loss": self.ending(lambda line: line["loss"]["average"]),
-            "node_loss": self.ending(lambda line: line["loss"]["mean"]),
+            "average_model": self.final_figures(lambda line: line[metric]["average"]),
+            "mean_node": self.final_figures(lambda line: line[metric]["mean"]),
+            "worst_node": self.final_figures(lambda line: line[metric]["max" if metric in LESS_IS_BETTER else "min"]),
+            "loss": self.final_figures(lambda line: line["loss"]["average"]),
+            "node_loss": self.final_figures(lambda line: line["loss"]["mean"]),
         }
         return {
             "run": self.label, "seeds": len(self.runs), "tuned": dict(self.tuned), "metric": metric,
-            **{key: _spread(values) for key, values in figures.items()},
+            **{key: _mean_and_deviation(values) for key, values in figures.items()},
             "consensus": float(np.mean([run.lines[-1]["consensus"] for run in self.runs])),
             "megabytes": float(np.mean([run.lines[-1]["bytes"] / 1e6 for run in self.runs])),
             "epsilon": "inf" if self.epsilon == math.inf else self.epsilon,
@@ -89,22 +98,22 @@ class Row:
 
 def metric_of(line: Document) -> str:
     """The name of the metric in a line of metrics."""
-    return next(key for key in ("accuracy", "rmse") if key in line)
+    return "accuracy" if "accuracy" in line else "rmse"
 
 
-def rows(finished: Iterable[Finished], best: str = "average") -> list[Row]:
+def sweep_rows(finished: Iterable[FinishedSweepRun], tuned_for: str = "average") -> list[SweepRow]:
     """One row for each variant and point of the grid, in their order: the tuned values that did best.
 
-    `best` says for whom: for the `average` of all models, or for the `mean` over nodes.
+    They are the best for the `average` of all models, or for the `mean` over nodes.
     """
-    groups: dict[tuple[Any, Any], dict[Any, list[Finished]]] = {}
+    groups: dict[tuple[Any, Any], dict[Any, list[FinishedSweepRun]]] = {}
     for one in finished:
         at = groups.setdefault((one.run.variant, one.run.values), {})
         at.setdefault(one.run.tuned, []).append(one)
     found = []
     for (variant, values), options in groups.items():
-        tried = [Row(variant, values, tuned, tuple(runs)) for tuned, runs in options.items()]
-        found.append(max(tried, key=lambda row: row.quality(best)))
+        tried = [SweepRow(variant, values, tuned, tuple(runs)) for tuned, runs in options.items()]
+        found.append(max(tried, key=lambda row: row.quality(tuned_for)))
     return found
 
 
@@ -113,7 +122,7 @@ def _last(lines: Sequence[Document]) -> list[Document]:
     return [line for line in lines if line["round"] > max(0, end - LAST)] or [lines[-1]]
 
 
-def _spread(values: list[float]) -> Document:
+def _mean_and_deviation(values: list[float]) -> Document:
     """Mean and sample deviation; None where they are no finite numbers."""
     figures = {"mean": float(np.mean(values)), "deviation": float(np.std(values, ddof=1)) if len(values) > 1 else None}
     return {key: value if value is not None and math.isfinite(value) else None for key, value in figures.items()}

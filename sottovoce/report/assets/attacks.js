@@ -1,16 +1,11 @@
-// The ROC curve of attacks, what can be solved for, and audits.
+// The ROC curves of membership attacks, what can be reconstructed, and audits.
 
-const ATTACKS = {
-  threshold: "takes rows with a low loss for members",
-  classifier: "learns from known members what a member's losses look like",
-  likelihood: "compares with many runs in which the row was or was not used",
-};
 const percent = (one) =>
   `${(100 * one.value).toFixed(1)} % (${(100 * one.low).toFixed(1)} to ${(100 * one.high).toFixed(1)})`;
-const area = (one) => `${one.value.toFixed(3)} (${one.low.toFixed(3)} to ${one.high.toFixed(3)})`;
+const interval = (one) => `${one.value.toFixed(3)} (${one.low.toFixed(3)} to ${one.high.toFixed(3)})`;
 
 function drawRoc() {
-  const place = figure("roc", "Can a curious node tell who was trained on?", "square");
+  const place = figure("roc", "Membership inference: can an adversary tell which rows were trained on?", "square");
   const made = data.series.flatMap((one) =>
     one.runs
       .filter((number) => data.runs[number].attack)
@@ -60,24 +55,24 @@ function drawRoc() {
       ...drawn.map((each) => lineKey({ ...each.one, name: name(each), dash: dashOf(each) })),
       key(
         svg(`<line x1="0" y1="7" x2="26" y2="7" stroke="currentColor" stroke-width="2" stroke-dasharray="2 3"/>`),
-        "guessing",
+        "random guessing",
       ),
     ],
     caption: [
-      "Shown rows of data and the models it received, an attacker says which rows were trained on. " +
-        "The further a line bends above the dotted one, the more it knows; on it, it guesses. " +
-        kinds.map((kind) => `The attack “${kind}” ${ATTACKS[kind]}. `).join("") +
+      "Shown rows of data and the models it received, the adversary says which rows were trained on. " +
+        "The further a line bends above the dotted one, the more it knows; on it, it guesses at random. " +
+        kinds.map((kind) => `The attack “${kind}” ${ATTACK_CAPTIONS[kind]}. `).join("") +
         "One attack shows what is possible, not what is impossible: only the guarantees say that." +
         (without.length
           ? ` Not attacked yet: ${without.map((one) => one.label).join(", ")} (${without[0].missing.attack[1]}).`
           : ""),
     ],
     numbers: table(
-      ["run", "attack", "area (0.5 is guessing)", "members found at 1 % false alarms", "at 0.1 %", "intervals"],
+      ["run", "attack", "AUC (0.5 is random guessing)", "members found at 1 % false positives", "at 0.1 %", "intervals"],
       made.map((each) => [
         each.one.name,
         each.found.method,
-        area(each.found.auc),
+        interval(each.found.auc),
         percent(each.found.tpr_at_1_percent),
         percent(each.found.tpr_at_0_1_percent),
         `${100 * each.found.confidence} %, ${each.found.interval}, ${each.found.victims} victims`,
@@ -98,17 +93,17 @@ function drawChecks() {
   if (solved && solved.nodes) {
     const open = solved.nodes.filter((one) => one.solved_rounds > 0);
     card(
-      `What node ${solved.attacker} can solve for`,
+      `What node ${solved.attacker} can reconstruct`,
       made(
         "p",
         open.length
-          ? `From its messages in ${solved.rounds} rounds, gradients of these nodes can be computed up to the deviation shown.`
-          : `From its messages in ${solved.rounds} rounds, no node's gradients can be solved for.`,
+          ? `From its messages in ${solved.rounds} rounds, gradients of these nodes can be computed up to the error shown.`
+          : `From its messages in ${solved.rounds} rounds, no node's gradients can be reconstructed.`,
       ),
       ...(open.length
         ? [
             table(
-              ["node", "hops", "gradients solved for", "sharpest"],
+              ["node", "hops", "gradients reconstructed", "smallest error"],
               open.map((one) => [
                 String(one.node),
                 String(one.distance),
@@ -130,7 +125,7 @@ function drawChecks() {
           one.view,
           one.kind,
           isInf(one.found) ? "infinite" : one.found.toFixed(3),
-          said(one.claimed),
+          epsilonText(one.claimed),
           one.verdict,
         ]),
         { stack: true },
@@ -146,3 +141,6 @@ function drawChecks() {
     place.append(note);
   }
 }
+
+register({ id: "roc", section: "attacks", draw: drawRoc });
+register({ id: "checks", section: "attacks", draw: drawChecks });

@@ -1,10 +1,10 @@
-// What all figures share: the data, what is chosen, small words, tables, and the frame of a figure.
+// What all figures share: the data, what is chosen, texts of figures, tables, and the frame of a figure.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
 // A page begins with a run that protects somebody, if there is one.
 const protective = data.runs.findIndex((one) => typeof one.epsilon === "number");
-const state = { run: Math.max(0, protective), attacker: null, way: null };
+const state = { run: Math.max(0, protective), attacker: null, figureKind: null };
 const DASH = ["solid", "dash", "dot", "dashdot", "longdash"];
 const SYMBOLS = {
   circle: "M7,1.5 A5.5,5.5 0 1 1 6.99,1.5Z",
@@ -22,8 +22,8 @@ const VIRIDIS = ["#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d
 const RAMP = VIRIDIS.map((colour, i) => [i / (VIRIDIS.length - 1), colour]);
 const better = data.less_is_better ? "lower is better" : "higher is better";
 const run = () => data.runs[state.run];
-const leaks = () => run().leaks;
-const way = () => leaks() && leaks().ways[state.way];
+const leakage = () => run().leaks; // what each node can learn about each other, where that was accounted for
+const figures = () => leakage() && leakage().ways[state.figureKind]; // the proven ones, or the idealised ones
 
 // Against whom, and by which kind of proof, the headlines of some runs are.
 const headlines = (runs) =>
@@ -31,12 +31,12 @@ const headlines = (runs) =>
   "none proven";
 const isInf = (value) => value === "inf";
 const finite = (values) => values.filter((value) => typeof value === "number");
-const said = (value) => (value == null ? "none proven" : isInf(value) ? "infinite" : String(value));
+const epsilonText = (value) => (value == null ? "none proven" : isInf(value) ? "infinite" : String(value));
 const small = (value) => (value < 0.001 ? value.toExponential() : String(value));
 const first = (text) => text.charAt(0).toUpperCase() + text.slice(1);
-const guessed = (epsilon, percent) => (isInf(epsilon) ? "always" : `${percent.toFixed(1)} % of the time`);
+const accuracyText = (percent) => (percent == null ? "no limit" : `${percent.toFixed(1)} %`);
 const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-const share = (value) => (value == null ? "astray" : value.toFixed(3));
+const share = (value) => (value == null ? "diverged" : value.toFixed(3));
 const bytes = (count) => (count < 1e6 ? `${(count / 1e3).toFixed(1)} kB` : `${(count / 1e6).toFixed(1)} MB`);
 const node = (number) => {
   const labels = run().graph.labels;
@@ -81,6 +81,17 @@ function caption(place, parts) {
       .map((part, i) => made(i % 2 ? "b" : "span", part))
       .filter((part) => part.textContent),
   );
+}
+
+// Every figure is registered once, in the script that draws it. It stands at the end of its section, side by side with
+// the others of its row. Figures about `pairs` are drawn anew when another adversary or kind of figure is chosen.
+const registered = [];
+function register({ id, section, row, pairs = false, draw }) {
+  let parent = at(section);
+  if (row && !at(row)) parent.append(Object.assign(made("div", null, "pair"), { id: row }));
+  if (row) parent = at(row);
+  parent.append(Object.assign(made("div"), { id }));
+  registered.push({ pairs, draw });
 }
 
 // A figure is a title, a legend, a plot, a caption and the numbers behind it; or a line that says why it is not there.
@@ -165,7 +176,7 @@ const key = (drawing, text) => {
   return found;
 };
 
-// Runs are told apart by a colour for each curve, and by dashes and marks besides.
+// Runs are distinguished by a colour for each curve, and by dashes and marks besides.
 const curves = [...new Set(data.series.map((one) => one.curve))];
 data.series.forEach((one) => {
   const number = curves.indexOf(one.curve);

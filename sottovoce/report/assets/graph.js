@@ -1,7 +1,7 @@
-// The graph, coloured by what the chosen node can learn, and what figures about pairs share.
+// The graph, coloured by what the chosen adversary can learn, and what figures about pairs share.
 
 function scale() {
-  const values = finite(way().epsilon.flat());
+  const values = finite(figures().epsilon.flat());
   const least = Math.min(...values),
     most = Math.max(...values);
   const log = values.length > 0 && least > 0 && most / least > 6;
@@ -28,11 +28,11 @@ function colourLegend(range, extra = []) {
     keys.push(
       key(
         bar,
-        `epsilon ${range.least === range.most ? "" : `${said(range.least)} to `}${said(range.most)}${range.log ? ", log scale" : ""}`,
+        `epsilon ${range.least === range.most ? "" : `${epsilonText(range.least)} to `}${epsilonText(range.most)}${range.log ? ", log scale" : ""}`,
       ),
     );
   }
-  if (way().epsilon.flat().some(isInf))
+  if (figures().epsilon.flat().some(isInf))
     keys.push(
       key(svg(`<rect x="1" y="1" width="12" height="12" fill="${css("--warn")}"/>`, 14), "infinite: nothing protects"),
     );
@@ -42,47 +42,47 @@ function colourLegend(range, extra = []) {
 const named = (kinds) =>
   kinds.map((kind, i) => (i < kinds.length - 1 ? kind.replace("training", "") : kind)).join(" or ");
 
-function wayWords() {
-  const { kinds, by_distance: by } = way();
-  if (state.way !== "proven")
+function figureKindSentence() {
+  const { kinds, by_distance: by } = figures();
+  if (state.figureKind !== "proven")
     return "This is an idealisation, no proof for training (fixed-streams): true leaks can be larger.";
   const flat =
     by.length > 1 && !isInf(by[0].least) && by.every((one) => one.least === by[0].least && one.most === by[0].least);
-  const columns = way().epsilon || [],
+  const columns = figures().epsilon || [],
     own = columns.length > 1 && columns[0].every((_, victim) => {
-      const told = columns.map((row) => row[victim]).filter((one) => one != null);
-      return told.every((one) => one === told[0]);
+      const known = columns.map((row) => row[victim]).filter((one) => one != null);
+      return known.every((one) => one === known[0]);
     });
   const same = flat
     ? " All pairs have the same figure, because this proof does not count on distance."
     : own
-      ? " A figure depends on whom it is about, not on who is curious: this proof does not count on distance."
+      ? " A figure depends on whom it is about, not on who the adversary is: this proof does not count on distance."
       : "";
-  const ideal = same && leaks().ways["fixed-streams"];
+  const ideal = same && leakage().ways["fixed-streams"];
   return `Proven (${named(kinds)}).${same}${ideal ? " Choose the idealised figures to see what distance may bring." : ""}`;
 }
 
 function drawGraph() {
-  const place = figure("graph", "The graph, coloured by what the curious node can learn");
+  const place = figure("graph", "The graph, coloured by what the adversary can learn");
   const graph = run().graph,
     missing = run().missing;
   if (missing.graph) return place.missing(missing.graph);
-  if (!leaks() || !way())
+  if (!leakage() || !figures())
     return place.missing(missing.pairs || ["No kind of figure applies to single nodes here.", ""]);
-  if (!way().epsilon) return place.missing(["Too many pairs to show one by one. See leak by distance.", ""]);
-  const row = leaks().attackers.indexOf(state.attacker),
+  if (!figures().epsilon) return place.missing(["Too many pairs to show one by one. See leak by distance.", ""]);
+  const row = leakage().attackers.indexOf(state.attacker),
     range = scale();
-  const epsilon = way().epsilon[row],
-    guess = way().guess[row],
-    hops = leaks().distance[row],
+  const epsilon = figures().epsilon[row],
+    guess = figures().guess[row],
+    hops = leakage().distance[row],
     count = run().n;
   const size = count <= 20 ? (narrow() ? 22 : 27) : count <= 60 ? 19 : count <= 150 ? 12 : 8;
   const hover = epsilon.map((value, victim) =>
     victim === state.attacker
-      ? `node ${safe(node(victim))}: the curious one`
-      : `node ${safe(node(victim))}<br>${hops[victim] == null ? "no path" : `${hops[victim]} hops away`}<br>epsilon ${said(value)}` +
-        (guess[victim] == null ? "" : `<br>guesses right at most ${guess[victim]} %`) +
-        `<br>${state.way}`,
+      ? `node ${safe(node(victim))}: the adversary`
+      : `node ${safe(node(victim))}<br>${hops[victim] == null ? "no path" : `${hops[victim]} hops away`}<br>epsilon ${epsilonText(value)}` +
+        (guess[victim] == null ? "" : `<br>guessing accuracy at most ${guess[victim]} %`) +
+        `<br>${state.figureKind}`,
   );
   const group = (members, marker, colour) => ({
     type: "scatter",
@@ -108,10 +108,10 @@ function drawGraph() {
   const seen = finite(known.map((i) => epsilon[i])),
     most = nodes.filter((i) => i !== state.attacker && isInf(epsilon[i])).length;
   const summed = [
-    ...(seen.length ? [`epsilon up to ${said(Math.max(...seen))}`] : []),
+    ...(seen.length ? [`epsilon up to ${epsilonText(Math.max(...seen))}`] : []),
     ...(most ? [`${most} nodes have no protection at all`] : []),
   ];
-  const few = leaks().attackers.slice(0, 12).join(", ") + (leaks().attackers.length > 12 ? ", ..." : "");
+  const few = leakage().attackers.slice(0, 12).join(", ") + (leakage().attackers.length > 12 ? ", ..." : "");
   place.draw({
     traces: [
       { type: "scatter", mode: "lines", ...lines, hoverinfo: "skip", line: { color: css("--none"), width: 1.2 } },
@@ -140,33 +140,35 @@ function drawGraph() {
     legend: colourLegend(range, [
       key(
         svg(`<path d="${STAR}" transform="translate(7 7)" fill="none" stroke="currentColor" stroke-width="1.5"/>`, 14),
-        "the curious node",
+        "the adversary",
       ),
     ]),
     caption: [
       "",
-      `Node ${node(state.attacker)} is curious.`,
+      `Node ${node(state.attacker)} is the adversary.`,
       ` Each other node has the colour of what node ${node(state.attacker)} can learn about it from ` +
         `all messages it receives, at delta ${small(run().delta)}: ${summed.join("; ") || "no figure"}. ` +
-        `${wayWords()} ${graph.note || ""}${graph.directed ? " Messages go one way along an edge." : ""} `,
-      leaks().attackers.length === count
-        ? "Click another node to make it the curious one."
-        : leaks().attackers.length > 1
-          ? `Click a node to make it the curious one; accounted for are ${few}.`
+        `${figureKindSentence()} ${graph.note || ""}${graph.directed ? " Messages go one way along an edge." : ""} `,
+      leakage().attackers.length === count
+        ? "Click another node to make it the adversary."
+        : leakage().attackers.length > 1
+          ? `Click a node to make it the adversary; accounted for are ${few}.`
           : "",
     ],
     numbers: table(
-      ["node", "hops", "epsilon", "best guess right at most", "kind"],
+      ["node", "hops", "epsilon", "upper bound on guessing accuracy", "kind"],
       nodes
         .filter((i) => i !== state.attacker)
         .map((i) => [
           node(i),
           hops[i] == null ? "no path" : String(hops[i]),
-          said(epsilon[i]),
+          epsilonText(epsilon[i]),
           guess[i] == null ? "" : `${guess[i]} %`,
-          way().kind[row][i] == null ? "" : way().kinds[way().kind[row][i]],
+          figures().kind[row][i] == null ? "" : figures().kinds[figures().kind[row][i]],
         ]),
     ),
     click: (point) => point.customdata != null && choose(point.customdata),
   });
 }
+
+register({ id: "graph", section: "who", row: "graph-and-distance", pairs: true, draw: drawGraph });

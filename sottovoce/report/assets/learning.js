@@ -43,16 +43,16 @@ function drawLearning(id, title, xs, xTitle, words) {
   });
 }
 
-function drawStages() {
-  const place = figure("stages", "Epsilon over rounds");
+function drawEpsilonOverRounds() {
+  const place = figure("epsilon-over-rounds", "Epsilon over rounds");
   const known = data.series.map((one) => [one, data.runs[one.runs[0]]]).filter(([, first]) => first.over_rounds.length);
   if (!known.length) return place.missing(run().missing.over_rounds);
   const drawn = known.filter(([, first]) => first.over_rounds.some((stage) => !isInf(stage.epsilon)));
   const endless = known.filter((pair) => !drawn.includes(pair)).map(([one]) => one.name);
-  const untold = data.series.filter((one) => !known.some(([other]) => other === one)).map((one) => one.name);
+  const unknown = data.series.filter((one) => !known.some(([other]) => other === one)).map((one) => one.name);
   const notes =
     (endless.length ? ` Infinite from the first round on, so not drawn: ${endless.join(", ")}.` : "") +
-    (untold.length ? ` Not told over rounds, or nothing proven: ${untold.join(", ")}.` : "");
+    (unknown.length ? ` Not known over rounds, or nothing proven: ${unknown.join(", ")}.` : "");
   if (!drawn.length)
     return place.missing([
       `Epsilon is infinite from the first round on: ${endless.join(", ")}. ` +
@@ -73,7 +73,7 @@ function drawStages() {
     layout: { xaxis: { title: "rounds" }, yaxis: { title: "epsilon, proven", rangemode: "tozero" } },
     legend: drawn.map(([one]) => lineKey(one)),
     caption: [
-      `What would have been promised if training had ended earlier: every round that is listened to costs privacy. ` +
+      `The guarantee if training had ended earlier: every round that the adversary observes costs privacy. ` +
         `Points are computed; between them the line is at the later one's figure, which holds there too. ` +
         `By each run's own headline: ${headlines(drawn.map((pair) => pair[1]))}; delta ${small(run().delta)}.${notes}`,
     ],
@@ -83,7 +83,7 @@ function drawStages() {
         first.over_rounds.map((stage) => [
           one.name,
           String(stage.round),
-          said(stage.epsilon),
+          epsilonText(stage.epsilon),
           first.kind,
           first.adversary,
         ]),
@@ -91,3 +91,32 @@ function drawStages() {
     ),
   });
 }
+
+const metricName = data.metric === "rmse" ? "Error" : "Accuracy";
+register({
+  id: "rounds",
+  section: "learning",
+  row: "rounds-and-bytes",
+  draw: () =>
+    drawLearning(
+      "rounds",
+      `${metricName} over rounds`,
+      "round",
+      "rounds",
+      "How good the models were as training went on.",
+    ),
+});
+register({
+  id: "bytes",
+  section: "learning",
+  row: "rounds-and-bytes",
+  draw: () =>
+    drawLearning(
+      "bytes",
+      `${metricName} over data sent`,
+      "megabytes",
+      "megabytes sent by all nodes",
+      "How good they were for what was sent.",
+    ),
+});
+register({ id: "epsilon-over-rounds", section: "learning", draw: drawEpsilonOverRounds });

@@ -1,11 +1,11 @@
-// Who can learn what from whom: leak by distance, how many pairs leak how much, and all pairs.
+// Who can learn what from whom: leakage by distance, how many pairs have which epsilon, and all pairs.
 
 function drawDistance() {
   const place = figure("distance", "Leak by distance");
-  if (!leaks() || !way())
+  if (!leakage() || !figures())
     return place.missing(run().missing.pairs || ["No kind of figure applies to single nodes here.", ""]);
-  const by = way().by_distance,
-    row = leaks().attackers.indexOf(state.attacker);
+  const by = figures().by_distance,
+    row = leakage().attackers.indexOf(state.attacker);
   const tops = finite(by.flatMap((one) => [one.least, one.median, one.most]));
   const top = tops.length ? Math.max(...tops) : 1,
     lift = (value) => (isInf(value) ? top * 1.15 || 1 : value);
@@ -20,8 +20,8 @@ function drawDistance() {
       hoverinfo: "text",
       hovertext: by.map(
         (one) =>
-          `${text(one)} hops, ${one.pairs} pairs of any two nodes<br>epsilon ${said(one.least)} to ${said(one.most)}<br>` +
-          `half of them at most ${said(one.median)}`,
+          `${text(one)} hops, ${one.pairs} pairs of any two nodes<br>epsilon ${epsilonText(one.least)} to ${epsilonText(one.most)}<br>` +
+          `half of them at most ${epsilonText(one.median)}`,
       ),
       marker: { symbol: "line-ew", size: 26, line: { width: 3, color: css("--soft") } },
       error_y: {
@@ -35,20 +35,20 @@ function drawDistance() {
       },
     },
   ];
-  if (way().epsilon) {
-    const mine = way().epsilon[row],
-      hops = leaks().distance[row],
-      victims = mine.map((_, i) => i).filter((i) => mine[i] != null);
+  if (figures().epsilon) {
+    const own = figures().epsilon[row],
+      hops = leakage().distance[row],
+      victims = own.map((_, i) => i).filter((i) => own[i] != null);
     traces.push({
       type: "scatter",
       mode: "markers",
       hoverinfo: "text",
       x: victims.map((i) => (hops[i] ?? hopsOf({})) + (((i * 37) % 19) / 19 - 0.5) * 0.34),
-      y: victims.map((i) => lift(mine[i])),
-      hovertext: victims.map((i) => `node ${safe(node(i))}<br>epsilon ${said(mine[i])}<br>${state.way}`),
+      y: victims.map((i) => lift(own[i])),
+      hovertext: victims.map((i) => `node ${safe(node(i))}<br>epsilon ${epsilonText(own[i])}<br>${state.figureKind}`),
       marker: {
         size: 9,
-        color: victims.map((i) => (isInf(mine[i]) ? css("--warn") : css("--accent"))),
+        color: victims.map((i) => (isInf(own[i]) ? css("--warn") : css("--accent"))),
         line: { width: 1, color: css("--card") },
       },
     });
@@ -65,7 +65,7 @@ function drawDistance() {
         showgrid: false,
       },
       yaxis: {
-        title: `epsilon (${state.way})`,
+        title: `epsilon (${state.figureKind})`,
         range: [0, top * (endless ? 1.25 : 1.08)],
         showticklabels: tops.length > 0,
         ticks: tops.length ? "outside" : "",
@@ -99,7 +99,7 @@ function drawDistance() {
         : [],
     },
     legend: [
-      ...(way().epsilon
+      ...(figures().epsilon
         ? [
             key(
               svg(`<circle cx="7" cy="7" r="5" fill="${css("--accent")}"/>`, 14),
@@ -116,17 +116,17 @@ function drawDistance() {
     ],
     caption: [
       "What one node can learn about another, by how many hops a message needs between them. " +
-        `Where points fall to the right, distance protects. ${wayWords()}`,
+        `Where points fall to the right, distance protects. ${figureKindSentence()}`,
     ],
     numbers: table(
       ["hops", "pairs", "least epsilon", "middle", "largest"],
-      by.map((one) => [text(one), String(one.pairs), said(one.least), said(one.median), said(one.most)]),
+      by.map((one) => [text(one), String(one.pairs), epsilonText(one.least), epsilonText(one.median), epsilonText(one.most)]),
     ),
   });
 }
 
 function drawHistogram() {
-  const shown = way() && way().histogram;
+  const shown = figures() && figures().histogram;
   at("histogram").hidden = !shown;
   if (!shown) return;
   const { edges, counts, infinite } = shown,
@@ -142,10 +142,10 @@ function drawHistogram() {
         hovertemplate: "%{y} pairs<extra></extra>",
       },
     ],
-    layout: { xaxis: { title: `epsilon (${state.way})` }, yaxis: { title: "pairs of nodes" } },
+    layout: { xaxis: { title: `epsilon (${state.figureKind})` }, yaxis: { title: "pairs of nodes" } },
     caption: [
       "There are too many pairs to show one by one. " +
-        `${infinite ? `${infinite} pairs have an infinite epsilon and are not drawn. ` : ""}${wayWords()}`,
+        `${infinite ? `${infinite} pairs have an infinite epsilon and are not drawn. ` : ""}${figureKindSentence()}`,
     ],
     numbers: table(
       ["epsilon from", "to", "pairs"],
@@ -156,19 +156,19 @@ function drawHistogram() {
 
 function drawPairs() {
   const place = figure("pairs", "All pairs: who learns how much about whom", "tall");
-  if (!leaks() || !way())
+  if (!leakage() || !figures())
     return place.missing(run().missing.pairs || ["No kind of figure applies to single nodes here.", ""]);
-  if (run().n > 150 || !way().epsilon)
+  if (run().n > 150 || !figures().epsilon)
     return place.missing([`${run().n} nodes are more than the 150 that a map can show. See leak by distance.`, ""]);
-  const { attackers } = leaks(),
-    { epsilon } = way(),
+  const { attackers } = leakage(),
+    { epsilon } = figures(),
     range = scale(),
     victims = [...Array(run().n).keys()];
   const hover = epsilon.map((row, a) =>
     row.map((value, v) =>
       value == null
         ? ""
-        : `node ${safe(node(attackers[a]))} about node ${safe(node(v))}<br>epsilon ${said(value)}<br>${state.way}`,
+        : `node ${safe(node(attackers[a]))} about node ${safe(node(v))}<br>epsilon ${epsilonText(value)}<br>${state.figureKind}`,
     ),
   );
   const cells = (pick, colours, low, high) => ({
@@ -212,7 +212,7 @@ function drawPairs() {
         range: [-0.5, run().n - 0.5],
       },
       yaxis: {
-        title: "the curious node",
+        title: "adversary",
         tickvals: attackers.map((_, i) => i).filter((i) => i % step === 0),
         ticktext: attackers.filter((_, i) => i % step === 0).map(String),
         showgrid: false,
@@ -234,19 +234,23 @@ function drawPairs() {
     },
     legend: colourLegend(range),
     caption: [
-      "Each row is one curious node, each column a node it is curious about; the brighter, the more it can learn. The framed row is ",
+      "Each row is one node as the adversary, each column a node that it learns about; the brighter, the more it can learn. The framed row is ",
       `node ${node(state.attacker)}`,
-      `; click a row to choose another. ${wayWords()}`,
+      `; click a row to choose another. ${figureKindSentence()}`,
     ],
     height: attackers.length < 10 ? `${110 + 32 * attackers.length}px` : "",
     numbers: table(
-      ["curious node", ...victims.map((i) => `about ${i}`)],
+      ["adversary", ...victims.map((i) => `about ${i}`)],
       epsilon.map((row, a) => [
         String(attackers[a]),
-        ...row.map((value, v) => (v === attackers[a] ? "" : value == null ? "none" : said(value))),
+        ...row.map((value, v) => (v === attackers[a] ? "" : value == null ? "none" : epsilonText(value))),
       ]),
       { chosen },
     ),
     click: (point) => choose(point.customdata),
   });
 }
+
+register({ id: "distance", section: "who", row: "graph-and-distance", pairs: true, draw: drawDistance });
+register({ id: "histogram", section: "who", pairs: true, draw: drawHistogram });
+register({ id: "pairs", section: "who", pairs: true, draw: drawPairs });

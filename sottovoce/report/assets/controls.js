@@ -1,4 +1,4 @@
-// What is chosen, by clicks and by keys, and what is then drawn anew.
+// The controls: which run, which adversary, which kind of figure; and what is then drawn anew.
 
 function options(id, values, chosen) {
   at(id).replaceChildren(
@@ -9,11 +9,11 @@ function options(id, values, chosen) {
   at(id).disabled = values.length < 2;
 }
 
-function settle() {
-  const found = leaks(),
+function updateControls() {
+  const found = leakage(),
     names = { proven: "proven", "fixed-streams": "idealised (fixed-streams)" };
-  const ways = found ? Object.keys(found.ways) : [];
-  state.way = ways.includes(state.way) ? state.way : ways[0];
+  const kinds = found ? Object.keys(found.ways) : [];
+  state.figureKind = kinds.includes(state.figureKind) ? state.figureKind : kinds[0];
   if (found && !found.attackers.includes(state.attacker)) state.attacker = found.attackers[0];
   options(
     "run",
@@ -26,57 +26,46 @@ function settle() {
     state.attacker,
   );
   options(
-    "way",
-    ways.length
-      ? ways.map((one) => [one, one === "proven" ? `proven (${named(found.ways[one].kinds)})` : names[one]])
+    "figure-kind",
+    kinds.length
+      ? kinds.map((one) => [one, one === "proven" ? `proven (${named(found.ways[one].kinds)})` : names[one]])
       : [["", "none"]],
-    state.way,
+    state.figureKind,
   );
 }
 
-const aboutPairs = () => [drawGraph, drawDistance, drawHistogram, drawPairs, drawPromises].forEach((draw) => draw());
-function all() {
-  settle();
+function drawAboutPairs() {
+  registered.filter((one) => one.pairs).forEach((one) => one.draw());
+  drawGuarantees();
+}
+function drawAll() {
+  updateControls();
   drawSummary();
-  aboutPairs();
-  drawLearning(
-    "rounds",
-    `${data.metric === "rmse" ? "Error" : "Accuracy"} over rounds`,
-    "round",
-    "rounds",
-    "How good the models were as training went on.",
-  );
-  drawLearning(
-    "bytes",
-    `${data.metric === "rmse" ? "Error" : "Accuracy"} over data sent`,
-    "megabytes",
-    "megabytes sent by all nodes",
-    "How good they were for what was sent.",
-  );
-  [drawStages, drawRoc, drawChecks, drawPrivacy, drawSuccess].forEach((draw) => draw());
+  drawAboutPairs();
+  registered.filter((one) => !one.pairs).forEach((one) => one.draw());
 }
 function choose(attacker) {
-  if (!leaks() || !leaks().attackers.includes(attacker)) return;
+  if (!leakage() || !leakage().attackers.includes(attacker)) return;
   state.attacker = attacker;
-  settle();
-  aboutPairs();
+  updateControls();
+  drawAboutPairs();
 }
 
 at("run").addEventListener("change", (event) => {
   state.run = Number(event.target.value);
-  all();
+  drawAll();
 });
 at("attacker").addEventListener("change", (event) => choose(Number(event.target.value)));
-at("way").addEventListener("change", (event) => {
-  state.way = event.target.value;
-  settle();
-  aboutPairs();
+at("figure-kind").addEventListener("change", (event) => {
+  state.figureKind = event.target.value;
+  updateControls();
+  drawAboutPairs();
 });
 at("controls").addEventListener("submit", (event) => event.preventDefault());
-window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 const paper = (on) => {
   document.documentElement.classList.toggle("paper", on);
-  all();
+  drawAll();
 };
 window.addEventListener("beforeprint", () => paper(true));
 window.addEventListener("afterprint", () => paper(false));
@@ -86,7 +75,7 @@ at("lead").textContent =
     : `${data.runs.length} runs. Choose whose graph is shown; curves show all of them.`;
 if (data.left_out)
   at("lead").textContent +=
-    ` ${data.left_out} more ${data.left_out > 1 ? "are" : "is"} left out: stopped, or gone astray.`;
+    ` ${data.left_out} more ${data.left_out > 1 ? "are" : "is"} left out: stopped, or diverged.`;
 at("made").textContent =
   `Written by sottovoce ${data.version}. Everything is in this file: it asks nobody for anything. Privacy figures are rounded up.`;
-all();
+drawAll();

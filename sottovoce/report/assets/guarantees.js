@@ -1,6 +1,6 @@
 // Guarantees in words, the summary, and what was trained.
 
-function promised(one) {
+function guaranteeRow(one) {
   const meaning = made("div"),
     assumed = made("div");
   meaning.append(
@@ -16,18 +16,18 @@ function promised(one) {
   return [
     one.adversary,
     one.protects,
-    said(one.epsilon),
-    one.guess == null ? "no limit" : guessed(one.epsilon, one.guess),
+    epsilonText(one.epsilon),
+    accuracyText(one.guess),
     meaning,
     assumed,
   ];
 }
 
-// What the curious node can learn about the node it can learn most about, and about the one it can learn least about.
-function chosenPromises() {
-  if (!way() || !way().epsilon) return [];
-  const row = leaks().attackers.indexOf(state.attacker),
-    epsilon = way().epsilon[row],
+// What the chosen adversary can learn about the node it can learn most about, and about the one it can learn least about.
+function adversaryGuarantees() {
+  if (!figures() || !figures().epsilon) return [];
+  const row = leakage().attackers.indexOf(state.attacker),
+    epsilon = figures().epsilon[row],
     size = (i) => (isInf(epsilon[i]) ? Infinity : epsilon[i]);
   const order = epsilon
     .map((_, i) => i)
@@ -38,17 +38,17 @@ function chosenPromises() {
     [order[0], "most"],
     [order[order.length - 1], "least"],
   ].map(([victim, how]) => ({
-    adversary: `node ${node(state.attacker)}, the curious one, about node ${node(victim)}, of which it can learn ${how}`,
+    adversary: `node ${node(state.attacker)}, the chosen adversary, about node ${node(victim)}, of which it can learn ${how}`,
     protects: run().promises.length ? run().protects : "",
     epsilon: epsilon[victim],
-    guess: way().guess[row][victim],
-    kind: way().kinds[way().kind[row][victim]],
-    assumptions: way().assumptions[way().kinds[way().kind[row][victim]]],
+    guess: figures().guess[row][victim],
+    kind: figures().kinds[figures().kind[row][victim]],
+    assumptions: figures().assumptions[figures().kinds[figures().kind[row][victim]]],
   }));
 }
 
-function drawPromises() {
-  const rows = [...run().promises, ...chosenPromises()].map(promised),
+function drawGuarantees() {
+  const rows = [...run().promises, ...adversaryGuarantees()].map(guaranteeRow),
     card = made("div", null, "table-card");
   card.append(made("h3", `Guarantees of ${run().label}, at delta ${small(run().delta)}`));
   if (run().epsilon == null) card.append(made("p", run().verdict, "missing"));
@@ -59,7 +59,7 @@ function drawPromises() {
           "against",
           "what is protected",
           "epsilon",
-          "a guess between two data sets is right at most",
+          "upper bound on guessing accuracy",
           "kind, and what it means",
           "assumes",
         ],
@@ -70,25 +70,25 @@ function drawPromises() {
   const notes = [
     run().bound,
     first(run().convexity) + ".",
-    ...(leaks()
-      ? leaks()
+    ...(leakage()
+      ? leakage()
           .refusals.slice(0, 1)
           .map(
             (line) =>
-              `Not offered for single nodes: ${line}${leaks().refusals.length > 1 ? ` (and ${leaks().refusals.length - 1} alike)` : ""}.`,
+              `Not offered for single nodes: ${line}${leakage().refusals.length > 1 ? ` (and ${leakage().refusals.length - 1} alike)` : ""}.`,
           )
       : []),
   ];
   notes.forEach((line) => card.append(made("p", line, "note")));
-  at("promises").replaceChildren(card);
+  at("guarantees").replaceChildren(card);
   at("uncovered").replaceChildren(...run().not_covered.map((line) => made("li", line)));
 }
 
 function drawSummary() {
   const one = run(),
     best = one.promises.filter((row) => row.proven).sort((a, b) => a.guess - b.guess)[0];
-  at("verdict").textContent = one.verdict;
-  at("verdict").className = one.epsilon == null || isInf(one.epsilon) ? "bad" : "";
+  at("headline").textContent = one.verdict;
+  at("headline").className = one.epsilon == null || isInf(one.epsilon) ? "bad" : "";
   const cards = [
     [
       `test ${data.metric}, average model`,
@@ -97,14 +97,14 @@ function drawSummary() {
     ],
     [
       "epsilon",
-      said(one.epsilon),
+      epsilonText(one.epsilon),
       one.kind ? `delta ${small(one.delta)}, ${one.adversary} as adversary, ${one.kind}` : "see the guarantees below",
     ],
-    ["a spy’s best guess", best ? `${best.guess.toFixed(1)} %` : "no limit", "right at most so often; 50 % is a coin"],
+    ["guessing accuracy", accuracyText(best && best.guess), "upper bound; 50 % is random guessing"],
     [
-      "attack’s area",
+      "membership inference AUC",
       one.attack ? one.attack.value.toFixed(3) : "none yet",
-      one.attack ? `${one.attack.attack}; 0.5 is guessing` : "nobody attacked this run",
+      one.attack ? `${one.attack.attack} attack; 0.5 is random guessing` : "nobody attacked this run",
     ],
     ["sent", bytes(one.bytes), `by ${one.n} nodes in ${one.rounds} rounds`],
   ];

@@ -1,6 +1,6 @@
 // Accuracy against privacy, and against the attack.
 
-const steps = (low, high) => {
+const logTicks = (low, high) => {
   const found = [];
   for (let power = Math.floor(Math.log10(low)) - 1; power <= Math.log10(high) + 1; power++)
     [1, 2, 5].forEach((part) => found.push(part * 10 ** power));
@@ -8,7 +8,7 @@ const steps = (low, high) => {
   return within.length > 8 ? within.filter((value) => /^1/.test(value.toExponential())) : within;
 };
 const utility = (one) => one.ending;
-const endings = () =>
+const tradeOffTable = () =>
   table(
     [
       "run",
@@ -17,7 +17,7 @@ const endings = () =>
       "nodes",
       "epsilon",
       "kind, adversary",
-      "attack's area",
+      "membership inference AUC",
       "sent",
     ],
     data.runs.map((one) => [
@@ -25,7 +25,7 @@ const endings = () =>
       one.algorithm,
       share(one.average_model),
       share(one.mean_node),
-      said(one.epsilon),
+      epsilonText(one.epsilon),
       one.kind ? `${one.kind}, ${one.adversary}` : "",
       one.attack ? `${one.attack.value.toFixed(3)} (${one.attack.attack})` : "not attacked",
       bytes(one.bytes),
@@ -34,22 +34,22 @@ const endings = () =>
   );
 const joined = (members, x, more) =>
   curves.map((curve) => {
-    const mine = members.filter((one) => one.curve === curve).sort((a, b) => x(a) - x(b));
+    const own = members.filter((one) => one.curve === curve).sort((a, b) => x(a) - x(b));
     return {
       type: "scatter",
-      mode: mine.length > 1 ? "lines+markers" : "markers",
-      x: mine.map(x),
-      y: mine.map(utility),
-      line: { width: 1.5, color: mine.length ? mine[0].colour : "" },
+      mode: own.length > 1 ? "lines+markers" : "markers",
+      x: own.map(x),
+      y: own.map(utility),
+      line: { width: 1.5, color: own.length ? own[0].colour : "" },
       marker: {
         opacity: 1,
-        size: mine.map((one) => (one === chosenSeries() ? 15 : 11)),
-        symbol: mine.map((one) => one.symbol),
-        color: mine.map((one) => one.colour),
+        size: own.map((one) => (one === chosenSeries() ? 15 : 11)),
+        symbol: own.map((one) => one.symbol),
+        color: own.map((one) => one.colour),
         line: { width: 1.5, color: css("--card") },
       },
       hoverinfo: "text",
-      ...more(mine),
+      ...more(own),
     };
   });
 
@@ -67,16 +67,16 @@ function drawPrivacy() {
     ticks =
       each.length < 6
         ? each.filter((value, i) => !i || value > 1.15 * each[i - 1])
-        : steps(low, high).filter((value) => value <= high * 1.3),
+        : logTicks(low, high).filter((value) => value <= high * 1.3),
     ends = [...(inf ? [[endless, "infinite"]] : []), ...(odd ? [[none, "none<br>proven"]] : [])];
   const right = odd ? none : inf ? endless : Math.log10(high),
     room = 0.12 * (right - Math.log10(low) || 1);
   const about = new Set(data.runs.filter((one) => one.epsilon != null).map((one) => `${one.adjacency}, ${one.change}`));
   figure("privacy", `${data.metric === "rmse" ? "Error" : "Accuracy"} against privacy`).draw({
-    traces: joined(data.series, x, (mine) => ({
-      hovertext: mine.map(
+    traces: joined(data.series, x, (own) => ({
+      hovertext: own.map(
         (one) =>
-          `${safe(one.name)}<br>${data.metric} ${share(utility(one))}<br>epsilon ${said(one.epsilon)}<br>` +
+          `${safe(one.name)}<br>${data.metric} ${share(utility(one))}<br>epsilon ${epsilonText(one.epsilon)}<br>` +
           headlines([data.runs[one.runs[0]]]),
       ),
     })),
@@ -99,11 +99,11 @@ function drawPrivacy() {
           ? " Not all epsilons here are about the same change of data (see the table of guarantees), so compare like with like."
           : ""),
     ],
-    numbers: endings(),
+    numbers: tradeOffTable(),
   });
 }
 
-function drawSuccess() {
+function drawAttackSuccess() {
   const place = figure("success", `${data.metric === "rmse" ? "Error" : "Accuracy"} against the attack`),
     members = data.series.filter((one) => one.attack);
   if (!members.length) return place.missing(run().missing.attack || ["No run was attacked.", ""]);
@@ -111,25 +111,25 @@ function drawSuccess() {
     traces: joined(
       members,
       (one) => one.attack.value,
-      (mine) => ({
+      (own) => ({
         mode: "markers",
         error_x: {
           type: "data",
           symmetric: false,
-          array: mine.map((one) => one.attack.high - one.attack.value),
-          arrayminus: mine.map((one) => one.attack.value - one.attack.low),
-          color: mine.length ? mine[0].colour : "",
+          array: own.map((one) => one.attack.high - one.attack.value),
+          arrayminus: own.map((one) => one.attack.value - one.attack.low),
+          color: own.length ? own[0].colour : "",
           thickness: 1.5,
           width: 4,
         },
-        hovertext: mine.map(
+        hovertext: own.map(
           (one) =>
-            `${safe(one.name)}<br>${data.metric} ${share(utility(one))}<br>area ${area(one.attack)}, ${one.attack.attack}`,
+            `${safe(one.name)}<br>${data.metric} ${share(utility(one))}<br>AUC ${interval(one.attack)}, ${one.attack.attack}`,
         ),
       }),
     ),
     layout: {
-      xaxis: { title: "attack’s area (0.5 is guessing)" },
+      xaxis: { title: "membership inference AUC (0.5 is random guessing)" },
       yaxis: { title: `test ${data.metric}` },
       shapes: [
         {
@@ -145,10 +145,13 @@ function drawSuccess() {
     },
     legend: dotKeys(members),
     caption: [
-      "Left, near the dotted line, the attack is no better than guessing; " +
+      "Left, near the dotted line, the attack is no better than random guessing; " +
         `${data.less_is_better ? "down" : "up"} is better for training. Bars are confidence intervals. ` +
         "The strongest attack that was tried on each run is shown; a stronger one may exist.",
     ],
-    numbers: endings(),
+    numbers: tradeOffTable(),
   });
 }
+
+register({ id: "privacy", section: "trade", row: "trade-offs", draw: drawPrivacy });
+register({ id: "success", section: "trade", row: "trade-offs", draw: drawAttackSuccess });

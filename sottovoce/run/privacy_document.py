@@ -1,0 +1,91 @@
+"""What `privacy.json` of a run says, as types: the one reader of its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from sottovoce.config import Document
+from sottovoce.core.json_numbers import from_json
+from sottovoce.privacy.guarantee import PrivacyFigure
+from sottovoce.privacy.views import View, read_view
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredView:
+    """All guarantees against one view, the one that is reported first, and why other kinds do not apply."""
+
+    view: View
+    headline: PrivacyFigure | None
+    guarantees: tuple[PrivacyFigure, ...]
+    refusals: tuple[str, ...]
+
+    @classmethod
+    def read(cls, document: Document) -> StoredView:
+        """From JSON."""
+        view, headline = read_view(document["view"]), document["headline"]
+        return cls(
+            view=view,
+            headline=None if headline is None else PrivacyFigure.read(headline, view),
+            guarantees=tuple(PrivacyFigure.read(one, view) for one in document["guarantees"]),
+            refusals=tuple(document["refusals"]),
+        )
+
+    @property
+    def node(self) -> int | None:
+        """The single node that is the adversary; None for other views."""
+        return self.view.members[0] if len(self.view.members) == 1 else None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrivacyDocument:
+    """The guarantees of a run, and the algorithm, topology and noise that they are about.
+
+    `sigma` is a list where it differs from node to node, None without noise; `over_rounds` has pairs (round, epsilon).
+    """
+
+    algorithm: str
+    topology: str
+    rounds: int
+    sigma: float | list[float] | None
+    sensitivity: float
+    clipping: str
+    adjacency: str
+    participation: str
+    delta: float
+    headline: PrivacyFigure | None
+    sampled: PrivacyFigure | None
+    convexity: str
+    refusals: tuple[str, ...]
+    over_rounds: tuple[tuple[int, float], ...]
+    stored_views: Sequence[Document]
+
+    @classmethod
+    def read(cls, document: Document) -> PrivacyDocument:
+        """From JSON; a key that is missing is a `KeyError`."""
+        plain = (
+            "algorithm", "topology", "rounds", "sigma", "clipping", "adjacency", "participation", "delta", "convexity"
+        )  # fmt: skip
+        headline, sampled = (
+            None if document[key] is None else PrivacyFigure.read(document[key]) for key in ("headline", "sampled")
+        )
+        return cls(
+            **{key: document[key] for key in plain},
+            sensitivity=from_json(document["sensitivity"]),
+            headline=headline,
+            sampled=sampled,
+            refusals=tuple(document["refusals"]),
+            over_rounds=tuple((one["round"], from_json(one["epsilon"])) for one in document.get("over_rounds", [])),
+            stored_views=document["views"],
+        )
+
+    @cached_property
+    def views(self) -> tuple[StoredView, ...]:
+        """Every view that was accounted for; read when first asked for, because there can be many."""
+        return tuple(StoredView.read(view) for view in self.stored_views)
+
+    @property
+    def node_views(self) -> dict[int, StoredView]:
+        """The views of single nodes, by node."""
+        return {view.node: view for view in self.views if view.node is not None}

@@ -1,0 +1,117 @@
+"""What finished runs left behind, read from their folders: settings, guarantees, measurements, attacks and audits.
+
+Reading needs no torch. `finished_run` opens a run again to work with its data and its algorithm.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sottovoce.config import Document, Experiment, parse_experiment
+from sottovoce.errors import InputError
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.sweep_results import metric_of
+
+
+@dataclass(frozen=True, eq=False)
+class RunDocuments:
+    """The files of one finished run; `attacks` and `audit` are empty where nobody made them."""
+
+    folder: Path
+    experiment: Experiment
+    privacy: PrivacyDocument
+    result: Document
+    lines: Sequence[Document]
+    attacks: Document
+    audit: Document
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return self.experiment.name
+
+    @property
+    def metric(self) -> str:
+        """accuracy or rmse."""
+        return metric_of(self.lines[-1])
+
+
+def read_runs(paths: Iterable[Path]) -> list[RunDocuments]:
+    """The runs in some folders, each a run's own or that of a sweep; all must be measured by the same metric."""
+    found = [_read(folder) for folder in dict.fromkeys(folder for path in paths for folder in _runs_in(path))]
+    if not found:
+        raise InputError("no run", "at least one is looked at", "give runs/NAME of sotto run")
+    other = next((one for one in found if one.metric != found[0].metric), None)
+    if other is not None:
+        raise InputError(
+            f"{found[0].name} is measured in {found[0].metric}, {other.name} in {other.metric}",
+            "one scale cannot show both", "compare runs on the same task",
+        )  # fmt: skip
+    return found
+
+
+def unfinished_runs(paths: Iterable[Path]) -> list[Path]:
+    """Runs without a result in folders of sweeps, because they were stopped or diverged: `read_runs` skips them."""
+    found = dict.fromkeys(folder for path in paths if not RunFiles(path).config.exists() for folder in _inside(path))
+    return [folder for folder in found if not RunFiles(folder).result.exists()]
+
+
+def damaged_run(folder: Path) -> InputError:
+    """What is wrong where files of a run do not have what they should."""
+    return InputError(f"{folder}: damaged, or of another version", "a run's files belong together", "run it again")
+
+
+def unfinished_run(folder: Path) -> InputError:
+    """What is wrong with a run that has no result."""
+    return InputError(f"{folder}: an unfinished run", "only finished ones are looked at", "go on with --resume")
+
+
+def _runs_in(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise InputError(f"{path}: no such folder", "a run or a sweep has one", "give runs/NAME of sotto run")
+    if RunFiles(path).config.exists():
+        return [path]
+    inside = _inside(path)
+    finished = [folder for folder in inside if RunFiles(folder).result.exists()]
+    if not finished:
+        what = "only unfinished runs in it" if inside else "no run"
+        raise InputError(f"{path}: {what}", "a finished run has a result.json", "give runs/NAME of sotto run")
+    return finished
+
+
+def _inside(path: Path) -> list[Path]:
+    return sorted((part.parent for part in path.glob("**/config.json")), key=_natural_order)
+
+
+def _natural_order(path: Path) -> list[tuple[float, str]]:
+    """So that 2 comes before 16."""
+    parts = re.split(r"([0-9]+(?:\.[0-9]+)?)", str(path))
+    return [(float(part), "") if part[:1].isdigit() else (math.inf, part) for part in parts]
+
+
+def _read(folder: Path) -> RunDocuments:
+    files = RunFiles(folder)
+    result, privacy = files.document(files.result), files.document(files.privacy)
+    if result is None or privacy is None:
+        raise unfinished_run(folder)
+    experiment = parse_experiment(files.document(files.config) or {}, str(files.config))
+    lines = files.lines()
+    attacks, audit = (files.document(path) or {} for path in (files.attack, files.audit))
+    try:
+        run = RunDocuments(folder, experiment, PrivacyDocument.read(privacy), result, lines, attacks, audit)
+        _check_line(run.lines[-1], run.metric)
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise damaged_run(folder) from None
+    return run
+
+
+def _check_line(line: Document, metric: str) -> None:
+    """Refuse a line of metrics without the figures that tables are made of."""
+    for key in ("average", "mean", "min", "max"):
+        line[metric][key]
+    line["bytes"]
