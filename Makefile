@@ -2,11 +2,14 @@
 # All set up what they need first.
 
 PYTHON ?= python3
+# The version that tests run with; the package itself takes a range. make test TORCH=2.3.0 exchanges it.
+TORCH ?= 2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+READY := $(VENV)/.ready-torch-$(TORCH)
+PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test slow bench docs clean
+.PHONY: demo test slow bench torch-ends docs clean
 
 demo: $(READY)
 	$(BIN)/sotto demo
@@ -29,16 +32,32 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.processes
 
+# Before a release: all tests that use torch, with the oldest version that pyproject.toml allows and with the newest there
+# is, one after the other in build/torch. Builds with CUDA take up to 6 GB there.
+ENDS = import tomllib; \
+  torch = next(d for d in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"] if d.startswith("torch")); \
+  print(torch.split(",")[0].replace(">=", "=="), torch)
+torch-ends:
+	set -e; for torch in $$($(PYTHON) -c '$(ENDS)'); do \
+	  $(PYTHON) -m venv --clear build/torch; \
+	  $(call PIP,build/torch) "$$torch"; \
+	  $(call PIP,build/torch) --editable ".[dev]"; \
+	  build/torch/bin/python -c 'import torch; print("torch", torch.__version__)'; \
+	  build/torch/bin/pytest -m "not slow" -n auto --dist loadscope $$(grep -lE "torch|ranks" tests/test_*.py tests/laws.py); \
+	done; rm -rf build/torch
+
 docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "open site/index.html"
 
-# torch is installed first and by itself, so that pip settles on the pinned build before anything else asks for it
+# torch is installed first and by itself: asked for by its range, pip would take the newest, which for Linux brings
+# several gigabytes of CUDA. Marks of another torch are removed, because it is no longer there.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit(f"found Python {v[0]}.{v[1]}; 3.11 or newer is needed; run make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$($(PYTHON) -c 'import tomllib; print(next(d for d in tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"] if d.startswith("torch")))')"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@rm -f $(VENV)/.ready*
+	$(call PIP,$(VENV)) "torch==$(TORCH)"
+	$(call PIP,$(VENV)) --editable ".[dev]"
 	@touch $@
 
 clean:

@@ -71,7 +71,9 @@ def test_one_node_without_gossip_and_noise_is_plain_sgd(name, data, settings):
         optimiser.step()
     wanted = nn.utils.parameters_to_vector(module.parameters()).detach()
     assert not torch.allclose(wanted, start, atol=1e-3)
-    torch.testing.assert_close(run.models[0], wanted, rtol=1e-6, atol=1e-6)
+    # The engine and backward() add up convolutions in different orders, which also change with the version of torch:
+    # over five seeds and two versions they differed by at most 2.3e-6 (softmax, mlp: 5e-8).
+    torch.testing.assert_close(run.models[0], wanted, rtol=1e-6, atol=5e-6 if name == "cnn" else 1e-6)
     assert shown == list(range(1, 13))
     assert [found.round for found in run.metrics] == [0, 4, 8, 12]
 
