@@ -23,7 +23,7 @@ from sottovoce.distributed.ranks import join_ranks
 from sottovoce.distributed.sharded_feed import ShardedFeed
 from sottovoce.distributed.sharded_rows import Halo, ShardedRows
 from sottovoce.errors import Diverged, SottovoceError
-from sottovoce.run import checkpoint, checkpoint_schedule, execute
+from sottovoce.run import checkpoint, checkpoint_schedule, fingerprint
 from sottovoce.run.build import build
 from sottovoce.run.execute import run_experiment
 from tests.cases import DIMENSION, cases, task
@@ -119,11 +119,11 @@ def held_data(ranks, wanted):
 def differing(ranks, one, other, place, version):
     """Rank 1 is given another document, or is of another version."""
     if version is not None and ranks.rank == 1:
-        execute.__version__ = version
+        fingerprint.__version__ = version
     try:
         return ranked(ranks, other if ranks.rank == 1 else one, place)
     finally:
-        execute.__version__ = sottovoce.__version__
+        fingerprint.__version__ = sottovoce.__version__
 
 
 def ranked(ranks, document, place, resume=False, stop=None):
@@ -199,4 +199,4 @@ def rank_until(fault, victim, told, document, place, timeout):
         FAULTS[fault]()
     with join_ranks(timeout) as ranks:
         said = ranked(ranks, document, place, True)
-        os._exit({"Lost": 1, "Diverged": 2}.get((said or "").partition(":")[0], 9))
+        os._exit({"PeerLost": 1, "Diverged": 2}.get((said or "").partition(":")[0], 9))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 import traceback
 from pathlib import Path
+
+from tests.forked import forking
 
 TIMEOUT = 60.0
 
@@ -20,7 +21,7 @@ class Pool:
     def __init__(self, size):
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("spawn")
+        context = forking()
         self._pipes, self._processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
@@ -55,11 +56,8 @@ def environment(rank, size, meeting):
 
 def _serve(pipe, rank, size, meeting):
     os.environ |= environment(rank, size, meeting)
-    import torch
-
     from sottovoce.distributed.ranks import join_ranks
 
-    torch.set_num_threads(1)
     with join_ranks(TIMEOUT) as ranks:
         while (wanted := pipe.recv()) is not None:
             act, arguments = wanted

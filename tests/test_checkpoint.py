@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
-import multiprocessing
 import random
+import shutil
 import signal
 import time
 
@@ -16,13 +16,14 @@ import torch
 from sottovoce import InputError
 from sottovoce.core.threads import threads
 from sottovoce.learning.datasets import load as load_data
-from sottovoce.run import build, build_topology, checkpoint, execute
+from sottovoce.run import build, build_topology, checkpoint, execute, fingerprint
 from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.simulation import measured_rounds
 from sottovoce.run.training_run import prepare_run
 from tests.cases import cases
+from tests.forked import forking
 from tests.killed import MOMENTS, experiment, run_until
 from tests.test_simulate import job
 
@@ -99,24 +100,17 @@ def whole(tmp_path_factory):
     return contents(place)
 
 
-@pytest.fixture(scope="module")
-def processes():
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.killed"])
-    return context
-
-
-def die(processes, moment, place):
-    process = processes.Process(target=run_until, args=(moment, str(place)))
+def die(moment, place):
+    process = forking().Process(target=run_until, args=(moment, str(place)))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_at_any_moment_it_ends_the_same(moment, processes, whole, tmp_path):
+def test_killed_at_any_moment_it_ends_the_same(moment, whole, tmp_path):
     place = tmp_path / "try"
-    die(processes, moment, place)
+    die(moment, place)
     assert not RunFiles(place).result.exists()
     half = [part for part in place.glob("*.part") if "written" in moment or "name" in moment]
     assert len(half) == ("written" in moment or "name" in moment)
@@ -125,9 +119,9 @@ def test_killed_at_any_moment_it_ends_the_same(moment, processes, whole, tmp_pat
     assert not list(place.glob("*.part"))
 
 
-def test_killed_again_and_again_it_ends_the_same(processes, whole, tmp_path):
+def test_killed_again_and_again_it_ends_the_same(whole, tmp_path):
     for moment in ("before the promise", "while a checkpoint is written", "after the checkpoint of the start"):
-        die(processes, moment, tmp_path / "try")
+        die(moment, tmp_path / "try")
     run_experiment(experiment(), tmp_path / "try", resume=True)
     assert contents(tmp_path / "try") == whole
 
@@ -153,17 +147,23 @@ def test_an_interrupt_saves_where_the_run_is(stop, seconds, whole, tmp_path):
 # --- folders that hold something else ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def stopped(tmp_path):
-    """A run that was interrupted after three rounds, two lines of metrics written."""
+@pytest.fixture(scope="module")
+def stopped_once(tmp_path_factory):
+    place = tmp_path_factory.mktemp("stopped")
 
     def interrupt(_, state):
         if state.rounds == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_experiment(experiment(), tmp_path, watch=interrupt)
-    return tmp_path
+        run_experiment(experiment(), place, watch=interrupt)
+    return place
+
+
+@pytest.fixture
+def stopped(stopped_once, tmp_path):
+    """A copy of a run that was interrupted after three rounds, two lines of metrics written."""
+    return shutil.copytree(stopped_once, tmp_path, dirs_exist_ok=True)
 
 
 def resumed(place, **sections):
@@ -266,7 +266,7 @@ def test_other_data_or_another_version_is_refused(stopped, monkeypatch):
         with pytest.raises(InputError, match="other settings, data or code"):
             resumed(stopped)
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "__version__", "99")
+        patch.setattr(fingerprint, "__version__", "99")
         with pytest.raises(InputError, match="other settings, data or code"):
             resumed(stopped)
 
@@ -293,12 +293,12 @@ def test_a_graph_file_that_changed_is_refused(tmp_path, monkeypatch):
     loop_state(False)
 
 
-def test_a_promise_made_for_other_data_is_refused(processes, tmp_path):
+def test_a_promise_made_for_other_data_is_refused(tmp_path):
     """Killed before its first checkpoint, a run has a promise and nothing that ties it to its data but the promise.
 
     Its first rounds were played: their noise is not drawn again with other data.
     """
-    die(processes, "before the first checkpoint", tmp_path)
+    die("before the first checkpoint", tmp_path)
     before = RunFiles(tmp_path).document(tmp_path / "privacy.json")
     (tmp_path / "privacy.json").write_text(json.dumps({**before, "fingerprint": "of another run"}))
     with pytest.raises(InputError, match="other settings, data or code"):
@@ -383,7 +383,7 @@ machine.checkpoint_seconds = 0
 def until(process, condition):
     """Look until something holds; the process must not end before."""
     while not condition():
-        assert process.poll() is None, process.stderr.read()
+        assert process.running(), process.complaints()
         time.sleep(0.001)
 
 
@@ -403,7 +403,7 @@ def test_the_command_interrupted_and_killed_ends_the_same(tmp_path, sotto, comma
     before = saved_at(place / "checkpoint.npz")
     process = command(tmp_path, "run", "long.toml", "--resume")
     until(process, lambda: saved_at(place / "checkpoint.npz") > before)
-    process.kill()
+    process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     code, out, err = sotto("run long.toml --resume --json")
@@ -430,7 +430,7 @@ def test_the_command_killed_at_random_moments_ends_the_same(tmp_path, sotto, com
             until(process, lambda: any(place.glob("checkpoint.npz.*.part")))
             process.send_signal(signal.SIGSTOP)
             halves += any(place.glob("checkpoint.npz.*.part"))
-        process.kill()
+        process.send_signal(signal.SIGKILL)
         process.communicate()
         assert process.returncode == -signal.SIGKILL
     assert halves

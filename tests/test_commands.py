@@ -6,8 +6,10 @@ import json
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,8 @@ import typer
 from sottovoce.cli import app
 from tests.test_config import SMALL
 
-COMMANDS = sorted(command.name or command.callback.__name__ for command in app.registered_commands)
+GROUP = typer.main.get_command(app)
+COMMANDS = sorted(GROUP.commands)
 
 FINE = {
     "account": "--graph ring:6",
@@ -76,9 +79,7 @@ TRADED = {
 
 
 def options(command: str) -> set[str]:
-    found = next(one for one in app.registered_commands if (one.name or one.callback.__name__) == command)
-    group = typer.main.get_command(app)
-    parameters = group.commands[found.name or found.callback.__name__].params
+    parameters = GROUP.commands[command].params
     return {name for parameter in parameters for name in parameter.opts if name.startswith("--")}
 
 
@@ -156,13 +157,9 @@ def test_wrong_input_is_one_line_and_writes_nothing(command, words, sotto, place
 
 
 @pytest.fixture(scope="module")
-def finished(place):
+def finished(place, trained):
     """The folder of a finished run that recorded nothing."""
-    subprocess.run(
-        [sys.executable, "-m", "sottovoce", "--quiet", "run", "try.toml", "--out", "done"], cwd=place, check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, capture_output=True,
-    )  # fmt: skip
-    return place / "done" / "try"
+    return shutil.copytree(trained(tomllib.loads(SMALL)), place / "done" / "try")
 
 
 ON_A_RUN = [
@@ -268,10 +265,13 @@ def test_a_closed_pipe_is_no_error_message(place):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_a_script_for_the_shell(shell):
-    done = start(f"--show-completion={shell}", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
-    assert done.returncode == 0, done.stderr
-    assert "_SOTTO_COMPLETE" in done.stdout or "COMPLETE" in done.stdout
+def test_completion_is_a_script_for_the_shell(shell, monkeypatch, capsys):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    with pytest.raises(SystemExit) as stop:
+        app([f"--show-completion={shell}"], prog_name="sotto")
+    out, err = capsys.readouterr()
+    assert (stop.value.code, err) == (0, "")
+    assert "_SOTTO_COMPLETE" in out
 
 
 @pytest.mark.parametrize(
@@ -286,14 +286,16 @@ def test_completion_is_a_script_for_the_shell(shell):
         ("sotto aud", "audit", "account"),
     ],
 )
-def test_words_are_completed(typed, offered, not_offered):
-    words = typed.split()
-    more = {"COMP_WORDS": typed, "COMP_CWORD": str(len(words) - 1), "_SOTTO_COMPLETE": "complete_bash"}
-    code = "import sys; sys.argv = ['sotto']; from sottovoce.cli import app; app(prog_name='sotto')"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **more}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert offered in done.stdout.split(), done.stderr
-    assert not_offered not in done.stdout.split()
+def test_words_are_completed(typed, offered, not_offered, monkeypatch, capsys):
+    for name, value in (("COMP_WORDS", typed), ("COMP_CWORD", str(len(typed.split()) - 1))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("_SOTTO_COMPLETE", "complete_bash")
+    with pytest.raises(SystemExit) as stop:
+        app([], prog_name="sotto")
+    out, err = capsys.readouterr()
+    assert (stop.value.code, err) == (0, "")
+    assert offered in out.split()
+    assert not_offered not in out.split()
 
 
 HEAVY = {"torch", "pydantic", "sklearn", "dp_accounting", "rich", "jsonschema"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import subprocess
-import sys
 import time
 import tracemalloc
 from functools import cache
@@ -19,8 +17,7 @@ from sottovoce import InputError
 from sottovoce.learning import catalogue
 from sottovoce.learning.catalogue import CATALOGUE, held_out, household_averages
 from sottovoce.learning.datasets import Dataset, dataset_names, list_datasets, load
-
-from .test_package import in_new_process, sotto
+from tests.test_package import in_new_process
 
 ROOT = Path(__file__).parents[1]
 MNIST = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
@@ -107,7 +104,7 @@ def test_held_out_rows_are_a_fifth_of_every_stratum():
 
 
 def test_data_half_does_not_load_torch():
-    done = in_new_process("import sys; from sottovoce.learning.partition import *\nsys.exit('torch' in sys.modules)")
+    done = in_new_process("import sys; from sottovoce.learning.partitioning import *\nsys.exit('torch' in sys.modules)")
     assert done.returncode == 0, done.stderr
 
 
@@ -123,11 +120,17 @@ def test_mnist_has_its_known_counts_and_statistics(real):
     assert dataset.inputs.max() == pytest.approx((1 - 0.1307) / 0.3081, rel=1e-3)
 
 
-def test_mnist_loads_quickly(data):
-    folder = data("mnist/train-images-idx3-ubyte.gz").parents[1]
+def seconds(act):
     before = time.process_time()
-    load("mnist", folder)
-    assert time.process_time() - before < 1.5
+    act()
+    return time.process_time() - before
+
+
+def test_mnist_loads_in_little_more_time_than_its_files_are_unpacked(data):
+    folder = data("mnist/train-images-idx3-ubyte.gz").parents[1]
+    files = [path.read_bytes() for path in (folder / "mnist").glob("*ubyte.gz")]
+    unpacked = seconds(lambda: [gzip.decompress(file) for file in files])
+    assert seconds(lambda: load("mnist", folder)) < 5 * unpacked
 
 
 def test_mnist_needs_little_more_memory_than_it_keeps(data):
@@ -461,7 +464,7 @@ def recipes():
     return [code for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL) if ">>>" not in code]
 
 
-def test_the_page_makes_the_two_files_that_are_not_published(tmp_path):
+def test_the_page_makes_the_two_files_that_are_not_published(tmp_path, monkeypatch):
     write_mnist(tmp_path)
     for part, rows in (("train", 60_000), ("test", 60_000)):
         table = np.zeros((rows, 8), dtype=">i4")
@@ -473,7 +476,8 @@ def test_the_page_makes_the_two_files_that_are_not_published(tmp_path):
         rows[:, 0] = 3
         write(tmp_path, f"cifar10/cifar-10-batches-bin/{batch}.bin", rows.tobytes())
     for code, folder in zip(recipes(), ("mnist", "cifar10"), strict=True):
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path / folder, check=True)
+        monkeypatch.chdir(tmp_path / folder)
+        exec(code, {})
     assert load("mnist-writers", tmp_path).test_groups.max() == 99
     assert load("cifar10", tmp_path).inputs.shape == (20, 3072)
 
@@ -483,11 +487,11 @@ def test_the_page_names_every_data_set():
     assert all(f"| `{name}` |" in page for name in dataset_names())
 
 
-def test_command_lists_every_data_set(tmp_path):
+def test_command_lists_every_data_set(sotto, tmp_path):
     write_npz(tmp_path, "cifar10/cifar10.npz", cifar())
-    done = sotto("data", "--data", str(tmp_path), "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
+    code, out, err = sotto("data --json --data", str(tmp_path))
+    assert (code, err) == (0, "")
+    document = json.loads(out)
     listed = {entry["name"]: entry for entry in document["data"]}
     assert document["folder"] == str(tmp_path)
     assert tuple(listed) == dataset_names()
@@ -498,15 +502,14 @@ def test_command_lists_every_data_set(tmp_path):
     assert listed["cifar10"]["bytes"] == (tmp_path / "cifar10/cifar10.npz").stat().st_size
 
 
-def test_command_says_in_words_what_is_missing_and_what_to_beware_of(tmp_path):
-    done = sotto("data", "--data", str(tmp_path))
-    assert done.returncode == 0
-    assert "housing-longitude: the label of OpenML 823 is longitude < mean" in done.stdout
-    assert "movielens: put movielens/ml-latest-small/ratings.csv into the folder; from GroupLens" in done.stdout
+def test_command_says_in_words_what_is_missing_and_what_to_beware_of(sotto, tmp_path):
+    code, out, _ = sotto("data --data", str(tmp_path))
+    assert code == 0
+    assert "housing-longitude: the label of OpenML 823 is longitude < mean" in out
+    assert "movielens: put movielens/ml-latest-small/ratings.csv into the folder; from GroupLens" in out
 
 
-def test_command_refuses_a_folder_that_is_not_there():
-    done = sotto("data", "--data", "/no/such")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("sotto: folder /no/such: no such folder; ")
-    assert done.stderr.count("\n") == 1
+def test_command_refuses_a_folder_that_is_not_there(sotto):
+    code, out, err = sotto("data --data /no/such")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("sotto: folder /no/such: no such folder; ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 import re
 import subprocess
@@ -39,6 +38,7 @@ from sottovoce.matrix_factorization.certificate import nuclear
 from sottovoce.matrix_factorization.optimizer import lower_factor, search
 from sottovoce.matrix_factorization.result import error_of, normalised, sensitivity_squared
 from sottovoce.matrix_factorization.workload import workload
+from tests.forked import forking
 
 
 def prefix(T):
@@ -617,12 +617,17 @@ def test_a_home_is_not_needed(monkeypatch):
     assert not factorize(metropolis("ring:5"), participation="2x4").cached
 
 
+def setenv(name, value):
+    """In a process that was forked before the test chose its cache."""
+    os.environ[name] = value
+
+
 def _at_once(_):
     return factorize(metropolis("ring:5"), participation="2x6").objective
 
 
 def test_cache_is_safe_when_many_write(own_cache):
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
+    with forking().Pool(3, setenv, ["XDG_CACHE_HOME", os.environ["XDG_CACHE_HOME"]]) as pool:
         values = pool.map(_at_once, range(9))
     assert len(set(values)) == 1
     assert [file.suffix for file in own_cache.iterdir()] == [".npz"]
@@ -682,52 +687,48 @@ def test_view_that_is_too_large_is_refused(monkeypatch):
         factorize(metropolis("ring:5"), rounds=4, view="node:0")
 
 
-def sotto(*words):
-    return subprocess.run([sys.executable, "-m", "sottovoce", *words], capture_output=True, text=True, check=False)
-
-
 FLORENTINE = ("noise", "--graph", "florentine", "--weights", "uniform", "--participation", "4x16")
 
 
-def test_noise_command_prints_one_document(own_cache):
-    done = sotto(*FLORENTINE, "--json", "--no-cache")
-    facts = json.loads(done.stdout)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_noise_command_prints_one_document(own_cache, sotto):
+    code, out, err = sotto(*FLORENTINE, "--json", "--no-cache")
+    facts = json.loads(out)
+    assert (code, err) == (0, "")
     assert {"objective", "lower_bound", "gap", "independent", "antipgd", "seconds"} <= set(facts)
     assert facts["lower_bound"] <= facts["objective"] <= 3257.7
     assert facts["gap"] <= 1e-3
     assert not own_cache.exists()
 
 
-def test_noise_command_draws_and_writes(own_cache, tmp_path):
-    done = sotto(*FLORENTINE, "--out", str(tmp_path / "c.npz"))
-    assert done.returncode == 0
-    assert "lower bound" in done.stdout
-    assert "C, darker for larger:\n@@\n" in done.stdout
-    assert "█" in done.stdout
-    assert "times less error than independent noise" in done.stdout
+def test_noise_command_draws_and_writes(own_cache, sotto, tmp_path):
+    code, out, _ = sotto(*FLORENTINE, "--out", str(tmp_path / "c.npz"))
+    assert code == 0
+    assert "lower bound" in out
+    assert "C, darker for larger:\n@@\n" in out
+    assert "█" in out
+    assert "times less error than independent noise" in out
     assert len(list(own_cache.iterdir())) == 1
-    told = sotto("account", "--graph", "florentine", "--weights", "uniform", "--algorithm", "mf-d-sgd", "--json",
+    _, out, _ = sotto("account", "--graph", "florentine", "--weights", "uniform", "--algorithm", "mf-d-sgd", "--json",
                  "--rounds", "64", "--participation", "4x16", "--correlation", str(tmp_path / "c.npz"))  # fmt: skip
-    assert json.loads(told.stdout)["headline"]["mu"] == pytest.approx(1.0, rel=1e-6)
+    assert json.loads(out)["headline"]["mu"] == pytest.approx(1.0, rel=1e-6)
 
 
-def test_noise_command_for_a_view():
-    done = sotto("noise", "--graph", "ring:6", "--participation", "2x3", "--view", "node:0", "--json")
-    told = json.loads(done.stdout)["for_view"]
-    assert done.returncode == 0
+def test_noise_command_for_a_view(sotto):
+    code, out, _ = sotto("noise --graph ring:6 --participation 2x3 --view node:0 --json")
+    told = json.loads(out)["for_view"]
+    assert code == 0
     assert told["view"] == "node:0"
     assert told["gain"] > 1
     assert told["proven_for_training"] is False
-    refused = sotto("noise", "--graph", "ring:6", "--participation", "2x3", "--view", "nobody")
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    code, _, err = sotto("noise --graph ring:6 --participation 2x3 --view nobody")
+    assert (code, err.count("\n")) == (2, 1)
 
 
-def test_account_and_calibrate_find_the_correlation_of_mafalda():
+def test_account_and_calibrate_find_the_correlation_of_mafalda(sotto):
     common = ("--graph", "ring:6", "--algorithm", "mafalda", "--rounds", "16", "--participation", "2x8", "--json")
-    headline = json.loads(sotto("account", *common, "--sigma", "2").stdout)["headline"]
+    headline = json.loads(sotto("account", *common, "--sigma", "2")[1])["headline"]
     assert headline["mu"] == pytest.approx(0.5, rel=1e-6)
-    sigma = json.loads(sotto("calibrate", *common, "--epsilon", str(headline["epsilon"])).stdout)["sigma"]
+    sigma = json.loads(sotto("calibrate", *common, "--epsilon", str(headline["epsilon"]))[1])["sigma"]
     assert sigma == pytest.approx(2.0, rel=1e-6)
 
 
@@ -740,11 +741,10 @@ def test_account_and_calibrate_find_the_correlation_of_mafalda():
         (["--graph", "ring:5", "--rounds", "4", "--out", "none/here.npz"], "sotto: none/here.npz: no such folder"),
     ],
 )
-def test_wrong_words_are_one_line_and_exit_code_2(words, line):
-    done = sotto("noise", *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(line)
-    assert done.stderr.count("\n") == 1
+def test_wrong_words_are_one_line_and_exit_code_2(words, line, sotto):
+    code, out, err = sotto("noise", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(line)
 
 
 def test_neither_factorize_nor_noise_loads_torch():

@@ -106,10 +106,10 @@ def test_anti_pgd_is_all_ones_below():
 
 
 def test_memory_is_bounded_for_noise_on_many_edges(monkeypatch):
-    monkeypatch.setattr("sottovoce.draws.CHUNK", 50)
+    monkeypatch.setattr("sottovoce.core.noise_feed.CHUNK", 50)
     net, x0 = metropolis("erdos-renyi:20,p=0.4,seed=0"), np.zeros((20, 7))
     small = train(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2)
-    monkeypatch.setattr("sottovoce.draws.CHUNK", 10**9)
+    monkeypatch.setattr("sottovoce.core.noise_feed.CHUNK", 10**9)
     np.testing.assert_allclose(train(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2), small)
 
 

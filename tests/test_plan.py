@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_predicted_noise_has_its_closed_form_where_there_is_one():
 def test_a_few_nodes_stand_for_the_others_of_a_large_graph(monkeypatch):
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:30"), rounds=4)
     whole = noise_in_models(system)
-    monkeypatch.setattr("sottovoce.accumulation.ENTRIES", 100)
+    monkeypatch.setattr("sottovoce.planning.noise_accumulation.ENTRIES", 100)
     assert noise_in_models(system) == pytest.approx(whole)
 
 
@@ -178,7 +179,14 @@ def test_questions_that_make_no_sense_are_refused(wrong):
         Question(graph=graph("ring:5"), **{**SMALL, **wrong})
 
 
-def test_the_command_prints_a_table_and_a_document(sotto):
+def test_the_command_prints_a_table_and_a_document(small, sotto, monkeypatch):
+    asked = []
+
+    def planned(question, progress):
+        asked.append(question)
+        return small
+
+    monkeypatch.setattr("sottovoce.planning.planner.plan", planned)
     line = "plan --graph ring:5 --records 20 --rounds 8 --epsilon 2 --participation 2x4 --dimension 30"
     code, out, err = sotto(line)
     assert (code, err) == (0, "")
@@ -186,6 +194,8 @@ def test_the_command_prints_a_table_and_a_document(sotto):
     assert "the target is met for every single node too" in out
     assert "Not applicable: d-psgd: it adds no noise" in out
     document = json.loads(sotto(line + " --json")[1])
+    assert [replace(question, graph=small.question.graph) for question in asked] == [small.question] * 2
+    assert [question.graph.name for question in asked] == ["ring:5"] * 2
     assert document["recommendation"]["algorithm"].startswith(document["ranked"][0]["algorithm"])
 
 

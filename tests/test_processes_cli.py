@@ -52,10 +52,10 @@ def test_the_command_spreads_a_run_over_processes(whole, tmp_path, command):
 
 def test_a_wrong_setting_is_one_line(tmp_path, command):
     (tmp_path / "long.toml").write_text(SHORT)
-    process = command(tmp_path, "run", "long.toml", "--processes", "3", "--set", "topology.graph=path:2")
+    process = command(tmp_path, "run", "long.toml", "--processes", "2", "--set", "topology.graph=path:1")
     assert process.communicate() == (
         "",
-        "sotto: 3 processes for 2 nodes; each hosts at least one node; use at most 2\n",
+        "sotto: 2 processes for 1 nodes; each hosts at least one node; use at most 1\n",
     )
     assert process.returncode == 2
     assert not (tmp_path / "runs").exists()
@@ -87,7 +87,7 @@ def test_interrupted_killed_and_left_alone_it_ends_the_same(tmp_path, sotto, com
         if whom == "interrupt":
             process.send_signal(signal.SIGINT)
         elif whom == "parent":
-            process.kill()
+            process.send_signal(signal.SIGKILL)
         else:
             os.kill(children(process)[int(whom[-1])], signal.SIGKILL)
         out, err = process.communicate()

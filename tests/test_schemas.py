@@ -43,7 +43,7 @@ LINES = [
     "graph florentine",
     "graph erdos-renyi:6,p=0 --weights metropolis",
     "data",
-    "plan --graph ring:4 --records 20 --rounds 4 --epsilon 3 --participation 2x2 --dimension 30",
+    "plan --graph ring:3 --records 20 --rounds 2 --epsilon 3 --participation 1x2 --dimension 30",
     "plan --graph exponential:5 --records 20 --rounds 3 --epsilon 3 --adjacency user",
     "schema",
 ]
@@ -177,4 +177,4 @@ def test_schemas_come_with_the_package():
         Path(base) / file for base, _, files in os.walk(folder) for file in files if not file.endswith((".py", "c"))
     }
     assert there <= covered
-    assert folder.parent / "demo.toml" in covered
+    assert folder.parent / "demo" / "demo.toml" in covered

@@ -112,11 +112,11 @@ def test_drawn_ahead_or_not_and_in_any_blocks_it_is_the_same_run(name, dtype, mo
         built = algorithm(name, **SETTINGS[name])
         return train(built, metropolis("ring:6"), np.zeros((6, 3000), dtype), lambda t, x: 0.5 * x, rounds=4, seed=8)
 
-    monkeypatch.setattr("sottovoce.draws.APART", 1 << 60)
+    monkeypatch.setattr("sottovoce.core.noise_feed.APART", 1 << 60)
     plain = ended()
-    monkeypatch.setattr("sottovoce.draws.APART", 1)
+    monkeypatch.setattr("sottovoce.core.noise_feed.APART", 1)
     for chunk in (1 << 22, 7000, 1):
-        monkeypatch.setattr("sottovoce.draws.CHUNK", chunk)
+        monkeypatch.setattr("sottovoce.core.noise_feed.CHUNK", chunk)
         if name in ("dp-d-sgd", "anti-pgd"):
             np.testing.assert_array_equal(ended(), plain)
         else:  # products with more than one source add up in another order
@@ -171,7 +171,7 @@ def test_an_error_of_the_thread_reaches_the_caller(large, monkeypatch):
             raise MemoryError("in round 2")
         return generator(seed, kind, ids, round, step)
 
-    monkeypatch.setattr("sottovoce.sources.generator", failing)
+    monkeypatch.setattr("sottovoce.core.noise_sources.generator", failing)
     played = start(large)
     next(played), next(played)
     with pytest.raises(MemoryError, match="in round 2"):

@@ -95,7 +95,7 @@ def test_spectral_gap_is_that_of_the_whole_spectrum(spec, weights):
 def test_sparse_and_dense_spectra_agree(weights, monkeypatch):
     spec = "erdos-renyi:300,p=0.05,seed=0"
     dense = weigh(spec, weights).spectral_gap
-    monkeypatch.setattr("sottovoce.mixing.DENSE_SPECTRUM", 10)
+    monkeypatch.setattr("sottovoce.core.mixing.DENSE_SPECTRUM", 10)
     assert weigh(spec, weights).spectral_gap == pytest.approx(dense, abs=1e-8)
     assert weigh("exponential:40", "push").spectral_gap == pytest.approx(
         1 - np.sort(abs(np.linalg.eigvals(weigh("exponential:40", "push").at(0).weights.toarray())))[-2], abs=1e-8
@@ -136,7 +136,7 @@ def test_repeated_edges_count_once():
 
 
 def test_gap_of_a_long_ring():
-    assert metropolis("ring:3000").spectral_gap == pytest.approx(2 / 3 * (1 - np.cos(2 * np.pi / 3000)), rel=1e-4)
+    assert metropolis("ring:1000").spectral_gap == pytest.approx(2 / 3 * (1 - np.cos(2 * np.pi / 1000)), rel=1e-4)
 
 
 def test_names_of_several_words_need_a_comma(tmp_path):
@@ -162,17 +162,17 @@ def test_edge_lists_that_are_likely_mistakes(tmp_path, text, said):
 
 
 def test_large_graph_stays_sparse():
-    pairs = np.random.default_rng(0).integers(0, 100_000, size=(1_000_000, 2))
+    pairs = np.random.default_rng(0).integers(0, 50_000, size=(500_000, 2))
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
     tracemalloc.start()
-    net = metropolis(Graph.from_edges(pairs, nodes=100_000))
+    net = metropolis(Graph.from_edges(pairs, nodes=50_000))
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=3)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert net.graph.edges > 999_000
+    assert net.graph.edges > 499_000
     assert sparse.issparse(system.steps[0].state_out)
     assert system.steps[1] is system.steps[2]
-    assert peak < 2e9
+    assert peak < 1e9, "50,000 rows of as many numbers are 20 GB"
 
 
 def ask(spec):
