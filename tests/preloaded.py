@@ -7,7 +7,5 @@ import sottovoce.cli.run
 import sottovoce.distributed.ranks
 import sottovoce.report.page
 import sottovoce.run.parallel  # noqa: F401
-import tests.killed
-import tests.ranked  # noqa: F401
 
 torch.set_num_threads(1)  # a pool of threads would not survive a fork

@@ -24,8 +24,8 @@ from sottovoce.run.simulation import measured_rounds
 from sottovoce.run.training_run import prepare_run
 from tests.cases import cases
 from tests.forked import forking
-from tests.killed import MOMENTS, experiment, run_until
-from tests.test_simulate import job
+from tests.run.killed import MOMENTS, experiment, run_until
+from tests.run.test_simulation import job
 
 EXAMPLES = [
     case for case in cases() if not case.algorithm.averaging and case.place in ("complete:4", "fresh", "dropout")

@@ -12,8 +12,8 @@ import pytest
 
 from sottovoce.cli import app
 from sottovoce.schemas import names, schema
+from tests.cli.test_run import SWEEP
 from tests.test_config import SMALL
-from tests.test_run import SWEEP
 
 LINES = [
     "account --graph ring:6",
@@ -170,7 +170,7 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
 def test_schemas_come_with_the_package():
     import tomllib
 
-    listed = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["tool"]["setuptools"]
+    listed = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["tool"]["setuptools"]
     folder = Path(schema.__code__.co_filename).parent
     covered = {path for pattern in listed["package-data"]["sottovoce"] for path in folder.parent.glob(pattern)}
     there = {

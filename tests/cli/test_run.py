@@ -14,8 +14,8 @@ import pytest
 from sottovoce import InputError, Unaccountable
 from sottovoce.run.parallel import run_experiments
 from sottovoce.run.sweep import Planned, planned
-from tests.killed import experiment
-from tests.test_checkpoint import contents
+from tests.run.killed import experiment
+from tests.run.test_checkpoint import contents
 from tests.test_config import SMALL
 
 SWEEP = 'seeds = [0, 1]\nvariants = [{name = "plain", algorithm.sigma = 0.0}, {name = "noisy"}]\n' + SMALL
@@ -138,7 +138,7 @@ def test_an_interrupted_sweep_saves_and_stops_in_one_line(here, command):
 def test_recipes_are_valid():
     from sottovoce.config import read
 
-    recipes = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+    recipes = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
     assert recipes
     for path in recipes:
         assert planned(read(path), path.name)

@@ -27,7 +27,7 @@ from sottovoce.run import checkpoint, checkpoint_schedule, fingerprint
 from sottovoce.run.build import build
 from sottovoce.run.execute import run_experiment
 from tests.cases import DIMENSION, cases, task
-from tests.killed import Count, half_written
+from tests.run.killed import Count, half_written
 
 TIMEOUT = 20.0
 CASES = {str(case): case for case in cases() if case.place not in ("path:4", "star:5")}

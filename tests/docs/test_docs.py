@@ -26,7 +26,7 @@ from sottovoce.cli import app
 from sottovoce.config import Experiment
 from sottovoce.run.sweep import planned
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -140,7 +140,7 @@ def test_the_pages_about_commands_show_every_command_and_all_of_them_work(sotto,
     shown = shown_commands("docs/commands.md", "docs/plan.md")
     assert {line.split()[0] for line in shown} == commands
     for line in shown:
-        if line.split()[0] == "demo":  # test_demo.py runs it
+        if line.split()[0] == "demo":  # test_demonstration.py runs it
             continue
         code, out, _ = sotto("", *shlex.split(line))
         assert code == 0, line
@@ -195,7 +195,7 @@ def _run(line, sotto, capsys):
 
 
 def test_tests_that_pages_name_are_there():
-    written = "".join(file.read_text() for file in (ROOT / "tests").glob("*.py"))
+    written = "".join(file.read_text() for file in (ROOT / "tests").rglob("*.py"))
     for page in (ROOT / "docs").rglob("*.md"):
         for name in re.findall(r"`(test(?:_[a-z0-9]+){3,})`", page.read_text()):
             assert f"def {name}(" in written, f"{page.name}: {name}"

@@ -19,7 +19,7 @@ from sottovoce.learning.catalogue import CATALOGUE, held_out, household_averages
 from sottovoce.learning.datasets import Dataset, dataset_names, list_datasets, load
 from tests.test_package import in_new_process
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MNIST = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 
 

@@ -20,7 +20,7 @@ from sottovoce.run.simulation import simulate
 from sottovoce.run.training_run import prepare_run
 from tests.cases import cases
 from tests.laws import rejects
-from tests.test_models import ratings
+from tests.learning.test_models import ratings
 
 DIGITS, CANCER = load("digits"), load("breast-cancer")
 TRAINED = [case for case in cases() if not case.algorithm.averaging]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from sottovoce.distributed import launch
-from tests.test_checkpoint import LONG, saved_at, until
-from tests.test_processes import contents, models
+from tests.distributed.test_ranks import contents, models
+from tests.run.test_checkpoint import LONG, saved_at, until
 
 SHORT = (LONG % 60).replace("anti-pgd", "dp-d-sgd")
 LASTING = (LONG % 4000).replace("anti-pgd", "dp-d-sgd")
@@ -131,7 +131,7 @@ def test_torchrun_restarts_a_run_whose_rank_was_killed(whole, tmp_path, sotto):
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1",
         "-m", "sottovoce", "run", "long.toml", "--resume", "--json",
     ]  # fmt: skip
-    told = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(Path(__file__).parents[1])}
+    told = {"GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(
         command, cwd=tmp_path, env={**os.environ, **told}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

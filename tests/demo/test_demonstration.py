@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_schemas import fits
+from tests.cli.test_schemas import fits
 
 SMALLER = [
     "training.rounds=2", "training.batch=cycle:1x2", "data.rows=12", "topology.graph=ring:4", "record.every=1",

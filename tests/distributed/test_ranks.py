@@ -22,8 +22,7 @@ from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
 from tests.cases import DIMENSION
-from tests.forked import forking
-from tests.ranked import (
+from tests.distributed.ranked import (
     CASES,
     FAULTS,
     ROUNDS,
@@ -36,7 +35,8 @@ from tests.ranked import (
     rank_until,
     ranked,
 )
-from tests.ranks import Pool, environment
+from tests.distributed.ranks import Pool, environment
+from tests.forked import forking
 
 FEW = ("complete:4", "exponential:6", "fresh", "dropout")
 

@@ -183,7 +183,7 @@ def test_wrong_input_about_a_run_is_one_line_and_writes_nothing(command, words, 
 
 
 def start(*words: str, cwd: Path | None = None, **more) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **more}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **more}
     return subprocess.run(
         [sys.executable, "-m", "sottovoce", *words],
         cwd=cwd,
@@ -250,7 +250,7 @@ def test_quiet_says_nothing_and_verbose_says_what_takes_how_long(sotto, place, m
 
 
 def test_a_closed_pipe_is_no_error_message(place):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     line = f"{sys.executable} -m sottovoce account --graph ring:30 --view node:0 --rounds 3 --json | head -c 5"
     done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ('{"ver', "")
@@ -321,7 +321,7 @@ def test_quick_answers_load_nothing_heavy(line, more):
         "try: main()\nexcept SystemExit: pass\n"
         f"print(*sorted({HEAVY | more!r} & set(sys.modules)), file=sys.stderr)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stderr.split() == []
 
@@ -345,7 +345,7 @@ TERMINAL = (
 )
 def test_progress_is_shown_on_a_terminal_and_only_there(line, said):
     """stderr is a terminal, stdout is not: one document there, and nothing else."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "TERM": "xterm"}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TERM": "xterm"}
     for quiet in ([], ["--quiet"]):
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
