@@ -109,6 +109,12 @@ def trained(tmp_path_factory, worker_id):
     return train_once
 
 
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "sottovoce" / "noise"
+
+
 def pytest_terminal_summary(terminalreporter):
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if MISSING in str(report.longrepr)]
     terminalreporter.write_line(f"{len(skipped)} tests skipped for want of a data set")

@@ -128,7 +128,7 @@ def test_printed_figures_are_rounded_up(value):
 
 
 def test_tables_are_never_cut(sotto):
-    _, out, _ = sotto("account --graph ring:30 --rounds 20 --view node:0 --algorithm zip-dl --sigma 1e-4")
+    _, out, _ = sotto("account --graph ring:12 --rounds 8 --view node:0 --algorithm zip-dl --sigma 1e-4")
     assert "…" not in out
 
 

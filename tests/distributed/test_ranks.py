@@ -1,4 +1,4 @@
-"""One run in one, two and three processes: the same models, the same guarantees, and only what must cross crosses."""
+"""One run in one, two and three processes: the same files, the same guarantees, whatever happens to a process."""
 
 from __future__ import annotations
 
@@ -14,163 +14,25 @@ import pytest
 
 from benchmarks.processes import measured
 from sottovoce import InputError
-from sottovoce.algorithms.registry import algorithm_names, examples
+from sottovoce.algorithms.registry import algorithm_names
 from sottovoce.config import from_document, merged
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
-from tests.cases import DIMENSION
 from tests.distributed.ranked import (
-    CASES,
     FAULTS,
-    ROUNDS,
     TIMEOUT,
-    alone_rounds,
     differing,
     held_data,
-    hosted_end,
-    overheard,
     rank_until,
     ranked,
 )
-from tests.distributed.ranks import Pool, environment
+from tests.distributed.ranks import environment
 from tests.forked import forking
 
-FEW = ("complete:4", "exponential:6", "fresh", "dropout")
-
-
-@pytest.fixture(scope="module")
-def pools():
-    """Ranks by their number, started when they are asked for."""
-    found = {}
-
-    def of(size):
-        if size not in found:
-            found[size] = Pool(size)
-        return found[size]
-
-    yield of
-    for each in found.values():
-        each.close()
-
-
-@pytest.fixture(params=[2, 3])
-def pool(request, pools):
-    return pools(request.param)
-
-
-# --- the law: any number of processes, one run ---------------------------------------------------------------------
-
-
-@cache
-def alone_end(name):
-    return list(alone_rounds(name))[-1].models.numpy()
-
-
-def test_every_algorithm_on_every_topology_ends_the_same(pool):
-    """Bit for bit, but where noise on single messages or a secure sum is added up in another order."""
-    chosen = {name: case for name, case in CASES.items() if pool.size == 2 or case.place in FEW}
-    assert {str(case.example) for case in chosen.values()} == set(map(str, examples()))
-    ends = pool(hosted_end, list(chosen))
-    for name, case in chosen.items():
-        alone = alone_end(name)
-        whole = np.full_like(alone, np.nan)
-        for nodes, rows in (end[name] for end in ends):
-            whole[nodes] = rows
-        if case.algorithm.noise.edge(case.topology.at(0)) or case.algorithm.secure_sum:
-            np.testing.assert_allclose(whole, alone, rtol=1e-6, atol=1e-6, err_msg=name)
-        else:
-            np.testing.assert_array_equal(whole, alone, err_msg=name)
-
-
-# --- what crosses, and who draws -----------------------------------------------------------------------------------
-
-
-def crossing(name, blocks, rank, peer, round):
-    """Edges from a rank to another in a round."""
-    sender, receiver, _ = CASES[name].topology.at(round).edges
-    some = np.isin(sender, blocks[rank]) & np.isin(receiver, blocks[peer])
-    return sender[some], receiver[some]
-
-
-DECOR = "decor(sigma_pair=4.0) on ring:5"
-PLAIN = ["dp-d-sgd on ring:5", "dp-d-sgd on exponential:6", "dp-d-sgd on fresh", "dp-d-sgd on dropout",
-         "dp2sgd on ring:5", DECOR, "anti-pgd on announced"]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_each_row_that_another_rank_needs_crosses_once_and_no_other(name, pool):
-    found = pool(overheard, name)
-    nodes = [each[0] for each in found]
-    for round, now in enumerate(alone_rounds(name)):
-        said = now.steps[0].sent.numpy()
-        for rank, (_, sent, _) in enumerate(found):
-            for peer in range(pool.size):
-                wanted = np.unique(crossing(name, nodes, rank, peer, round)[0]) if peer != rank else []
-                if len(wanted):
-                    np.testing.assert_array_equal(sent[round][peer], said[wanted])
-                else:
-                    assert peer not in sent[round]
-
-
-@pytest.mark.parametrize("name", ["zip-dl on ring:5", "zip-dl on dropout", "rss-lb on complete:4"])
-def test_noise_on_single_messages_is_added_before_they_cross(name, pool):
-    found = pool(overheard, name)
-    nodes = [each[0] for each in found]
-    for round, now in enumerate(alone_rounds(name)):
-        step = now.steps[0]
-        heard, said = step.sent_messages(), step.sent.numpy()
-        number = {pair: at for at, pair in enumerate(zip(heard.sender.tolist(), heard.receiver.tolist(), strict=True))}
-        for rank, (_, sent, _) in enumerate(found):
-            for peer, rows in sent[round].items():
-                pairs = list(zip(*(ends.tolist() for ends in crossing(name, nodes, rank, peer, round)), strict=True))
-                wanted = heard.rows.numpy()[[number[pair] for pair in pairs]]
-                np.testing.assert_allclose(rows, wanted, rtol=0, atol=1e-6)
-                assert (abs(rows - said[[sender for sender, _ in pairs]]) > 1e-3).any(axis=1).all()
-
-
-@pytest.mark.parametrize(
-    "name", ["dp-csgp(compression=rand:0.5) on exponential:6", "dp-csgp(compression=gsgd:8) on ring:5"]
-)
-def test_compressed_messages_cross_compressed(name, pool):
-    found = pool(overheard, name)
-    operator = CASES[name].algorithm.compression
-    size, blocks = operator.payload(DIMENSION, np.dtype(np.float32)), [each[0] for each in found]
-    for rank, (_, sent, _) in enumerate(found):
-        assert len(sent) == ROUNDS
-        for peer, rows in sent[0].items():
-            assert rows.dtype == np.uint8
-            assert rows.shape == (len(np.unique(crossing(name, blocks, rank, peer, 0)[0])), size)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("dp-d-sgd on ring:5", "node"), ("mafalda(rounds=12,participation=2x6) on ring:5", "node"),
-     ("zip-dl on ring:5", "edge"), (DECOR, "pair"), (DECOR, "node")],
-)  # fmt: skip
-def test_a_rank_draws_for_its_own_nodes_and_for_the_secrets_they_share(name, kind, pool):
-    net = CASES[name].topology.at(0)
-    for nodes, _, drawn in pool(overheard, name):
-        ids = {tuple(each[1:]) for each in drawn if each[0] == kind}
-        if kind == "pair":
-            pairs = {(int(u), int(v)) for u, v, _ in zip(*net.edges, strict=True) if u < v and {u, v} & set(nodes)}
-            assert ids == pairs
-        else:
-            assert ids == {(int(node),) for node in nodes}
-
-
-def test_each_rank_makes_numbers_of_the_rows_of_its_own_nodes_alone(pool):
-    wanted = document("dp-d-sgd", "undirected")
-    whole = build(from_document(wanted)).task
-    for nodes, rows, kept, all_of_them in pool(held_data, wanted):
-        assert (kept, all_of_them) == (12 * len(nodes), False)
-        for node, held in zip(nodes, rows, strict=True):
-            np.testing.assert_array_equal(held, whole.dataset.inputs[whole.shards.indices[node]])
-
-
-# --- runs in their folders -----------------------------------------------------------------------------------------
+# --- runs in their folders -------------------------------------------------------------------------------------------
 
 PLACES = {
     "undirected": {"graph": "ring:6"},
@@ -291,7 +153,16 @@ def test_batches_local_steps_models_and_precision_are_the_same(change, pools, tm
     assert contents(tmp_path / "ranks")["privacy"] == contents(tmp_path / "alone")["privacy"]
 
 
-# --- checkpoints, whoever wrote them -------------------------------------------------------------------------------
+def test_each_rank_makes_numbers_of_the_rows_of_its_own_nodes_alone(pool):
+    wanted = document("dp-d-sgd", "undirected")
+    whole = build(from_document(wanted)).task
+    for nodes, rows, kept, all_of_them in pool(held_data, wanted):
+        assert (kept, all_of_them) == (12 * len(nodes), False)
+        for node, held in zip(nodes, rows, strict=True):
+            np.testing.assert_array_equal(held, whole.dataset.inputs[whole.shards.indices[node]])
+
+
+# --- checkpoints, whoever wrote them ---------------------------------------------------------------------------------
 
 LONG = {"machine": {"checkpoint_seconds": 0.0}, "training": {"rounds": 6, "batch": "cycle:3x2", "clip": "per-example",
         "bound": 1.0, "same_start": False}}  # fmt: skip
@@ -328,7 +199,7 @@ def test_a_run_goes_on_in_any_number_of_processes(name, where, pools, tmp_path):
         load(place / "checkpoint.npz", build(from_document(wanted)).before(), contents(place)["about"]["fingerprint"])
 
 
-# --- faults --------------------------------------------------------------------------------------------------------
+# --- faults ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -380,7 +251,7 @@ def test_a_rank_that_is_lost_stops_the_others_and_the_run_goes_on(fault, victim,
     assert not list(tmp_path.glob("*.part"))
 
 
-# --- recordings ----------------------------------------------------------------------------------------------------
+# --- recordings ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -400,7 +271,7 @@ def test_attackers_record_the_same(name, where, pools, tmp_path):
         np.testing.assert_allclose(other.of(attacker, sender), one.of(attacker, sender), rtol=0, atol=1e-6)
 
 
-# --- refusals ------------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

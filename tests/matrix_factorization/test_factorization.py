@@ -1,9 +1,7 @@
-"""Choosing the noise: certified optima, closed forms, structures, views, the cache, and what a run does with C."""
+"""The least noise for a graph: certified optima, closed forms, and what is refused."""
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import re
 import subprocess
@@ -11,34 +9,25 @@ import sys
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import optimize
 
 from sottovoce import (
     InputError,
-    account,
     algorithm,
-    calibrate,
-    dropout,
     factorize,
     factorize_by_class,
-    fresh_erdos_renyi,
     graph,
-    iterate_rounds,
     metropolis,
     push,
-    trace,
     uniform,
-    views,
 )
 from sottovoce.core.correlation import Differences, Triangular
-from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.participation import parse_participation
 from sottovoce.matrix_factorization import cache, for_view, structures
 from sottovoce.matrix_factorization.certificate import nuclear
 from sottovoce.matrix_factorization.optimizer import lower_factor, search
 from sottovoce.matrix_factorization.result import error_of, normalised, sensitivity_squared
 from sottovoce.matrix_factorization.workload import workload
-from tests.forked import forking
 
 
 def prefix(T):
@@ -52,76 +41,7 @@ def best(H, scheme, gap=1e-7):
     return error_of(C, H), found.lower_bound, C
 
 
-# --- H -------------------------------------------------------------------------------------------------------------
-
-
-def definition(topology, T, objective="all", nodes=None):
-    """H as the squared norm of an explicit matrix: rows (round, node) of models, columns (round, node) of noise."""
-    n = topology.n
-    columns = range(n) if nodes is None else nodes
-    H = np.zeros((T, T))
-    for t in range(T):
-        effects = []
-        for s in range(t + 1):
-            effect = np.eye(n)
-            active = topology.at(s).active
-            if active is not None:
-                effect = effect @ np.diag(active.astype(float))
-            for r in range(s, t + 1):
-                effect = topology.at(r).weights.toarray() @ effect
-            effects.append(effect[:, columns] if objective != "average" else effect.mean(axis=0)[list(columns)])
-        if objective != "last" or t == T - 1:
-            for s, u in itertools.product(range(t + 1), repeat=2):
-                H[s, u] += np.vdot(effects[s], effects[u])
-    return H
-
-
-TOPOLOGIES = {
-    "symmetric": lambda: metropolis("path:4"),
-    "row-stochastic": lambda: uniform("star:5"),
-    "reversible": lambda: uniform("florentine"),
-    "directed": lambda: uniform("exponential:6"),
-    "changing": lambda: fresh_erdos_renyi(5, 0.5, seed=3),
-    "dropout": lambda: dropout("ring:5", rate=0.4, seed=1),
-}
-
-
-@pytest.mark.parametrize("objective", ["all", "last", "average"])
-@pytest.mark.parametrize("kind", TOPOLOGIES)
-def test_workload_is_its_definition(kind, objective):
-    net = TOPOLOGIES[kind]()
-    np.testing.assert_allclose(workload(net, 6, objective).H, definition(net, 6, objective), atol=1e-12)
-    some = np.array([0, 2])
-    np.testing.assert_allclose(
-        workload(net, 6, objective, nodes=some).H, definition(net, 6, objective, [0, 2]), atol=1e-12
-    )
-
-
-@pytest.mark.parametrize("kind", ["symmetric", "changing"])
-def test_errors_of_single_rounds_add_up(kind):
-    net = TOPOLOGIES[kind]()
-    work = workload(net, 5)
-    V = np.cov(np.random.default_rng(0).standard_normal((5, 40)))
-    first = definition(net, 1)[0, 0] * V[0, 0]
-    errors = work.errors(V)
-    assert errors[0] == pytest.approx(first)
-    assert errors.sum() == pytest.approx(np.vdot(V, work.H))
-
-
-@pytest.mark.parametrize("kind", ["symmetric", "directed", "changing"])
-def test_probes_come_with_an_honest_error_bar(kind):
-    net = TOPOLOGIES[kind]()
-    truth = np.trace(workload(net, 6).H)
-    off = []
-    for seed in range(60):
-        guess = workload(net, 6, probes=40, seed=seed)
-        assert 0 < guess.error < 0.4
-        off.append((np.trace(guess.H) / truth - 1) / guess.error)
-    assert abs(np.mean(off)) < 0.6
-    assert 0.6 < np.std(off) < 1.6
-
-
-# --- optimum -------------------------------------------------------------------------------------------------------
+# --- optimum ---------------------------------------------------------------------------------------------------------
 
 
 def test_stored_optima_of_prefix_sums(oracles):
@@ -279,7 +199,7 @@ def test_closed_forms_of_the_baselines():
             assert value == pytest.approx(sensitivity_squared(C, who) * error_of(C, H), rel=1e-12)
 
 
-# --- certificate ---------------------------------------------------------------------------------------------------
+# --- certificate -----------------------------------------------------------------------------------------------------
 
 
 def test_bound_holds_for_any_semidefinite_weights_and_any_correlation():
@@ -344,302 +264,7 @@ def test_optimised_x_is_c_transpose_c():
     np.testing.assert_allclose([np.diag(found.X)[c::8].sum() for c in range(8)], 1.0, rtol=1e-12)
 
 
-# --- structures ----------------------------------------------------------------------------------------------------
-
-
-def test_structures_are_ordered_and_have_their_shape():
-    net = metropolis("ring:8")
-    dense, wide, narrow, lags = (
-        factorize(net, participation="4x8", **more)
-        for more in ({}, {"structure": "banded"}, {"structure": "banded", "bands": 3}, {"structure": "toeplitz"})
-    )
-    assert dense.objective <= wide.objective * (1 + 1e-3) <= narrow.objective
-    assert wide.objective <= lags.objective
-    assert narrow.gap <= 1e-3
-    assert narrow.correlation.memory == 2
-    C = lags.C / lags.C[0, 0]
-    assert all(np.ptp(np.diag(C, -lag)) < 1e-12 for lag in range(32))
-    assert lags.correlation.memory == 7
-
-
-def test_stored_structured_optimum(oracles):
-    """Banded Toeplitz on prefix sums: within a thousandth of an independent optimiser's value."""
-    (row,) = [row for row in oracles["mf_structured_T380"] if row["strategy"].startswith("banded Toeplitz")]
-    H, scheme = prefix(row["T"]), parse_participation(f"{row['k']}x{row['b']}")
-    C = normalised(structures.toeplitz_only(H, scheme, row["b"]), scheme)
-    assert error_of(C, H) / row["T"] == pytest.approx(row["mean_sq_err"], rel=1e-3)
-
-
-def test_restarts_draw_fresh_noise():
-    found = factorize(metropolis("ring:8"), participation="4x8", restart=16)
-    assert not found.C[16:, :16].any()
-    V = np.linalg.inv(found.C) @ np.linalg.inv(found.C).T
-    assert not V[16:, :16].any()
-    assert found.gap <= 1e-3
-    whole = factorize(metropolis("ring:8"), participation="4x8")
-    assert whole.objective < found.objective < 1.3 * whole.objective
-
-
-def test_restarts_need_not_fit_the_participation():
-    found = factorize(metropolis("ring:8"), participation="4x8", restart=12)
-    assert found.gap <= 1e-3
-    assert not found.C[12:24, :12].any()
-    assert not found.C[24:, :24].any()
-
-
-def test_long_runs_have_an_honest_gap():
-    """More rounds than K times B: patterns are windows, C is scaled by the worst, the bound need not be tight."""
-    H, scheme = prefix(6), parse_participation("2x2")
-    value, bound, C = best(H, "2x2")
-    assert sensitivity_squared(C, scheme) <= 1
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        other = C + 0.1 * rng.random() * np.tril(rng.standard_normal((6, 6)))
-        assert sensitivity_squared(other, scheme) * error_of(other, H) >= bound
-    assert bound < value < 1.01 * bound
-    assert value < best(H, "3x2")[0]
-
-
-def test_classes_of_nodes_add_up():
-    net = uniform("star:6")
-    labels = [0] + 5 * [1]
-    found = factorize_by_class(net, labels, participation="2x8")
-    H = [workload(net, 16, nodes=np.flatnonzero(np.array(labels) == c)).H for c in (0, 1)]
-    np.testing.assert_allclose(sum(H), workload(net, 16).H, atol=1e-12)
-    assert found.objective == pytest.approx(sum(error_of(part.C, h) for part, h in zip(found.parts, H, strict=True)))
-    assert found.lower_bound <= found.objective <= found.shared.objective * (1 + 1e-3)
-    assert found.gain > 1.001
-    alike = factorize_by_class(metropolis("ring:6"), [0, 1] * 3, participation="2x8")
-    assert alike.gain == pytest.approx(1, abs=2e-3)
-
-
-# --- views ---------------------------------------------------------------------------------------------------------
-
-
-def test_noise_against_one_node():
-    net = metropolis("ring:8")
-    found = factorize(net, participation="2x4", view="node:0")
-    told = found.for_view
-    H, scheme = workload(net, 8).H, parse_participation("2x4")
-    loss = for_view.exact_loss(found.C, net, [views.node(0)], scheme)
-    assert told.loss == loss < 1
-    assert found.objective == pytest.approx(loss * error_of(found.C, H))
-    assert found.lower_bound <= found.objective <= 1.02 * found.lower_bound
-    usual = factorize(net, participation="2x4").C
-    there = for_view.exact_loss(usual, net, [views.node(0)], scheme) * error_of(usual, H)
-    assert told.gain == pytest.approx(there / found.objective, rel=2e-3)
-    assert told.gain > 1.05
-    assert (told.kind, told.proven_for_training) == ("fixed-streams", False)
-    assert "no proof" in told.assumption
-
-
-def test_bound_for_a_view_holds_for_any_correlation():
-    net, scheme = metropolis("ring:6"), parse_participation("2x3")
-    H = workload(net, 6).H
-    found = factorize(net, participation="2x3", view=views.coalition(0, 2))
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        C = found.C + 0.1 * np.tril(rng.standard_normal((6, 6)))
-        assert for_view.exact_loss(C, net, [views.coalition(0, 2)], scheme) * error_of(C, H) >= found.lower_bound
-
-
-def test_who_hears_all_cannot_be_fooled():
-    found = factorize(uniform("complete:4"), participation="2x4", view="node:0")
-    assert found.for_view.proven_for_training is True
-    assert found.for_view.gain == pytest.approx(1, abs=5e-3)
-
-
-def test_gradient_of_the_loss_of_a_view():
-    H = workload(metropolis("path:4"), 4).H
-    problem = for_view._Problem(
-        [for_view._heard(metropolis("path:4"), views.node(3), 4)], H, parse_participation("2x2")
-    )
-    C = np.tril(np.random.default_rng(0).random((4, 4))) + np.eye(4)
-    _, slope = problem.value(C, 16.0, 0.1)
-    for i, j in zip(*np.tril_indices(4), strict=True):
-        step = np.zeros((4, 4))
-        step[i, j] = 1e-6
-        numeric = (problem.value(C + step, 16.0, 0.1)[0] - problem.value(C - step, 16.0, 0.1)[0]) / 2e-6
-        assert slope[i, j] == pytest.approx(numeric, rel=1e-5, abs=1e-8)
-
-
-# --- what a run does with it ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("size", "accepted"), [(1.0, True), (0.9, False), (1.1, False)])
-def test_noise_of_a_run_has_the_covariance_that_was_chosen(size, accepted):
-    """Whitened by the claimed (C^T C)^-1 the noise of a run is unit Gaussian: a chi-square test from both sides."""
-    net = metropolis("ring:4")
-    built = algorithm("mafalda", sigma=1.0, rounds=8, participation="2x4").on(net)
-    C = factorize(net, participation="2x4").C
-    D = 400
-    (term,) = built.noise.local(net.at(0))
-    feed = NoiseFeed(3, lambda round, x: x, np.zeros((4, D)))
-    noise_TND = np.array([feed.correlated(built.noise.correlation, term.sources, term.matrix, t) for t in range(8)])
-    flat = noise_TND.reshape(8, -1) * size
-    white = C @ flat
-    degrees = white.size
-    assert bool(1e-4 < stats.chi2.cdf(np.sum(white**2), degrees) < 1 - 1e-4) is accepted
-    if accepted:
-        off = np.corrcoef(white) - np.eye(8)
-        assert np.abs(off).max() < 4.5 / np.sqrt(white.shape[1])
-        np.testing.assert_allclose(np.cov(flat), np.linalg.inv(C.T @ C), atol=0.35)
-
-
-def test_messages_of_a_run_carry_that_noise():
-    net = metropolis("path:3")
-    built = algorithm("mafalda", sigma=1.0, rounds=4, participation="2x2", step_size=1.0)
-    C = factorize(net, participation="2x2").C
-    system = trace(built, net, rounds=4)
-    said, G = [], np.zeros((4 * 3, 2))
-    for played in iterate_rounds(built, net, np.zeros((3, 2)), lambda round, x: 0 * x, rounds=4, seed=5):
-        said += [step.sent_messages().rows for step in played.steps]
-    A, B, _ = system.dense()
-    Z = system.draw(seed=5, dimension=2)
-    np.testing.assert_allclose(np.concatenate(said), A @ G + B @ Z, atol=1e-12)
-    np.testing.assert_allclose(B, A @ np.kron(np.linalg.inv(C), np.eye(3)), atol=1e-12)
-
-
-@pytest.mark.parametrize("scheme", ["4x8", "every", "2x8"])
-def test_everyone_gets_what_calibrate_promised(scheme):
-    net = metropolis("ring:8")
-    built = algorithm("mafalda", sigma=1.0, rounds=32, participation=scheme)
-    sigma = calibrate(built, net, rounds=32, epsilon=2.0, delta=1e-5, participation=scheme)
-    run = algorithm("mafalda", sigma=sigma, rounds=32, participation=scheme)
-    told = account(trace(run, net, rounds=32), participation=scheme)
-    assert told.kind == "any-training"
-    assert told.epsilon(1e-5) <= 2.0
-    assert told.epsilon(1e-5) == pytest.approx(2.0, rel=1e-9)
-    assert told.mu * sigma == pytest.approx(1.0, rel=1e-6)
-
-
-def test_mafalda_takes_a_factorization_and_the_loop_refuses_more_rounds():
-    net = metropolis("ring:4")
-    found = factorize(net, participation="2x4")
-    given = algorithm("mafalda", sigma=1.0, correlation=found)
-    np.testing.assert_array_equal(given.noise.correlation.matrix(8), found.C)
-    with pytest.raises(InputError, match="9 rounds with a correlation matrix for 8"):
-        trace(given, net, rounds=9)
-    with pytest.raises(InputError, match="mafalda without correlation or rounds"):
-        algorithm("mafalda", sigma=1.0)
-    with pytest.raises(InputError, match="away from a topology"):
-        algorithm("mafalda", sigma=1.0, rounds=8).noise.correlation.matrix(8)
-
-
-# --- cache ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "sottovoce" / "noise"
-
-
-def test_cache_gives_the_same_again(own_cache):
-    first, second = (factorize(metropolis("ring:5"), participation="2x4") for _ in range(2))
-    assert (first.cached, second.cached) == (False, True)
-    np.testing.assert_array_equal(first.C, second.C)
-    assert {**first.document(), "cached": True} == second.document()
-    assert not factorize(metropolis("ring:5"), participation="2x4", cache=False).cached
-    assert len(list(own_cache.iterdir())) == 1
-
-
-def test_cache_is_keyed_by_content(own_cache, monkeypatch):
-    base = {"participation": "2x4"}
-    for net, settings in (
-        (metropolis("ring:5"), base), (metropolis("ring:6"), base), (uniform("star:5"), base),
-        (metropolis("ring:5"), {"participation": "1x8"}), (metropolis("ring:5"), base | {"rounds": 7}),
-        (metropolis("ring:5"), base | {"objective": "average"}), (metropolis("ring:5"), base | {"gap": 1e-5}),
-        (metropolis("ring:5"), base | {"structure": "banded"}), (metropolis("ring:5"), base | {"probes": 9}),
-        (fresh_erdos_renyi(5, 0.5, seed=1), base), (fresh_erdos_renyi(5, 0.5, seed=2), base),
-    ):  # fmt: skip
-        assert not factorize(net, **settings).cached
-    monkeypatch.setattr(cache, "__version__", "another")
-    assert not factorize(metropolis("ring:5"), **base).cached
-
-
-@pytest.mark.parametrize("damage", ["cut", "empty", "words", "too large", "upper"])
-def test_damaged_files_are_computed_again(own_cache, damage):
-    net = metropolis("ring:5")
-    right = factorize(net, participation="2x4")
-    (file,) = own_cache.iterdir()
-    if damage in ("cut", "empty", "words"):
-        file.write_bytes({"cut": file.read_bytes()[:-40], "empty": b"", "words": b"not an archive"}[damage])
-    else:
-        with np.load(file) as stored:
-            parts = dict(stored)
-        parts["C"] = parts["C"] * 1.01 if damage == "too large" else parts["C"].T
-        np.savez(file, **parts)
-    again = factorize(net, participation="2x4")
-    assert not again.cached
-    np.testing.assert_allclose(again.C, right.C)
-    assert factorize(net, participation="2x4").cached
-
-
-@pytest.mark.parametrize("other", [{"participation": "1x8"}, {"participation": "2x3"}])
-def test_a_file_of_something_else_is_not_taken(own_cache, other):
-    net = metropolis("ring:5")
-    right = factorize(net, participation="2x4")
-    (mine,) = own_cache.iterdir()
-    factorize(net, **other)
-    (theirs,) = set(own_cache.iterdir()) - {mine}
-    mine.write_bytes(theirs.read_bytes())
-    again = factorize(net, participation="2x4")
-    assert not again.cached
-    np.testing.assert_allclose(again.C, right.C)
-
-
-def test_any_flipped_byte_is_computed_again_or_harmless(own_cache):
-    net = metropolis("ring:5")
-    right = factorize(net, participation="2x4")
-    (file,) = own_cache.iterdir()
-    whole = file.read_bytes()
-    for at in range(0, len(whole), 97):
-        file.write_bytes(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
-        np.testing.assert_allclose(factorize(net, participation="2x4").C, right.C)
-
-
-@pytest.mark.parametrize(
-    ("spec", "settings"),
-    [
-        ("complete:4", {"participation": "1x1", "rounds": 6, "structure": "banded", "bands": 2}),
-        ("ring:8", {"participation": "every", "rounds": 9, "structure": "toeplitz", "bands": 3}),
-    ],
-)
-def test_no_structure_is_worse_than_independent_noise(spec, settings):
-    found = factorize(metropolis(spec), cache=False, **settings)
-    assert found.objective <= found.independent * (1 + 1e-9)
-
-
-def test_a_home_is_not_needed(monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
-    assert not factorize(metropolis("ring:5"), participation="2x4").cached
-
-
-def setenv(name, value):
-    """In a process that was forked before the test chose its cache."""
-    os.environ[name] = value
-
-
-def _at_once(_):
-    return factorize(metropolis("ring:5"), participation="2x6").objective
-
-
-def test_cache_is_safe_when_many_write(own_cache):
-    with forking().Pool(3, setenv, ["XDG_CACHE_HOME", os.environ["XDG_CACHE_HOME"]]) as pool:
-        values = pool.map(_at_once, range(9))
-    assert len(set(values)) == 1
-    assert [file.suffix for file in own_cache.iterdir()] == [".npz"]
-
-
-def test_folder_that_cannot_be_written_is_no_failure(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert factorize(metropolis("ring:5"), participation="2x4").objective > 0
-
-
-# --- refusals and the command line ---------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -685,66 +310,6 @@ def test_view_that_is_too_large_is_refused(monkeypatch):
     monkeypatch.setattr(for_view, "LARGEST", 10)
     with pytest.raises(InputError, match="node:0 hears 8 messages"):
         factorize(metropolis("ring:5"), rounds=4, view="node:0")
-
-
-FLORENTINE = ("noise", "--graph", "florentine", "--weights", "uniform", "--participation", "4x16")
-
-
-def test_noise_command_prints_one_document(own_cache, sotto):
-    code, out, err = sotto(*FLORENTINE, "--json", "--no-cache")
-    facts = json.loads(out)
-    assert (code, err) == (0, "")
-    assert {"objective", "lower_bound", "gap", "independent", "antipgd", "seconds"} <= set(facts)
-    assert facts["lower_bound"] <= facts["objective"] <= 3257.7
-    assert facts["gap"] <= 1e-3
-    assert not own_cache.exists()
-
-
-def test_noise_command_draws_and_writes(own_cache, sotto, tmp_path):
-    code, out, _ = sotto(*FLORENTINE, "--out", str(tmp_path / "c.npz"))
-    assert code == 0
-    assert "lower bound" in out
-    assert "C, darker for larger:\n@@\n" in out
-    assert "█" in out
-    assert "times less error than independent noise" in out
-    assert len(list(own_cache.iterdir())) == 1
-    _, out, _ = sotto("account", "--graph", "florentine", "--weights", "uniform", "--algorithm", "mf-d-sgd", "--json",
-                 "--rounds", "64", "--participation", "4x16", "--correlation", str(tmp_path / "c.npz"))  # fmt: skip
-    assert json.loads(out)["headline"]["mu"] == pytest.approx(1.0, rel=1e-6)
-
-
-def test_noise_command_for_a_view(sotto):
-    code, out, _ = sotto("noise --graph ring:6 --participation 2x3 --view node:0 --json")
-    told = json.loads(out)["for_view"]
-    assert code == 0
-    assert told["view"] == "node:0"
-    assert told["gain"] > 1
-    assert told["proven_for_training"] is False
-    code, _, err = sotto("noise --graph ring:6 --participation 2x3 --view nobody")
-    assert (code, err.count("\n")) == (2, 1)
-
-
-def test_account_and_calibrate_find_the_correlation_of_mafalda(sotto):
-    common = ("--graph", "ring:6", "--algorithm", "mafalda", "--rounds", "16", "--participation", "2x8", "--json")
-    headline = json.loads(sotto("account", *common, "--sigma", "2")[1])["headline"]
-    assert headline["mu"] == pytest.approx(0.5, rel=1e-6)
-    sigma = json.loads(sotto("calibrate", *common, "--epsilon", str(headline["epsilon"]))[1])["sigma"]
-    assert sigma == pytest.approx(2.0, rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["--graph", "ring:5"], "sotto: participation every without rounds; "),
-        (["--graph", "ring:5", "--rounds", "4", "--objective", "x"], "sotto: objective 'x'; "),
-        (["--graph", "star:5", "--weights", "push", "--rounds", "4"], "sotto: row "),
-        (["--graph", "ring:5", "--rounds", "4", "--out", "none/here.npz"], "sotto: none/here.npz: no such folder"),
-    ],
-)
-def test_wrong_words_are_one_line_and_exit_code_2(words, line, sotto):
-    code, out, err = sotto("noise", *words)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(line)
 
 
 def test_neither_factorize_nor_noise_loads_torch():

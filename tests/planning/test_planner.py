@@ -158,11 +158,6 @@ def test_directed_graphs_leave_what_takes_them():
     assert sum("directed" in one.reason for one in found.refused) > 3
 
 
-def test_a_complete_graph_may_have_one_sum():
-    found = plan(Question(graph=graph("complete:5"), **SMALL))
-    assert found.recommended.algorithm == "dp-fedavg"
-
-
 def test_user_level_admits_zero_sum_noise():
     found = plan(Question(graph=graph("ring:5"), **{**SMALL, "participation": "every"}, adjacency="user"))
     zip_dl = next(one for one in found.ranked if one.algorithm == "zip-dl")
