@@ -18,7 +18,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow" -n auto --dist loadscope
+	$(BIN)/pytest -m "not slow" -n auto --dist worksteal
 
 slow: $(READY)
 	$(BIN)/pytest -m slow

@@ -5,7 +5,6 @@ Every discovered example meets every topology whose weights it admits; what is r
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
@@ -96,11 +95,11 @@ def refused(case: Case) -> bool:
     return False
 
 
-def cases(kind: type[Case] = Case) -> Iterator[Case]:
-    for example in examples():
-        for place in PLACES:
-            if not refused(kind(example, place)):
-                yield kind(example, place)
+@cache
+def cases(kind: type[Case] = Case) -> tuple[Case, ...]:
+    """Every example on every topology that it admits."""
+    pairs = (kind(example, place) for example in examples() for place in PLACES)
+    return tuple(case for case in pairs if not refused(case))
 
 
 def task(n: int, dimension: int = DIMENSION, seed: int = 0):

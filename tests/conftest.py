@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
+# before numpy and torch are loaded: two threads that share a product wait for each other on a busy machine
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from sottovoce.cli import main
+from tests.forked import ENVIRONMENT, Command, forking
 
 DATA = Path(os.environ.get("SOTTOVOCE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 MISSING = "data set not found"
@@ -24,11 +30,16 @@ def pytest_configure(config):
     folder = tempfile.TemporaryDirectory()
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_CACHE_HOME"] = folder.name
+    ENVIRONMENT.update({**os.environ, **ENVIRONMENT})
 
 
 @pytest.fixture
 def sotto(monkeypatch, capsys):
-    """`sotto("account --graph ring:6")` is what the command does here: its code, what it prints, and on stderr."""
+    """`sotto("account --graph ring:6")` is what the command does here: its code, what it prints, and on stderr.
+
+    Processes that it starts are forked.
+    """
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: forking())
 
     def run(line: str, *more: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["sotto", *line.split(), *more])
@@ -41,21 +52,13 @@ def sotto(monkeypatch, capsys):
 
 
 @pytest.fixture
-def command():
-    """`command(folder, "run", "try.toml")` starts `sotto` there in a process of its own, which ends with the test.
-
-    It imports the package that is tested, and hears interrupts even where the tests were told not to.
-    """
+def command(tmp_path_factory):
+    """`command(folder, "run", "try.toml")` starts `sotto` there in a process of its own, which ends with the test."""
     begun = []
 
-    def start(place: Path, *arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "sottovoce", *arguments], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}, start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-        begun.append(process)
-        return process
+    def start(place: Path, *arguments: str) -> Command:
+        begun.append(Command(tmp_path_factory.mktemp("command"), place, *arguments))
+        return begun[-1]
 
     yield start
     for process in begun:
@@ -78,9 +81,38 @@ def data():
 
 
 @pytest.fixture(scope="session")
-def oracles(data):
+def oracles():
     """Stored reference values, each with how it was obtained."""
-    return json.loads(data("../oracles.json").read_text())
+    return json.loads(Path(__file__).with_name("oracles.json").read_text())
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, worker_id):
+    """`trained(document)` is the folder of that experiment, trained once for all tests and workers: look, do not touch.
+
+    `shutil.copytree` makes a copy to change.
+    """
+    base = tmp_path_factory.getbasetemp()
+    store = (base if worker_id == "master" else base.parent) / "trained"
+    store.mkdir(exist_ok=True)
+
+    def train_once(document: dict) -> Path:
+        from sottovoce.config import parse_experiment
+        from sottovoce.run.execute import run_experiment
+
+        key = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
+        with (store / f"{key}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            run_experiment(parse_experiment(document), store / key)  # a finished run is only read
+        return store / key
+
+    return train_once
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "sottovoce" / "noise"
 
 
 def pytest_terminal_summary(terminalreporter):

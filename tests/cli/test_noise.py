@@ -1,0 +1,66 @@
+"""`sotto noise`: what it prints and writes, and what account and calibrate make of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+FLORENTINE = ("noise", "--graph", "florentine", "--weights", "uniform", "--participation", "4x16")
+
+
+def test_noise_command_prints_one_document(own_cache, sotto):
+    code, out, err = sotto(*FLORENTINE, "--json", "--no-cache")
+    facts = json.loads(out)
+    assert (code, err) == (0, "")
+    assert {"objective", "lower_bound", "gap", "independent", "antipgd", "seconds"} <= set(facts)
+    assert facts["lower_bound"] <= facts["objective"] <= 3257.7
+    assert facts["gap"] <= 1e-3
+    assert not own_cache.exists()
+
+
+def test_noise_command_draws_and_writes(own_cache, sotto, tmp_path):
+    code, out, _ = sotto(*FLORENTINE, "--out", str(tmp_path / "c.npz"))
+    assert code == 0
+    assert "lower bound" in out
+    assert "C, darker for larger:\n@@\n" in out
+    assert "█" in out
+    assert "times less error than independent noise" in out
+    assert len(list(own_cache.iterdir())) == 1
+    _, out, _ = sotto("account", "--graph", "florentine", "--weights", "uniform", "--algorithm", "mf-d-sgd", "--json",
+                 "--rounds", "64", "--participation", "4x16", "--correlation", str(tmp_path / "c.npz"))  # fmt: skip
+    assert json.loads(out)["headline"]["mu"] == pytest.approx(1.0, rel=1e-6)
+
+
+def test_noise_command_for_a_view(sotto):
+    code, out, _ = sotto("noise --graph ring:6 --participation 2x3 --view node:0 --json")
+    told = json.loads(out)["for_view"]
+    assert code == 0
+    assert told["view"] == "node:0"
+    assert told["gain"] > 1
+    assert told["proven_for_training"] is False
+    code, _, err = sotto("noise --graph ring:6 --participation 2x3 --view nobody")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_account_and_calibrate_find_the_correlation_of_mafalda(sotto):
+    common = ("--graph", "ring:6", "--algorithm", "mafalda", "--rounds", "16", "--participation", "2x8", "--json")
+    headline = json.loads(sotto("account", *common, "--sigma", "2")[1])["headline"]
+    assert headline["mu"] == pytest.approx(0.5, rel=1e-6)
+    sigma = json.loads(sotto("calibrate", *common, "--epsilon", str(headline["epsilon"]))[1])["sigma"]
+    assert sigma == pytest.approx(2.0, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--graph", "ring:5"], "sotto: participation every without rounds; "),
+        (["--graph", "ring:5", "--rounds", "4", "--objective", "x"], "sotto: objective 'x'; "),
+        (["--graph", "star:5", "--weights", "push", "--rounds", "4"], "sotto: row "),
+        (["--graph", "ring:5", "--rounds", "4", "--out", "none/here.npz"], "sotto: none/here.npz: no such folder"),
+    ],
+)
+def test_wrong_words_are_one_line_and_exit_code_2(words, line, sotto):
+    code, out, err = sotto("noise", *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(line)

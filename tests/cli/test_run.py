@@ -1,0 +1,148 @@
+"""`sotto run`: what it prints, sweeps in several processes, and how failures in them come out."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from sottovoce import InputError, Unaccountable
+from sottovoce.run.parallel import run_experiments
+from sottovoce.run.sweep import SweepRun, expand_sweep
+from tests.run.killed import experiment
+from tests.run.test_checkpoint import contents
+from tests.test_config import SMALL
+
+SWEEP = 'seeds = [0, 1]\nvariants = [{name = "plain", algorithm.sigma = 0.0}, {name = "noisy"}]\n' + SMALL
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "try.toml").write_text(SMALL)
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    return tmp_path
+
+
+def test_a_run_prints_and_a_second_one_only_reads(sotto, here, monkeypatch):
+    code, out, err = sotto("run try.toml")
+    assert (code, err) == (0, "")
+    assert "test accuracy of the average model" in out
+    assert "dp-d-sgd on ring:4 metropolis, 3 rounds" in out
+    assert "at delta 1e-05, everyone as adversary, one record replaced, any-training" in out
+    assert sorted(os.listdir(here / "runs" / "try")) == [
+        "checkpoint.npz", "config.json", "lock", "metrics.jsonl", "privacy.json", "report.html", "result.json"
+    ]  # fmt: skip
+    monkeypatch.setattr("sottovoce.run.execute.build_accountant", lambda *_: pytest.fail("ran again"))
+    assert sotto("run try.toml") == (0, out, "")
+    assert sotto("run runs/try/config.json") == (0, out, "")
+    document = json.loads(sotto("run try.toml --json")[1])
+    stored = json.loads((here / "runs" / "try" / "result.json").read_text())
+    assert document == stored
+    assert document["headline"] == json.loads((here / "runs" / "try" / "privacy.json").read_text())["headline"]
+    assert document["metrics"]["round"] == 3
+
+
+def test_settings_that_are_kept_repeat_the_run(sotto, here):
+    assert sotto("run try.toml")[0] == 0
+    assert sotto("run runs/try/config.json --out again")[0] == 0
+    assert contents(here / "runs" / "try") == contents(here / "again" / "try")
+
+
+def test_nothing_proven_and_no_noise_are_said(sotto, here):
+    unclipped = ["training={rounds = 3, batch = 'full'}", "name=unclipped"]
+    code, out, _ = sotto("run try.toml", *(part for setting in unclipped for part in ("--set", setting)))
+    assert (code, "none is proven: see privacy.json" in out) == (0, True)
+    code, out, _ = sotto("run try.toml --set algorithm.sigma=0.0 --set name=silent")
+    assert (code, "inf at delta 1e-05" in out or "none is proven" in out) == (0, True)
+    zip_dl = "algorithm={name = 'zip-dl', message_sigma = 2.0}"
+    code, out, _ = sotto("run try.toml --json --set name=zip --set privacy.adjacency=user --set", zip_dl)
+    assert (code, json.loads(out)["sigma"]) == (0, 2.0)
+
+
+def test_a_sweep_in_two_processes_is_the_sweep_in_one(sotto, here):
+    code, out, err = sotto("run sweep.toml --jobs 2 --json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [(row["run"], row["seeds"]) for row in found["runs"]] == [("plain", 2), ("noisy", 2)]
+    assert found["runs"][0]["epsilon"] in (None, "inf")
+    code, out, _ = sotto("run sweep.toml --jobs 1 --out alone --only noisy")
+    assert (code, "plain" in out, "±" in out) == (0, False, True)
+    names = ["noisy,seed=0", "noisy,seed=1"]
+    assert sorted(path.name for path in (here / "alone" / "try").iterdir() if path.is_dir()) == names
+    assert "| noisy | 2 |" in (here / "alone" / "try" / "results.md").read_text()
+    for name in names:
+        assert contents(here / "alone" / "try" / name) == contents(here / "runs" / "try" / name)
+    code, _, err = sotto("run sweep.toml --only nobody")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "code", "message"),
+    [
+        ("data.name = 'mnist'", 2, "data set 'mnist' and no folder"),
+        ("algorithm.name = 'anti-pgd', privacy.epsilon = 1.0, training.clip = 'none'", 3, "not clipped"),
+    ],
+)
+def test_failures_in_other_processes_are_one_line_with_their_code(broken, code, message, sotto, here, monkeypatch):
+    monkeypatch.delenv("SOTTOVOCE_DATA", raising=False)
+    text = SWEEP.replace("algorithm.sigma = 0.0", broken)
+    if code == 3:
+        text = text.replace("sigma = 1.0\n", "").replace("bound = 1.0\n", "").replace('{name = "noisy"}', BOUNDED)
+    (here / "sweep.toml").write_text(text)
+    found, out, err = sotto("run sweep.toml --jobs 2")
+    assert (found, out, err.count("\n")) == (code, "", 1), err
+    assert message in err
+    assert not (here / "runs" / "try" / "plain,seed=0").exists()
+
+
+BOUNDED = '{name = "noisy", algorithm.sigma = 1.0, training.bound = 1.0}'
+
+
+def test_errors_survive_the_way_between_processes():
+    error = pickle.loads(pickle.dumps(InputError("found", "rule", "remedy")))
+    assert (str(error), error.exit_code, error.remedy) == ("found; rule; remedy", 2, "remedy")
+    refusal = pickle.loads(pickle.dumps(Unaccountable("because")))
+    assert (type(refusal), str(refusal), refusal.exit_code) == (Unaccountable, "because", 3)
+
+
+def test_the_first_failure_in_one_process_leaves_the_finished_runs(tmp_path):
+    fine, wrong = experiment(), experiment(data={"name": "mnist"}).model_copy(update={"name": "wrong"})
+    with pytest.raises(InputError):
+        run_experiments([SweepRun(one, "") for one in (fine, wrong)], tmp_path, jobs=1)
+    assert (tmp_path / "try" / "result.json").exists()
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_an_interrupted_sweep_saves_and_stops_in_one_line(here, command):
+    """Without clipping nothing is promised, so that a run that never ends begins at once."""
+    endless = "training = {rounds = 1000000}\n" + SWEEP[: SWEEP.index("[training]")]
+    (here / "sweep.toml").write_text(endless.replace("rows = 12", "rows = 2"))
+    process = command(here, "run", "sweep.toml", "--jobs", "2")
+    begun = [here / "runs" / "try" / f"plain,seed={seed}" for seed in (0, 1)]
+    while not all((place / "metrics.jsonl").exists() for place in begun):
+        assert process.running(), process.complaints()
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (130, "", "sotto: stopped\n")
+    assert [sorted(path.name for path in place.glob("checkpoint*")) for place in begun] == [["checkpoint.npz"]] * 2
+    assert {path.name for path in (here / "runs" / "try").iterdir()} == {place.name for place in begun}
+
+
+def test_recipes_are_valid():
+    from sottovoce.attacks.on_sweeps import check_attacks
+    from sottovoce.config import read_settings_file
+
+    recipes = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+    assert recipes
+    for path in recipes:
+        document = read_settings_file(path)
+        runs = expand_sweep(document, path.name)
+        assert runs
+        check_attacks(document, runs)

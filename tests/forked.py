@@ -1,0 +1,92 @@
+"""Processes for tests, forked from one process that has imported everything: a fresh interpreter with torch takes
+seconds, a fork none.
+
+What a fork cannot show, that a new interpreter finds its way, is shown by the tests that start one: the ranks of
+`--processes`, the workers of an interrupted sweep, and what commands import.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from functools import cache
+from multiprocessing import forkserver
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""Of the process that is forked, whatever a test has changed in its own; conftest.py adds what the session has."""
+
+
+@cache
+def forking() -> multiprocessing.context.BaseContext:
+    """The context whose processes are forks of the one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.preloaded"])
+    before = dict(os.environ)
+    os.environ.clear()
+    os.environ.update(ENVIRONMENT)
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return context
+
+
+class Command:
+    """`sotto` in a process of its own, which leads its own session and writes to files instead of pipes."""
+
+    def __init__(self, folder: Path, place: Path, *arguments: str):
+        self._out, self._err = folder / "out", folder / "err"
+        self._process = forking().Process(target=_sotto, args=(place, arguments, self._out, self._err))
+        self._process.start()
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def running(self) -> bool:
+        return self._process.is_alive()
+
+    def complaints(self) -> str:
+        """What it has written to stderr so far."""
+        return self._err.read_text()
+
+    def communicate(self) -> tuple[str, str]:
+        """What it has printed, on stdout and stderr, when it has ended."""
+        self._process.join()
+        return self._out.read_text(), self._err.read_text()
+
+    def send_signal(self, kind: signal.Signals) -> None:
+        os.kill(self.pid, kind)
+
+
+def _sotto(place: Path, arguments: tuple[str, ...], out: Path, err: Path) -> None:
+    os.setsid()
+    for path, stream in ((out, 1), (err, 2)):
+        with path.open("w") as file:
+            os.dup2(file.fileno(), stream)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(place)
+    sys.argv = ["sotto", *arguments]
+    from sottovoce.cli import main
+
+    try:
+        main()
+    except SystemExit as stop:
+        _exit_as_interpreters_do(stop.code)
+
+
+def _exit_as_interpreters_do(code: int) -> None:
+    """Threads end before processes are joined; multiprocessing has it the other way round, and pools wait forever."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

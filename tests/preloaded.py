@@ -1,0 +1,11 @@
+"""All that a run imports sooner or later: loaded once, before tests fork their processes (forked.py)."""
+
+import sklearn.datasets  # noqa: F401
+import torch
+
+import sottovoce.cli.run
+import sottovoce.distributed.ranks
+import sottovoce.report.page
+import sottovoce.run.parallel  # noqa: F401
+
+torch.set_num_threads(1)  # a pool of threads would not survive a fork
