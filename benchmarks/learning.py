@@ -18,7 +18,8 @@ from sottovoce.core.threads import threads
 from sottovoce.learning import models
 from sottovoce.learning.clipping import parse_clipping
 from sottovoce.learning.datasets import Dataset
-from sottovoce.learning.engines import Stack, engine_for
+from sottovoce.learning.engine_choice import engine_for
+from sottovoce.learning.engines import Stack
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task

@@ -13,10 +13,10 @@ import numpy as np
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings
 from sottovoce.core import arrays
+from sottovoce.core.algorithm import Weighted
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, parse_compression
 from sottovoce.core.gossip import Gossip
-from sottovoce.core.messages import Weighted
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import Independent
 from sottovoce.core.topologies import Topology

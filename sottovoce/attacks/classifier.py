@@ -27,7 +27,8 @@ from sottovoce.attacks.candidate_losses import LossSeries, losses_on_runs
 from sottovoce.attacks.evaluation import MembershipResult, Scores, evaluate_scores
 from sottovoce.attacks.registry import AttackOptions
 from sottovoce.core.threads import threads
-from sottovoce.learning.engines import Stack, engine_for
+from sottovoce.learning.engine_choice import engine_for
+from sottovoce.learning.engines import Stack
 from sottovoce.learning.models import mlp
 from sottovoce.run.finished_run import FinishedRun
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
-from sottovoce.core.messages import Message
 from sottovoce.core.mixing import Requirement
 from sottovoce.core.noise import Noise
 from sottovoce.core.topologies import Topology
+
+
+class Weighted(NamedTuple):
+    """A message with a public weight beside it, mixed alike: push-sum's."""
+
+    value: Rows
+    weight: Rows
+
+
+Message: TypeAlias = Rows | Weighted
+"""What leaves a node: its row, or its row with a public weight."""
 
 
 @runtime_checkable

@@ -21,8 +21,6 @@ from sottovoce.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sottovoce.core.mixing import Mixing
-
 Operand: TypeAlias = Any
 """Rows of the same kind, a number, or one public number per node (N x 1, numpy or torch).
 
@@ -65,9 +63,6 @@ class StructuredRows(Rows, Protocol):
 
     def taken(self, index: NDArray[np.intp]) -> Rows:
         """The rows of some nodes."""
-
-    def mixed_by(self, mixing: Mixing) -> Rows:
-        """`W @ rows`."""
 
 
 def structured(rows: Rows) -> StructuredRows:

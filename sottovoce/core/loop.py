@@ -27,11 +27,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core import arrays
+from sottovoce.core.algorithm import Message, Weighted
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
-from sottovoce.core.messages import LoopState, Message, PlayedRound, PlayedStep, Weighted, value_of
+from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport

@@ -6,31 +6,18 @@ Shapes: N nodes, D parameters, E directed edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sottovoce.core import arrays
+from sottovoce.core.algorithm import Algorithm, Message, Weighted
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Identity
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.transport import Nodes, Transport
-
-if TYPE_CHECKING:
-    from sottovoce.core.algorithm import Algorithm
-
-
-class Weighted(NamedTuple):
-    """A message with a public weight beside it, mixed alike: push-sum's."""
-
-    value: Rows
-    weight: Rows
-
-
-Message: TypeAlias = Rows | Weighted
-"""What leaves a node: its row, or its row with a public weight."""
 
 
 class Traffic(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,13 @@ DENSE_SPECTRUM = 600
 """Up to this many nodes the spectrum comes from a dense solver."""
 
 Requirement: TypeAlias = Literal["row-stochastic", "column-stochastic", "undirected", "symmetric", "complete average"]
+
+
+class MixableRows(arrays.Rows, Protocol):
+    """Rows that are no plain array, and know themselves how they are mixed."""
+
+    def mixed_by(self, mixing: Mixing) -> arrays.Rows:
+        """`W @ rows`."""
 
 
 class Edges(NamedTuple):
@@ -62,7 +69,7 @@ class Mixing:
 
     def __matmul__(self, rows: arrays.Rows) -> arrays.Rows:
         if not arrays.is_plain(rows):
-            return arrays.structured(rows).mixed_by(self)
+            return cast("MixableRows", rows).mixed_by(self)
         key = (type(rows).__name__, str(rows.dtype), str(getattr(rows, "device", "cpu")))
         if key not in self._operators:
             self._operators[key] = arrays.operator(self.weights, rows)

@@ -17,10 +17,9 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad, vmap
 
-from sottovoce.errors import InputError
 from sottovoce.learning.clipping import Clipping, norms
 from sottovoce.learning.models import Model
 
@@ -67,24 +66,6 @@ class Engine(Protocol):
 
     def examples_at_once(self, nodes: int, features: int) -> int:
         """How many examples per node `outputs` takes without outgrowing the memory."""
-
-
-def engine_for(model: Model, name: str | None = None) -> Engine:
-    """The fastest engine for a model's layers, or the named one."""
-    from sottovoce.learning.stacked_engines import stacked
-
-    if name not in (None, *ENGINES):
-        raise InputError(f"engine {name!r}", f"known: {', '.join(ENGINES)}", "leave it out for the fastest")
-    if name in (None, "stacked") and (found := stacked(model)) is not None:
-        return found
-    if name == "stacked":
-        raise InputError(
-            f"engine stacked for {model.name}",
-            "it is for linear layers with relu, tanh or sigmoid, and for matrix factorisation",
-            "leave it out for the fastest",
-        )
-    convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in model.module.modules())
-    return Loop(model) if name == "loop" or (name is None and convolves) else Functional(model)
 
 
 ENGINES = ("stacked", "loop", "functional")

@@ -33,7 +33,8 @@ from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, Sampling, parse_batches
 from sottovoce.learning.clipping import Clipping, parse_clipping
 from sottovoce.learning.datasets import Dataset
-from sottovoce.learning.engines import Clipped, Engine, Stack, chunks, clip_rows, engine_for
+from sottovoce.learning.engine_choice import engine_for
+from sottovoce.learning.engines import Clipped, Engine, Stack, chunks, clip_rows
 from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.partitioning import Partition

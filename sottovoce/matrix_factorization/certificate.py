@@ -14,14 +14,12 @@ semidefiniteness. Q is kept as a product F F^T throughout, so that rounding cann
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-if TYPE_CHECKING:
-    from sottovoce.matrix_factorization.optimizer import Feasible, Point
+from sottovoce.matrix_factorization.feasible import Feasible, Point
 
 Array = NDArray[np.float64]
 

@@ -21,7 +21,8 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.threads import one_thread
 from sottovoce.matrix_factorization import windows
 from sottovoce.matrix_factorization.certificate import certify, certify_banded, nuclear
-from sottovoce.matrix_factorization.optimizer import Feasible, Point, Progress, SearchResult, lower_factor, search
+from sottovoce.matrix_factorization.feasible import Feasible, Point, lower_factor
+from sottovoce.matrix_factorization.optimizer import Progress, SearchResult, search
 
 Array = NDArray[np.float64]
 

@@ -17,7 +17,8 @@ from scipy import linalg, optimize
 
 from sottovoce.core.participation import Participation
 from sottovoce.matrix_factorization.certificate import certify_banded, nuclear, root
-from sottovoce.matrix_factorization.optimizer import Feasible, Progress, search
+from sottovoce.matrix_factorization.feasible import Feasible
+from sottovoce.matrix_factorization.optimizer import Progress, search
 
 Array = NDArray[np.float64]
 

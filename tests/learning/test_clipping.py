@@ -11,7 +11,8 @@ from sottovoce.core.threads import threads
 from sottovoce.learning import models
 from sottovoce.learning.batches import parse_batches
 from sottovoce.learning.clipping import norms, parse_clipping
-from sottovoce.learning.engines import Stack, clip_rows, engine_for, sum_clipped
+from sottovoce.learning.engine_choice import engine_for
+from sottovoce.learning.engines import Stack, clip_rows, sum_clipped
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,8 @@ from sottovoce.core.threads import threads
 from sottovoce.learning import models
 from sottovoce.learning.clipping import parse_clipping
 from sottovoce.learning.datasets import Dataset, load
-from sottovoce.learning.engines import Stack, engine_for
+from sottovoce.learning.engine_choice import engine_for
+from sottovoce.learning.engines import Stack
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.model_checks import examples_interact
 from sottovoce.learning.partitioning import partition

@@ -25,7 +25,8 @@ from sottovoce.core.correlation import Differences, Triangular
 from sottovoce.core.participation import parse_participation
 from sottovoce.matrix_factorization import cache, for_view, structures
 from sottovoce.matrix_factorization.certificate import nuclear
-from sottovoce.matrix_factorization.optimizer import lower_factor, search
+from sottovoce.matrix_factorization.feasible import lower_factor
+from sottovoce.matrix_factorization.optimizer import search
 from sottovoce.matrix_factorization.result import error_of, normalised, sensitivity_squared
 from sottovoce.matrix_factorization.workload import workload
 

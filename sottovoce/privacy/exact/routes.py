@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.closedness import open_by_steps
 from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import UNCOVERED, deflated, well_conditioned
 from sottovoce.privacy.exact.elimination import eliminate_known_messages
@@ -32,6 +31,7 @@ from sottovoce.privacy.exact.kalman import kalman
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings, starts
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, observe
+from sottovoce.privacy.reactions import open_by_steps
 from sottovoce.privacy.views import ViewKind
 from sottovoce.privacy.worst_case import worst_case
 
