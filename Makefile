@@ -18,6 +18,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -m "not slow" -n auto --dist worksteal
 
 slow: $(READY)
@@ -43,7 +44,7 @@ torch-ends:
 	  $(call PIP,build/torch) "$$torch"; \
 	  $(call PIP,build/torch) --editable ".[dev]"; \
 	  build/torch/bin/python -c 'import torch; print("torch", torch.__version__)'; \
-	  build/torch/bin/pytest -m "not slow" -n auto --dist loadscope $$(grep -lE "torch|ranks" tests/test_*.py tests/laws.py); \
+	  build/torch/bin/pytest -m "not slow" -n auto --dist worksteal tests; \
 	done; rm -rf build/torch
 
 docs: $(READY)
