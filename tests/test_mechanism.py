@@ -10,8 +10,8 @@ from scipy import sparse
 
 from sottovoce import InputError, Unaccountable, account, algorithm, audit, metropolis, trace, uniform, views
 from sottovoce.auditing.mechanism import _canary, _likelihood_ratio
-from sottovoce.core.loop import NoiseFeed
 from sottovoce.core.noise import FactoredMatrix
+from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import observe

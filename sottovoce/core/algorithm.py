@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
-from sottovoce.core.messages import Message
+from sottovoce.core.messages import Message, State
 from sottovoce.core.mixing import Requirement
 from sottovoce.core.noise import Noise
 from sottovoce.core.topologies import Topology
@@ -55,17 +55,17 @@ class Algorithm(Protocol):
     def on(self, topology: Topology) -> Algorithm:
         """The algorithm with what it takes from the topology; refuses one that does not fit."""
 
-    def init(self, x0: Rows) -> Any:
+    def init(self, x0: Rows) -> State:
         """The state before the first round."""
 
-    def point(self, state: Any) -> Rows:
+    def point(self, state: State) -> Rows:
         """Where the gradient is taken."""
 
-    def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
+    def local(self, state: State, grad: Rows, noise: Rows | float) -> State:
         """The state after the local step."""
 
-    def message(self, state: Any) -> Message:
+    def message(self, state: State) -> Message:
         """What leaves the node, the same to all; noise on single messages is added by the loop."""
 
-    def absorb(self, state: Any, mixed: Any) -> Any:
-        """The state after receiving `sum_v W[u,v] (message_v + noise on v -> u)`, which is a `Message`."""
+    def absorb(self, state: State, mixed: Message) -> State:
+        """The state after receiving `sum_v W[u,v] (message_v + noise on v -> u)`."""

@@ -40,13 +40,14 @@ class Traffic(NamedTuple):
     bits: int
 
 
+State: TypeAlias = Any
+"""The state of an algorithm: rows, a number, None, or a tuple of states, as the algorithm has chosen."""
+
+
 class LoopState(NamedTuple):
-    """All that passes from round to round: the algorithm's state, and the copies that receivers hold of each node.
+    """All that passes from round to round: the algorithm's state, and the copies that receivers hold of each node."""
 
-    A state is an array, a number, None, or a tuple of states; its shape is the algorithm's own.
-    """
-
-    state: Any
+    state: State
     copies: Rows | None
 
 
