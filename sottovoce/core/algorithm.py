@@ -10,6 +10,9 @@ from sottovoce.core.mixing import Requirement
 from sottovoce.core.noise import Noise
 from sottovoce.core.topologies import Topology
 
+State: TypeAlias = Any
+"""The state of an algorithm: rows, a number, None, or a tuple of states, as the algorithm has chosen."""
+
 
 class Weighted(NamedTuple):
     """A message with a public weight beside it, mixed alike: push-sum's."""
@@ -65,17 +68,17 @@ class Algorithm(Protocol):
     def on(self, topology: Topology) -> Algorithm:
         """The algorithm with what it takes from the topology; refuses one that does not fit."""
 
-    def init(self, x0: Rows) -> Any:
+    def init(self, x0: Rows) -> State:
         """The state before the first round."""
 
-    def point(self, state: Any) -> Rows:
+    def point(self, state: State) -> Rows:
         """Where the gradient is taken."""
 
-    def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
+    def local(self, state: State, grad: Rows, noise: Rows | float) -> State:
         """The state after the local step."""
 
-    def message(self, state: Any) -> Message:
+    def message(self, state: State) -> Message:
         """What leaves the node, the same to all; noise on single messages is added by the loop."""
 
-    def absorb(self, state: Any, mixed: Any) -> Any:
-        """The state after receiving `sum_v W[u,v] (message_v + noise on v -> u)`, which is a `Message`."""
+    def absorb(self, state: State, mixed: Message) -> State:
+        """The state after receiving `sum_v W[u,v] (message_v + noise on v -> u)`."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sottovoce.core.algorithm import Message, State
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.mixing import Requirement
@@ -66,17 +67,17 @@ class Gossip:
         self.noise.edge(first)
         return self
 
-    def init(self, x0: Rows) -> Any:
+    def init(self, x0: Rows) -> State:
         return Model(x0)
 
-    def point(self, state: Any) -> Rows:
+    def point(self, state: State) -> Rows:
         return state.x
 
-    def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
+    def local(self, state: State, grad: Rows, noise: Rows | float) -> State:
         return Model(state.x - self.step_size * (grad + noise))
 
-    def message(self, state: Any) -> Any:
+    def message(self, state: State) -> Message:
         return state.x
 
-    def absorb(self, state: Any, mixed: Any) -> Any:
+    def absorb(self, state: State, mixed: Any) -> State:
         return Model(mixed)

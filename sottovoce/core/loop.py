@@ -21,13 +21,13 @@ Shapes: N nodes, D parameters, E directed edges, S noise sources.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core import arrays
-from sottovoce.core.algorithm import Message, Weighted
+from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.gossip_step import GossipStep
@@ -37,9 +37,6 @@ from sottovoce.core.mixing import Mixing
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport
 from sottovoce.errors import InputError, Unaccountable
-
-if TYPE_CHECKING:
-    from sottovoce.core.algorithm import Algorithm
 
 RowsKind = TypeVar("RowsKind", bound=Rows)
 
@@ -182,7 +179,9 @@ def train(
 # --- within a round ------------------------------------------------------------------------------------------------
 
 
-def _step_locally(algorithm: Algorithm, mixing: Mixing, state: Any, inputs: LoopInputs, round: int) -> tuple[Rows, Any]:
+def _step_locally(
+    algorithm: Algorithm, mixing: Mixing, state: State, inputs: LoopInputs, round: int
+) -> tuple[Rows, State]:
     """Where the gradient was taken, and the state after the local step."""
     point = algorithm.point(state)
     gradient = inputs.gradient(round, point)
@@ -234,7 +233,7 @@ def _absorbed(played: PlayedStep) -> Message:
     return played.mixed if played.weight is None else Weighted(played.mixed, played.mixing @ played.weight)
 
 
-def _checked_message(algorithm: Algorithm, state: Any) -> Message:
+def _checked_message(algorithm: Algorithm, state: State) -> Message:
     message = algorithm.message(state)
     if isinstance(message, Weighted) and not (
         arrays.is_plain(message.weight) and tuple(message.weight.shape) == (message.value.shape[0], 1)
@@ -246,13 +245,13 @@ def _checked_message(algorithm: Algorithm, state: Any) -> Message:
     return message
 
 
-def _after(mixing: Mixing, new: Any, old: Any) -> Any:
+def _after(mixing: Mixing, new: State, old: State) -> State:
     """The state after a map: new where nodes are active, old elsewhere, and protected from changes."""
     active = None if mixing.active is None or mixing.active.all() else mixing.active
     return _where_active(active, new, old)
 
 
-def _where_active(active: NDArray[np.bool_] | None, new: Any, old: Any) -> Any:
+def _where_active(active: NDArray[np.bool_] | None, new: State, old: State) -> State:
     if isinstance(new, tuple):
         before = old if isinstance(old, tuple) else [None] * len(new)
         leaves = [_where_active(active, a, b) for a, b in zip(new, before, strict=True)]

@@ -6,12 +6,12 @@ Shapes: N nodes, D parameters, E directed edges.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sottovoce.core import arrays
-from sottovoce.core.algorithm import Algorithm, Message, Weighted
+from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Identity
 from sottovoce.core.gossip_step import GossipStep
@@ -28,12 +28,9 @@ class Traffic(NamedTuple):
 
 
 class LoopState(NamedTuple):
-    """All that passes from round to round: the algorithm's state, and the copies that receivers hold of each node.
+    """All that passes from round to round: the algorithm's state, and the copies that receivers hold of each node."""
 
-    A state is an array, a number, None, or a tuple of states; its shape is the algorithm's own.
-    """
-
-    state: Any
+    state: State
     copies: Rows | None
 
 

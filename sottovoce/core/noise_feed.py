@@ -44,7 +44,7 @@ class NoiseFeed:
         self.seed, self._gradient, self._like = seed, gradient, like
         self._expected: tuple[Sources, NDArray[np.bool_]] | None = None
         self._prefetcher: Prefetcher | None = None
-        self._past: list[Any] = []
+        self._past: list[Rows] = []
         self._next_round = 0
 
     def __enter__(self) -> Self:

@@ -26,7 +26,7 @@ POLL_SECONDS = 0.02
 """Seconds between two looks at whether others are done."""
 
 
-def open_store(rank: int, size: int, timeout: timedelta) -> Any:
+def open_store(rank: int, size: int, timeout: timedelta) -> Store:
     """The store of torch: a file, or the address of torchrun, for each attempt another."""
     if MEETING in os.environ:
         return FileStore(os.environ[MEETING], size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
+from threading import Lock
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
 from sottovoce.run import checkpoint
 from sottovoce.run.checkpoint import Checkpoint
-from sottovoce.run.training_run import prepare_run
+from sottovoce.run.training_run import TrainingRun, prepare_run
 from tests.cases import DIMENSION, cases
 from tests.cases import task as made_up
 
@@ -112,7 +113,19 @@ def last(part):
     return part.models(state), state
 
 
-def test_a_training_run_is_hosted_by_any_transport(training_run):
+@pytest.fixture
+def one_start_at_a_time(monkeypatch):
+    """Layers are reset with torch's global generator, which the threads of this test share; processes do not."""
+    inner, lock = TrainingRun.starting_models, Lock()
+
+    def starting_models(self, nodes):
+        with lock:
+            return inner(self, nodes)
+
+    monkeypatch.setattr(TrainingRun, "starting_models", starting_models)
+
+
+def test_a_training_run_is_hosted_by_any_transport(training_run, one_start_at_a_time):
     """To rounding: torch may form the products of one node's rows in another order than those of several nodes."""
     alone, state = last(training_run)
     apart = in_threads(lambda transport: last(training_run.hosted_by(transport)), one_node_each(5))
