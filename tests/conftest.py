@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -62,9 +60,7 @@ def command(tmp_path_factory):
 
     yield start
     for process in begun:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.end()
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,14 @@ What a fork cannot show, that a new interpreter finds its way, is shown by the t
 from __future__ import annotations
 
 import atexit
-import multiprocessing
+import contextlib
 import os
 import signal
 import sys
 import threading
 from functools import cache
-from multiprocessing import forkserver
+from multiprocessing import forkserver, get_context
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -23,9 +24,9 @@ ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_TH
 
 
 @cache
-def forking() -> multiprocessing.context.BaseContext:
+def forking() -> BaseContext:
     """The context whose processes are forks of the one that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
+    context = get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded"])
     before = dict(os.environ)
     os.environ.clear()
@@ -43,6 +44,8 @@ class Command:
 
     def __init__(self, folder: Path, place: Path, *arguments: str):
         self._out, self._err = folder / "out", folder / "err"
+        self._out.touch()
+        self._err.touch()
         self._process = forking().Process(target=_sotto, args=(place, arguments, self._out, self._err))
         self._process.start()
         self.pid = self._process.pid
@@ -65,6 +68,13 @@ class Command:
 
     def send_signal(self, kind: signal.Signals) -> None:
         os.kill(self.pid, kind)
+
+    def end(self) -> None:
+        """Kill it, and what it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
 
 
 def _sotto(place: Path, arguments: tuple[str, ...], out: Path, err: Path) -> None:
