@@ -138,5 +138,6 @@ def _guarantee_document(headline: PrivacyFigure | None) -> Document | None:
     if headline is None:
         return None
     return {
-        "view": str(headline.view), "victim": headline.victim, "kind": headline.kind, "epsilon": to_json(headline.epsilon)
+        "view": str(headline.view), "victim": headline.victim, "kind": headline.kind,
+        "epsilon": to_json(headline.epsilon),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Line charts as plain SVG: readable on light and dark ground, series distinguished by dashes and marks as well as by colour.
+"""Line charts as plain SVG, for light and dark ground; series differ by dashes and marks as well as by colour.
 
 >>> chart = line_chart([Line("a", [1.0, 2.0], [0.5, 0.7])], x="round", y="accuracy", title="Training")
 >>> chart.startswith("<svg") and chart.count("<polyline") == 1
