@@ -98,7 +98,7 @@ def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[st
     worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
     victims = f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
     figure = f"epsilon {round_up(best.epsilon(setting.delta))} at delta {setting.delta:g} (mu {round_up(best.mu)})"
-    lines = [f"PrivacyFigure: {figure}, {best.kind}, {victims}; nobody is worse off."]
+    lines = [f"Headline: {figure}, {best.kind}, {victims}; nobody is worse off."]
     lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
     if setting.labels is not None:
         lines.append(f"Nodes are numbered in the order of their names: {setting.name(0)}, {setting.name(1)}, ...")

@@ -1,11 +1,12 @@
-"""Who takes part when, and what the worst change of a victim's gradients costs.
+"""The worst change of a victim's gradients, and what it costs.
 
 For a victim the loss is `max sum_{s,t} M[s,t] <delta_s, delta_t>` over changes with `||delta_t|| <= 1` in the rounds
 of a participation pattern. Its value is a semidefinite programme, `max {<M, R> : R psd, R_tt = 1}`; any y with
 `diag(y) - M` psd bounds it by `sum y`, and that dual value is what is reported.
 
+    >>> from sottovoce.core.participation import parse_participation
     >>> M = np.array([[1.0, -0.9], [-0.9, 1.0]])
-    >>> float(worst_case(M[None], participation("every"), rounds=2)[0].round(6))
+    >>> float(worst_case(M[None], parse_participation("every"), rounds=2)[0].round(6))
     3.8
 
 All-ones would say 0.2 here: it is no bound (ACCOUNTING, section 2).
@@ -112,7 +113,8 @@ def worst_change(M_TT: NDArray[np.float64], scheme: Participation) -> NDArray[np
 
     Signs where they reach the bound, else vectors of as many dimensions as the semidefinite value may need.
 
-    >>> worst_change(np.array([[1.0, -0.9], [-0.9, 1.0]]), participation("every")).ravel().tolist()
+    >>> from sottovoce.core.participation import parse_participation
+    >>> worst_change(np.array([[1.0, -0.9], [-0.9, 1.0]]), parse_participation("every")).ravel().tolist()
     [1.0, -1.0]
     """
     T = len(M_TT)

@@ -37,6 +37,7 @@ SAMPLING = "Figures for single nodes do not count on the chance by which batches
 def adversary(view: View) -> str:
     """Whom a view stands for.
 
+    >>> from sottovoce.privacy import views
     >>> adversary(views.node(3)), adversary(views.coalition(3, 5))
     ('node 3, with what it receives', 'nodes 3,5 together, with what they receive')
     >>> adversary(views.everyone(secrets_of=tuple(range(20))))

@@ -68,7 +68,7 @@ def test_finished_reruns_are_kept_and_those_missing_are_run(noisy, tmp_path, mon
     assert audit_inputs(finished_run, runs=2, jobs=1, progress=lambda done, of: reported.append((done, of))) == first
     assert reported == [(2, 3), (3, 3)]
     assert (place / "0001.npz").read_bytes() == bits
-    monkeypatch.setattr(sys.modules[audit_inputs.__module__], "altered", None)
+    monkeypatch.setattr(sys.modules[audit_inputs.__module__], "with_other_rows", None)
     assert audit_inputs(finished_run, runs=2, jobs=1) == first
 
 

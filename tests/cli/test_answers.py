@@ -118,7 +118,7 @@ def test_unusual_input_is_answered(line, sotto):
     assert json.loads(out)["headline"]
     code, out, err = sotto(line)
     assert (code, err) == (0, "")
-    assert "PrivacyFigure: epsilon" in out
+    assert "Headline: epsilon" in out
     assert "It assumes: " in out
 
 

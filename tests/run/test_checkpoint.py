@@ -262,7 +262,7 @@ def changed_data(*_):
 
 def test_other_data_or_another_version_is_refused(stopped, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(build, "_loaded", changed_data)
+        patch.setattr(build, "_dataset", changed_data)
         with pytest.raises(InputError, match="other settings, data or code"):
             resumed(stopped)
     with monkeypatch.context() as patch:
