@@ -18,7 +18,7 @@ from scipy.sparse import csgraph
 
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages, map_equal_steps
 
@@ -187,7 +187,7 @@ def known_of(sources: Sources, adversary: View) -> NDArray[np.bool_]:
 
 
 def selected_messages(sent: TracedMessages, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:
-    """The rows of one gossip step that an adversary gets, or their sums; with `own`, also what its members say."""
+    """The rows of one gossip step that an adversary gets, or their sums; with `own`, also what its members send."""
     sender, receiver, rows = sent
     if sender.size == 0 or sender[0] == -1:  # a sum over everyone is there for all to see
         return rows
@@ -197,6 +197,8 @@ def selected_messages(sent: TracedMessages, mixing: Mixing, adversary: View, own
         return rows
     if adversary.kind is ViewKind.EAVESDROPPER:
         return rows[np.flatnonzero(_tapped(sender, receiver, mixing, adversary.edges))]
+    if adversary.kind is not ViewKind.COALITION:
+        raise Unaccountable(f"which messages {adversary} gets is not defined; say so in privacy/observation.py")
     members = np.asarray(adversary.members, dtype=np.intp)
     if receiver[0] == -1:
         reaches = np.asarray((mixing.weights[members] != 0).sum(axis=0)).ravel() > 0

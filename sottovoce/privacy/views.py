@@ -1,7 +1,4 @@
-"""Views: what an adversary sees of a run, and what it knows already.
-
-A view selects messages of the traced system and removes the columns it knows: the gradients and the noise of its
-members, and the secrets they share. What remains is the linear system that its loss is computed from.
+"""Views: who an adversary is. What it gets of a traced system, and what it knows of it, is in `observation`.
 
     >>> parse_view("coalition:3,5") == coalition(5, 3)
     True
@@ -37,9 +34,11 @@ class ViewKind(StrEnum):
 class View:
     """An adversary.
 
-    - `everyone`: hears all messages and knows nobody's secrets (but those of `secrets_of`: SecLDP);
+    - `everyone`: hears all messages, and knows no shared secrets except those of `secrets_of` (the SecLDP adversary);
     - `coalition`: hears what its members receive, knows their gradients, their noise and the secrets they share;
     - `eavesdropper`: hears what travels along some directed edges (sender, receiver).
+
+    A view that would see nothing is refused: a guarantee against it would be a guarantee against nobody.
 
     With `secure_sum` a receiver learns only the weighted sum of what it receives in a step.
     """
@@ -49,6 +48,20 @@ class View:
     edges: tuple[tuple[int, int], ...] = ()
     secrets_of: tuple[int, ...] = ()
     secure_sum: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, ViewKind):
+            raise InputError(f"view of kind {self.kind!r}", f"known: {', '.join(ViewKind)}", "choose one of them")
+        if self.kind is ViewKind.COALITION and not self.members:
+            raise InputError("a coalition without members", "it would hear nothing", "name a node")
+        if self.kind is ViewKind.EAVESDROPPER and not self.edges:
+            raise InputError(
+                "an eavesdropper without edges", "it would hear nothing", "name an edge (sender, receiver)"
+            )
+        if self.kind is ViewKind.EAVESDROPPER and self.secure_sum:
+            raise Unaccountable(
+                f"{self} with secure summation: whoever taps a wire sees ciphertext; drop one of the two"
+            )
 
     def __str__(self) -> str:
         return _written(self)
@@ -77,9 +90,9 @@ def coalition(*members: int, secure_sum: bool = False) -> View:
     return View(ViewKind.COALITION, tuple(sorted(set(members))), secure_sum=secure_sum)
 
 
-def eavesdropper(*edges: tuple[int, int]) -> View:
+def eavesdropper(*edges: tuple[int, int], secure_sum: bool = False) -> View:
     """Whoever taps some directed edges, (sender, receiver)."""
-    return View(ViewKind.EAVESDROPPER, edges=tuple(edges))
+    return View(ViewKind.EAVESDROPPER, edges=tuple(edges), secure_sum=secure_sum)
 
 
 # --- views as text -------------------------------------------------------------------------------------------------
@@ -111,20 +124,16 @@ class ViewForm:
         return f"{self.word}:{self.operands}" if self.operands else self.word
 
 
-def _eavesdropper(edges: Operands, secure_sum: bool) -> View:
-    found = eavesdropper(*((sender, receiver) for sender, receiver in edges))
-    if secure_sum:
-        raise Unaccountable(f"{found} with secure summation: whoever taps a wire sees ciphertext; drop one of the two")
-    return found
-
-
 EVERYONE = ViewForm("everyone", "", "", lambda _, secure_sum: everyone(secure_sum=secure_sum))
 NODE = ViewForm("node", "A", NAME, lambda nodes, secure_sum: node(nodes[0][0], secure_sum=secure_sum))
 COALITION = ViewForm(
     "coalition", "A,B", f"{NAME}(,{NAME})*",
     lambda nodes, secure_sum: coalition(*(number for (number,) in nodes), secure_sum=secure_sum),
 )  # fmt: skip
-EAVESDROPPER = ViewForm("eavesdropper", "A>B", f"{NAME}>{NAME}(,{NAME}>{NAME})*", _eavesdropper)
+EAVESDROPPER = ViewForm(
+    "eavesdropper", "A>B", f"{NAME}>{NAME}(,{NAME}>{NAME})*",
+    lambda edges, secure_sum: eavesdropper(*((a, b) for a, b in edges), secure_sum=secure_sum),
+)  # fmt: skip
 
 FORMS = (EVERYONE, NODE, COALITION, EAVESDROPPER)
 

@@ -22,7 +22,7 @@ from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import observe
-from sottovoce.privacy.views import parse_view, read_view
+from sottovoce.privacy.views import View, ViewKind, parse_view, read_view
 from sottovoce.tracing.policy import trace_noisy_gradients
 
 EVERY = parse_participation("every")
@@ -213,3 +213,19 @@ def test_compression_does_not_matter_given_noisy_gradients():
     built = algorithm("dp-csgp", sigma=2.0, compression="gsgd:8")
     system = trace_noisy_gradients(built, push("exponential:6"), rounds=8)
     np.testing.assert_allclose(loss_given_noisy_gradients(system, views.everyone(), np.arange(6), EVERY), 2.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: View(ViewKind.COALITION), InputError, "without members"),
+        (views.coalition, InputError, "without members"),
+        (lambda: View(ViewKind.EAVESDROPPER), InputError, "without edges"),
+        (lambda: View(ViewKind.EAVESDROPPER, edges=((0, 1),), secure_sum=True), Unaccountable, "sees ciphertext"),
+        (lambda: View("listener", members=(0,)), InputError, "view of kind 'listener'"),
+    ],
+)
+def test_a_view_that_would_hear_nothing_is_refused_however_it_is_made(make, error, message):
+    """A guarantee against it would be a proven epsilon of 0."""
+    with pytest.raises(error, match=message):
+        make()
