@@ -38,7 +38,7 @@ class InputError(SottovoceError, ValueError):
 
 
 class Diverged(InputError):
-    """Training went astray: a gradient or a model is not finite. Sweeps note it and go on."""
+    """Training diverged: a gradient or a model is not finite. Sweeps note it and go on."""
 
 
 class PeerLost(SottovoceError):

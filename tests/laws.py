@@ -20,7 +20,7 @@ every_linear_case = pytest.mark.parametrize("case", LINEAR, ids=str)
 every_example = pytest.mark.parametrize("example", examples(), ids=str)
 
 
-class Spy:
+class RecordingAlgorithm:
     """An algorithm that notes what it is asked."""
 
     def __init__(self, inner):
@@ -74,7 +74,7 @@ class Mute(NoiseFeed):
 def test_messages_of_an_adaptive_run_are_A_G_plus_B_Z(case):
     net, n = case.topology, case.topology.n
     x0 = start(case, np.random.default_rng(7).standard_normal((n, DIMENSION)))
-    spy = Spy(case.algorithm)
+    spy = RecordingAlgorithm(case.algorithm)
     seen = observe(spy, net, NoiseFeed(11, task(n), x0), x0)
     public = observe(case.algorithm, net, Mute(11, lambda t, x: 0.0 * x, x0), x0)
     G = np.concatenate(spy.gradients)
@@ -142,7 +142,7 @@ def preserving(case):
 @pytest.mark.parametrize("case", [case for case in CASES if preserving(case)], ids=str)
 def test_mixing_preserves_the_sum_of_messages(case):
     """zip-dl Corollary 3.2, exactly; push-sum's weighted sum; every doubly stochastic W."""
-    n, spy = case.topology.n, Spy(case.algorithm)
+    n, spy = case.topology.n, RecordingAlgorithm(case.algorithm)
     x0 = start(case, np.ones((n, DIMENSION)))
     observe(spy, case.topology, NoiseFeed(5, task(n), x0), x0)
     said = spy.sent[1:] if case.algorithm.compression.name != "identity" else spy.sent  # the first copy is public
@@ -152,7 +152,7 @@ def test_mixing_preserves_the_sum_of_messages(case):
 
 def test_unannounced_dropout_leaves_zero_sum_noise_in_the_average():
     case = next(case for case in CASES if case.example.name == "zip-dl" and case.place == "dropout")
-    n, spy = case.topology.n, Spy(case.algorithm)
+    n, spy = case.topology.n, RecordingAlgorithm(case.algorithm)
     observe(spy, case.topology, NoiseFeed(5, task(n), np.ones((n, DIMENSION))), np.ones((n, DIMENSION)))
     gaps = [abs(a.sum(axis=0) - b.sum(axis=0)).max() for a, b in zip(spy.took, spy.sent, strict=True)]
     assert max(gaps) > 0.01

@@ -29,7 +29,7 @@ HEAD = (
 )
 
 
-def told(graph: str, attacker: int, victims: Iterable[int], *, rounds: int, sigma: float = 4.0) -> Account:
+def account_of(graph: str, attacker: int, victims: Iterable[int], *, rounds: int, sigma: float = 4.0) -> Account:
     """What one node learns about some others by DP-D-SGD."""
     system = trace(algorithm("dp-d-sgd", sigma=sigma), metropolis(graph), rounds=rounds)
     return account(system, f"node:{attacker}", victims=tuple(victims))
@@ -38,7 +38,7 @@ def told(graph: str, attacker: int, victims: Iterable[int], *, rounds: int, sigm
 def leak_by_distance() -> str:
     """Epsilon over hops on a ring, by kind of guarantee."""
     hops = list(range(1, 16))
-    found = told("ring:30", 0, hops, rounds=40)
+    found = account_of("ring:30", 0, hops, rounds=40)
     kinds = {
         "any-training": "any training",
         "convex-training": "convex training",
@@ -52,7 +52,7 @@ def leak_by_distance() -> str:
 def leak_over_rounds() -> str:
     """Epsilon over rounds on a ring, by hops."""
     rounds = [5, 10, 20, 30, 45, 60]
-    found = {T: told("ring:30", 0, (1, 2, 3, 5, 10), rounds=T) for T in rounds}
+    found = {T: account_of("ring:30", 0, (1, 2, 3, 5, 10), rounds=T) for T in rounds}
 
     def of(u: int, kind: str) -> list[float]:
         return [found[T].of(u, kind).epsilon(DELTA) for T in rounds]
@@ -86,7 +86,7 @@ def leak_on_a_graph() -> str:
     labels = list(families.labels or ())
     centre = labels.index("Medici")
     others = [u for u in range(families.n) if u != centre]
-    found = told("florentine", centre, others, rounds=30)
+    found = account_of("florentine", centre, others, rounds=30)
     hops = hops_from(families.adjacency, centre)
     places = around(families.adjacency, hops, centre)
     parts = [HEAD.format(width=700, height=470, title="What the Medici learn about each family")]

@@ -74,7 +74,7 @@ class Setting:
 
     @property
     def role(self) -> Role:
-        """What it decides."""
+        """What the setting is for."""
         return self.meaning.role
 
     @property

@@ -35,7 +35,7 @@ class ZipDlAveragingSettings(SensitivitySettings):
 
 @dataclass(frozen=True, kw_only=True)
 class ZipDlSettings(StepSettings, ZipDlAveragingSettings):
-    """The same for training."""
+    """ZIP-DL with zero-sum noise, for training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ def write(path: Path, write_to: Callable[[BinaryIO], None]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """The same for text."""
+    """Write text whole or not at all."""
 
     def write_to(file: BinaryIO) -> None:
         file.write(text.encode())

@@ -2,7 +2,7 @@
 
     point -> gradient -> local step -> ( message -> deliver -> absorb ) as often as there are gossip steps
 
-The maps are the algorithm's. Two things the loop does not know. *What flows through it*: a `LoopInputs` answers what
+The algorithm supplies the maps. The loop does not know two things. *What flows through it*: a `LoopInputs` answers what
 the gradient, the noise and the compressed rows are. `NoiseFeed` answers with numbers, and the loop trains; the tracer
 answers with basis rows, and the messages are the matrices A and B. *Where nodes live*: a `Transport` delivers their
 messages, in this process or between several.

@@ -38,7 +38,7 @@ class SentMessages(NamedTuple):
     """Messages as they travel: row i goes from `sender[i]` to `receiver[i]`.
 
     A receiver of -1 stands for all to whom the sender sends in this step; a sender of -1 for a sum over all nodes.
-    What is sent to a node that dropped out unannounced is among them: it left its sender.
+    Messages to nodes that dropped out unannounced are included, since they were sent.
     """
 
     sender: Nodes

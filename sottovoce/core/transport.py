@@ -1,4 +1,4 @@
-"""How messages travel between nodes: one seam under the round loop, whoever hosts the nodes.
+"""How messages travel between nodes: the interface that the round loop uses, whichever process has the nodes.
 
 The loop asks a `Transport` to deliver what nodes send; it does not know where they live. `InProcess` has all of them
 here. `sottovoce.distributed.rank_transport` spreads them over ranks, each of which hosts a block. Network peers, with
@@ -118,7 +118,7 @@ class Transport(Protocol):
         """The rows of the nodes here, in the order of `nodes`, as a plain array."""
 
     def is_partial(self, rows: Rows) -> bool:
-        """Whether other processes hold the rest of these rows; what is public every process has whole."""
+        """Whether other processes hold the rest of these rows; public rows are complete in every process."""
 
     def restore(self, stored: StoredRows, like: Rows | None) -> Rows:
         """Loop rows from a checkpoint. `like` are the rows that were in their place before the first round, if any."""
@@ -134,7 +134,7 @@ class InProcess:
 
     @property
     def nodes(self) -> Nodes:
-        """All of them."""
+        """All nodes of the run."""
         return np.arange(self.n)
 
     def start(self, starting_rows: StartingRows, copies_along: Mixing | None) -> Rows:
@@ -142,7 +142,7 @@ class InProcess:
         return starting_rows(self.nodes)
 
     def open_inputs(self, seed: int, gradient: Gradient, start: Rows) -> RunInputs:
-        """Noise for everyone."""
+        """Keyed noise for all nodes."""
         return NoiseFeed(seed, gradient, start)
 
     def deliver(self, gossip_step: GossipStep, rows: Rows, inputs: LoopInputs) -> Delivered:
@@ -172,7 +172,7 @@ class InProcess:
         return rows
 
     def is_partial(self, rows: Rows) -> bool:
-        """Never."""
+        """Never: this process holds all rows."""
         return False
 
     def restore(self, stored: StoredRows, like: Rows | None) -> Rows:

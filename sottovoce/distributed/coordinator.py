@@ -64,7 +64,7 @@ class SingleProcess:
     rank, size = 0, 1
 
     def require_equal(self, facts: Mapping[str, Any]) -> None:
-        """Nothing to compare with."""
+        """One process is equal to itself."""
 
     def on_rank_zero(self, act: Callable[[], Value]) -> Value:
         """This process is rank 0."""

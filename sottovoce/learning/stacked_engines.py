@@ -196,7 +196,7 @@ class FactorEngine:
         return self._look_up(points, inputs).outputs
 
     def examples_at_once(self, nodes: int, features: int) -> int:
-        """By the rank."""
+        """As many as the rank of the factors admits."""
         return max(1, VALUES // (nodes * 4 * self.model.layout.shapes[0][1]))
 
     def _errors(self, lookup: PairLookup, stack: Stack) -> Tensor:

@@ -121,7 +121,7 @@ def account(
     - `participation`: in which rounds the change can show, `every`, or `KxB`: K times, B rounds apart;
     - `convex`: whether local steps are known to be non-expansive, so that `convex-training` counts for the headline;
     - `kinds`: which to compute; `as-published` is not among them unless named, and takes `lipschitz` for ZIP-DL;
-    - `victims`: about whom (None: all whom the view does not know).
+    - `victims`: about whom (None: every node that is not a member of the view).
 
     >>> from sottovoce import algorithm, metropolis, trace
     >>> system = trace(algorithm("dp-d-sgd", sigma=2.0), metropolis("ring:10"), rounds=16)
@@ -227,7 +227,7 @@ class _Accounting:
             raise Unaccountable(f"{self.system.algorithm.name} does not train: fixed-streams is its proof")
 
     def _fixed_streams(self) -> _Bound:
-        """Section 2: the exact loss."""
+        """The exact loss of fixed streams."""
         self._require_messages()
         if self.system.algorithm.averaging:
             assumed: tuple[AssumptionKind, ...] = (AssumptionKind.BOUNDED_VALUES,)

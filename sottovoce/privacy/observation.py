@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ObservedStep:
-    """One round as the adversary sees it: what it gets, and how the hidden state goes on; known columns are gone."""
+    """One round as the adversary sees it: what it gets, and how the hidden state goes on; columns that the adversary knows are removed."""
 
     observed: Inputs
     out: Inputs
@@ -103,7 +103,7 @@ class Observation:
 def observe(
     system: LinearSystem, adversary: View, *, own: bool = False, victims: Sequence[int] | None = None
 ) -> Observation:
-    """What `adversary` sees of `system`, as far as it concerns `victims` (None: all whom it does not know).
+    """What `adversary` sees of `system`, as far as it concerns `victims` (None: every node that is not a member of it).
 
     With `own`, also what its members say, which they know anyway.
     """

@@ -55,9 +55,7 @@ class View:
         if self.kind is ViewKind.COALITION and not self.members:
             raise InputError("a coalition without members", "it would hear nothing", "name a node")
         if self.kind is ViewKind.EAVESDROPPER and not self.edges:
-            raise InputError(
-                "an eavesdropper without edges", "it would hear nothing", "name an edge (sender, receiver)"
-            )
+            raise InputError("an eavesdropper without edges", "it would hear nothing", "name an edge")
         if self.kind is ViewKind.EAVESDROPPER and self.secure_sum:
             raise Unaccountable(
                 f"{self} with secure summation: whoever taps a wire sees ciphertext; drop one of the two"

@@ -9,7 +9,7 @@ of a participation pattern. Its value is a semidefinite programme, `max {<M, R> 
     >>> float(worst_case(M[None], parse_participation("every"), rounds=2)[0].round(6))
     3.8
 
-All-ones would say 0.2 here: it is no bound (ACCOUNTING, section 2).
+All-ones would say 0.2 here: it is no bound (docs/guarantees.md).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def write_attacks(folder: Path, name: str, about: About, attacked: Sequence[Atta
 
 
 def markdown(name: str, about: About, attacked: Sequence[AttackedRow], figures: Sequence[Figure], command: str) -> str:
-    """The page."""
+    """The page of attacks on a sweep, as Markdown."""
     names = list(dict.fromkeys(attack for one in attacked for attack in one.found))
     first = next((found for one in attacked for found in one.found.values()), None)
     if first is None:

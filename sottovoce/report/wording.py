@@ -21,7 +21,7 @@ KINDS = {
         "The true leak can be larger."
     ),
 }
-"""ACCOUNTING, section 5."""
+"""What each kind of proof means, for the page; see docs/guarantees.md."""
 
 NOT_COVERED = (
     "Several runs on the same data: their losses add up, and choosing the best of them is a run too.",

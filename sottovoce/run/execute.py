@@ -101,7 +101,7 @@ def _result_unless_locked(files: RunFiles, experiment: Experiment, resume: bool)
     """The result of a finished run; refuses a folder that another process has locked, before any work."""
     result = _finished_result(files, experiment, resume)
     if result is None and files.lock.exists():
-        with locked(files.lock):  # for good when all that can be wrong is known
+        with locked(files.lock):  # only a test; `_lock_folder` takes the lock for good
             pass
     return result
 
@@ -114,7 +114,7 @@ def _lock_folder(locks: ExitStack, files: RunFiles, experiment: Experiment, resu
 
 
 def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAccountant, digest: str) -> Document:
-    """The privacy guarantees: read where they were written for this very run, else computed.
+    """The privacy guarantees: read from `privacy.json` if it has this run's fingerprint, otherwise computed.
 
     They are written before the first round, so rounds may have been played without a checkpoint to show for it. Their
     noise must not be drawn again with other data: who saw both would see the difference without noise.

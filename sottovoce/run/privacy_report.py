@@ -1,7 +1,7 @@
-"""What a run promises: the figures of its own algorithm, clipping, batches and data, known before it starts.
+"""The privacy guarantees of a run: the figures of its own algorithm, clipping, batches and data, known before it starts.
 
 The headline is what whoever hears every message can learn at most, by the best kind of proof that holds for this run
-(ACCOUNTING, section 5). Beside it stand the other kinds, and the views of single nodes.
+(docs/guarantees.md). Beside it stand the other kinds, and the views of single nodes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class PrivacyReport:
     def over_rounds(self) -> list[dict[str, Any]]:
         """The headline, as it would be if the run had ended earlier; empty where none is proven and in large runs.
 
-        Who has seen more rounds has seen these, so that no figure need be above a later one.
+        Epsilon cannot decrease with rounds, so each figure is capped by the next.
         """
         last, total = self.headline, self._run.rounds
         if last is None or self._run.topology.n * total > NODE_ROUNDS:

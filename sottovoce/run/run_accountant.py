@@ -18,7 +18,7 @@ from sottovoce.run.training_run import TrainingRun
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import affordable_extent, trace_affordable
 
-UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data does, so nothing is promised"
+UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data does, so no guarantee holds"
 
 
 class Convexity(NamedTuple):
@@ -79,7 +79,7 @@ class RunAccountant:
         return trace_affordable(run.algorithm, run.topology, rounds=rounds)
 
     def at_sigma(self, sigma: float, known: Account | None = None) -> RunAccountant:
-        """The accountant of the same run at another noise size, which decides nothing about convexity.
+        """The accountant of the same run with another sigma. Convexity does not depend on sigma and is reused.
 
         A `known` account at that size is not computed again, nor is its system traced again.
         """

@@ -48,3 +48,31 @@ def members() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("module", "name"), members(), ids=str)
 def test_every_member_of_the_api_pages_is_there(module, name):
     assert name in names_in(ROOT / Path(*module.split(".")).with_suffix(".py"))
+
+
+TO_BE_WRITTEN = "sottovoce/algorithms/lazy.py"
+"""The file that docs/add-an-algorithm.md asks its reader to write."""
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_modules_that_pages_name_exist(page):
+    text = page.read_text(encoding="utf-8")
+    files = set(re.findall(r"`((?:sottovoce|tests|benchmarks|recipes)/[\w/.-]+\.(?:py|toml|json))`", text))
+    modules = set(re.findall(r"\b(sottovoce(?:\.[a-z_]+)+)\b(?!/)", text))
+    missing = [file for file in files - {TO_BE_WRITTEN} if not (ROOT / file).exists()]
+    missing += [name for name in modules if not resolves(name)]
+    assert not missing
+
+
+def resolves(name: str) -> bool:
+    """Whether a dotted name is a module, or something that a module defines."""
+    parts = name.split(".")
+    for stop in range(len(parts), 0, -1):
+        place = ROOT / Path(*parts[:stop])
+        source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if source.exists():
+            rest = parts[stop:]
+            return not rest or rest[0] in names_in(source) or rest[0] in source.read_text(encoding="utf-8")
+    return False

@@ -242,7 +242,7 @@ def test_mended_figures_agree_with_the_traced_system(net):
     same(np.delete(mafalda_theorem_8(net, 2, 5, 1.5, correlation=C, mended=True), 2), absolute_sum(M))
 
 
-# --- where they fail (ACCOUNTING, section 8) -----------------------------------------------------------------------
+# --- where they fail -----------------------------------------------------------------------------------------------
 
 
 def test_muffliato_theorem_1_misses_what_messages_tell_together():
@@ -366,7 +366,7 @@ def test_zip_dl_theorem_5_9_falls_below_when_noise_is_small():
     assert not found["zip-dl Theorem 5.9, mended"].below.any()
     loud = figures("zip-dl", net, views.node(0), 6, lipschitz=1.0, sigma=1.0)
     same(found["zip-dl Theorem 5.9"].squares, loud["zip-dl Theorem 5.9"].squares / 100)
-    np.testing.assert_allclose(loud["zip-dl Theorem 5.9"].exact[0], 27.9, atol=0.05)  # ACCOUNTING, section 4
+    np.testing.assert_allclose(loud["zip-dl Theorem 5.9"].exact[0], 27.9, atol=0.05)
 
 
 # --- beside the exact loss -----------------------------------------------------------------------------------------

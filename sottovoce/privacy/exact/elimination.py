@@ -1,4 +1,4 @@
-"""What was said needs no guessing: an equal, smaller system for those who hear much.
+"""Eliminate messages that the view has received: a smaller, equivalent system.
 
 An adversary may subtract from the state any multiple of what it has just seen: `x' - L y` is as good a state as x'.
 Where a message shows one component of the state (with the gradient and the noise that join it), the multiple that

@@ -3,7 +3,7 @@
 Routes to the same numbers:
 
 - `gram`: covariance of all observations by lags, one Cholesky factor and its inverse for all victims; in long runs of
-  equal rounds one whitening for all of them instead (`settled`), whose M is up to one part in a million too large;
+  equal rounds one whitening for all of them instead (`stationary`), whose M is up to one part in a million too large;
 - `kalman`: a whitening filter over rounds, for small graphs, long runs and topologies that change;
 - `conjugate`: conjugate gradients, victim by victim, where neither the observations nor the state fit in memory;
 - `deflated`: an orthonormal basis of the noise that reaches the view, where noise is poorer than what is said

@@ -125,7 +125,7 @@ def _lacks_(factor_RR: Array, last_PR: Array) -> Array:
 
 
 def _toeplitz(last_PR: Array, rows: slice) -> Array:
-    """Some rows of C."""
+    """Some rows of the whitening matrix C."""
     P, R = last_PR.shape
     C = np.zeros((rows.stop - rows.start, rows.stop))
     for row in range(rows.start, rows.stop, P):
