@@ -1,4 +1,4 @@
-"""The privacy guarantees of a run: the figures of its own algorithm, clipping, batches and data, known before it starts.
+"""The privacy guarantees of a run: figures of its algorithm, clipping, batches and data, known before it starts.
 
 The headline is what whoever hears every message can learn at most, by the best kind of proof that holds for this run
 (docs/guarantees.md). Beside it stand the other kinds, and the views of single nodes.
