@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ObservedStep:
-    """One round as the adversary sees it: `observed` rows, and how the hidden state goes on; known columns are removed."""
+    """One round as the adversary sees it: what it gets, and how the hidden state goes on, less what it knows."""
 
     observed: Inputs
     out: Inputs
