@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -70,11 +71,27 @@ class StepMatrices:
         return sum(sources.size for _, sources in self.sources)
 
     def split(self, matrix: sparse.csr_array) -> tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]:
-        """A matrix of this round by its inputs: state, gradients, noise.
+        """A matrix of this round by its inputs: state, gradients, noise; must not be changed.
 
         In units: gradients of `sensitivity`, and everything that enters of `step_size * sensitivity`, so that privacy
-        figures are about a change of one whatever these are.
+        figures are about a change of one whatever these are. Every view asks for the same of the step's own matrices,
+        so that these are split once.
         """
+        if not any(matrix is own for own in self._own):
+            return self._split(matrix)
+        if id(matrix) not in self._own_parts:
+            self._own_parts[id(matrix)] = self._split(matrix)
+        return self._own_parts[id(matrix)]
+
+    @cached_property
+    def _own(self) -> tuple[sparse.csr_array | None, ...]:
+        return (self.state_out, self.point, self.models, *(messages.rows for messages in self.sent))
+
+    @cached_property
+    def _own_parts(self) -> dict[int, tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]]:
+        return {}
+
+    def _split(self, matrix: sparse.csr_array) -> tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]:
         by_input = matrix.tocsc()
         a, b = self.state_size, self.state_size + self.gradients
         gradient, noise = by_input[:, a:b] / self.step_size, by_input[:, b:] / (self.step_size * self.sensitivity)
