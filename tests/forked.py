@@ -54,12 +54,9 @@ class Command:
     def returncode(self) -> int | None:
         return self._process.exitcode
 
-    def running(self) -> bool:
-        return self._process.is_alive()
-
-    def complaints(self) -> str:
-        """What it has written to stderr so far."""
-        return self._err.read_text()
+    def poll(self) -> int | None:
+        """Its code if it has ended, as of a `subprocess.Popen`."""
+        return self._process.exitcode
 
     def communicate(self) -> tuple[str, str]:
         """What it has printed, on stdout and stderr, when it has ended."""

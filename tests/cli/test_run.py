@@ -126,7 +126,7 @@ def test_an_interrupted_sweep_saves_and_stops_in_one_line(here, command):
     process = command(here, "run", "sweep.toml", "--jobs", "2")
     begun = [here / "runs" / "try" / f"plain,seed={seed}" for seed in (0, 1)]
     while not all((place / "metrics.jsonl").exists() for place in begun):
-        assert process.running(), process.complaints()
+        assert process.poll() is None, process.communicate()
         time.sleep(0.001)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate()

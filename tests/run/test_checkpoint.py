@@ -383,7 +383,7 @@ machine.checkpoint_seconds = 0
 def until(process, condition):
     """Look until something holds; the process must not end before."""
     while not condition():
-        assert process.running(), process.complaints()
+        assert process.poll() is None, process.communicate()
         time.sleep(0.001)
 
 
