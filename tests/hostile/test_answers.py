@@ -1,0 +1,125 @@
+"""Answers that misled once: each test asks the question again, and compares with what plain code finds."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from sottovoce.learning import models
+from sottovoce.learning.engines import Stack
+from sottovoce.learning.partitioning import partition
+from sottovoce.learning.tasks import Task, task
+from tests.run.test_privacy_report import rows
+
+# --- models that look like logistic regression and are not ----------------------------------------------------------
+
+
+class Squares(nn.Module):
+    """A parametrisation that squares what it is given."""
+
+    def forward(self, weight):
+        return weight.square()
+
+
+def squared_outputs(*call):
+    return call[-1].square()
+
+
+def with_forward_hook() -> nn.Module:
+    module = nn.Linear(3, 1)
+    module.register_forward_hook(squared_outputs)
+    return module
+
+
+def with_hook_on_the_container() -> nn.Module:
+    module = nn.Sequential(nn.Linear(3, 1))
+    module.register_forward_hook(squared_outputs)
+    return module
+
+
+def with_forward_pre_hook() -> nn.Module:
+    module = nn.Linear(3, 1)
+    module.register_forward_pre_hook(lambda _, inputs: (inputs[0] ** 2,))
+    return module
+
+
+def with_backward_hook() -> nn.Module:
+    module = nn.Linear(3, 1)
+    module.register_full_backward_hook(lambda _, inputs, outputs: None)
+    return module
+
+
+def with_backward_pre_hook() -> nn.Module:
+    module = nn.Linear(3, 1)
+    module.register_full_backward_pre_hook(lambda _, outputs: (outputs[0] * 100,))
+    return module
+
+
+def with_forward_of_its_own() -> nn.Module:
+    module = nn.Linear(3, 1)
+    module.forward = lambda x: nn.functional.linear(x, module.weight, module.bias) ** 2
+    return module
+
+
+def with_call_of_its_own() -> nn.Module:
+    module = nn.Sequential(nn.Linear(3, 1))
+    module._call_impl = lambda x: module[0](x) ** 2
+    return module
+
+
+def parametrised() -> nn.Module:
+    module = nn.Linear(3, 1)
+    parametrize.register_parametrization(module, "weight", Squares())
+    return module
+
+
+DISGUISED = [
+    with_forward_hook, with_hook_on_the_container, with_forward_pre_hook, with_backward_hook, with_backward_pre_hook,
+    with_forward_of_its_own, with_call_of_its_own, parametrised,
+]  # fmt: skip
+
+
+def logistic_task(module: nn.Module) -> Task:
+    data = rows(60)
+    return task(data, partition(data, 5), models.wrap_module(module, "logistic", name="logistic"))
+
+
+@pytest.mark.parametrize("make", DISGUISED)
+def test_only_plain_modules_are_taken_for_logistic_regression(make):
+    assert logistic_task(nn.Sequential(nn.Linear(3, 1))).convex_model == "logistic"
+    assert logistic_task(make()).convex_model is None
+
+
+@pytest.mark.parametrize(
+    "register", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+)
+def test_hooks_on_all_modules_count_too(register):
+    plain = logistic_task(nn.Linear(3, 1))
+    handle = getattr(nn.modules.module, f"register_module_{register}")(lambda *call: None)
+    try:
+        assert plain.convex_model is None
+    finally:
+        handle.remove()
+    assert plain.convex_model == "logistic"
+
+
+def test_a_hooked_layer_does_expand_and_trains_as_it_computes():
+    """Two models move apart by a step that logistic regression allows, and the engine's gradient is autograd's."""
+    module = with_forward_hook()
+    job = logistic_task(module)
+    inputs, targets = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([1.0])
+    near, far = (torch.tensor([[weight, 0.0, 0.0, 0.0]]) for weight in (0.05, -0.05))
+    stack = Stack(inputs.expand(1, 1, 3), targets.expand(1, 1), torch.ones(1, 1))
+    step = {point: point - 4.0 * job.engine.total(point, stack) for point in (near, far)}
+    assert torch.linalg.norm(step[near] - step[far]) > 2 * torch.linalg.norm(near - far)
+    own = copy.deepcopy(module)
+    with torch.no_grad():
+        own.weight.copy_(near[:, :3])
+        own.bias.zero_()
+    nn.functional.binary_cross_entropy_with_logits(own(inputs).squeeze(-1), targets).backward()
+    by_autograd = torch.cat([own.weight.grad.flatten(), own.bias.grad])
+    assert torch.allclose(job.engine.total(near, stack)[0], by_autograd, atol=1e-6)
