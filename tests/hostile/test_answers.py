@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
+import re
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +17,7 @@ from sottovoce.learning import models
 from sottovoce.learning.engines import Stack
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task
+from tests.report.test_page import inside
 from tests.run.test_privacy_report import rows
 
 # --- models that look like logistic regression and are not ----------------------------------------------------------
@@ -123,3 +128,49 @@ def test_a_hooked_layer_does_expand_and_trains_as_it_computes():
     nn.functional.binary_cross_entropy_with_logits(own(inputs).squeeze(-1), targets).backward()
     by_autograd = torch.cat([own.weight.grad.flatten(), own.bias.grad])
     assert torch.allclose(job.engine.total(near, stack)[0], by_autograd, atol=1e-6)
+
+
+# --- one final figure, in every table ------------------------------------------------------------------------------
+
+SWEEP = """
+name = "study"
+seeds = [0, 1]
+topology.graph = "ring:4"
+training = {rounds = 40, batch = "full", clip = "per-example", bound = 1.0}
+algorithm = {sigma = 0.5, step_size = 0.5}
+data.rows = 20
+metrics.every = 1
+grid = {"algorithm.sigma" = [0.5, 5.0]}
+"""
+
+
+def measured(folder: Path, last: int) -> float:
+    """The accuracy of the average model, read from the lines of a run: the mean over its last evaluations."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return float(np.mean([line["accuracy"]["average"] for line in lines[-last:]]))
+
+
+@pytest.mark.parametrize(("setting", "last"), [("metrics.every=1", 4), ("metrics.final_rounds=7", 7)])
+def test_tables_plots_and_comparisons_have_the_same_final_figure(setting, last, sotto, tmp_path, monkeypatch):
+    """Of 40 rounds the last 4, not all of them: a table once had the mean over the last 50 rounds of 40."""
+    monkeypatch.chdir(tmp_path)
+    Path("study.toml").write_text(SWEEP)
+    code, out, err = sotto(f"run study.toml --json --jobs 1 --set {setting}")
+    assert code == 0, err
+    compared = json.loads(sotto("compare runs/study --out page.html --json")[1])["runs"]
+    for number, row in enumerate(json.loads(out)["runs"]):
+        folders = [Path(f"runs/study/sigma={(0.5, 5.0)[number]},seed={seed}") for seed in (0, 1)]
+        found = [measured(folder, last) for folder in folders]
+        assert row["average_model"]["mean"] == pytest.approx(np.mean(found), abs=1e-12)
+        own = {one["folder"]: one["average_model"] for one in compared}
+        assert [own[str(folder)] for folder in folders] == pytest.approx(found, abs=1e-12)
+        assert inside(Path("page.html"))["series"][number]["final"] == pytest.approx(np.mean(found), abs=1e-12)
+    words = f"means over the last {'tenth of the rounds' if last == 4 else '7 rounds'}"
+    assert words in Path("runs/study/results.md").read_text()
+
+
+def test_a_run_prints_what_a_comparison_prints(sotto, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("study.toml").write_text(re.sub("seeds.*|grid.*", "", SWEEP))
+    (printed,) = re.findall(r"accuracy of the average model +([0-9.]+)", sotto("run study.toml")[1])
+    assert float(printed) == pytest.approx(measured(Path("runs/study"), 4), abs=1e-4)

@@ -258,7 +258,7 @@ def test_runs_that_diverged_are_shown_as_such(sotto, runs, tmp_path):
     code, out, _ = sotto(f"compare {folder} --out {tmp_path / 'page.html'}")
     assert (code, "diverged" in out) == (0, True)
     (series,) = inside(tmp_path / "page.html")["series"]
-    assert series["ending"] is series["average"][-1] is None
+    assert series["final"] is series["average"][-1] is None
 
 
 def test_errors_are_better_when_they_are_smaller(runs, tmp_path):
