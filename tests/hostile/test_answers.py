@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
+from sottovoce import InputError
+from sottovoce.core.graphs import graph
 from sottovoce.learning import models
 from sottovoce.learning.engines import Stack
 from sottovoce.learning.partitioning import partition
@@ -174,3 +176,36 @@ def test_a_run_prints_what_a_comparison_prints(sotto, tmp_path, monkeypatch):
     Path("study.toml").write_text(re.sub("seeds.*|grid.*", "", SWEEP))
     (printed,) = re.findall(r"accuracy of the average model +([0-9.]+)", sotto("run study.toml")[1])
     assert float(printed) == pytest.approx(measured(Path("runs/study"), 4), abs=1e-4)
+
+
+# --- edge lists with headings ---------------------------------------------------------------------------------------
+
+HOSPITALS = ["Mercy,Hill", "Hill,Charite", "Charite,Mercy"]
+
+
+@pytest.mark.parametrize("heading", ["source,target", "Hospital A,Hospital B", "from to", "source,target,"])
+@pytest.mark.parametrize("edges", [HOSPITALS, ["0,1", "1,2"], ["Mercy,0", "0,Hill"]], ids=" ".join)
+@pytest.mark.parametrize("comment", ["", "# hospitals\n\n"])
+def test_a_heading_is_never_an_edge(heading, edges, comment, tmp_path):
+    path = tmp_path / "edges.csv"
+    path.write_text(comment + "\n".join([heading, *edges]))
+    with pytest.raises(InputError) as refusal:
+        graph(f"file:{path}")
+    assert f"line {3 if comment else 1}" in str(refusal.value)
+    path.write_text("\n".join(["# " + heading, *edges]))
+    assert graph(f"file:{path}").edges == len(edges)
+
+
+def test_no_edge_is_dropped_for_a_heading(tmp_path):
+    """Every graph can be written: with the first edge twice where its ends have no other neighbours."""
+    path = tmp_path / "edges.csv"
+    path.write_text("\n".join(["source,target", "source,target", *HOSPITALS]))
+    assert {str(label) for label in graph(f"file:{path}").labels} == {"source", "target", "Mercy", "Hill", "Charite"}
+    path.write_text("Mercy,Hill")
+    assert graph(f"file:{path}").edges == 1
+
+
+def test_the_mark_of_a_spreadsheet_is_no_part_of_a_name(tmp_path):
+    path = tmp_path / "edges.csv"
+    path.write_text("\n".join(HOSPITALS), encoding="utf-8-sig")
+    assert sorted(map(str, graph(f"file:{path}").labels)) == ["Charite", "Hill", "Mercy"]
