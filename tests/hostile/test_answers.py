@@ -13,12 +13,15 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from sottovoce import InputError
+from sottovoce import Graph, InputError, algorithm, simulate, weigh
+from sottovoce.config import parse_experiment
 from sottovoce.core.graphs import graph
 from sottovoce.learning import models
+from sottovoce.learning.datasets import Dataset, from_arrays
 from sottovoce.learning.engines import Stack
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task
+from sottovoce.run.build import build
 from tests.report.test_page import inside
 from tests.run.test_privacy_report import rows
 
@@ -209,3 +212,65 @@ def test_the_mark_of_a_spreadsheet_is_no_part_of_a_name(tmp_path):
     path = tmp_path / "edges.csv"
     path.write_text("\n".join(HOSPITALS), encoding="utf-8-sig")
     assert sorted(map(str, graph(f"file:{path}").labels)) == ["Charite", "Hill", "Mercy"]
+
+
+# --- groups and nodes of the same names ------------------------------------------------------------------------------
+
+NAMES = ["Mercy", "Hill", "Charite", "Bellevue", "Anna", "Zion"]
+
+
+def hospitals(names=NAMES) -> Dataset:
+    """Rows whose first feature says which hospital they come from."""
+    whose = np.arange(120) % len(names)
+    inputs = np.column_stack([whose, np.ones(120), np.arange(120)]).astype(np.float32)
+    targets = np.array(["ill", "well"])[np.arange(120) // len(names) % 2]
+    return from_arrays(inputs, targets, groups=np.array(names)[whose], name="hospitals")
+
+
+def ring_of(names) -> str:
+    return "\n".join(f"{one},{other}" for one, other in zip(names, [*names[1:], names[0]], strict=True))
+
+
+@pytest.mark.parametrize("names", [NAMES, [str(number) for number in (30, 4, 1, 200, 7, 11)], list("012345")], ids=str)
+def test_a_node_has_the_data_of_the_group_of_its_name(names, tmp_path):
+    path, data = tmp_path / "edges.csv", hospitals(names)
+    path.write_text(ring_of(names))
+    np.savez(
+        tmp_path / "data.npz", inputs=data.inputs, targets=data.targets, groups=np.array(data.group_names)[data.groups],
+        test_inputs=data.test_inputs, test_targets=data.test_targets,
+    )  # fmt: skip
+    for seed in range(5):
+        settings = {
+            "name": "named", "seed": seed, "topology": {"graph": f"file:{path}"}, "training": {"rounds": 1},
+            "data": {"name": f"file:{tmp_path / 'data.npz'}", "partition": "user"}, "model": {"name": "logistic"},
+            "algorithm": {"sigma": 1.0, "step_size": 0.1},
+        }  # fmt: skip
+        run = build(parse_experiment(settings))
+        held = [set(run.task.dataset.inputs[rows][:, 0]) for rows in run.task.shards.indices]
+        assert held == [{float(names.index(str(label)))} for label in run.topology.graph.labels]
+
+
+@pytest.mark.parametrize("names", [["Mercy", "Hill", "Charite", "Bellevue", "Anna", "Bethel"], NAMES[:5]], ids=len)
+def test_names_of_which_only_some_agree_are_refused(names):
+    with pytest.raises(InputError, match="a group and a node called 'Anna'"):
+        partition(hospitals(), len(names), "user", node_names=names)
+
+
+def test_other_names_and_other_partitions_are_left_alone():
+    data = hospitals()
+    for how, node_names in (("user", list("abcdef")), ("user", range(6)), ("iid", NAMES)):
+        shards, plain = partition(data, 6, how, node_names=node_names), partition(data, 6, how)
+        assert all((one == other).all() for one, other in zip(shards.indices, plain.indices, strict=True))
+
+
+def test_a_simulation_of_hospitals_with_each_others_data_is_refused():
+    data, net = (
+        hospitals(),
+        weigh(Graph.from_edges([line.split(",") for line in ring_of(NAMES).splitlines()]), "metropolis"),
+    )
+    built = algorithm("dp-d-sgd", sigma=1.0, step_size=0.1)
+    softmax = models.model("softmax", data)
+    with pytest.raises(InputError, match="holds rows of"):
+        simulate(built, net, task(data, partition(data, 6, "user", seed=3), softmax), rounds=1)
+    by_name = partition(data, 6, "user", seed=3, node_names=net.graph.labels)
+    assert simulate(built, net, task(data, by_name, softmax), rounds=1).models.shape[0] == 6
