@@ -48,6 +48,16 @@ class Graph:
     name: str
     labels: tuple[Hashable, ...] | None = None
 
+    @cached_property
+    def names(self) -> tuple[str, ...] | None:
+        """What its source calls the nodes, in their order; None where it has no names but 0..n-1.
+
+        >>> graph("florentine").names[:2], graph("ring:5").names
+        (('Acciaiuoli', 'Medici'), None)
+        """
+        names = None if self.labels is None else tuple(map(str, self.labels))
+        return None if names == tuple(map(str, range(self.n))) else names
+
     def __post_init__(self) -> None:
         rows, columns = self.adjacency.shape
         if rows != columns:
@@ -439,7 +449,7 @@ def _check_heading(ends: list[str], where: str) -> None:
         raise InputError(
             f"{where}: {ends[0]!r} and {ends[1]!r} are on no other line",
             "a heading is no edge",
-            "remove it, or begin it with #; if it is an edge, write the line twice",
+            "remove it, or begin it with #; if it is an edge, write it twice",
         )
 
 

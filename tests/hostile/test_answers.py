@@ -5,15 +5,20 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import typer
 from torch import nn
 from torch.nn.utils import parametrize
 
-from sottovoce import Graph, InputError, algorithm, simulate, weigh
+from sottovoce import Graph, InputError, account, algorithm, simulate, trace, weigh
+from sottovoce.attacks.reconstruction import reconstruct
+from sottovoce.cli.app import app
 from sottovoce.config import parse_experiment
 from sottovoce.core.graphs import graph
 from sottovoce.learning import models
@@ -21,7 +26,12 @@ from sottovoce.learning.datasets import Dataset, from_arrays
 from sottovoce.learning.engines import Stack
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task
+from sottovoce.planning.planner import Question
+from sottovoce.privacy import views
+from sottovoce.report.page import write_page_of
+from sottovoce.report.wording import adversary
 from sottovoce.run.build import build
+from sottovoce.run.execute import run_experiment
 from tests.report.test_page import inside
 from tests.run.test_privacy_report import rows
 
@@ -274,3 +284,121 @@ def test_a_simulation_of_hospitals_with_each_others_data_is_refused():
         simulate(built, net, task(data, partition(data, 6, "user", seed=3), softmax), rounds=1)
     by_name = partition(data, 6, "user", seed=3, node_names=net.graph.labels)
     assert simulate(built, net, task(data, by_name, softmax), rounds=1).models.shape[0] == 6
+
+
+# --- pages and commands that answer alike ----------------------------------------------------------------------------
+
+SMALL = """
+name = "small"
+topology.graph = "file:edges.csv"
+training = {rounds = 3, batch = "full", clip = "per-example", bound = 1.0}
+algorithm = {name = "dp-d-sgd", sigma = 2.0, step_size = 0.5}
+data.rows = 30
+record = {attackers = "all", every = 1}
+"""
+DECOR = re.sub("algorithm = .*", 'algorithm = {name = "decor", sigma = 2.0, sigma_pair = 4.0, step_size = 0.5}', SMALL)
+
+
+@pytest.fixture(scope="module")
+def named_run(tmp_path_factory):
+    """The folder of a finished run of six hospitals, in a folder with the list of their edges."""
+    place = tmp_path_factory.mktemp("named")
+    (place / "edges.csv").write_text(ring_of(NAMES))
+    settings = tomllib.loads(SMALL) | {"topology": {"graph": f"file:{place / 'edges.csv'}"}}
+    run_experiment(parse_experiment(settings), place / "runs" / "small")
+    write_page_of(place / "runs" / "small", again=False)
+    return place / "runs" / "small"
+
+
+@pytest.fixture
+def at_named_run(named_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(named_run.parents[1])
+    return shutil.copytree(named_run, tmp_path / "small")
+
+
+def test_a_pooled_attack_is_on_the_page(at_named_run, sotto):
+    assert "attack" in inside(at_named_run / "report.html")["runs"][0]["missing"]
+    assert sotto(f"attack {at_named_run} --attack pooled --json")[0] == 0
+    stored = json.loads((at_named_run / "attack.json").read_text())["pooled"]
+    (shown,) = inside(at_named_run / "report.html")["runs"]
+    assert "attack" not in shown["missing"]
+    assert (shown["attack"]["attack"], shown["attack"]["value"]) == ("pooled", stored["auc"]["value"])
+    assert shown["attacks"]["pooled"]["roc"] == stored["roc"]
+
+
+@pytest.mark.parametrize("settings", [SMALL, DECOR], ids=["dp-d-sgd", "decor"])
+def test_sentence_and_card_show_the_same_guess(settings, tmp_path):
+    """The card is drawn from `guess`; on a page of DECOR it had the figure of whoever knows no secrets."""
+    document = tomllib.loads(settings) | {"topology": {"graph": "ring:6"}}
+    run_experiment(parse_experiment(document), tmp_path / "run")
+    write_page_of(tmp_path / "run", again=False)
+    (shown,) = inside(tmp_path / "run" / "report.html")["runs"]
+    (said,) = re.findall(r"right at most ([0-9.]+) %", shown["verdict"])
+    assert shown["guess"] == float(said)
+    script = (tmp_path / "run" / "report.html").read_text()
+    assert "accuracyText(one.guess)" in script.split("function drawSummary")[1].split("\nfunction ")[0]
+
+
+def options_of(command: str) -> dict[str, object]:
+    found = typer.main.get_command(app).commands[command]
+    return {option.name: option.default for option in found.params}
+
+
+@pytest.mark.parametrize("name", ["rounds", "adjacency", "delta", "view", "participation", "convex", "weights"])
+def test_an_option_has_one_default(name):
+    defaults = {command: options_of(command)[name] for command in ("account", "calibrate", "plan")}
+    assert len(set(defaults.values())) == 1, defaults
+
+
+NODE = sorted(NAMES).index("Mercy")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plan --graph file:edges.csv --epsilon 2 --records 20 --rounds 3 --json --view node:{}",
+        "account --graph file:edges.csv --rounds 3 --json --view node:{}",
+        "account --graph file:edges.csv --rounds 3 --json --view node:Hill --victim {}",
+        "calibrate --graph file:edges.csv --rounds 3 --epsilon 2 --json --view coalition:{},Hill",
+        "noise --graph file:edges.csv --participation 2x2 --no-cache --json --view node:{}",
+        "attack runs/small --json --attacker {}",
+        "attack runs/small --json --attack reconstruction --attacker {}",
+        "attack runs/small --json --attack pooled --view coalition:{},Hill",
+    ],
+)
+def test_a_name_is_as_good_as_a_number(line, at_named_run, sotto):
+    (code, by_name, err), by_number = sotto(line.format("Mercy")), sotto(line.format(NODE))
+    assert (code, err) == (0, by_number[2])
+    documents = [json.loads(re.sub("coalition:Mercy", f"coalition:{NODE}", text)) for text in (by_name, by_number[1])]
+    for document in documents:
+        document.pop("seconds", None)
+    assert documents[0] == documents[1]
+    code, _, err = sotto(line.format("Nowhere"))
+    assert (code, "no node called 'Nowhere'" in err) == (2, True)
+
+
+def test_a_run_is_calibrated_for_a_name(at_named_run):
+    settings = tomllib.loads(SMALL) | {"algorithm": {"step_size": 0.5}}
+    found = [
+        build(parse_experiment(settings | {"privacy": {"epsilon": 2.0, "view": f"node:{name}"}})).algorithm.noise.sigma
+        for name in ("Mercy", NODE)
+    ]
+    assert found[0] == found[1]
+
+
+def test_python_takes_names(at_named_run):
+    system = trace(algorithm("dp-d-sgd", sigma=2.0), weigh("file:edges.csv", "metropolis"), rounds=3)
+    by_name, by_number = (account(system, f"node:{name}") for name in ("Mercy", NODE))
+    assert by_name.guarantees == by_number.guarantees
+    assert str(by_name.view) == f"node:{NODE}"
+    assert reconstruct(system, "node:Mercy").solved() == reconstruct(system, f"node:{NODE}").solved()
+    question = {"graph": system.topology.graph, "rounds": 3, "epsilon": 2.0, "delta": 1e-5, "records": 9}
+    assert Question(**question, dimension=5, view="node:Mercy").view == f"node:{NODE}"
+
+
+def test_pages_call_nodes_by_their_names(at_named_run):
+    (shown,) = inside(at_named_run / "report.html")["runs"]
+    assert shown["labels"] == sorted(NAMES)
+    assert adversary(views.coalition(NODE, 0), sorted(NAMES)).startswith(f"nodes 0 (Anna),{NODE} (Mercy) together")
+    _, scripts = (at_named_run / "report.html").read_text().split("// What all figures share")
+    assert not re.search(r"String\((attackers\[a\]|one\.node|i)\)|about \$\{i\}|node \$\{solved", scripts)

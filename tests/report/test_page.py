@@ -164,7 +164,7 @@ def test_what_is_infinite_or_not_proven_is_said_plainly(runs, tmp_path):
     [
         ("mute", "attack", "not recorded", AGAIN + "record.attackers=all --set name=mute-recorded"),
         ("mute", "pairs", "not accounted for", AGAIN + "privacy.attackers=all --set name=mute-all-nodes"),
-        ("plain", "attack", "Nobody has attacked", "sotto attack {}"),
+        ("plain", "attack", "No membership attack", "sotto attack {}"),
         ("fresh", "graph", "changes from round to round", ""),
         ("unclipped", "pairs", "not clipped", ""),
         ("unclipped", "over_rounds", "nothing is proven", ""),
@@ -472,7 +472,7 @@ def test_names_cannot_break_out_of_the_page(runs, opened, tmp_path):
     settings["topology"]["graph"] = f"file:{tmp_path / 'edges.txt'}"
     (folder / "config.json").write_text(json.dumps(settings))
     file = write_page(tmp_path / "page.html", [folder], title=EVIL + "&amp;")
-    assert EVIL in inside(file)["runs"][0]["graph"]["labels"]
+    assert EVIL in inside(file)["runs"][0]["labels"]
     assert EVIL not in file.read_text()
     page = opened(file)
     assert page.evaluate("window.bad") is None
