@@ -105,9 +105,10 @@ class PrivacySettings(_Section):
 
 
 class MetricsSettings(_Section):
-    """How often nodes are tested, and on how many of the test rows."""
+    """How often nodes are tested, on how many of the test rows, and over how many last rounds figures are averaged."""
 
     every: int = Field(default=10, ge=1)
+    final_rounds: int | None = Field(default=None, ge=1)
     test_rows: int | None = Field(default=None, ge=1)
 
 

@@ -121,7 +121,8 @@ def _groups(finished_run: FinishedRun, options: AttackOptions) -> list[Group]:
 
 
 def _group_of(finished_run: FinishedRun, name: str | View) -> Group:
-    view, n = parse_view(name), finished_run.training_run.topology.n
+    net = finished_run.training_run.topology
+    view, n = parse_view(name, labels=net.names), net.n
     view.check(n)
     if view.kind == "eavesdropper" or view.secure_sum:
         raise InputError(f"view {view}", "recorded is what nodes received", "use everyone, node:A or coalition:A,B")

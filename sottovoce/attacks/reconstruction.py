@@ -93,7 +93,7 @@ def reconstruct(
     system: LinearSystem, adversary: str | View = "everyone", *, victims: Sequence[int] | None = None
 ) -> Reconstruction:
     """The linear attack of a view on some nodes (None: all that it does not know)."""
-    observation = observe(system, parse_view(adversary))
+    observation = observe(system, parse_view(adversary, labels=system.topology.names))
     need_messages(observation)
     nodes = _chosen(observation, victims)
     rounds = tuple(t for t, step in enumerate(observation.steps) if step.takes_gradients)

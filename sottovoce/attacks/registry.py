@@ -51,8 +51,9 @@ class PageFigure(StrEnum):
 class AttackOptions:
     """What an attack is asked for; each attack reads the options it takes.
 
-    `attacker` is a node, None for all that were recorded; `view` names attackers that pool what they received. At most
-    `samples` members of each victim are tried, and as many non-members. `jobs` processes run the shadow runs.
+    `attacker` is the number of a node, None for all that were recorded; `view` names attackers that pool what they
+    received. At most `samples` members of each victim are tried, and as many non-members. `jobs` processes run the
+    shadow runs.
     """
 
     attacker: int | None = None
@@ -148,6 +149,8 @@ ATTACKS = (
         options=frozenset({Option.SAMPLES, Option.VIEW}),
         description="The **pooled** attack is by threshold too, on the mean of all that a node received in a round "
         "where it does not hear the victim itself: it works at any distance.",
+        caption="takes rows with a low loss on the mean of what was received for members",
+        page_figure=PageFigure.ROC_CURVE,
     ),
     Attack(
         name="reconstruction", module="run_reconstruction", needs_recording=False,

@@ -85,7 +85,7 @@ def audit(
     - `one_run`: all repetitions are canaries of a single run, in or out by coin, with `guesses` about them;
     - `feed`: what draws the noise; another than the library's is how a suspect implementation is audited.
     """
-    observation = observe(system, parse_view(adversary), victims=[victim])
+    observation = observe(system, parse_view(adversary, labels=system.topology.names), victims=[victim])
     need_messages(observation)
     _check(observation, repetitions, distinguisher, one_run)
     check_confidence(confidence), check_delta(delta)

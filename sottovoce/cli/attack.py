@@ -22,7 +22,9 @@ from sottovoce.cli.output import answer, progress, show_elapsed
 from sottovoce.errors import InputError, Unaccountable
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")]
-Attacker = Annotated[int | None, typer.Option(help="Only this node; all that were recorded unless given.")]
+Attacker = Annotated[
+    str | None, typer.Option(help="Only this node, by number or name; all that were recorded unless given.")
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of what is sampled.")]
 Jobs = Annotated[int | None, typer.Option(min=1, max=64, help="Runs at once; one per core unless given.")]
 
@@ -86,8 +88,8 @@ def attack(
     attacked = finished_runs if chosen.several_runs else finished_runs[:1]
     with progress(chosen.progress or name) as tell:
         options = AttackOptions(
-            attacker=attacker, view=view, samples=samples, shadows=shadows, confidence=confidence, seed=seed,
-            jobs=jobs, progress=tell,
+            attacker=None if attacker is None else attacked[0].node(attacker), view=view, samples=samples,
+            shadows=shadows, confidence=confidence, seed=seed, jobs=jobs, progress=tell,
         )  # fmt: skip
         result = run_attack(chosen, attacked, options)
     if picture is not None:
@@ -111,7 +113,9 @@ def _draw(result: AttackResult, picture: Path) -> None:
 def audit(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     runs: Annotated[int, typer.Option(min=0, help="Reruns with input canaries; 0 for none.")] = 8,
-    attacker: Annotated[int | None, typer.Option(help="Who listens to the victim of input canaries.")] = None,
+    attacker: Annotated[
+        str | None, typer.Option(help="Who listens to the victim of input canaries, by number or name.")
+    ] = None,
     repetitions: Annotated[int, typer.Option(min=100, help="Of the mechanism, with gradient canaries.")] = 10_000,
     confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = 0.999,
     seed: Seed = 0,
@@ -133,8 +137,9 @@ def audit(
 
     with show_elapsed("opening"):
         finished_run = open_run(run, data)
-    if attacker is not None:
-        views.node(attacker).check(finished_run.training_run.topology.n)
+    listener = None if attacker is None else finished_run.node(attacker)
+    if listener is not None:
+        views.node(listener).check(finished_run.training_run.topology.n)
     with show_elapsed("gradient canaries"):
         checks, refused = audit_gradients(finished_run, repetitions=repetitions, confidence=confidence, seed=seed)
     try:
@@ -142,7 +147,7 @@ def audit(
             if runs:
                 checks.append(
                     audit_inputs(
-                        finished_run, runs=runs, attacker=attacker, confidence=confidence, seed=seed, jobs=jobs,
+                        finished_run, runs=runs, attacker=listener, confidence=confidence, seed=seed, jobs=jobs,
                         progress=tell,
                     )
                 )  # fmt: skip

@@ -21,7 +21,10 @@ def compare(
     title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Trade-offs of finished runs, and a page of figures. Example: sotto compare runs/a runs/b --out both.html"""
+    """Trade-offs of finished runs, and a page of figures. Example: sotto compare runs/a runs/b --out both.html
+
+    Test figures are means over a run's last rounds: metrics.final_rounds, or the last tenth.
+    """
     from sottovoce.core.files import check_writable, write_text
     from sottovoce.report.page import page
     from sottovoce.report.trade_off import trade_off

@@ -61,6 +61,9 @@ def _adjacencies() -> Iterable[str]:
 SPEC = "e.g. ring:30, erdos-renyi:100,p=0.2,seed=1, file:edges.txt.gz"
 KINDS_OF_WEIGHTS = "metropolis, max-degree, uniform or push"
 
+ROUNDS, ADJACENCY = 100, "user"
+"""The defaults of every command that has these options: all data of a node is protected, the stronger promise."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Weights = Annotated[str, typer.Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering(_weights))]
 SuitedWeights = Annotated[
@@ -104,7 +107,7 @@ class Setting:
             autocompletion=offering(_algorithms),
         ),
     ] = "dp-d-sgd"
-    rounds: Rounds = 1
+    rounds: Rounds = ROUNDS
     view: ViewSpec = "everyone"
     victim: Annotated[list[str] | None, typer.Option(help="Only this node; may be given more than once.")] = None
     weights: SuitedWeights = None
@@ -112,7 +115,7 @@ class Setting:
         bool, typer.Option("--secure-sum", help="Receivers learn only sums of what they receive.")
     ] = False
     convex: Convex = False
-    adjacency: AdjacencySpec = "user"
+    adjacency: AdjacencySpec = ADJACENCY
     participation: Part = "every"
     delta: Delta = 1e-5
     seed: Annotated[int, typer.Option(min=0, help="Seed of random topologies.")] = 0
@@ -177,11 +180,8 @@ class Setting:
     @property
     def labels(self) -> list[str] | None:
         """The names that the graph's file gives its nodes; None where they are 0..n-1 anyway."""
-        graph = self.chosen[1].graph
-        if graph is None or graph.labels is None:
-            return None
-        names = [str(label) for label in graph.labels]
-        return None if names == [str(node) for node in range(graph.n)] else names
+        names = self.chosen[1].names
+        return None if names is None else list(names)
 
     def name(self, node: int | None) -> str:
         """A node as its user calls it."""

@@ -7,7 +7,19 @@ import typer
 
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
-from sottovoce.cli.options import AdjacencySpec, Convex, Delta, GraphSpec, Json, Part, Rounds, SuitedWeights, ViewSpec
+from sottovoce.cli.options import (
+    ADJACENCY,
+    ROUNDS,
+    AdjacencySpec,
+    Convex,
+    Delta,
+    GraphSpec,
+    Json,
+    Part,
+    Rounds,
+    SuitedWeights,
+    ViewSpec,
+)
 from sottovoce.cli.output import Table, answer, progress, size
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.errors import Unaccountable
@@ -22,19 +34,19 @@ def plan_(
     graph: GraphSpec,
     epsilon: Annotated[float, typer.Option(help="Target epsilon.")],
     records: Annotated[int, typer.Option(min=1, max=10**7, help="Records that each node holds.")],
-    rounds: Rounds = 100,
+    rounds: Rounds = ROUNDS,
     dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Parameters of the model.")] = 1000,
     view: ViewSpec = "everyone",
     weights: SuitedWeights = None,
     convex: Convex = False,
-    adjacency: AdjacencySpec = "record",
+    adjacency: AdjacencySpec = ADJACENCY,
     participation: Part = "every",
     delta: Delta = 1e-5,
     as_json: Json = False,
 ) -> None:
     """Every algorithm at a target epsilon, ranked by the noise it leaves in models. No training.
 
-    Example: sotto plan --graph ring:16 --records 80 --rounds 50 --participation 10x5 --epsilon 4
+    Example: sotto plan --graph ring:16 --records 80 --rounds 50 --adjacency record --participation 10x5 --epsilon 4
     """
     from sottovoce.core.graphs import graph as build
     from sottovoce.planning.planner import Question, plan

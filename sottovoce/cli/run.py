@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sottovoce.attacks.registry import Attack
     from sottovoce.config import Document, Experiment
     from sottovoce.privacy.guarantee import PrivacyFigure
+    from sottovoce.run.run_documents import RunDocuments
     from sottovoce.run.sweep import SweepRun
     from sottovoce.run.sweep_results import SweepRow
 
@@ -131,9 +132,10 @@ def _run_one(experiment: "Experiment", how: Execution) -> None:
 def _finish(result: "Document", folder: Path, as_json: bool) -> None:
     """Write the page of a finished run, and print its result."""
     from sottovoce.report.page import write_page_of
+    from sottovoce.run.run_documents import read_runs
 
     write_page_of(folder, again=False)
-    answer(result, as_json, _facts(result))
+    answer(result, as_json, _facts(result, read_runs([folder])[0]))
 
 
 def _ranked() -> bool:
@@ -217,21 +219,20 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
         print_note(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
 
 
-def _facts(result: "Document") -> Table:
-    """The result of one run."""
+def _facts(result: "Document", run: "RunDocuments") -> Table:
+    """The result of one run; metrics are means over its last rounds, as in `sotto compare`."""
     from sottovoce.privacy.assumptions import FINAL_MODELS
     from sottovoce.privacy.guarantee import PrivacyFigure
-    from sottovoce.run.sweep_results import metric_of
 
-    last = result["metrics"]
-    metric = metric_of(last)
+    last, metric = result["metrics"], run.metric
+    final = {figure: run.final_metric(figure) for figure in ("average", "mean", "min", "max")}
     headline = None if result["headline"] is None else PrivacyFigure.read(result["headline"])
     uncovered = headline is not None and not headline.covers_final_models
     shown: dict[str, Any] = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
-        f"test {metric} of the average model": f"{last[metric]['average']:.4f}",
-        f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**last[metric]),
+        f"test {metric} of the average model": f"{final['average']:.4f}",
+        f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**final),
         "sent": f"{last['messages']:,} messages, {size(last['bytes'])}{_between(last)}",
         "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
         **({"not covered": FINAL_MODELS} if uncovered else {}),

@@ -48,6 +48,16 @@ class Graph:
     name: str
     labels: tuple[Hashable, ...] | None = None
 
+    @cached_property
+    def names(self) -> tuple[str, ...] | None:
+        """What its source calls the nodes, in their order; None where it has no names but 0..n-1.
+
+        >>> graph("florentine").names[:2], graph("ring:5").names
+        (('Acciaiuoli', 'Medici'), None)
+        """
+        names = None if self.labels is None else tuple(map(str, self.labels))
+        return None if names == tuple(map(str, range(self.n))) else names
+
     def __post_init__(self) -> None:
         rows, columns = self.adjacency.shape
         if rows != columns:
@@ -397,15 +407,17 @@ def _from_file(spec: str, rest: str) -> Graph:
 def _read_edges(path: Path) -> NDArray[Any]:
     """Two labels a line, separated by blanks or, in names with blanks, a comma; what follows # or % is left out.
 
-    Further columns may hold numbers only, which are left out: words there, or a heading, are more likely a mistake.
+    Further columns may hold numbers only, which are left out: words there are more likely a mistake. So is a heading;
+    see `_check_heading`.
     """
     try:
         raw = path.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8")
+        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or f"not readable as text or gzip ({type(error).__name__})"
         raise InputError(f"edge list {path}: {reason}", "it must be a text file, or gzip", "check the path") from None
     ends: list[str] = []
+    first_line = 0
     for number, line in enumerate(text.splitlines(), start=1):
         fields = _fields(re.split(r"[#%]", line, maxsplit=1)[0])
         if len(fields) == 1 or any(not _is_number(field) for field in fields[2:]) or "" in fields[:2]:
@@ -414,20 +426,31 @@ def _read_edges(path: Path) -> NDArray[Any]:
                 "an edge has two ends, and numbers at most beside them",
                 "write two labels a line, with a comma between names of several words",
             )
+        first_line = first_line or (number if fields else 0)
         ends += fields[:2]
     if not ends:
         raise InputError(f"edge list {path}: no edges", "at least one is needed", "check the file")
-    if len(ends) > 2 and not any(map(_is_number, ends[:2])) and all(map(_is_number, ends[2:])):
-        raise InputError(
-            f"edge list {path}, line 1: {ends[0]!r} and {ends[1]!r} above numbers",
-            "a heading is no edge",
-            "remove it, or begin it with #",
-        )
+    _check_heading(ends, f"edge list {path}, line {first_line}")
     try:
         flat = np.array(ends, dtype=np.int64)
     except (ValueError, OverflowError):
         flat = np.array(ends)
     return flat.reshape(-1, 2)
+
+
+def _check_heading(ends: list[str], where: str) -> None:
+    """Refuse a first line that looks like the heading of a table: two words that stand on no other line.
+
+    An edge between two nodes without other neighbours looks the same, so nothing is left out: the line is refused, and
+    an edge that stands on two lines is taken.
+    """
+    heading, others = set(ends[:2]), set(ends[2:])
+    if others and not heading & others and not any(map(_is_number, heading)):
+        raise InputError(
+            f"{where}: {ends[0]!r} and {ends[1]!r} are on no other line",
+            "a heading is no edge",
+            "remove it, or begin it with #; if it is an edge, write it twice",
+        )
 
 
 def _fields(line: str) -> list[str]:

@@ -46,6 +46,11 @@ class Topology:
         return self._mixing.n
 
     @property
+    def names(self) -> tuple[str, ...] | None:
+        """What the graph calls its nodes, in their order; None where they have numbers only."""
+        return None if self.graph is None else self.graph.names
+
+    @property
     def spectral_gap(self) -> float:
         """Spectral gap of W (muffliato, Definition 2)."""
         return self._mixing.spectral_gap

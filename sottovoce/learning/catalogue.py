@@ -40,6 +40,7 @@ class Rows:
     groups: NDArray[np.int64] | None = None
     test_groups: NDArray[np.int64] | None = None
     entities: tuple[int, ...] = ()
+    group_names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ class Dataset:
     `shape` is the shape of one example (channels first).
     `targets` are int64 positions in `classes`, or float32 when `kind` is "value" or "ratings".
     For ratings an input is a pair (user, movie) of positions, exact in float32, and `entities` counts both.
-    `groups` names who each row comes from (a writer, a user), or is None.
+    `groups` says who each row comes from (a writer, a user), or is None. Where they have names, `groups` are positions
+    in `group_names`.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Dataset:
     licence: str
     source: str
     notes: tuple[str, ...]
+    group_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         rows = f"{len(self.examples)} + {len(self.test_inputs)} rows of {self.examples.width}"

@@ -10,6 +10,7 @@ Each shard is in random order, so that its first rows, or a cycle through it, ar
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,9 @@ from sottovoce.learning.datasets import Dataset
 
 DRAWS = 100
 """How often a Dirichlet draw that leaves a node without rows is repeated before it is refused."""
+
+BY_GROUP = ("user", "writer")
+"""Words for a partition in which the rows of a group stay together."""
 
 Rows = NDArray[np.int64]
 
@@ -50,12 +54,21 @@ class Partition:
         return f"Partition({self.how!r}, {len(self.indices)} nodes, {self.sizes.min} to {self.sizes.max} rows)"
 
 
-def partition(dataset: Dataset, nodes: int, how: str = "iid", seed: int = 0, *, rows: int | None = None) -> Partition:
+def partition(
+    dataset: Dataset,
+    nodes: int,
+    how: str = "iid",
+    seed: int = 0,
+    *,
+    rows: int | None = None,
+    node_names: Sequence[Hashable] | None = None,
+) -> Partition:
     """Assign the training rows of a data set to nodes.
 
     `how` is `iid`, `dirichlet:ALPHA` (each class spread over the nodes in Dirichlet(ALPHA) shares: the smaller ALPHA,
     the more skewed), or `user` or `writer` (either word: rows of one group stay together, groups are spread evenly).
-    Every node gets a row, or the partition is refused. `rows` caps what a node keeps.
+    Every node gets a row, or the partition is refused. `rows` caps what a node keeps. `node_names` are the labels of a
+    graph: where its nodes and the groups have the same names, each node gets the group of its name.
 
     Guarantees: no row twice; every row somewhere, unless capped; the same seed gives the same shards; no group is
     split; `iid` sizes differ by at most one.
@@ -73,8 +86,8 @@ def partition(dataset: Dataset, nodes: int, how: str = "iid", seed: int = 0, *, 
         shards = np.array_split(rng.permutation(total), nodes)
     elif kind == "dirichlet":
         shards = _dirichlet(dataset, nodes, _alpha(how, setting), rng)
-    elif how in ("user", "writer"):
-        shards = _by_group(dataset, nodes, how, rng)
+    elif how in BY_GROUP:
+        shards = _by_group(dataset, nodes, how, rng, node_names)
     else:
         raise InputError(f"partition {how!r}", "known: iid, dirichlet:ALPHA, user, writer", "see docs/data.md")
     kept = tuple(_read_only(rng.permutation(shard)[:rows]) for shard in shards)
@@ -120,14 +133,19 @@ def _dirichlet(dataset: Dataset, nodes: int, alpha: float, rng: np.random.Genera
     )
 
 
-def _by_group(dataset: Dataset, nodes: int, how: str, rng: np.random.Generator) -> list[Rows]:
-    """Groups in random order go to the nodes in turn, so that their numbers of groups differ by at most one."""
+def _by_group(
+    dataset: Dataset, nodes: int, how: str, rng: np.random.Generator, node_names: Sequence[Hashable] | None
+) -> list[Rows]:
+    """Groups go to the nodes of their names; otherwise to the nodes in turn, in random order."""
     if dataset.groups is None:
         raise InputError(
             f"partition by {how} of {dataset.name}",
             "its rows do not say whom they come from",
             "use iid, or data with groups",
         )
+    node_of_group = nodes_by_name(dataset, node_names)
+    if node_of_group is not None:
+        return _rows_of_owners(node_of_group[dataset.groups], nodes)
     groups, member = np.unique(dataset.groups, return_inverse=True)
     if len(groups) < nodes:
         raise InputError(
@@ -135,11 +153,59 @@ def _by_group(dataset: Dataset, nodes: int, how: str, rng: np.random.Generator) 
             f"by {how}, a node needs a group of its own",
             f"use at most {len(groups)} nodes",
         )
-    node_of = np.empty(len(groups), dtype=np.int64)
-    node_of[rng.permutation(len(groups))] = np.arange(len(groups)) % nodes
-    owner = node_of[member]
-    order = np.argsort(owner, kind="stable")
-    return np.split(order, np.cumsum(np.bincount(owner, minlength=nodes))[:-1])
+    node_of_group = np.empty(len(groups), dtype=np.int64)
+    node_of_group[rng.permutation(len(groups))] = np.arange(len(groups)) % nodes
+    return _rows_of_owners(node_of_group[member], nodes)
+
+
+def _rows_of_owners(owner: Rows, nodes: int) -> list[Rows]:
+    """For each node the rows that it owns; refuses a node without any."""
+    counts = np.bincount(owner, minlength=nodes)
+    if not counts.all():
+        raise InputError(
+            f"node {int(np.argmin(counts))} gets no training rows", "every node needs a row", "give its group more rows"
+        )
+    return np.split(np.argsort(owner, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def nodes_by_name(dataset: Dataset, node_names: Sequence[Hashable] | None) -> Rows | None:
+    """For each group the node of the same name; None where names do not say which node is whose.
+
+    Names of which only some agree are refused: whoever reads about a node would take it for the group of its name.
+    Labels 0..n-1 are numbers in the first place, and count as names only where the groups are called exactly so.
+    """
+    if node_names is None or not dataset.group_names:
+        return None
+    names, groups = [str(name) for name in node_names], dataset.group_names
+    shared = set(names) & set(groups)
+    if len(shared) == len(names) == len(groups):
+        return np.array([names.index(group) for group in groups], dtype=np.int64)
+    if not shared or names == [str(number) for number in range(len(names))]:
+        return None
+    lacking = next((name for name in names if name not in shared), None)
+    without = f"there is no group {lacking!r}" if lacking is not None else f"there are {len(groups)} groups"
+    raise InputError(
+        f"a group and a node called {min(shared)!r}, but {without} for {len(names)} nodes",
+        "groups go to the nodes of their names, or have other names",
+        "give groups and nodes the same names, or groups names of their own",
+    )
+
+
+def check_names(dataset: Dataset, shards: Partition, node_names: Sequence[Hashable] | None) -> None:
+    """Refuse a partition by group in which a node does not hold the rows of the group of its name."""
+    if shards.how not in BY_GROUP or dataset.groups is None:
+        return
+    node_of_group = nodes_by_name(dataset, node_names)
+    if node_of_group is None or node_names is None:
+        return
+    for node, indices in enumerate(shards.indices):
+        strangers = np.flatnonzero(node_of_group[dataset.groups[indices]] != node)
+        if strangers.size:
+            holds = dataset.group_names[dataset.groups[indices[strangers[0]]]]
+            raise InputError(
+                f"node {node_names[node]!s} holds rows of {holds}", "each node holds the group of its name",
+                "give partition(..., node_names=graph.labels)",
+            )  # fmt: skip
 
 
 def _sizes(dataset: Dataset, shards: tuple[Rows, ...]) -> Sizes:

@@ -20,6 +20,7 @@ from sottovoce.learning.clipping import Clipping, norms
 from sottovoce.learning.engines import VALUES, Clipped, Stack
 from sottovoce.learning.models import Model
 from sottovoce.learning.networks import Factors
+from sottovoce.learning.plain_modules import is_plain
 
 Slope = Callable[[Tensor, Tensor], Tensor]
 
@@ -41,7 +42,9 @@ class Layer(NamedTuple):
 
 
 def stacked(model: Model) -> Chain | FactorEngine | None:
-    """The engine by hand for a model, where there is one."""
+    """The engine by hand for a model whose modules are plain, where there is one."""
+    if not is_plain(model.module):
+        return None
     if type(model.module) is Factors:
         return FactorEngine(model)
     layers = _layers(model)

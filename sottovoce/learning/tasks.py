@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
@@ -38,6 +38,7 @@ from sottovoce.learning.engines import Clipped, Engine, Stack, chunks, clip_rows
 from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.partitioning import Partition
+from sottovoce.learning.plain_modules import only_linear_layer
 
 GATHERED = 1 << 22
 """About so many numbers of a batch are copied together at once: 64 MB at a time took twice as long as 16."""
@@ -148,20 +149,12 @@ class Task:
 
     @property
     def convex_model(self) -> str | None:
-        """Which convex model this is, for `non_expansive`: told from its layers and loss, whatever its name."""
-        return None if self._only_layer() is None else CONVEX[self.model.loss.name]
-
-    def _only_layer(self) -> nn.Linear | None:
-        """The layer of a model that is one linear layer, all of it trained."""
-        inner = self.model.module
-        while type(inner) is nn.Sequential and len(inner) == 1:
-            inner = inner[0]
-        trained = all(part.requires_grad for part in inner.parameters())
-        return inner if type(inner) is nn.Linear and trained else None
+        """Which convex model this is, for `non_expansive`: decided by its layers and loss, whatever its name."""
+        return None if only_linear_layer(self.model.module) is None else CONVEX[self.model.loss.name]
 
     def features(self) -> Iterator[NDArray[np.float64]]:
         """Each node's features as a generalised linear model sees them, a one for the bias: for `non_expansive`."""
-        layer = self._only_layer()
+        layer = only_linear_layer(self.model.module)
         if layer is None:
             raise InputError(
                 f"features of {self.model.name}", "only linear models see the inputs as they are", "use softmax"

@@ -39,7 +39,7 @@ def rows_of(arrays: Mapping[str, Any], seed: int, where: str = "") -> Rows:
     inputs, targets, classes = _checked(given["inputs"], given["targets"], where)
     if len(classes) == 1:
         raise InputError(f"{where}one class, {classes[0]}", "there is nothing to tell apart", "give two or more")
-    groups = None if "groups" not in given else _grouped(given["groups"], len(inputs), where)
+    groups, group_names = _grouped(given.get("groups"), len(inputs), where)
     shape, notes = given["inputs"].shape[1:], (UNSCALED,)
     if "test_inputs" in given:
         test_inputs, test_targets, test_classes = _checked(given["test_inputs"], given["test_targets"], f"{where}test ")
@@ -52,6 +52,7 @@ def rows_of(arrays: Mapping[str, Any], seed: int, where: str = "") -> Rows:
         return Rows(
             Examples(inputs), _positions(targets, classes),
             test_inputs, _positions(test_targets, classes), shape, notes, classes=classes, groups=groups,
+            group_names=group_names,
         )  # fmt: skip
     positions = _positions(targets, classes)
     strata = positions if classes else np.zeros(len(inputs)) if groups is None else groups
@@ -64,7 +65,7 @@ def rows_of(arrays: Mapping[str, Any], seed: int, where: str = "") -> Rows:
     return Rows(
         Examples(inputs[~test]), positions[~test], inputs[test], positions[test], shape, (*notes, split_note(by, seed)),
         classes=classes, groups=None if groups is None else groups[~test],
-        test_groups=None if groups is None else groups[test],
+        test_groups=None if groups is None else groups[test], group_names=group_names,
     )  # fmt: skip
 
 
@@ -102,13 +103,17 @@ def _positions(targets: NDArray[Any], classes: tuple[str, ...]) -> NDArray[Any]:
     return np.array([place[str(target)] for target in targets], dtype=np.int64)
 
 
-def _grouped(groups: NDArray[Any], rows: int, where: str) -> NDArray[np.int64]:
+def _grouped(groups: NDArray[Any] | None, rows: int, where: str) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+    """For each row the position of its group among the names of all groups, and these names."""
+    if groups is None:
+        return None, ()
     if groups.shape != (rows,) or groups.dtype.kind not in "biuU":
         raise InputError(
             f"{where}groups are {groups.dtype} of shape {groups.shape}", f"they name who each of {rows} rows is from",
             "give one column of whole numbers or words",
         )  # fmt: skip
-    return np.unique(groups, return_inverse=True)[1].astype(np.int64)
+    names, positions = np.unique(groups, return_inverse=True)
+    return positions.astype(np.int64), tuple(map(str, names))
 
 
 def _few(classes: tuple[str, ...]) -> str:

@@ -92,7 +92,9 @@ class Question:
                     f"{name} {getattr(self, name)}", f"it lies between 1 and {MOST[name]:,}", "give 100, say"
                 )
         mu_of(self.epsilon, self.delta)
-        parse_view(self.view).check(self.graph.n)
+        view = parse_view(self.view, labels=self.graph.names)
+        view.check(self.graph.n)
+        object.__setattr__(self, "view", str(view))
         parse_participation(self.participation).check(self.rounds)
         if not self.sensitivity:
             raise InputError(f"{self.records} records", "a change of one must show", "give fewer")

@@ -130,7 +130,7 @@ def account(
     >>> round(account(system, "node:0").of(5, "fixed-streams").mu, 3)
     0.25
     """
-    view = parse_view(adversary)
+    view = parse_view(adversary, labels=system.topology.names)
     wanted = [parse_kind(kind) for kind in kinds]
     protected = parse_adjacency(adjacency)
     observation = observe(system, view, victims=victims)

@@ -82,7 +82,7 @@ def published(
     `lipschitz` is L of ZIP-DL's Assumption 5.6, which nothing in a run determines. For small systems: the formulas of
     the threat models and of MAFALDA are dense.
     """
-    adversary = parse_view(adversary)
+    adversary = parse_view(adversary, labels=system.topology.names)
     if adversary.kind is ViewKind.EAVESDROPPER or len(adversary.members) > 1 or adversary.secrets_of:
         return []
     figures = list(_figures(system, adversary, lipschitz))

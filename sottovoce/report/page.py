@@ -32,6 +32,7 @@ from sottovoce.report.rounding import finite, rounded
 from sottovoce.report.run_summary import run_summary
 from sottovoce.report.trade_off import trade_off
 from sottovoce.report.wording import KINDS
+from sottovoce.run.final_figures import final_rounds_text
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.run_documents import RunDocuments, read_runs, unfinished_runs
 from sottovoce.run.sweep_results import LESS_IS_BETTER
@@ -111,6 +112,7 @@ def document(runs: Sequence[RunDocuments], title: str) -> Document:
         "title": title,
         "version": __version__,
         "metric": runs[0].metric,
+        "final_rounds": final_rounds_text(run.experiment.metrics.final_rounds for run in runs),
         "less_is_better": runs[0].metric in LESS_IS_BETTER,
         "colours": COLOURS,
         "kinds": KINDS,
@@ -164,7 +166,7 @@ def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
         "round": [line["round"] for line in lines[0]],
         "megabytes": [line["bytes"] / 1e6 for line in lines[0]],
         **{key: _over(lines, metric, key) for key in ("average", "mean", "min", "max")},
-        "ending": _over([run.lines[-1:] for run in seeds], metric, "average")[0],
+        "final": finite(float(np.mean([run.final_metric("average") for run in seeds]))),
         "epsilon": None if None in headlines else rounded(max(one.epsilon for one in headlines if one is not None)),
         "attack": None if strongest is None else asdict(strongest),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from sottovoce.attacks.registry import PageFigure, page_attacks
 from sottovoce.config import Document
@@ -10,6 +11,7 @@ from sottovoce.core.graphs import Graph
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.privacy.guarantee import PrivacyFigure
+from sottovoce.privacy.views import read_view
 from sottovoce.report.pairwise_leakage import pairwise_leakage
 from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.trade_off import trade_off
@@ -21,7 +23,7 @@ from sottovoce.run.run_documents import RunDocuments
 NODES, EDGES = 400, 4000
 """Graphs with more are not drawn."""
 
-NO_ATTACK = "Nobody has attacked this run yet."
+NO_ATTACK = "No membership attack has been made on this run yet."
 NOT_RECORDED = (
     "What nodes received was not recorded in this run, so it cannot be attacked. Run it again with recording:"
 )
@@ -35,15 +37,17 @@ NO_CURVE = "The attack was made before ROC curves were stored. Make it again:"
 def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
     """All that a page shows of one run by itself. Without `pairs`, who learns what from whom is left out."""
     net, privacy = _topology(run), run.privacy
-    n = net.n if isinstance(net, Topology) else _victims(privacy)
+    n, names = (net.n, net.names) if isinstance(net, Topology) else (_victims(privacy), None)
     graph = _graph(net)
     return {
         **trade_off(run).document(),
         "n": n,
+        "labels": None if names is None else list(names),
         "epsilon": None if privacy.headline is None else rounded(privacy.headline.epsilon),
+        "guess": None if privacy.headline is None else percent(privacy.headline.guessing_accuracy(privacy.delta)),
         "facts": _facts(run, n),
-        "verdict": headline_sentence(privacy),
-        "promises": guarantee_table(privacy),
+        "verdict": headline_sentence(privacy, names),
+        "promises": guarantee_table(privacy, names),
         "protects": protects(privacy.adjacency, "replace"),
         "bound": _sensitivity_sentence(privacy),
         "convexity": privacy.convexity,
@@ -55,12 +59,12 @@ def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
             name: _membership_figures(found) for name, found in _stored_attacks(run, PageFigure.ROC_CURVE).items()
         },
         "solved": next(iter(_stored_attacks(run, PageFigure.RECONSTRUCTION_TABLE).values()), None),
-        "audit": _audit(run.audit),
+        "audit": _audit(run.audit, names),
         "missing": _missing(run, graph, pairs),
     }
 
 
-def guarantee_table(privacy: PrivacyDocument) -> list[Document]:
+def guarantee_table(privacy: PrivacyDocument, names: Sequence[str] | None = None) -> list[Document]:
     """The guarantees against everyone, or a coalition: with amplification by sampling, then kind by kind."""
     rows = [] if privacy.sampled is None else [privacy.sampled]
     for view in privacy.views:
@@ -68,7 +72,7 @@ def guarantee_table(privacy: PrivacyDocument) -> list[Document]:
             rows += _worst_of_kinds(view.guarantees)
     return [
         {
-            "adversary": adversary(row.view), "protects": protects(privacy.adjacency, row.change),
+            "adversary": adversary(row.view, names), "protects": protects(privacy.adjacency, row.change),
             "epsilon": rounded(row.epsilon), "guess": percent(row.guessing_accuracy(privacy.delta)),
             "kind": row.kind, "proven": bool(row.proven_for_training),
             "assumptions": [assumption.sentence for assumption in row.assumptions],
@@ -112,9 +116,8 @@ def _graph(net: Topology | str) -> Document:
         return {
             "why": f"{source.n:,} nodes and {source.edges:,} edges are too many to draw. See leak by distance instead."
         }
-    labels = None if source.labels is None else [str(label) for label in source.labels]
     note = "" if net.static else "Not every edge is used in every round."
-    return {**_placed(source), "labels": labels, "directed": source.directed, "note": note}
+    return {**_placed(source), "directed": source.directed, "note": note}
 
 
 def _placed(source: Graph) -> Document:
@@ -168,10 +171,11 @@ def _membership_figures(found: Document) -> Document:
     return {**{key: found[key] for key in (*figures, *counts)}, "roc": found.get("roc")}
 
 
-def _audit(found: Document) -> list[Document]:
+def _audit(found: Document, names: Sequence[str] | None) -> list[Document]:
     return [
         {
-            "canaries": one["canaries"], "rounds": one["rounds"], "view": claim["view"], "kind": claim["kind"],
+            "canaries": one["canaries"], "rounds": one["rounds"], "view": adversary(read_view(claim["view"]), names),
+            "kind": claim["kind"],
             "found": one["audit"]["epsilon"], "claimed": rounded(float(claim["epsilon"])), "verdict": claim["verdict"],
             "confidence": one["audit"]["confidence"],
         }

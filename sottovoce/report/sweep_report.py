@@ -16,8 +16,9 @@ from sottovoce.core.files import write_text
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figures import Figure, Line, line_chart
 from sottovoce.report.rounding import deviation_text
+from sottovoce.run.final_figures import final_rounds_text
 from sottovoce.run.sweep import last_word
-from sottovoce.run.sweep_results import LAST, LESS_IS_BETTER, FinishedSweepRun, SweepRow, sweep_rows
+from sottovoce.run.sweep_results import LESS_IS_BETTER, FinishedSweepRun, SweepRow, sweep_rows
 
 HEADINGS = ("run", "seeds", "average model", "nodes, mean", "nodes, worst", "test loss", "epsilon", "MB sent")
 CHANGES = {"replace": "replaced by another", "zero-out": "made to count as nothing"}
@@ -50,7 +51,7 @@ def markdown(
     metric, seeds = rows[0].metric, max(len(row.runs) for row in rows)
     parts = [
         *heading(name, about, command),
-        f"Test {metric} and loss are means over the last {LAST} rounds, then over {seeds} seeds, ± the deviation "
+        f"Test {metric} and loss are means over {_final_rounds(rows)}, then over {seeds} seeds, ± the deviation "
         f"between seeds. {_protected(rows)} "
         + ("Of the values to tune, that which is best for the average model is shown." if for_nodes else ""),
         "",
@@ -83,6 +84,10 @@ def heading(name: str, about: About, command: str) -> list[str]:
         if text:
             parts += [f"**{word}.** {' '.join(text.split())}", ""]
     return [*parts, "Made by:", "", "```", command, "```", ""]
+
+
+def _final_rounds(rows: Sequence[SweepRow]) -> str:
+    return final_rounds_text(run.run.experiment.metrics.final_rounds for row in rows for run in row.runs)
 
 
 def _protected(rows: Sequence[SweepRow]) -> str:
@@ -120,7 +125,7 @@ def charts(rows: Sequence[SweepRow]) -> list[Figure]:
     metric, axis = rows[0].metric, grid_axis(rows)
     found = []
     if len(axis.numbers) > 1:
-        caption = f"Test {metric} of the average model at the end, over {axis.name}"
+        caption = f"Test {metric} of the average model, mean over {_final_rounds(rows)}, over {axis.name}"
         series = across(rows, axis.numbers, _average_model)
         wide = axis.numbers[0] > 0 and axis.numbers[-1] / axis.numbers[0] >= 8
         found.append(Figure(f"over-{axis.name}", caption, _chart(series, axis.name, metric, caption, log_x=wide)))

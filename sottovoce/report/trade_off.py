@@ -54,13 +54,12 @@ class TradeOff:
 
 
 def trade_off(run: RunDocuments) -> TradeOff:
-    """The last measurement of a run beside its headline and its strongest attack."""
-    last = run.lines[-1]
-    figures = last[run.metric]
+    """What a run came to in its last rounds, beside its headline and its strongest attack."""
+    worst = "max" if run.metric in LESS_IS_BETTER else "min"
     return TradeOff(
-        run=run, average_model=finite(figures["average"]), mean_node=finite(figures["mean"]),
-        worst_node=finite(figures["max" if run.metric in LESS_IS_BETTER else "min"]), headline=run.privacy.headline,
-        attack=strongest_attack(run), bytes=last["bytes"],
+        run=run, average_model=finite(run.final_metric("average")), mean_node=finite(run.final_metric("mean")),
+        worst_node=finite(run.final_metric(worst)), headline=run.privacy.headline, attack=strongest_attack(run),
+        bytes=run.lines[-1]["bytes"],
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from sottovoce.privacy.assumptions import FINAL_MODELS
 from sottovoce.privacy.rounding import round_up
@@ -34,12 +35,14 @@ SINGLE_NODES = "Figures for single nodes are about one curious node. Two that co
 SAMPLING = "Figures for single nodes do not count on the chance by which batches are drawn; that for everyone may."
 
 
-def adversary(view: View) -> str:
-    """Whom a view stands for.
+def adversary(view: View, names: Sequence[str] | None = None) -> str:
+    """Whom a view stands for, with the `names` of a graph's nodes where they have any.
 
     >>> from sottovoce.privacy import views
     >>> adversary(views.node(3)), adversary(views.coalition(3, 5))
     ('node 3, with what it receives', 'nodes 3,5 together, with what they receive')
+    >>> adversary(views.node(1), ["Hill", "Mercy"])
+    'node 1 (Mercy), with what it receives'
     >>> adversary(views.everyone(secrets_of=tuple(range(20))))
     'whoever hears every message and knows the secrets of 20 nodes'
     """
@@ -47,11 +50,16 @@ def adversary(view: View) -> str:
         _, knows, secrets = str(view).partition(" with ")
         return "whoever hears every message" + (f" and knows {secrets}" if knows else "")
     if view.kind is ViewKind.COALITION:
-        members = ",".join(map(str, view.members))
+        members = ",".join(_node(member, names) for member in view.members)
         if len(view.members) == 1:
             return f"node {members}, with what it receives"
         return f"nodes {members} together, with what they receive"
-    return str(view)
+    edges = ",".join(f"{_node(sender, names)}>{_node(receiver, names)}" for sender, receiver in view.edges)
+    return f"eavesdropper:{edges}"
+
+
+def _node(number: int, names: Sequence[str] | None) -> str:
+    return str(number) if names is None else f"{number} ({names[number]})"
 
 
 def protects(adjacency: str, change: str) -> str:
@@ -75,13 +83,13 @@ def not_covered(privacy: PrivacyDocument) -> list[str]:
     return found
 
 
-def headline_sentence(privacy: PrivacyDocument) -> str:
+def headline_sentence(privacy: PrivacyDocument, names: Sequence[str] | None = None) -> str:
     """The headline guarantee of a run as a sentence, or why there is none."""
     headline = privacy.headline
     if headline is None:
         reasons = privacy.refusals or [line for view in privacy.views[:1] for line in view.refusals]
         return f"Nothing is proven for this run: {'; '.join(reasons) or 'no kind of proof applies'}."
-    who, about = adversary(headline.view), protects(privacy.adjacency, headline.change)
+    who, about = adversary(headline.view, names), protects(privacy.adjacency, headline.change)
     if math.isinf(headline.epsilon):
         return f"Nothing is hidden: epsilon is infinite. No figure limits what can be learned about {about}, by {who}."
     accuracy = percent(headline.guessing_accuracy(privacy.delta))

@@ -50,7 +50,8 @@ def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> 
     data, training = experiment.data, experiment.training
     dataset = _dataset(data.name, folder_of(folder), data.unit_norm)
     seed = experiment.seed if data.seed is None else data.seed
-    shards = partition(dataset, net.n, data.partition, seed, rows=data.rows)
+    labels = None if net.graph is None else net.graph.labels
+    shards = partition(dataset, net.n, data.partition, seed, rows=data.rows, node_names=labels)
     precision = getattr(torch, experiment.machine.precision)
     job = task(
         dataset, shards, model(experiment.model.name, dataset, **experiment.model.settings),

@@ -34,7 +34,7 @@ def calibrate_run(
     """
     if not training_run.clipped:
         raise Unaccountable(UNCLIPPED)
-    target, adversary = Target(epsilon, delta), parse_view(view)
+    target, adversary = Target(epsilon, delta), parse_view(view, labels=training_run.topology.names)
     reference = RunAccountant(replace(training_run, algorithm=with_sigma(training_run.algorithm, 1.0)))
     nodes = choose_attackers(training_run, attackers).nodes
     adversaries = covering_views(adversary, training_run.algorithm, training_run.topology, nodes=nodes)

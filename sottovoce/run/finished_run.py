@@ -11,7 +11,7 @@ from sottovoce.config import Experiment, parse_experiment
 from sottovoce.core.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.observation import Observation, observe
-from sottovoce.privacy.views import View
+from sottovoce.privacy.views import View, node_number
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import fingerprint
@@ -40,6 +40,10 @@ class FinishedRun:
     def messages(self) -> Messages:
         """What attackers received; refuses a run that recorded nothing."""
         return read_recording(self.folder, self.training_run, self.experiment.record)
+
+    def node(self, name: str) -> int:
+        """The number of a node that is given by its number or by its name in the run's graph."""
+        return node_number(name, self.training_run.topology.names)
 
     def beginning(self, view: View, victims: Sequence[int] | None = None) -> Observation:
         """The first rounds as a view sees them, which tell how much there is of every round."""

@@ -167,10 +167,11 @@ def report_privacy(
     """
     accountant = run if isinstance(run, RunAccountant) else RunAccountant(run)
     training_run, noisy = accountant.training_run, not isinstance(accountant.training_run.algorithm.noise, NoNoise)
+    target = parse_view(target, labels=training_run.topology.names)
     if noisy and not training_run.clipped:
         return PrivacyReport(accountant, delta, (), None, "none", UNCLIPPED, (UNCLIPPED,))
     chosen = choose_attackers(training_run, attackers)
-    adversaries = dict.fromkeys((*_adversaries(training_run, chosen.nodes), parse_view(target)))
+    adversaries = dict.fromkeys((*_adversaries(training_run, chosen.nodes), target))
     accounts = tuple(accountant.account(view) for view in adversaries)
     refusals: tuple[str, ...] = ()
     try:

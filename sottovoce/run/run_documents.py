@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sottovoce.config import Document, Experiment, parse_experiment
 from sottovoce.errors import InputError
+from sottovoce.run.final_figures import final_mean
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.sweep_results import metric_of
@@ -39,6 +40,11 @@ class RunDocuments:
     def metric(self) -> str:
         """accuracy or rmse."""
         return metric_of(self.lines[-1])
+
+    def final_metric(self, figure: str) -> float:
+        """The mean over the run's last rounds of its metric: `average` model, `mean`, `min` or `max` over nodes."""
+        final_rounds, metric = self.experiment.metrics.final_rounds, self.metric
+        return final_mean(self.lines, final_rounds, lambda line: line[metric][figure])
 
 
 def read_runs(paths: Iterable[Path]) -> list[RunDocuments]:

@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from sottovoce.config import Document
+from sottovoce.run.final_figures import final_mean
 from sottovoce.run.sweep import Point, SweepRun, last_word
-
-LAST = 50
-"""Final figures are means over this many last rounds, as far as they were measured."""
 
 LESS_IS_BETTER = ("rmse",)
 
@@ -30,6 +28,10 @@ class FinishedSweepRun:
     def diverged(self) -> bool:
         """Whether training stopped at a gradient that is not finite."""
         return "diverged" in self.result
+
+    def final_mean(self, pick: Callable[[Document], float]) -> float:
+        """The mean of a figure over the run's last rounds; NaN where it diverged."""
+        return math.nan if self.diverged else final_mean(self.lines, self.run.experiment.metrics.final_rounds, pick)
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,7 @@ class SweepRow:
 
     def final_figures(self, pick: Callable[[Document], float]) -> list[float]:
         """For each seed, the mean of a figure over the last rounds; NaN for runs that diverged."""
-        return [
-            math.nan if run.diverged else float(np.mean([pick(line) for line in _last(run.lines)])) for run in self.runs
-        ]
+        return [run.final_mean(pick) for run in self.runs]
 
     def quality(self, of: str = "average") -> float:
         """The metric of the average model, or the `mean` over nodes; larger is better, what is not finite worst."""
@@ -115,11 +115,6 @@ def sweep_rows(finished: Iterable[FinishedSweepRun], tuned_for: str = "average")
         tried = [SweepRow(variant, values, tuned, tuple(runs)) for tuned, runs in options.items()]
         found.append(max(tried, key=lambda row: row.quality(tuned_for)))
     return found
-
-
-def _last(lines: Sequence[Document]) -> list[Document]:
-    end = lines[-1]["round"]
-    return [line for line in lines if line["round"] > max(0, end - LAST)] or [lines[-1]]
 
 
 def _mean_and_deviation(values: list[float]) -> Document:

@@ -20,6 +20,7 @@ from sottovoce.core.noise import NoNoise
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
 from sottovoce.errors import InputError
+from sottovoce.learning.partitioning import check_names
 from sottovoce.learning.tasks import Gradients, Task
 
 if TYPE_CHECKING:
@@ -140,6 +141,8 @@ def prepare_run(
     nodes = len(gradients.task.shards.indices)
     if nodes != topology.n:
         raise InputError(f"a task on {nodes} nodes", f"{topology.name} has {topology.n}", "partition for that many")
+    if topology.graph is not None:
+        check_names(gradients.task.dataset, gradients.task.shards, topology.graph.labels)
     gradients.check(rounds)
     sensitivity = gradients.sensitivity(protected)
     if math.isfinite(sensitivity) and not isinstance(algorithm.noise, NoNoise):

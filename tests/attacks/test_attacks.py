@@ -50,7 +50,8 @@ def test_every_attack_of_the_registry_has_its_function_and_its_place_in_the_sche
         assert bool(attack.caption) == (attack.page_figure is PageFigure.ROC_CURVE)
     found = schema("attack")["$defs"]["membership"]["properties"]["attack"]["enum"]
     assert found == [attack.name for attack in MEMBERSHIP_ATTACKS]
-    assert [attack.name for attack in page_attacks(PageFigure.ROC_CURVE)] == ["likelihood", "classifier", "threshold"]
+    drawn = [attack.name for attack in page_attacks(PageFigure.ROC_CURVE)]
+    assert drawn == ["pooled", "likelihood", "classifier", "threshold"]
 
 
 def test_the_registry_is_read_without_torch():

@@ -164,7 +164,7 @@ def test_what_is_infinite_or_not_proven_is_said_plainly(runs, tmp_path):
     [
         ("mute", "attack", "not recorded", AGAIN + "record.attackers=all --set name=mute-recorded"),
         ("mute", "pairs", "not accounted for", AGAIN + "privacy.attackers=all --set name=mute-all-nodes"),
-        ("plain", "attack", "Nobody has attacked", "sotto attack {}"),
+        ("plain", "attack", "No membership attack", "sotto attack {}"),
         ("fresh", "graph", "changes from round to round", ""),
         ("unclipped", "pairs", "not clipped", ""),
         ("unclipped", "over_rounds", "nothing is proven", ""),
@@ -258,7 +258,7 @@ def test_runs_that_diverged_are_shown_as_such(sotto, runs, tmp_path):
     code, out, _ = sotto(f"compare {folder} --out {tmp_path / 'page.html'}")
     assert (code, "diverged" in out) == (0, True)
     (series,) = inside(tmp_path / "page.html")["series"]
-    assert series["ending"] is series["average"][-1] is None
+    assert series["final"] is series["average"][-1] is None
 
 
 def test_errors_are_better_when_they_are_smaller(runs, tmp_path):
@@ -472,7 +472,7 @@ def test_names_cannot_break_out_of_the_page(runs, opened, tmp_path):
     settings["topology"]["graph"] = f"file:{tmp_path / 'edges.txt'}"
     (folder / "config.json").write_text(json.dumps(settings))
     file = write_page(tmp_path / "page.html", [folder], title=EVIL + "&amp;")
-    assert EVIL in inside(file)["runs"][0]["graph"]["labels"]
+    assert EVIL in inside(file)["runs"][0]["labels"]
     assert EVIL not in file.read_text()
     page = opened(file)
     assert page.evaluate("window.bad") is None

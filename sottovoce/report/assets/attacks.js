@@ -93,7 +93,7 @@ function drawChecks() {
   if (solved && solved.nodes) {
     const open = solved.nodes.filter((one) => one.solved_rounds > 0);
     card(
-      `What node ${solved.attacker} can reconstruct`,
+      `What node ${node(solved.attacker)} can reconstruct`,
       made(
         "p",
         open.length
@@ -105,7 +105,7 @@ function drawChecks() {
             table(
               ["node", "hops", "gradients reconstructed", "smallest error"],
               open.map((one) => [
-                String(one.node),
+                node(one.node),
                 String(one.distance),
                 `${one.solved_rounds} of ${solved.rounds}`,
                 one.deviation < 1e-9 ? "exactly" : `± ${one.deviation.toPrecision(3)}`,

@@ -39,7 +39,7 @@ const safe = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;")
 const share = (value) => (value == null ? "diverged" : value.toFixed(3));
 const bytes = (count) => (count < 1e6 ? `${(count / 1e3).toFixed(1)} kB` : `${(count / 1e6).toFixed(1)} MB`);
 const node = (number) => {
-  const labels = run().graph.labels;
+  const labels = run().labels;
   return labels && labels[number] !== String(number) ? `${number} (${labels[number]})` : String(number);
 };
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -111,7 +111,7 @@ function drawGraph() {
     ...(seen.length ? [`epsilon up to ${epsilonText(Math.max(...seen))}`] : []),
     ...(most ? [`${most} nodes have no protection at all`] : []),
   ];
-  const few = leakage().attackers.slice(0, 12).join(", ") + (leakage().attackers.length > 12 ? ", ..." : "");
+  const few = leakage().attackers.slice(0, 12).map(node).join(", ") + (leakage().attackers.length > 12 ? ", ..." : "");
   place.draw({
     traces: [
       { type: "scatter", mode: "lines", ...lines, hoverinfo: "skip", line: { color: css("--none"), width: 1.2 } },

@@ -85,8 +85,7 @@ function drawGuarantees() {
 }
 
 function drawSummary() {
-  const one = run(),
-    best = one.promises.filter((row) => row.proven).sort((a, b) => a.guess - b.guess)[0];
+  const one = run();
   at("headline").textContent = one.verdict;
   at("headline").className = one.epsilon == null || isInf(one.epsilon) ? "bad" : "";
   const cards = [
@@ -100,11 +99,11 @@ function drawSummary() {
       epsilonText(one.epsilon),
       one.kind ? `delta ${small(one.delta)}, ${one.adversary} as adversary, ${one.kind}` : "see the guarantees below",
     ],
-    ["guessing accuracy", accuracyText(best && best.guess), "upper bound; 50 % is random guessing"],
+    ["guessing accuracy", accuracyText(one.guess), "upper bound; 50 % is random guessing"],
     [
       "membership inference AUC",
       one.attack ? one.attack.value.toFixed(3) : "none yet",
-      one.attack ? `${one.attack.attack} attack; 0.5 is random guessing` : "nobody attacked this run",
+      one.attack ? `${one.attack.attack} attack; 0.5 is random guessing` : "no membership attack on this run",
     ],
     ["sent", bytes(one.bytes), `by ${one.n} nodes in ${one.rounds} rounds`],
   ];

@@ -208,13 +208,14 @@ function drawPairs() {
       xaxis: {
         title: "about this node",
         tickvals: victims.filter((i) => i % every === 0),
+        ticktext: victims.filter((i) => i % every === 0).map(node),
         showgrid: false,
         range: [-0.5, run().n - 0.5],
       },
       yaxis: {
         title: "adversary",
         tickvals: attackers.map((_, i) => i).filter((i) => i % step === 0),
-        ticktext: attackers.filter((_, i) => i % step === 0).map(String),
+        ticktext: attackers.filter((_, i) => i % step === 0).map(node),
         showgrid: false,
         range: [attackers.length - 0.5, -0.5],
       },
@@ -240,9 +241,9 @@ function drawPairs() {
     ],
     height: attackers.length < 10 ? `${110 + 32 * attackers.length}px` : "",
     numbers: table(
-      ["adversary", ...victims.map((i) => `about ${i}`)],
+      ["adversary", ...victims.map((i) => `about ${node(i)}`)],
       epsilon.map((row, a) => [
-        String(attackers[a]),
+        node(attackers[a]),
         ...row.map((value, v) => (v === attackers[a] ? "" : value == null ? "none" : epsilonText(value))),
       ]),
       { chosen },

@@ -7,7 +7,7 @@ const logTicks = (low, high) => {
   const within = found.filter((value) => value >= low / 1.7 && value <= high * 1.7);
   return within.length > 8 ? within.filter((value) => /^1/.test(value.toExponential())) : within;
 };
-const utility = (one) => one.ending;
+const utility = (one) => one.final;
 const tradeOffTable = () =>
   table(
     [
@@ -93,6 +93,7 @@ function drawPrivacy() {
     caption: [
       `Left is more private, ${data.less_is_better ? "down" : "up"} is better. ` +
         "Runs that differ only in how much noise they add are joined by a line. " +
+        `Test ${data.metric} is the mean over ${data.final_rounds}. ` +
         `Epsilon is each run’s headline (${headlines(data.runs)}).` +
         (data.series.length === 1 ? " One run is one point: give several runs to sotto compare to see a curve." : "") +
         (about.size > 1
@@ -147,6 +148,7 @@ function drawAttackSuccess() {
     caption: [
       "Left, near the dotted line, the attack is no better than random guessing; " +
         `${data.less_is_better ? "down" : "up"} is better for training. Bars are confidence intervals. ` +
+        `Test ${data.metric} is the mean over ${data.final_rounds}. ` +
         "The strongest attack that was tried on each run is shown; a stronger one may exist.",
     ],
     numbers: tradeOffTable(),
