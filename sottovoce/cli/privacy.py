@@ -95,14 +95,20 @@ def _what(setting: Setting, sigma: float) -> dict[str, Any]:
 
 def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[str]:
     """The headline with all that it rests on."""
-    worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
-    victims = f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
     figure = f"epsilon {round_up(best.epsilon(setting.delta))} at delta {setting.delta:g} (mu {round_up(best.mu)})"
-    lines = [f"Headline: {figure}, {best.kind}, {victims}; nobody is worse off."]
+    lines = [f"Headline: {figure}, {best.kind}, {_whom(setting, result, best)}; nobody is worse off."]
     lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
     if setting.labels is not None:
         lines.append(f"Nodes are numbered in the order of their names: {setting.name(0)}, {setting.name(1)}, ...")
     return lines + [f"Not offered: {refusal}." for refusal in result.refusals]
+
+
+def _whom(setting: Setting, result: "Account", best: "Guarantee") -> str:
+    """The victims that the headline is about, and the adversary where it is not the one that was asked for."""
+    if result.headline_view != result.view:
+        return f"for node {setting.name(best.victim)} against {result.headline_view}, who knows shared secrets"
+    worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
+    return f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
 
 
 def _by_distance(result: "Account", delta: float) -> Table:
@@ -214,6 +220,7 @@ def calibrate_(
         "view": str(setting.adversary), "secure_sum": setting.secure_sum, "rounds": setting.rounds,
         "epsilon": epsilon, "delta": setting.delta,
         "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
+        "headline_view": None if found.account.headline is None else str(found.account.headline_view),
     }  # fmt: skip
     settings = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
     table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", round_up(found.sigma, 6)]]
