@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from sottovoce import Unaccountable, account, algorithm, calibrate, graph, metropolis, trace, weigh
+from sottovoce import Unaccountable, account, algorithm, calibrate, from_matrix, graph, metropolis, trace, weigh
 from sottovoce.algorithms.registry import algorithm_spec, examples
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.topologies import Changing, weights_for
@@ -139,3 +139,42 @@ def test_the_command_names_the_adversary_of_its_headline(sotto):
     assert all("shares no secret" in one["assumptions"][-1] for one in document["guarantees"])
     assert max(one["mu"] for one in document["guarantees"]) < document["headline"]["mu"]
     assert f"against {document['headline_view']}, who knows shared secrets" in sotto(line)[1]
+
+
+# --- small weights -------------------------------------------------------------------------------------------------
+
+
+def relay_scores(weight, changed, *, rounds=12, runs=4000):
+    """What node 2 makes of the messages of relay 1, which takes in node 0's messages by a tiny weight.
+
+    Node 0 starts each round from the relay's last message, which node 2 has, and its gradient is 1/2 or -1/2: a change
+    of one. The relay's gradient, `sin(x / weight) / 2`, is bounded by 1/2 and amplifies what the weight makes small.
+    """
+    rng = np.random.default_rng(int(changed))
+    victim, relay, score = np.zeros(runs), np.zeros(runs), np.zeros(runs)
+    last, phase = np.zeros(runs), np.zeros(runs)
+    for round in range(rounds):
+        from_victim = victim - (0.5 if changed else -0.5) + rng.standard_normal(runs)
+        from_relay = relay - np.sin(relay / weight) / 2 + rng.standard_normal(runs)
+        if round:
+            score -= np.cos(phase) * (from_relay - (1 - weight) * last)
+        phase = (1 - weight) * from_relay / weight + victim
+        victim, relay, last = from_relay, weight * from_victim + (1 - weight) * from_relay, from_relay
+    return score
+
+
+@pytest.mark.parametrize("weight", [1e-8, 1e-10])
+def test_a_relay_that_amplifies_a_tiny_weight_does_not_beat_the_figure(weight):
+    net = from_matrix([[0.0, 1.0, 0.0], [weight, 1 - weight, 0.0], [0.0, 0.5, 0.5]])
+    system = trace(algorithm("dp-d-sgd", sigma=1.0, step_size=1.0), net, rounds=12)
+    one, other = relay_scores(weight, False), relay_scores(weight, True)
+    shown = abs(one.mean() - other.mean()) / np.sqrt((one.var() + other.var()) / 2)
+    assert shown > 0.4
+    assert account(system, "node:2", victims=[0]).of(0, "any-training").mu > shown
+
+
+@pytest.mark.parametrize("weight", [1e-12, 1e-17, 1e-100])
+def test_no_weight_is_too_small_to_open_a_view(weight):
+    net = from_matrix([[0.0, 1.0, 0.0], [weight, 1 - weight, 0.0], [0.0, 0.5, 0.5]])
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=4)
+    assert account(system, "node:2", victims=[0]).of(0, "any-training").mu > 0.5
