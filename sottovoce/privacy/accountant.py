@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption import couple, late_cost, least_cost
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
-from sottovoce.privacy.closedness import closedness
+from sottovoce.privacy.closedness import closedness, reaching_gradients
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import covering_views, lacks_secrets
 from sottovoce.privacy.exact import routes
@@ -239,11 +240,20 @@ class _Accounting:
         squares, proof, assumptions = bounds[kind]()
         if lacks_secrets(self.view, self.system):
             assumptions = (*assumptions, AssumptionKind.NO_SHARED_SECRETS.of())
-        victims, distances = self.observation.victims, self.observation.distances()
+        unobserved = (*assumptions, AssumptionKind.NOTHING_OBSERVED.of())
+        each = zip(self.observation.victims, self.observation.distances(), np.sqrt(squares), strict=True)
         return [
-            Guarantee(int(victim), distance, kind, float(mu), proof, assumptions)
-            for victim, distance, mu in zip(victims, distances, np.sqrt(squares), strict=True)
-        ]
+            Guarantee(
+                int(victim), distance, kind, float(mu), proof,
+                unobserved if mu == 0 and not self._observed[number] else assumptions,
+            )
+            for number, (victim, distance, mu) in enumerate(each)
+        ]  # fmt: skip
+
+    @cached_property
+    def _observed(self) -> NDArray[np.bool_]:
+        """Which victims' gradients reach the view, directly or through the reactions of others."""
+        return np.asarray(reaching_gradients(self.observation).any(axis=0))
 
     def _exact_losses(self, view: View) -> NDArray[np.float64]:
         """mu^2 of every victim, exact for fixed streams; of each view once."""

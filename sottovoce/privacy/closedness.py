@@ -79,7 +79,7 @@ def _smallest_weight(system: LinearSystem) -> float:
 def _unrolled(observation: Observation) -> Closedness:
     """The rules on what is left of every query point when all that was seen before it is taken out."""
     V, T = len(observation.victims), observation.gradient_rounds
-    reaching = _reaching(observation)
+    reaching = reaching_gradients(observation)
     inputs = Entering(observation)
     unknown = Unknown(*inputs.nothing(observation.steps[0].observed.state.shape[1]))
     number, only_user = 0, False
@@ -115,7 +115,7 @@ def _reacts(observation: Observation, round: int, k: int, left: Left, V: int) ->
     return Closedness(True, user_level_only=True) if own > left.error[k] else None
 
 
-def _reaching(observation: Observation) -> NDArray[np.bool_]:
+def reaching_gradients(observation: Observation) -> NDArray[np.bool_]:
     """Which (gradient round, victim) reach the view, directly or through another's query point."""
     n, V = observation.steps[0].out.state.shape[0], len(observation.victims)
     wanted = np.zeros(n, dtype=bool)  # components of the state that reach it

@@ -20,6 +20,7 @@ from sottovoce.learning.tasks import task
 from sottovoce.planning.planner import Question, plan
 from sottovoce.privacy import views
 from sottovoce.privacy.calibration import with_sigma
+from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.privacy_report import report_privacy, sigma_of
 from sottovoce.run.training_run import prepare_run
@@ -178,3 +179,33 @@ def test_no_weight_is_too_small_to_open_a_view(weight):
     net = from_matrix([[0.0, 1.0, 0.0], [weight, 1 - weight, 0.0], [0.0, 0.5, 0.5]])
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=4)
     assert account(system, "node:2", victims=[0]).of(0, "any-training").mu > 0.5
+
+
+# --- nodes of which nothing is observed ----------------------------------------------------------------------------
+
+
+def test_a_single_node_is_not_promised_that_nobody_is_worse_off(sotto):
+    code, out, _ = sotto("account --graph complete:1 --rounds 3")
+    assert code == 0
+    assert "no observed message depends on this data, and final models are not covered" in " ".join(out.split())
+    assert "nobody is worse off" not in out
+    document = json.loads(sotto("account --graph complete:1 --rounds 3 --json")[1])
+    assert document["headline"]["epsilon"] == 0
+    assert "its model, if it is published" in document["headline"]["assumptions"][-1]
+
+
+def test_an_isolated_node_is_named_beside_the_headline_of_others():
+    """Its model is its own noisy average: whoever gets it learns as much as of any other node."""
+    net = from_matrix([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+    found = account(trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=3))
+    assert {g.victim for g in found.guarantees if not g.observed} == {2}
+    assert found.headline.observed
+    assert not PrivacyFigure.of(found.of(2), found.view, DELTA).covers_final_models
+    assert all(g.mu == 0 for g in found.guarantees if not g.observed)
+
+
+@pytest.mark.parametrize("example", TRAINED, ids=str)
+def test_whoever_is_observed_is_never_said_not_to_be(example):
+    built, net = admitted(example, "complete:4")
+    found = account(trace_possible(built, net, rounds=3))
+    assert all(g.observed for g in found.guarantees)
