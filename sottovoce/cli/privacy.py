@@ -12,6 +12,7 @@ from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_
 from sottovoce.cli.output import Table, answer, facts, gap_shown, progress, short, show_elapsed
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
+from sottovoce.privacy.views import LISTED
 
 if TYPE_CHECKING:
     from sottovoce.privacy.accountant import Account
@@ -95,14 +96,29 @@ def _what(setting: Setting, sigma: float) -> dict[str, Any]:
 
 def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[str]:
     """The headline with all that it rests on."""
-    worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
-    victims = f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
     figure = f"epsilon {round_up(best.epsilon(setting.delta))} at delta {setting.delta:g} (mu {round_up(best.mu)})"
-    lines = [f"Headline: {figure}, {best.kind}, {victims}; nobody is worse off."]
+    unobserved = sorted({g.victim for g in result.guarantees if g.victim is not None and not g.observed})
+    scope = "no observed node is worse off" if unobserved else "nobody is worse off"
+    if not best.observed:
+        scope = "no observed message depends on this data, and final models are not covered"
+    lines = [f"Headline: {figure}, {best.kind}, {_whom(setting, result, best)}; {scope}."]
+    if best.observed and unobserved:
+        named = ", ".join(setting.name(node) for node in unobserved[:LISTED]) + (", ..." * (len(unobserved) > LISTED))
+        lines.append(
+            f"Nothing is observed of {named}: epsilon 0 there does not cover their models, if they are published."
+        )
     lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
     if setting.labels is not None:
         lines.append(f"Nodes are numbered in the order of their names: {setting.name(0)}, {setting.name(1)}, ...")
     return lines + [f"Not offered: {refusal}." for refusal in result.refusals]
+
+
+def _whom(setting: Setting, result: "Account", best: "Guarantee") -> str:
+    """The victims that the headline is about, and the adversary where it is not the one that was asked for."""
+    if result.headline_view != result.view:
+        return f"for node {setting.name(best.victim)} against {result.headline_view}, who knows shared secrets"
+    worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
+    return f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
 
 
 def _by_distance(result: "Account", delta: float) -> Table:
@@ -214,6 +230,7 @@ def calibrate_(
         "view": str(setting.adversary), "secure_sum": setting.secure_sum, "rounds": setting.rounds,
         "epsilon": epsilon, "delta": setting.delta,
         "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
+        "headline_view": None if found.account.headline is None else str(found.account.headline_view),
     }  # fmt: skip
     settings = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
     table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", round_up(found.sigma, 6)]]

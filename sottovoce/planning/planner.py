@@ -33,7 +33,6 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.accountant import Account, account
 from sottovoce.privacy.calibration import Calibrated, Target, calibrated, in_proportion
-from sottovoce.privacy.covering_views import covering_views
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.guarantee import Guarantee, Kind
 from sottovoce.privacy.views import parse_view
@@ -48,9 +47,6 @@ MOST = {"rounds": 10**7, "records": 10**7, "dimension": 10**12}
 
 PAIRED = (1.0, 4.0)
 """Secrets that neighbours share are tried at so many times a node's own noise."""
-
-MOST_NODES = 200
-"""Of so many nodes each is accounted for as an adversary, where neighbours learn more than strangers."""
 
 FIRST_ROUNDS = 3
 """So many show whether anything is proven at all."""
@@ -295,23 +291,15 @@ def _calibrated(question: Question, built: Algorithm, net: Topology) -> Calibrat
 
 
 def _scaled(question: Question, build: Callable[[float], Algorithm], net: Topology) -> Calibrated:
-    """The least sigma where secrets that neighbours share grow with it: mu falls as one over both.
-
-    The target has to hold for every adversary that a headline must hold for, each node among them.
-    """
-    nodes = range(net.n) if net.n > 1 else ()
-    adversaries = covering_views(parse_view(question.view), build(1.0), net, nodes=nodes)
-    if len(adversaries) > 1 and net.n > MOST_NODES:
-        raise Unaccountable(f"{SECRETS}, and of {net.n} nodes not each is asked")
+    """The least sigma where secrets that neighbours share grow with it: mu falls as one over both."""
     target = Target(question.epsilon, question.delta)
 
-    def worst(sigma: float) -> Account:
+    def at(sigma: float) -> Account:
         system = trace_possible(build(sigma), net, rounds=question.rounds)
-        terms = question.terms(question.rounds)
-        return max((account(system, view, **terms) for view in adversaries), key=lambda found: found.mu)
+        return account(system, question.view, **question.terms(question.rounds))
 
-    reference = worst(1.0)
-    return Calibrated(0.0, reference) if reference.mu == 0 else in_proportion(worst, reference, target, margin=1e-9)
+    reference = at(1.0)
+    return Calibrated(0.0, reference) if reference.mu == 0 else in_proportion(at, reference, target, margin=1e-9)
 
 
 def _predicted(question: Question, ready: Algorithm, net: Topology) -> tuple[float | None, float | None, str]:

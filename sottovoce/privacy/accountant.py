@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +15,9 @@ from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption import couple, late_cost, least_cost
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
-from sottovoce.privacy.closedness import closedness
+from sottovoce.privacy.closedness import closedness, reaching_gradients
 from sottovoce.privacy.convexity import least_weight
-from sottovoce.privacy.covering_views import lacks_secrets
+from sottovoce.privacy.covering_views import covering_views, lacks_secrets
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, TrainingProof, parse_kind
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
@@ -32,8 +33,9 @@ UNBOUNDED = 1e100
 class Account:
     """All guarantees of a view. Its own mu, epsilon, kind and assumptions are those of the headline.
 
-    The headline is, for the victim that is worst off, the best figure of a kind that is proven for what runs.
-    `kinds` were asked for; `refusals` says which of them were not offered, and why.
+    The headline is, for the victim that is worst off, the best figure of a kind that is proven for what runs. It is
+    about `headline_view`: the view itself, or one that the headline has to cover and that learns more. `kinds` were
+    asked for; `refusals` says which of them were not offered, and why.
     """
 
     system: LinearSystem
@@ -42,6 +44,7 @@ class Account:
     headline: Guarantee | None
     refusals: tuple[str, ...]
     kinds: tuple[Kind, ...]
+    headline_view: View
 
     def _best(self) -> Guarantee:
         if self.headline is None:
@@ -99,6 +102,7 @@ class Account:
             "delta": delta,
             "guarantees": [guarantee.document(delta) for guarantee in self.guarantees],
             "headline": None if self.headline is None else self.headline.document(delta),
+            "headline_view": None if self.headline is None else str(self.headline_view),
             "refusals": list(self.refusals),
         }
 
@@ -113,6 +117,7 @@ def account(
     kinds: Sequence[str] = KINDS,
     lipschitz: float | None = None,
     victims: Sequence[int] | None = None,
+    covering: bool = True,
 ) -> Account:
     """Guarantees for every victim of a view.
 
@@ -121,7 +126,9 @@ def account(
     - `participation`: in which rounds the change can show, `every`, or `KxB`: K times, B rounds apart;
     - `convex`: whether local steps are known to be non-expansive, so that `convex-training` counts for the headline;
     - `kinds`: which to compute; `as-published` is not among them unless named, and takes `lipschitz` for ZIP-DL;
-    - `victims`: about whom (None: every node that is not a member of the view).
+    - `victims`: about whom (None: every node that is not a member of the view);
+    - `covering`: whether the headline holds for all of `covering_views`; a report that accounts for each of them by
+      itself asks for this view alone.
 
     >>> from sottovoce import algorithm, metropolis, trace
     >>> system = trace(algorithm("dp-d-sgd", sigma=2.0), metropolis("ring:10"), rounds=16)
@@ -131,23 +138,61 @@ def account(
     0.25
     """
     view = parse_view(adversary, labels=system.topology.names)
-    wanted = [parse_kind(kind) for kind in kinds]
-    protected = parse_adjacency(adjacency)
+    wanted = tuple(parse_kind(kind) for kind in kinds)
+    terms = _Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz)
+    found = _account_for(system, view, terms, wanted, victims)
+    if not covering or found.headline is None:
+        return found
+    others = [other for other in covering_views(view, system) if other != view]
+    return _with_worst_headline(found, [_headline_account(found, other, terms, victims) for other in others])
+
+
+class _Terms(NamedTuple):
+    """What may change, in which rounds it shows, and what is known of local steps."""
+
+    adjacency: Adjacency
+    scheme: Participation
+    convex: bool
+    lipschitz: float | None
+
+
+def _account_for(
+    system: LinearSystem, view: View, terms: _Terms, kinds: Sequence[Kind], victims: Sequence[int] | None
+) -> Account:
+    """The account of one adversary, whoever else the headline has to cover."""
     observation = observe(system, view, victims=victims)
-    scheme = parse_participation(participation)
-    scheme.check(observation.gradient_rounds)
-    work = _Accounting(system, view, observation, scheme, protected, lipschitz)
+    terms.scheme.check(observation.gradient_rounds)
+    work = _Accounting(system, view, observation, terms)
     found: list[Guarantee] = []
     refusals: list[str] = []
-    for kind in wanted:
+    for kind in kinds:
         try:
             found += work.guarantees(kind)
         except Unaccountable as refusal:
             refusals.append(f"{kind}: {refusal}")
     order = list(Kind)
     found.sort(key=lambda guarantee: (guarantee.victim, order.index(guarantee.kind)))
-    headline = _headline(found, system.algorithm.averaging, convex)
-    return Account(system, view, tuple(found), headline, tuple(refusals), tuple(wanted))
+    headline = _headline(found, system.algorithm.averaging, terms.convex)
+    return Account(system, view, tuple(found), headline, tuple(refusals), tuple(kinds), view)
+
+
+def _headline_account(found: Account, view: View, terms: _Terms, victims: Sequence[int] | None) -> Account | None:
+    """The account of another adversary by those kinds that can be a headline; None if all victims are its members."""
+    averaging = found.system.algorithm.averaging
+    kinds = [kind for kind in found.kinds if kind in KINDS and (averaging or kind is not Kind.FIXED_STREAMS)]
+    others = None if victims is None else [victim for victim in victims if victim not in view.members]
+    return None if others == [] else _account_for(found.system, view, terms, kinds, others)
+
+
+def _with_worst_headline(found: Account, others: Sequence[Account | None]) -> Account:
+    """The account with the headline of the adversary that learns most; without one where nothing is proven for some."""
+    accounts = [found, *(other for other in others if other is not None)]
+    for other in accounts:
+        if other.headline is None:
+            refusals = (*found.refusals, *(f"{other.view}: {refusal}" for refusal in other.refusals))
+            return replace(found, headline=None, refusals=refusals)
+    worst = max(accounts, key=lambda one: one.mu)
+    return replace(found, headline=worst.headline, headline_view=worst.view)
 
 
 def _is_proven(guarantee: Guarantee, averaging: bool, convex: bool) -> bool:
@@ -178,17 +223,9 @@ class _Bound(NamedTuple):
 class _Accounting:
     """One accounting: what the kinds share is computed once."""
 
-    def __init__(
-        self,
-        system: LinearSystem,
-        view: View,
-        observation: Observation,
-        scheme: Participation,
-        adjacency: Adjacency,
-        lipschitz: float | None,
-    ) -> None:
+    def __init__(self, system: LinearSystem, view: View, observation: Observation, terms: _Terms) -> None:
         self.system, self.view, self.observation = system, view, observation
-        self.scheme, self.adjacency, self.lipschitz = scheme, adjacency, lipschitz
+        self.scheme, self.adjacency, self.lipschitz = terms.scheme, terms.adjacency, terms.lipschitz
         self._exact: dict[View, NDArray[np.float64]] = {}
 
     def guarantees(self, kind: Kind) -> list[Guarantee]:
@@ -201,13 +238,22 @@ class _Accounting:
             Kind.FIXED_STREAMS: self._fixed_streams,
         }
         squares, proof, assumptions = bounds[kind]()
-        if lacks_secrets(self.view, self.system.algorithm, self.system.topology):
+        if lacks_secrets(self.view, self.system):
             assumptions = (*assumptions, AssumptionKind.NO_SHARED_SECRETS.of())
-        victims, distances = self.observation.victims, self.observation.distances()
+        unobserved = (*assumptions, AssumptionKind.NOTHING_OBSERVED.of())
+        each = zip(self.observation.victims, self.observation.distances(), np.sqrt(squares), strict=True)
         return [
-            Guarantee(int(victim), distance, kind, float(mu), proof, assumptions)
-            for victim, distance, mu in zip(victims, distances, np.sqrt(squares), strict=True)
-        ]
+            Guarantee(
+                int(victim), distance, kind, float(mu), proof,
+                unobserved if mu == 0 and not self._observed[number] else assumptions,
+            )
+            for number, (victim, distance, mu) in enumerate(each)
+        ]  # fmt: skip
+
+    @cached_property
+    def _observed(self) -> NDArray[np.bool_]:
+        """Which victims' gradients reach the view, directly or through the reactions of others."""
+        return np.asarray(reaching_gradients(self.observation).any(axis=0))
 
     def _exact_losses(self, view: View) -> NDArray[np.float64]:
         """mu^2 of every victim, exact for fixed streams; of each view once."""

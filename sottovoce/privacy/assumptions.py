@@ -37,6 +37,10 @@ class AssumptionKind(Enum):
     )
     NO_SHARED_SECRETS = "whoever hears everything shares no secret with a node; a neighbour, who does, can learn more"
     SAMPLED_BATCHES = "one record is {changed}; batches are drawn anew in each round, and nobody learns who was drawn"
+    NOTHING_OBSERVED = (
+        "no message that the adversary observes depends on this node's data: nothing of it is observed; not covered "
+        "is its model, if it is published"
+    )
     MESSAGES_ONLY = f"about what is sent; not covered are {FINAL_MODELS}"
     BELOW_EXACT_LOSS = "BELOW the exact loss{by}: not a bound"
     PAPER = "{source}"

@@ -35,6 +35,10 @@ Array = NDArray[np.float64]
 UNROLLED = 40_000_000
 """Largest number of entries of a basis of the noise, and of the state over it, for the check over all rounds."""
 
+SMALLEST = 1e-9
+"""What the weights of a round may make of a value, at least, for the check over all rounds: it compares sizes, and
+cannot tell smaller ones from rounding."""
+
 
 @dataclass(frozen=True)
 class Closedness:
@@ -51,6 +55,9 @@ def closedness(system: LinearSystem, view: View) -> Closedness:
     open_node = open_by_steps(observation)
     if open_node is None:
         return Closedness(True)
+    weight = _smallest_weight(system)
+    if weight < SMALLEST:
+        return Closedness(False, reason=f"node {open_node} may react to what reaches it by a weight of {weight:.3g}")
     rows = sum(step.observed.state.shape[0] for step in observation.steps)
     sources = sum(step.observed.noise.shape[1] for step in observation.steps)
     state = observation.steps[0].observed.state.shape[1]
@@ -59,11 +66,20 @@ def closedness(system: LinearSystem, view: View) -> Closedness:
     return _unrolled(observation)
 
 
+def _smallest_weight(system: LinearSystem) -> float:
+    """The least share of a value that a round can leave, over all gossip steps, relative to the largest weights."""
+    smallest = 1.0
+    for step in dict.fromkeys(system.steps):
+        sizes = [np.abs(mixing.weights.data[mixing.weights.data != 0]) for mixing in step.mixings]
+        smallest = min(smallest, float(np.prod([size.min() / size.max() for size in sizes if size.size])))
+    return smallest
+
+
 @one_thread()
 def _unrolled(observation: Observation) -> Closedness:
     """The rules on what is left of every query point when all that was seen before it is taken out."""
     V, T = len(observation.victims), observation.gradient_rounds
-    reaching = _reaching(observation)
+    reaching = reaching_gradients(observation)
     inputs = Entering(observation)
     unknown = Unknown(*inputs.nothing(observation.steps[0].observed.state.shape[1]))
     number, only_user = 0, False
@@ -99,7 +115,7 @@ def _reacts(observation: Observation, round: int, k: int, left: Left, V: int) ->
     return Closedness(True, user_level_only=True) if own > left.error[k] else None
 
 
-def _reaching(observation: Observation) -> NDArray[np.bool_]:
+def reaching_gradients(observation: Observation) -> NDArray[np.bool_]:
     """Which (gradient round, victim) reach the view, directly or through another's query point."""
     n, V = observation.steps[0].out.state.shape[0], len(observation.victims)
     wanted = np.zeros(n, dtype=bool)  # components of the state that reach it

@@ -1,51 +1,50 @@
 """Which adversaries a headline must hold for.
 
 A figure about whoever hears every message covers every single node, unless neighbours share secrets (DECOR): a node
-knows its own, and so can learn more than a stranger who hears everything. This module has that rule, once.
+knows its own, and so can learn more than a stranger who hears everything. `account`, `calibrate`, `plan` and runs all
+ask here, so that they agree.
 
-    >>> from sottovoce import algorithm, metropolis
-    >>> ring, decor = metropolis("ring:4"), algorithm("decor", sigma=1.0, sigma_pair=1.0)
-    >>> [str(view) for view in covering_views(views.everyone(), decor, ring, nodes=[2])]
-    ['everyone', 'node:2', 'everyone with the secrets of 0,1,2,3']
-    >>> [str(view) for view in covering_views(views.everyone(), algorithm("dp-d-sgd", sigma=1.0), ring, nodes=[2])]
+    >>> from sottovoce import algorithm, metropolis, trace
+    >>> system = trace(algorithm("decor", sigma=1.0, sigma_pair=1.0), metropolis("ring:3"), rounds=2)
+    >>> [str(view) for view in covering_views(views.everyone(), system)]
+    ['everyone', 'node:0', 'node:1', 'node:2']
+    >>> system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:3"), rounds=2)
+    >>> [str(view) for view in covering_views(views.everyone(), system)]
     ['everyone']
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from sottovoce.core.topologies import Topology
 from sottovoce.privacy import views
 from sottovoce.privacy.views import View, ViewKind
+from sottovoce.tracing.linear_system import LinearSystem
 
-if TYPE_CHECKING:
-    from sottovoce.core.algorithm import Algorithm
-
-
-def shares_secrets(algorithm: Algorithm, topology: Topology) -> bool:
-    """Whether neighbours share noise."""
-    return any(part.sources.kind == "pair" for part in algorithm.noise.local(topology.at(0)))
+NODE_ROUNDS = 40_000
+"""Adversaries times nodes times rounds that are accounted for unasked: some seconds to a minute."""
 
 
-def lacks_secrets(view: View, algorithm: Algorithm, topology: Topology) -> bool:
+def shares_secrets(system: LinearSystem) -> bool:
+    """Whether neighbours share noise in any round."""
+    return any(
+        sources.kind == "pair" and sources.size for step in dict.fromkeys(system.steps) for _, sources in step.sources
+    )
+
+
+def lacks_secrets(view: View, system: LinearSystem) -> bool:
     """Whether some node knows secrets that this adversary does not, and may learn more than it."""
-    return not view.members and len(view.secrets_of) < topology.n and shares_secrets(algorithm, topology)
+    return not view.members and len(view.secrets_of) < system.n and shares_secrets(system)
 
 
-def covering_views(
-    view: View, algorithm: Algorithm, topology: Topology, *, nodes: Sequence[int] = ()
-) -> tuple[View, ...]:
-    """The adversaries for which a headline about `view` must hold.
+def covering_views(view: View, system: LinearSystem) -> tuple[View, ...]:
+    """The adversaries for which a headline about `view` must hold, itself first.
 
-    Where neighbours share secrets, a headline about everyone must hold for each node: for those of `nodes` by their own
-    views, and for the rest by one adversary that hears everything and knows all secrets. Secure summation is not
-    counted on there.
+    Where neighbours share secrets, a headline about everyone must hold for each node. Each is an adversary of its own
+    where so many are affordable; else one that hears everything and knows all secrets stands for them. Secure summation
+    is not counted on there.
     """
-    if view.kind is not ViewKind.EVERYONE or view.secrets_of or not lacks_secrets(view, algorithm, topology):
+    if view.kind is not ViewKind.EVERYONE or view.secrets_of or not lacks_secrets(view, system):
         return (view,)
-    found = (views.everyone(), *(views.node(node) for node in nodes))
-    if len(nodes) >= topology.n:
-        return found
-    return (*found, views.everyone(secrets_of=tuple(range(topology.n))))
+    n = system.n
+    if n > 1 and n * n * system.rounds <= NODE_ROUNDS:
+        return (views.everyone(), *(views.node(node) for node in range(n)))
+    return (views.everyone(), views.everyone(secrets_of=tuple(range(n))))

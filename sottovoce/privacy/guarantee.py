@@ -64,6 +64,11 @@ class Guarantee:
     proven_for_training: TrainingProof
     assumptions: tuple[Assumption, ...]
 
+    @property
+    def observed(self) -> bool:
+        """Whether anything of the victim is observed; if not, the figure is 0 whatever the noise."""
+        return all(assumption.kind is not AssumptionKind.NOTHING_OBSERVED for assumption in self.assumptions)
+
     def epsilon(self, delta: float) -> float:
         """Epsilon at this delta, rounded up."""
         return gaussian_dp.epsilon_of(self.mu, delta)
@@ -115,7 +120,8 @@ class PrivacyFigure:
     @property
     def covers_final_models(self) -> bool:
         """Whether it holds for models that are published at the end, too."""
-        return all(assumption.kind is not AssumptionKind.MESSAGES_ONLY for assumption in self.assumptions)
+        without = (AssumptionKind.MESSAGES_ONLY, AssumptionKind.NOTHING_OBSERVED)
+        return all(assumption.kind not in without for assumption in self.assumptions)
 
     def guessing_accuracy(self, delta: float) -> float:
         """An upper bound on how often the adversary guesses right which of two data sets was used."""

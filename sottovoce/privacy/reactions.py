@@ -1,15 +1,22 @@
-"""Whether the states that nodes react from follow from what a view has just seen."""
+"""Whether the states that nodes react from follow from what a view has just seen.
+
+Structure decides: a weight counts unless it is stored as zero, however small it is, because a node may amplify what it
+receives. So a state follows from observations if some combination of them equals it entry by entry, up to the rounding
+of the very terms that make up the entry.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg, sparse
+from scipy import sparse
 
-from sottovoce.privacy.observation import Inputs, Observation
+from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
 
-TOLERANCE = 1e-9
-
+ROUNDING = 1e-13
+"""Share of the terms of an entry below which a difference is rounding."""
 
 SMALL = 4_000_000
 """Largest number of entries of a round's rows for a dense check."""
@@ -19,35 +26,48 @@ def open_by_steps(observation: Observation) -> int | None:
     """The first honest node whose state after a round is no combination of what was just seen, if there is one."""
     victims = set(observation.victims.tolist())
     for step in dict.fromkeys(observation.steps[:-1]):
-        rows, out = _joined(step.observed), _joined(step.out)
-        missing = _outside(rows, out)
-        n = observation.system.n
-        nodes = np.unique(np.flatnonzero(missing) % n)
+        missing = _not_combined(step)
+        nodes = np.unique(np.flatnonzero(missing) % observation.system.n)
         found = next((int(node) for node in nodes if int(node) in victims), None)
         if found is not None:
             return found
     return None
 
 
+def _not_combined(step: ObservedStep) -> NDArray[np.bool_]:
+    """Which components of the state after a round no combination of its observations gives."""
+    rows, out = _joined(step.observed), _joined(step.out)
+    missing = np.ones(out.shape[0], dtype=bool)
+    for combination in _combinations(step, rows, out):
+        missing &= _differs(out, combination, rows)
+        if not missing.any():
+            break
+    return missing
+
+
 def _joined(parts: Inputs) -> sparse.csr_array:
     return sparse.hstack(parts, format="csr")
 
 
-def _outside(rows: sparse.csr_array, wanted: sparse.csr_array) -> NDArray[np.bool_]:
-    """Which wanted rows are not in the span of `rows`."""
-    n = wanted.shape[0]
-    if rows.shape[0] >= n and rows.shape[0] * rows.shape[1] > SMALL:  # everyone, large: try the obvious combination
-        if rows.shape[0] != n or wanted.shape[1] < n:
-            return np.ones(n, dtype=bool)
-        left = wanted.tocsc()[:, :n].tocsr()
-        gap = abs(wanted - left @ rows)
-        sizes = np.asarray(abs(wanted).max(axis=1).toarray()).ravel()
-        return np.asarray(gap.max(axis=1).toarray()).ravel() > TOLERANCE * sizes
-    if rows.shape[0] == 0:
-        return np.asarray(abs(wanted).sum(axis=1)).ravel() > 0
-    basis, triangle, _ = linalg.qr(rows.toarray().T, mode="economic", pivoting=True, check_finite=False)
-    sizes = np.abs(np.diag(triangle))
-    basis = basis[:, : int(np.sum(sizes > 1e-12 * sizes[0]))]
-    dense = wanted.toarray()
-    rest = dense - (dense @ basis) @ basis.T
-    return np.linalg.norm(rest, axis=1) > TOLERANCE * np.maximum(np.linalg.norm(dense, axis=1), 1e-300)
+def _combinations(step: ObservedStep, rows: sparse.csr_array, out: sparse.csr_array) -> Iterator[sparse.csr_array]:
+    """Candidates: by observations that show one component each; in small systems by least squares, small parts left out
+    or not.
+    """
+    shown = np.flatnonzero(np.diff(step.observed.state.indptr) == 1)
+    state = step.observed.state[shown]
+    components, first = np.unique(state.indices, return_index=True)
+    shares = step.out.state.tocsc()[:, components] @ sparse.diags_array(1 / state.data[first])
+    place = (np.ones(len(first)), (np.arange(len(first)), shown[first]))
+    yield sparse.csr_array(shares @ sparse.csr_array(place, shape=(len(first), rows.shape[0])))
+    if 0 < rows.shape[0] * rows.shape[1] <= SMALL:
+        fitted = np.linalg.lstsq(rows.toarray().T, out.toarray().T, rcond=1e-12)[0].T
+        large = np.abs(fitted) > 1e-12 * np.abs(fitted).max(axis=1, keepdims=True, initial=0.0)
+        yield sparse.csr_array(np.where(large, fitted, 0.0))
+        yield sparse.csr_array(fitted)
+
+
+def _differs(wanted: sparse.csr_array, combination: sparse.csr_array, rows: sparse.csr_array) -> NDArray[np.bool_]:
+    """Which wanted rows are not what the combination gives, entry by entry."""
+    difference = abs(sparse.csr_array(wanted - combination @ rows))
+    terms = sparse.csr_array(abs(wanted) + abs(combination) @ abs(rows))
+    return np.diff(sparse.csr_array((difference - ROUNDING * terms) > 0).indptr) > 0

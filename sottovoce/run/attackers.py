@@ -9,10 +9,8 @@ import numpy as np
 
 from sottovoce.core.noise import NoNoise
 from sottovoce.errors import InputError
+from sottovoce.privacy.covering_views import NODE_ROUNDS
 from sottovoce.run.training_run import TrainingRun
-
-NODE_ROUNDS = 40_000
-"""Attackers times nodes times rounds that are accounted for unasked: some seconds to a minute."""
 
 LARGEST = 10 * NODE_ROUNDS
 """Runs with more nodes times rounds than this get no attacker unasked."""

@@ -42,7 +42,7 @@ def build_accountant(experiment: Experiment, folder: Path | None = None) -> RunA
     if epsilon is None:
         return RunAccountant(started)
     privacy = experiment.privacy
-    return calibrate_run(started, epsilon=epsilon, delta=privacy.delta, view=privacy.view, attackers=privacy.attackers)
+    return calibrate_run(started, epsilon=epsilon, delta=privacy.delta, view=privacy.view)
 
 
 def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> Gradients:

@@ -21,11 +21,11 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.assumptions import AssumptionKind
-from sottovoce.privacy.covering_views import covering_views, shares_secrets
+from sottovoce.privacy.covering_views import NODE_ROUNDS, covering_views, shares_secrets
 from sottovoce.privacy.final_models import models_follow_from_messages
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View, parse_view
-from sottovoce.run.attackers import NODE_ROUNDS, choose_attackers
+from sottovoce.run.attackers import choose_attackers
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
 from sottovoce.run.sampled_batches import sampled_headline
 from sottovoce.run.training_run import TrainingRun
@@ -68,7 +68,7 @@ class PrivacyReport:
     def _proven(self) -> PrivacyFigure | None:
         if not self.accounts:
             return self.sampled
-        if shares_secrets(self._run.algorithm, self._run.topology):
+        if shares_secrets(self.accountant.system):
             if any(found.headline is None for found in self.accounts):
                 return None
             return _headline(max(self.accounts, key=lambda found: found.mu), self.delta)
@@ -171,7 +171,7 @@ def report_privacy(
     if noisy and not training_run.clipped:
         return PrivacyReport(accountant, delta, (), None, "none", UNCLIPPED, (UNCLIPPED,))
     chosen = choose_attackers(training_run, attackers)
-    adversaries = dict.fromkeys((*_adversaries(training_run, chosen.nodes), target))
+    adversaries = dict.fromkeys((*_adversaries(accountant, chosen.nodes), target))
     accounts = tuple(accountant.account(view) for view in adversaries)
     refusals: tuple[str, ...] = ()
     try:
@@ -184,8 +184,7 @@ def report_privacy(
     )
 
 
-def _adversaries(training_run: TrainingRun, nodes: Sequence[int]) -> list[View]:
+def _adversaries(accountant: RunAccountant, nodes: Sequence[int]) -> list[View]:
     """Everyone, the nodes that were chosen as attackers, and whomever the headline must hold for."""
     everyone = views.everyone()
-    covering = covering_views(everyone, training_run.algorithm, training_run.topology, nodes=nodes)
-    return [everyone, *(views.node(node) for node in nodes), *covering]
+    return [everyone, *(views.node(node) for node in nodes), *covering_views(everyone, accountant.system)]

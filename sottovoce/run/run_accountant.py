@@ -96,7 +96,7 @@ class RunAccountant:
         gradients, adjacency = self.training_run.gradients, self.training_run.adjacency
         return account(
             system, view, adjacency=adjacency, participation=gradients.participation(adjacency).within(system.rounds),
-            convex=self.convexity.established, kinds=kinds,
+            convex=self.convexity.established, kinds=kinds, covering=False,
         )  # fmt: skip
 
 

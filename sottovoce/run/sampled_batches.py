@@ -34,7 +34,7 @@ def sampled_headline(training_run: TrainingRun, system: LinearSystem, delta: flo
     )
     change = _change(next(iter(samplings)))
     assumptions = [AssumptionKind.SAMPLED_BATCHES.of(changed=CHANGED_RECORD[change])]
-    if lacks_secrets(view, training_run.algorithm, training_run.topology):
+    if lacks_secrets(view, system):
         assumptions.append(AssumptionKind.NO_SHARED_SECRETS.of())
     return PrivacyFigure(
         view=view, change=change, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None, epsilon=epsilon,

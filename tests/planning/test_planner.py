@@ -141,7 +141,9 @@ def test_secrets_are_no_excuse(small):
         for node in range(5)
     ]
     assert 1.99 < max(figures) <= 2.0
-    assert account(system, participation="2x4", adjacency="record").epsilon(1e-5) < 1.9
+    whole = account(system, participation="2x4", adjacency="record")
+    assert whole.epsilon(1e-5) == max(figures)
+    assert whole.of(0).epsilon(1e-5) < 1.9
 
 
 def test_bytes_are_those_of_the_loop(small):
@@ -183,7 +185,9 @@ def test_the_command_prints_a_table_and_a_document(small, sotto, monkeypatch):
         return small
 
     monkeypatch.setattr("sottovoce.planning.planner.plan", planned)
-    line = "plan --graph ring:5 --records 20 --rounds 8 --epsilon 2 --participation 2x4 --adjacency record --dimension 30"
+    line = (
+        "plan --graph ring:5 --records 20 --rounds 8 --epsilon 2 --participation 2x4 --adjacency record --dimension 30"
+    )
     code, out, err = sotto(line)
     assert (code, err) == (0, "")
     assert "Recommended: mafalda has the least predicted error" in out

@@ -336,5 +336,7 @@ def test_one_node_learns_no_more_than_everyone():
 
 def test_little_own_noise_beside_much_shared_noise():
     system = trace(algorithm("decor", sigma=1.0, sigma_pair=1e6), metropolis("ring:5"), rounds=3)
-    assert account(system).mu ** 2 == pytest.approx(0.6, rel=1e-5)
-    assert account(system).mu ** 2 >= 0.6
+    stranger = account(system).of(0, "any-training")
+    assert stranger.mu**2 == pytest.approx(0.6, rel=1e-5)
+    assert stranger.mu**2 >= 0.6
+    assert account(system).mu ** 2 == pytest.approx(account(system, "node:0").mu ** 2)

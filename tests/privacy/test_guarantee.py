@@ -81,15 +81,17 @@ def test_infinite_numbers_in_documents():
 
 def test_who_must_be_covered_where_neighbours_share_secrets():
     everyone, informed = views.everyone(), views.everyone(secrets_of=(0, 1, 2, 3))
-    assert covering_views(everyone, PLAIN, RING, nodes=[1]) == (everyone,)
-    assert covering_views(everyone, DECOR, RING, nodes=[1]) == (everyone, views.node(1), informed)
-    assert covering_views(everyone, DECOR, RING, nodes=range(4)) == (everyone, *map(views.node, range(4)))
+    plain, decor = (trace(built, RING, rounds=2) for built in (PLAIN, DECOR))
+    assert covering_views(everyone, plain) == (everyone,)
+    assert covering_views(everyone, decor) == (everyone, *map(views.node, range(4)))
+    assert covering_views(everyone, trace(DECOR, RING, rounds=2501)) == (everyone, informed)
+    assert covering_views(views.everyone(secure_sum=True), decor) == (everyone, *map(views.node, range(4)))
     for view in (views.node(0), informed, views.eavesdropper((0, 1)), views.everyone(secrets_of=(0,))):
-        assert covering_views(view, DECOR, RING) == (view,)
+        assert covering_views(view, decor) == (view,)
     lacking = [everyone, views.eavesdropper((0, 1)), views.everyone(secrets_of=(0,))]
-    assert all(lacks_secrets(view, DECOR, RING) for view in lacking)
-    assert not any(lacks_secrets(view, DECOR, RING) for view in (views.node(0), informed))
-    assert not any(lacks_secrets(view, PLAIN, RING) for view in lacking)
+    assert all(lacks_secrets(view, decor) for view in lacking)
+    assert not any(lacks_secrets(view, decor) for view in (views.node(0), informed))
+    assert not any(lacks_secrets(view, plain) for view in lacking)
 
 
 @pytest.mark.parametrize("least", [1e-7, 0.3, 1.0, 3.0, 1000.0])
