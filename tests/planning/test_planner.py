@@ -183,8 +183,9 @@ def test_the_command_prints_a_table_and_a_document(small, sotto, monkeypatch):
         return small
 
     monkeypatch.setattr("sottovoce.planning.planner.plan", planned)
-    line = "plan --graph ring:5 --records 20 --rounds 8 --epsilon 2 --participation 2x4 --dimension 30"
-    line += " --adjacency record"
+    line = (
+        "plan --graph ring:5 --records 20 --rounds 8 --epsilon 2 --participation 2x4 --adjacency record --dimension 30"
+    )
     code, out, err = sotto(line)
     assert (code, err) == (0, "")
     assert "Recommended: mafalda has the least predicted error" in out
