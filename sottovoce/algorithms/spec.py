@@ -130,7 +130,7 @@ class SensitivitySettings(AlgorithmSettings):
 class NoisyStepSettings(StepSettings, SensitivitySettings):
     """Training with noise of each node's own."""
 
-    sigma: Annotated[PerNode, Meaning("standard deviation of a node's own noise", Role.NOISE)]
+    sigma: Annotated[PerNode, Meaning("standard deviation of a node's own noise over the sensitivity", Role.NOISE)]
 
 
 @dataclass(frozen=True)

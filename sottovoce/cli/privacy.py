@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @with_setting
 def account_(
     setting: Setting,
-    sigma: Annotated[float, typer.Option(help="Noise multiplier: standard deviation over sensitivity.")] = 1.0,
+    sigma: Annotated[float, typer.Option(help="Standard deviation of the noise over sensitivity.")] = 1.0,
     published: Annotated[bool, typer.Option("--published", help="Also the papers' formulas, for comparison.")] = False,
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
     all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every node as attacker; draws a heat map.")] = False,

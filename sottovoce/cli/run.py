@@ -223,6 +223,7 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
     """The result of one run; metrics are means over its last rounds, as in `sotto compare`."""
     from sottovoce.privacy.assumptions import FINAL_MODELS
     from sottovoce.privacy.guarantee import PrivacyFigure
+    from sottovoce.report.wording import noise_text
 
     last, metric = result["metrics"], run.metric
     final = {figure: run.final_metric(figure) for figure in ("average", "mean", "min", "max")}
@@ -234,6 +235,7 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
         f"test {metric} of the average model": f"{final['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**final),
         "sent": f"{last['messages']:,} messages, {size(last['bytes'])}{_between(last)}",
+        "noise": noise_text(run.privacy),
         "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
         **({"not covered": FINAL_MODELS} if uncovered else {}),
         "seconds of training": f"{result['seconds']:.1f}",

@@ -15,7 +15,7 @@ from sottovoce.privacy.views import read_view
 from sottovoce.report.pairwise_leakage import pairwise_leakage
 from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.trade_off import trade_off
-from sottovoce.report.wording import adversary, headline_sentence, not_covered, protects
+from sottovoce.report.wording import adversary, headline_sentence, noise_text, not_covered, protects
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments
@@ -146,17 +146,10 @@ def _facts(run: RunDocuments, n: int) -> list[list[str]]:
         ["model", settings.model.name],
         ["training", f"{privacy.rounds} rounds, batches {settings.training.batch}"],
         ["clipping", clipped if settings.training.bound is None else f"{clipped} to norm {settings.training.bound:g}"],
-        ["noise", _noise(privacy.sigma)],
+        ["noise", noise_text(privacy)],
         ["seed", str(settings.seed)],
         ["folder", str(run.folder)],
     ]
-
-
-def _noise(sigma: float | list[float] | None) -> str:
-    if sigma is None:
-        return "none"
-    size = f"from {min(sigma):.4g} to {max(sigma):.4g}" if isinstance(sigma, list) else f"{sigma:.4g}"
-    return f"sigma {size} times what one change of data can do"
 
 
 def _stored_attacks(run: RunDocuments, figure: PageFigure) -> dict[str, Document]:

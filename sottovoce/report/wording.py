@@ -30,6 +30,9 @@ NOT_COVERED = (
     "What nodes tell each other beside the messages of this algorithm.",
     "The folder of a simulation: it holds every node's model, and perhaps what was recorded for attacks.",
 )
+INDEPENDENT_NOISE = ("dp-d-sgd", "dp2sgd", "muffliato-sgd", "dp-csgp")
+"""Algorithms that add fresh, independent noise to every gradient, as Opacus does."""
+
 SEVERAL_RECORDS = "Somebody who has several records at a node: one record is protected, not all of them together."
 SINGLE_NODES = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
 SAMPLING = "Figures for single nodes do not count on the chance by which batches are drawn; that for everyone may."
@@ -60,6 +63,26 @@ def adversary(view: View, names: Sequence[str] | None = None) -> str:
 
 def _node(number: int, names: Sequence[str] | None) -> str:
     return str(number) if names is None else f"{number} ({names[number]})"
+
+
+def noise_text(privacy: PrivacyDocument) -> str:
+    """How much noise there is, by the one definition of sigma, and as users of Opacus count it.
+
+    Opacus divides by the clipping bound: replacing a record moves a sum of clipped gradients by twice the bound.
+    """
+    sigma = privacy.sigma
+    if sigma is None:
+        return "none"
+    least, most = (min(sigma), max(sigma)) if isinstance(sigma, list) else (sigma, sigma)
+    text = f"sigma {_range(least, most)}: standard deviation over the sensitivity of {privacy.sensitivity:.4g}"
+    per_record = privacy.adjacency == "record" or privacy.clipping == "whole-gradient"
+    if privacy.algorithm not in INDEPENDENT_NOISE or not per_record or math.isinf(privacy.sensitivity):
+        return text
+    return f"{text}; noise multiplier as in Opacus: {_range(2 * least, 2 * most)}, over the clipping bound"
+
+
+def _range(least: float, most: float) -> str:
+    return f"{least:.4g}" if least == most else f"from {least:.4g} to {most:.4g}"
 
 
 def protects(adjacency: str, change: str) -> str:

@@ -9,10 +9,12 @@ import shutil
 import tomllib
 from pathlib import Path
 
+import dp_accounting
 import numpy as np
 import pytest
 import torch
 import typer
+from dp_accounting import pld
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -402,3 +404,30 @@ def test_pages_call_nodes_by_their_names(at_named_run):
     assert adversary(views.coalition(NODE, 0), sorted(NAMES)).startswith(f"nodes 0 (Anna),{NODE} (Mercy) together")
     _, scripts = (at_named_run / "report.html").read_text().split("// What all figures share")
     assert not re.search(r"String\((attackers\[a\]|one\.node|i)\)|about \$\{i\}|node \$\{solved", scripts)
+
+
+# --- one definition of sigma, and that of Opacus beside it -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", ["full", "cycle:2x3"])
+def test_the_multiplier_that_opacus_users_know_gives_the_printed_epsilon(batch, sotto, tmp_path, monkeypatch):
+    """Noise of m times the bound on a sum that a replaced record moves by twice the bound, as dp-accounting counts."""
+    monkeypatch.chdir(tmp_path)
+    Path("try.toml").write_text(SMALL.replace("file:edges.csv", "ring:4").replace("rounds = 3", "rounds = 6"))
+    code, out, err = sotto("run try.toml --set", f"training.batch={batch}")
+    assert code == 0, err
+    (multiplier,) = re.findall(r"noise multiplier as in Opacus: ([0-9.]+)", out)
+    (epsilon,) = re.findall(r"epsilon +([0-9.]+) at delta 1e-05", out)
+    accountant = pld.PLDAccountant()
+    accountant.compose(dp_accounting.GaussianDpEvent(float(multiplier) / 2), 6 if batch == "full" else 2)
+    assert float(epsilon) == pytest.approx(accountant.get_epsilon(1e-5), rel=2e-3)
+    facts = dict(inside(Path("runs/small/report.html"))["runs"][0]["facts"])
+    assert f"noise multiplier as in Opacus: {multiplier}" in facts["noise"]
+
+
+def test_sigma_has_one_definition():
+    """No page or help calls sigma itself the noise multiplier."""
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *(root / "docs").glob("*.md"), *(root / "sottovoce" / "cli").glob("*.py")]
+    wrong = re.compile(r"sigma`? \(?(is|=)? ?the noise multiplier|[Nn]oise multiplier: standard", re.IGNORECASE)
+    assert [page.name for page in pages if wrong.search(page.read_text(encoding="utf-8"))] == []
