@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import sparse
 
 from sottovoce import Unaccountable, account, algorithm, calibrate, from_matrix, graph, metropolis, trace, weigh
 from sottovoce.algorithms.registry import algorithm_spec, examples
+from sottovoce.core.graphs import Graph
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.topologies import Changing, weights_for
 from sottovoce.learning import models
@@ -209,3 +211,39 @@ def test_whoever_is_observed_is_never_said_not_to_be(example):
     built, net = admitted(example, "complete:4")
     found = account(trace_possible(built, net, rounds=3))
     assert all(g.observed for g in found.guarantees)
+
+
+# --- averaging on trees --------------------------------------------------------------------------------------------
+
+
+def shares_of_noise(W, listener, rounds):
+    """mu^2 of every other node for unit noise, in 250 digits: squared projections of unit vectors on what is heard."""
+    n = len(W)
+    with mpmath.workdps(250):
+        weights, values, basis = mpmath.matrix(W.tolist()), mpmath.eye(n), []
+        for _ in range(rounds):
+            for sender in np.flatnonzero(W[listener]):
+                row = [values[int(sender), node] for node in range(n) if node != listener]
+                size = mpmath.norm(row)
+                for _ in range(2):
+                    for known in basis:
+                        share = mpmath.fdot(row, known)
+                        row = [x - share * y for x, y in zip(row, known, strict=True)]
+                if sender != listener and mpmath.norm(row) > size * mpmath.mpf(10) ** -150:
+                    basis.append([x / mpmath.norm(row) for x in row])
+            values = weights * values
+        return np.array([float(mpmath.fsum(known[k] ** 2 for known in basis)) for k in range(n - 1)])
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_averaging_on_random_trees_is_never_above_what_noisy_values_tell(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(6, 16))
+    edges = np.array([[rng.integers(max(0, node - 3), node), node] for node in range(1, n)])
+    net = metropolis(Graph.from_edges(edges, name="tree", nodes=n, directed=False))
+    listener, rounds = int(rng.integers(n)), int(rng.integers(n, 2 * n))
+    truth = shares_of_noise(net.at(0).weights.toarray(), listener, rounds)
+    found = account(trace(algorithm("muffliato", sigma=1.0), net, rounds=rounds), views.node(listener))
+    squares = np.array([found.of(victim).mu ** 2 for victim in range(n) if victim != listener])
+    assert np.all(squares >= truth - 1e-6)
+    assert np.all(squares <= 1 + 1e-9)

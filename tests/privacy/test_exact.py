@@ -23,6 +23,7 @@ from sottovoce.core.participation import parse_participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact import gram as gram_route
 from sottovoce.privacy.exact import routes, stationary
+from sottovoce.privacy.exact.deflation import Deflated
 from sottovoce.privacy.exact.elimination import eliminate_known_messages
 from sottovoce.privacy.exact.gram import _few
 from sottovoce.privacy.exact.whitening import Singular
@@ -100,6 +101,7 @@ def test_every_route_agrees_with_fifty_digits(case, secure_sum):
             continue
         try:
             found = route(view_of)
+            found = found.losses if isinstance(found, Deflated) else found
             found = found if isinstance(found, np.ndarray) else routes.whole(view_of, found)
         except Singular:
             continue

@@ -31,6 +31,9 @@ ROUNDING = 4 * np.finfo(float).eps
 DOUBT = 100.0
 """A row within this many times its rounding error is nothing."""
 
+CLEAR = 1e7
+"""A direction that exceeds its rounding error by less than this is not known well enough for an exact figure."""
+
 UNCOVERED = 1e-7
 """Share of a signal that may lie outside the noise, as rounding, before the loss is infinite."""
 
@@ -44,6 +47,7 @@ class Unknown:
         self._room = np.zeros((noise_XZ.shape[1], 64))
         self.white = np.zeros((0, gradient_XG.shape[1]))
         self.uncovered = np.zeros(gradient_XG.shape[1], dtype=bool)
+        self.clear = True
 
     @property
     def basis(self) -> Array:
@@ -63,12 +67,14 @@ class Unknown:
         self._bare(gradient[~there], signal[~there])
         if not there.any():
             return np.zeros((noise.shape[1], 0))
+        self.clear = self.clear and bool(np.all(sizes[there] > CLEAR * error[there]))
         scale = 1 / sizes[there, None]
         return self._add(noise[there] * scale, gradient[there] * scale, signal[there] * scale[:, 0])
 
     def _add(self, unit_PZ: Array, signal_PG: Array, size_P: Array) -> Array:
         Q_ZP, R_PP, order = linalg.qr(unit_PZ.T, mode="economic", pivoting=True, check_finite=False)
         K = int(np.sum(np.abs(np.diag(R_PP)) > NEW))
+        self.clear = self.clear and bool(np.abs(R_PP[K - 1, K - 1]) > CLEAR * ROUNDING)
         first, others = order[:K], order[K:]
         white = linalg.solve_triangular(R_PP[:K, :K].T, signal_PG[first], lower=True, check_finite=False)
         self._bare(signal_PG[others] - R_PP[:K, K:].T @ white, size_P[others])
@@ -147,8 +153,18 @@ class Entering:
         return noise, gradient
 
 
-def deflated(observation: Observation) -> Array:
-    """M of every victim, V x T x T; infinite throughout where noise does not cover a signal. Dense: small systems."""
+class Deflated(NamedTuple):
+    """M of every victim, V x T x T, infinite throughout where noise does not cover a signal; the number of directions
+    of the noise that were found, and whether all of them stand clear of rounding.
+    """
+
+    losses: Array
+    rank: int
+    clear: bool
+
+
+def deflated(observation: Observation) -> Deflated:
+    """M by the basis. Dense: small systems."""
     V, T = len(observation.victims), observation.gradient_rounds
     inputs = Entering(observation)
     unknown = Unknown(*inputs.nothing(observation.steps[0].observed.state.shape[1]))
@@ -157,7 +173,7 @@ def deflated(observation: Observation) -> Array:
     white_KTV = unknown.white.reshape(-1, T, V)
     M_VTT = np.einsum("ksv,ktv->vst", white_KTV, white_KTV)
     M_VTT[unknown.uncovered.reshape(T, V).any(axis=0)] = np.inf
-    return M_VTT
+    return Deflated(M_VTT, len(unknown.white), unknown.clear)
 
 
 # --- several gossip steps per gradient -----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from sottovoce.privacy.exact.deflation import UNCOVERED, deflated, well_conditio
 from sottovoce.privacy.exact.elimination import eliminate_known_messages
 from sottovoce.privacy.exact.gram import gram
 from sottovoce.privacy.exact.kalman import kalman
+from sottovoce.privacy.exact.rank import exact_rank
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings, starts
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, observe
@@ -59,7 +60,21 @@ def squared(observation: Observation, scheme: Participation) -> Array:
         if covered.any():
             found[covered] = worst_case(M_VTT if covered.all() else M_VTT[covered], scheme, M_VTT.shape[1])
         out[group] = found
-    return out
+    return np.minimum(out, _largest_of_averaging(observation, scheme))
+
+
+def _largest_of_averaging(observation: Observation, scheme: Participation) -> Array:
+    """For averaging, what all noisy values together tell: nothing that is sent tells more. No bound otherwise.
+
+    What is heard again and again looks alike, so directions of the noise that are nearly lost in rounding can make an
+    exact loss far too large.
+    """
+    if observation.system.algorithm.averaging:
+        try:
+            return loss_given_noisy_gradients(observation.system, observation.view, observation.victims, scheme)
+        except Unaccountable:
+            pass
+    return np.full(len(observation.victims), np.inf)
 
 
 def _reached(observation: Observation) -> NDArray[np.bool_]:
@@ -136,7 +151,12 @@ def in_groups(observation: Observation) -> Groups:
 def _deflated(observation: Observation) -> Array:
     """Deflation with everyone as a victim: what is rounding is told by all signals, not by those of a few."""
     whole = observe(observation.system, observation.view)
-    M_VTT = deflated(whole if observation.system.algorithm.averaging else well_conditioned(whole))
+    averaging = observation.system.algorithm.averaging
+    found = deflated(whole if averaging else well_conditioned(whole))
+    M_VTT = found.losses
+    if averaging and not (found.clear and exact_rank(whole) == found.rank):
+        bound = _largest_of_averaging(whole, Participation())
+        M_VTT = np.where(np.isfinite(bound)[:, None, None], bound[:, None, None], M_VTT)
     return M_VTT[np.searchsorted(whole.victims, observation.victims)]
 
 
