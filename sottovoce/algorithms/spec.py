@@ -35,7 +35,7 @@ import numpy as np
 
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.mixing import Requirement
-from sottovoce.core.noise import PerNode
+from sottovoce.core.noise import Independent, PerNode
 from sottovoce.errors import InputError
 
 
@@ -256,6 +256,11 @@ class AlgorithmSpec(Generic[S]):
     def averaging(self) -> bool:
         """Whether it averages values once instead of training."""
         return self._example.averaging
+
+    @property
+    def independent_noise(self) -> bool:
+        """Whether the only noise is fresh, independent noise on every gradient."""
+        return type(self._example.noise) is Independent
 
 
 def _setting(declared: dataclasses.Field[Any], hint: Any) -> Setting:

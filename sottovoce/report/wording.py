@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sottovoce.algorithms.registry import algorithm_spec
 from sottovoce.privacy.assumptions import FINAL_MODELS
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import View, ViewKind
@@ -30,9 +31,6 @@ NOT_COVERED = (
     "What nodes tell each other beside the messages of this algorithm.",
     "The folder of a simulation: it holds every node's model, and perhaps what was recorded for attacks.",
 )
-INDEPENDENT_NOISE = ("dp-d-sgd", "dp2sgd", "muffliato-sgd", "dp-csgp")
-"""Algorithms that add fresh, independent noise to every gradient, as Opacus does."""
-
 SEVERAL_RECORDS = "Somebody who has several records at a node: one record is protected, not all of them together."
 SINGLE_NODES = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
 SAMPLING = "Figures for single nodes do not count on the chance by which batches are drawn; that for everyone may."
@@ -76,7 +74,7 @@ def noise_text(privacy: PrivacyDocument) -> str:
     least, most = (min(sigma), max(sigma)) if isinstance(sigma, list) else (sigma, sigma)
     text = f"sigma {_range(least, most)}: standard deviation over the sensitivity of {privacy.sensitivity:.4g}"
     per_record = privacy.adjacency == "record" or privacy.clipping == "whole-gradient"
-    if privacy.algorithm not in INDEPENDENT_NOISE or not per_record or math.isinf(privacy.sensitivity):
+    if not algorithm_spec(privacy.algorithm).independent_noise or not per_record or math.isinf(privacy.sensitivity):
         return text
     return f"{text}; noise multiplier as in Opacus: {_range(2 * least, 2 * most)}, over the clipping bound"
 
