@@ -179,7 +179,7 @@ def test_sigma_may_be_one_for_each_node(sotto, recipe):
     code, out, _ = sotto("run try.toml --set algorithm.sigma=[1,2,2,4]")
     assert code == 0
     assert "seconds of training" in out
-    assert "sigma from 1 to 4 times" in (recipe.parent / "runs/try/report.html").read_text()
+    assert "sigma from 1 to 4: standard deviation" in (recipe.parent / "runs/try/report.html").read_text()
 
 
 TOGETHER = {
