@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from sottovoce.core.graphs import Graph, graph
     from sottovoce.core.loop import iterate_rounds, train
     from sottovoce.core.mixing import Mixing
+    from sottovoce.core.noise_key import NoiseKey
     from sottovoce.core.topologies import (
         Changing,
         Topology,
@@ -84,6 +85,7 @@ _MODULE_OF = {
         "train",
     ),
     "core.mixing": ("Mixing",),
+    "core.noise_key": ("NoiseKey",),
     "core.topologies": (
         "Changing",
         "Topology",
@@ -149,6 +151,7 @@ __all__ = [
     "InputError",
     "LinearSystem",
     "Mixing",
+    "NoiseKey",
     "Reconstruction",
     "SottovoceError",
     "Topology",

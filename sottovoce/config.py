@@ -139,10 +139,11 @@ class About(_Section):
 
 
 class Experiment(_Section):
-    """All settings of one run."""
+    """All settings of one run. The seed is public; noise and batches come from a secret key, unless one is named."""
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
+    noise_key: str | None = Field(default=None, repr=False)
     topology: TopologySettings
     training: TrainingSettings
     data: DataSettings = DataSettings()

@@ -10,6 +10,7 @@ from sottovoce import Coordinate, InputError, Unaccountable, algorithm, iterate_
 from sottovoce.algorithms.registry import algorithm_names, examples
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.tracing.tracer import trace, trace_dense
 from tests.cases import DIMENSION, PLACES, ROUNDS, Case, Silenced, cases, refused, task
 
@@ -75,13 +76,13 @@ def test_messages_of_an_adaptive_run_are_A_G_plus_B_Z(case):
     net, n = case.topology, case.topology.n
     x0 = start(case, np.random.default_rng(7).standard_normal((n, DIMENSION)))
     spy = RecordingAlgorithm(case.algorithm)
-    seen = observe(spy, net, NoiseFeed(11, task(n), x0), x0)
-    public = observe(case.algorithm, net, Mute(11, lambda t, x: 0.0 * x, x0), x0)
+    seen = observe(spy, net, NoiseFeed(11, NoiseKey.of_seed(11), task(n), x0), x0)
+    public = observe(case.algorithm, net, Mute(11, NoiseKey.of_seed(11), lambda t, x: 0.0 * x, x0), x0)
     G = np.concatenate(spy.gradients)
     for c in range(DIMENSION):
         system = trace(case.algorithm, net, rounds=ROUNDS, seed=11, coordinate=Coordinate(c, DIMENSION))
         A, B, _ = system.dense()
-        Z = system.draw(11, DIMENSION)
+        Z = system.draw(NoiseKey.of_seed(11), DIMENSION)
         expected = A @ G[:, c] + B @ Z[:, c]
         np.testing.assert_allclose((seen - public)[:, c], expected, rtol=0, atol=1e-10)
 
@@ -144,7 +145,7 @@ def test_mixing_preserves_the_sum_of_messages(case):
     """zip-dl Corollary 3.2, exactly; push-sum's weighted sum; every doubly stochastic W."""
     n, spy = case.topology.n, RecordingAlgorithm(case.algorithm)
     x0 = start(case, np.ones((n, DIMENSION)))
-    observe(spy, case.topology, NoiseFeed(5, task(n), x0), x0)
+    observe(spy, case.topology, NoiseFeed(5, NoiseKey.of_seed(5), task(n), x0), x0)
     said = spy.sent[1:] if case.algorithm.compression.name != "identity" else spy.sent  # the first copy is public
     for before, after in zip(said, spy.took, strict=True):
         np.testing.assert_allclose(after.sum(axis=0), before.sum(axis=0), rtol=0, atol=1e-10)
@@ -153,7 +154,8 @@ def test_mixing_preserves_the_sum_of_messages(case):
 def test_unannounced_dropout_leaves_zero_sum_noise_in_the_average():
     case = next(case for case in CASES if case.example.name == "zip-dl" and case.place == "dropout")
     n, spy = case.topology.n, RecordingAlgorithm(case.algorithm)
-    observe(spy, case.topology, NoiseFeed(5, task(n), np.ones((n, DIMENSION))), np.ones((n, DIMENSION)))
+    x0 = np.ones((n, DIMENSION))
+    observe(spy, case.topology, NoiseFeed(5, NoiseKey.of_seed(5), task(n), x0), x0)
     gaps = [abs(a.sum(axis=0) - b.sum(axis=0)).max() for a, b in zip(spy.took, spy.sent, strict=True)]
     assert max(gaps) > 0.01
 
@@ -169,7 +171,9 @@ def rejects(samples, sigma, level=1e-9):
 def test_noise_on_every_message_has_the_traced_size_and_no_other(case):
     n, D = case.topology.n, 8000
     x0 = np.zeros((n, D))
-    seen = observe(case.algorithm, case.topology, NoiseFeed(3, lambda t, x: 0 * x, x0), x0, rounds=2)
+    seen = observe(
+        case.algorithm, case.topology, NoiseFeed(3, NoiseKey.of_seed(3), lambda t, x: 0 * x, x0), x0, rounds=2
+    )
     if case.algorithm.compression.name != "identity":
         check_random_k(case, seen)
         return
@@ -255,10 +259,13 @@ def test_chebyshev_needs_about_the_square_root_of_the_steps():
 
 
 @every_case
-def test_same_seed_same_run_other_seed_other_run(case):
+def test_same_key_same_run_other_key_other_run(case):
     n = case.topology.n
     x0 = np.zeros((n, DIMENSION))
-    first, again, other = (train(case.algorithm, case.topology, x0, task(n), rounds=ROUNDS, seed=s) for s in (1, 1, 2))
+    first, again, other = (
+        train(case.algorithm, case.topology, x0, task(n), rounds=ROUNDS, seed=s, noise_key=NoiseKey.of_seed(s))
+        for s in (1, 1, 2)
+    )
     assert (first == again).all()
     noisy = case.algorithm.noise.local(case.topology.at(0)) or case.algorithm.noise.edge(case.topology.at(0))
     assert (first != other).any() or not noisy
@@ -266,7 +273,11 @@ def test_same_seed_same_run_other_seed_other_run(case):
 
 @every_linear_case
 def test_no_noise_draw_is_used_twice(case):
-    Z = trace(case.algorithm, case.topology, rounds=ROUNDS, coordinate=Coordinate(0, DIMENSION)).draw(4, 1).ravel()
+    Z = (
+        trace(case.algorithm, case.topology, rounds=ROUNDS, coordinate=Coordinate(0, DIMENSION))
+        .draw(NoiseKey.of_seed(4), 1)
+        .ravel()
+    )
     assert len(np.unique(Z)) == len(Z)
 
 
@@ -277,7 +288,15 @@ def test_torch_and_numpy_are_the_same_run(case):
     numpy_task = task(n)
     x0 = start(case, np.full((n, DIMENSION), 0.2))
     for dtype, tolerance in ((np.float64, 1e-12), (np.float32, 1e-5)):
-        ours = train(case.algorithm, case.topology, x0.astype(dtype), numpy_task, rounds=ROUNDS, seed=9)
+        ours = train(
+            case.algorithm,
+            case.topology,
+            x0.astype(dtype),
+            numpy_task,
+            rounds=ROUNDS,
+            seed=9,
+            noise_key=NoiseKey.of_seed(9),
+        )
         tensors = train(
             case.algorithm,
             case.topology,
@@ -285,6 +304,7 @@ def test_torch_and_numpy_are_the_same_run(case):
             lambda t, x: torch.from_numpy(numpy_task(t, x.numpy())),
             rounds=ROUNDS,
             seed=9,
+            noise_key=NoiseKey.of_seed(9),
         )
         assert ours.dtype == dtype
         assert tensors.numpy().dtype == dtype

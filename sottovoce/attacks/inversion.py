@@ -11,7 +11,7 @@ directions count, so clipping does not hinder it; noise does.
     >>> digits = load("digits")
     >>> job = task(digits, partition(digits, nodes=4), model("mlp", digits, hidden=(32,)))
     >>> start = job.start(torch.Generator().manual_seed(0))
-    >>> one_row = job.gradients("fixed:1", seed=0)
+    >>> one_row = job.gradients("fixed:1")
     >>> found = invert(job, start[0], one_row(0, start)[0], rows=1)
     >>> closest_correlation(found, job.inputs[one_row.batches.rows_of(0, 0)]).round(decimals=2)
     tensor([1.])

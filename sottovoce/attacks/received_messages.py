@@ -28,6 +28,7 @@ from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.noise_sources import Sources
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.observation import Observation, known_of
@@ -35,8 +36,8 @@ from sottovoce.privacy.views import View
 
 Array = NDArray[np.float64]
 
-MakeFeed: TypeAlias = Callable[[int, Gradient, Array], LoopInputs]
-"""What draws the noise of a run, from a seed, a gradient and an array like the models: `NoiseFeed`, or a broken one."""
+MakeFeed: TypeAlias = Callable[[int, NoiseKey, Gradient, Array], LoopInputs]
+"""What draws the noise of a run, from seed, noise key, gradient and an array like the models: `NoiseFeed`, say."""
 
 
 def receive(
@@ -62,10 +63,11 @@ def receive(
         grad[members] = own[round]
         return grad
 
-    received = _received(observation, feed(seed, noted, x0), x0)
+    key = NoiseKey.of_seed(seed)
+    received = _received(observation, feed(seed, key, noted, x0), x0)
     if not members and not observation.view.secrets_of and not x0.any():
         return received
-    return received - _received(observation, _KnownOnly(feed(seed, replayed, x0), observation.view), x0)
+    return received - _received(observation, _KnownOnly(feed(seed, key, replayed, x0), observation.view), x0)
 
 
 def need_messages(observation: Observation) -> None:

@@ -98,7 +98,9 @@ def check_seeds(finished_runs: Sequence[FinishedRun]) -> None:
 
 
 def _without_seeds(settings: Document) -> Document:
-    rest = {key: value for key, value in settings.items() if key not in ("name", "seed", "about", "machine")}
+    rest = {
+        key: value for key, value in settings.items() if key not in ("name", "seed", "noise_key", "about", "machine")
+    }
     for part in ("data", "topology"):
         rest[part] = {key: value for key, value in rest[part].items() if key != "seed"}
     return rest

@@ -34,6 +34,7 @@ from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport
 from sottovoce.errors import InputError, Unaccountable
@@ -141,6 +142,7 @@ def iterate_rounds(
     *,
     rounds: int,
     seed: int = 0,
+    noise_key: NoiseKey | None = None,
     after: tuple[int, LoopState] | None = None,
     transport: Transport | None = None,
 ) -> Iterator[PlayedRound]:
@@ -153,7 +155,7 @@ def iterate_rounds(
     topology.require_connected()
     transport = transport or InProcess(topology.n)
     first, loop_state = after or (0, loop_state)
-    with transport.open_inputs(seed, gradient, x0) as inputs:
+    with transport.open_inputs(seed, NoiseKey.given_or_fresh(noise_key), gradient, x0) as inputs:
         if topology.static and not algorithm.averaging:
             for term in algorithm.noise.local(topology.at(0))[:1]:
                 inputs.expect(term, range(0 if algorithm.noise.correlation else first, rounds))
@@ -164,14 +166,22 @@ def iterate_rounds(
 
 
 def train(
-    algorithm: Algorithm, topology: Topology, x0: RowsKind, gradient: Gradient, *, rounds: int, seed: int = 0
+    algorithm: Algorithm,
+    topology: Topology,
+    x0: RowsKind,
+    gradient: Gradient,
+    *,
+    rounds: int,
+    seed: int = 0,
+    noise_key: NoiseKey | None = None,
 ) -> RowsKind:
     """Run and return where every node ends: one row per node.
 
     `x0` has a row per node, numpy or torch, and is public. `gradient(round, points)` gets where each node stands and
-    gives back a row for each, clipped by you: see docs/algorithms.md. All noise follows from `seed`.
+    gives back a row for each, clipped by you: see docs/algorithms.md. Noise is drawn from `noise_key`, a fresh one
+    unless it is given; compression from `seed`, which is public.
     """
-    for played in iterate_rounds(algorithm, topology, x0, gradient, rounds=rounds, seed=seed):
+    for played in iterate_rounds(algorithm, topology, x0, gradient, rounds=rounds, seed=seed, noise_key=noise_key):
         last = played
     return cast("RowsKind", last.models)
 

@@ -1,4 +1,4 @@
-"""The inputs of a real run: gradients from the task, noise and compression from keyed draws.
+"""The inputs of a real run: gradients from the task, noise from the noise key, compression from the public seed.
 
 Shapes: N nodes, D parameters, S noise sources.
 """
@@ -19,7 +19,8 @@ from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
-from sottovoce.core.noise_sources import Sources, generator
+from sottovoce.core.noise_key import NoiseKey, public_stream
+from sottovoce.core.noise_sources import Sources
 from sottovoce.core.prefetch import Block, Prefetcher
 from sottovoce.core.threads import WORKERS
 from sottovoce.errors import Diverged, InputError
@@ -36,12 +37,15 @@ For fewer a thread does not pay, and on a busy machine it costs: threads that bo
 
 
 class NoiseFeed:
-    """Real gradients, and noise drawn by (seed, source, round). A context, which ends with its thread if it has one."""
+    """Real gradients, and noise drawn by (key, source, round). A context, which ends with its thread if it has one.
 
-    def __init__(self, seed: int, gradient: Gradient, like: Rows) -> None:
+    `seed` is public, and decides how messages are compressed.
+    """
+
+    def __init__(self, seed: int, key: NoiseKey, gradient: Gradient, like: Rows) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
-        self.seed, self._gradient, self._like = seed, gradient, like
+        self.seed, self._key, self._gradient, self._like = seed, key, gradient, like
         self._expected: tuple[Sources, NDArray[np.bool_]] | None = None
         self._prefetcher: Prefetcher | None = None
         self._past: list[Rows] = []
@@ -96,7 +100,7 @@ class NoiseFeed:
 
     def _draw(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
         D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
-        return sources.draw(self.seed, round, step, D, dtype, used, CHUNK)
+        return sources.draw(self._key, round, step, D, dtype, used, CHUNK)
 
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
         """`matrix @ (C^-1 Z)_t`: earlier rounds are remembered as far as C looks back, or drawn again."""
@@ -117,7 +121,7 @@ class NoiseFeed:
 
     def compression_streams(self, nodes: Iterable[int], round: int, step: int) -> list[np.random.Generator]:
         """The random stream of each of these nodes, for compressing its row."""
-        return [generator(self.seed, "compression", [int(node)], round, step) for node in nodes]
+        return [public_stream(self.seed, "compression", [int(node)], round, step) for node in nodes]
 
 
 def _scaled(sizes: NDArray[Any], blocks: Iterator[Block], D: int, dtype: np.dtype[Any]) -> NDArray[Any]:

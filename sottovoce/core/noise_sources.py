@@ -1,21 +1,21 @@
 """Sources of noise: unit Gaussians with a name, and how they are drawn.
 
-Draws are keyed by (seed, source, round, step): a restart, another process or another transport gives the same numbers,
-and no draw is ever used for two rounds.
+Draws are keyed by (noise key, source, round, step): a restart, another process or another transport gives the same
+numbers, and no draw is ever used for two rounds.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.random.bit_generator import ISeedSequence
 from numpy.typing import NDArray
 from scipy import sparse
+
+from sottovoce.core.noise_key import NoiseKey
 
 MANY = 2048
 """From so many float32 on, whole arrays of pairs are faster than one value after the other."""
@@ -46,7 +46,7 @@ class Sources:
 
     def draw(
         self,
-        seed: int,
+        key: NoiseKey,
         round: int,
         step: int,
         dimension: int,
@@ -70,7 +70,7 @@ class Sources:
             rows = np.empty((len(sources), dimension), dtype=dtype)
             filled = 0
             for g in groups:
-                rng = generator(seed, self.kind, self.groups[g].tolist(), round, step)
+                rng = key.stream(self.kind, self.groups[g].tolist(), round, step)
                 gaussians_(rng, rows[filled : filled + self.counts[g]])
                 filled += self.counts[g]
             yield sources, rows
@@ -81,23 +81,6 @@ def _batches(groups: NDArray[np.intp], counts: NDArray[np.int64], limit: int) ->
     if len(groups):
         number = (np.cumsum(counts[groups]) - 1) // limit
         yield from np.split(groups, np.flatnonzero(np.diff(number)) + 1)
-
-
-class _Key(ISeedSequence):
-    """A key as it is. numpy's own way takes three times as long: it asks the system for entropy and drops it."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
-        return np.frombuffer(self._key, dtype, n_words)
-
-
-def generator(seed: int, kind: str, ids: Sequence[int], round: int, step: int = 0) -> np.random.Generator:
-    """The random stream of one source in one step: a hash of its name is the key of a counter-based generator."""
-    name = f"{seed}|{kind}|{','.join(map(str, ids))}|{round}|{step}"
-    key = hashlib.blake2b(name.encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]  # the stub leaves ISeedSequence out
 
 
 def gaussians_(rng: np.random.Generator, out: NDArray[Any]) -> None:

@@ -23,6 +23,7 @@ from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient, LoopInputs, RunInputs
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.noise_key import NoiseKey
 
 Nodes: TypeAlias = NDArray[np.intp]
 """Numbers of nodes."""
@@ -61,8 +62,8 @@ class Transport(Protocol):
     What an implementation promises:
 
     - *The same run.* The rows of a node do not depend on the transport: sums are added up in the order of node numbers,
-      and draws are keyed by seed, source, round and step. Only noise on single messages and secure sums may be added
-      up in another order, so that they differ by rounding. A transport draws nothing at random itself.
+      and draws are keyed by noise key, source, round and step. Only noise on single messages and secure sums may be
+      added up in another order, so that they differ by rounding. A transport draws nothing at random itself.
     - *All or nothing, in time.* `deliver` and `deliver_compressed` return when everything that the nodes here need has
       arrived. What does not arrive before the deadline of the transport raises `PeerLost`; nothing waits for ever.
     - *Nobody sees more than the algorithm sends.* A row leaves this process only for a process that hosts a receiver of
@@ -94,7 +95,7 @@ class Transport(Protocol):
         then start with copies of the models of those they listen to.
         """
 
-    def open_inputs(self, seed: int, gradient: Gradient, start: Rows) -> RunInputs:
+    def open_inputs(self, seed: int, key: NoiseKey, gradient: Gradient, start: Rows) -> RunInputs:
         """What feeds a run of the nodes here. `gradient` is asked for these nodes alone, with a plain array."""
 
     def deliver(self, gossip_step: GossipStep, rows: Rows, inputs: LoopInputs) -> Delivered:
@@ -141,9 +142,9 @@ class InProcess:
         """One plain array; copies are equal to the models themselves."""
         return starting_rows(self.nodes)
 
-    def open_inputs(self, seed: int, gradient: Gradient, start: Rows) -> RunInputs:
+    def open_inputs(self, seed: int, key: NoiseKey, gradient: Gradient, start: Rows) -> RunInputs:
         """Keyed noise for all nodes."""
-        return NoiseFeed(seed, gradient, start)
+        return NoiseFeed(seed, key, gradient, start)
 
     def deliver(self, gossip_step: GossipStep, rows: Rows, inputs: LoopInputs) -> Delivered:
         """Mix; the noise of all messages to a receiver is drawn as one sum."""

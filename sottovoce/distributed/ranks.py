@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sottovoce.config import first_difference
+from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.communication import Communicator, backend_errors
 from sottovoce.distributed.exchange_plan import NodeShard
@@ -123,7 +124,7 @@ class Ranks:
 
     def transport(self, topology: Topology, seed: int, *, keep_received: bool = False) -> RankTransport:
         """Nodes as rank 0 places them: eigenvectors may differ in sign from machine to machine."""
-        placement = self.on_rank_zero(lambda: place_nodes(topology, self.size, seed))
+        placement = self.on_rank_zero(lambda: place_nodes(topology, self.size, public_seed(seed, "placement")))
         return RankTransport(NodeShard(placement, self.communicator), keep_received)
 
     def sum(self, values: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.transport import Nodes
 from sottovoce.distributed.exchange_plan import NodeShard
@@ -30,8 +31,8 @@ from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tenso
 class ShardedFeed:
     """Draws for the nodes of one rank."""
 
-    def __init__(self, seed: int, gradient: Gradient, start: ShardedRows) -> None:
-        self._feed = NoiseFeed(seed, gradient, start.own)
+    def __init__(self, seed: int, key: NoiseKey, gradient: Gradient, start: ShardedRows) -> None:
+        self._feed = NoiseFeed(seed, key, gradient, start.own)
         self._shard: NodeShard = start.shard
         self._sources_here = lru_cache(maxsize=32)(_used_sources)
 

@@ -3,10 +3,10 @@
     >>> plan = parse_batches("cycle:4x5", [50, 40])
     >>> plan.draw(7).rows.shape, plan.participation("record")
     ((2, 10), Participation(times=4, apart=5))
-    >>> parse_batches("poisson:0.1", [50, 40], seed=3).sampling(1)
+    >>> parse_batches("poisson:0.1", [50, 40]).sampling(1)
     Sampling(share=0.1, size=None)
 
-Draws are keyed by (seed, node, round): any round can be drawn alone, by a restart or by the node itself.
+Draws are keyed by (noise key, node, round): any round can be drawn alone, by a restart or by the node itself.
 
 A node's gradients are summed and divided by a number that depends on no data and no draw: the size of the shard
 (`full`), of the average batch (`cycle`), the expected size (`poisson`), or the size (`fixed`). Poisson batches vary in
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
-from sottovoce.core.noise_sources import generator
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
 from sottovoce.learning.partitioning import Partition
@@ -58,7 +58,7 @@ class Batches:
     """All rows in every round (`full`). `shards` holds the row numbers of each node."""
 
     shards: tuple[Rows, ...]
-    seed: int = 0
+    key: NoiseKey = field(default_factory=NoiseKey.fresh)
 
     @property
     def full(self) -> bool:
@@ -170,7 +170,7 @@ class Poisson(Batches):
     def rows_of(self, node: int, round: int) -> Rows:
         """Each record is drawn by itself."""
         shard = self.shards[node]
-        return shard[generator(self.seed, "batch", [node], round).random(len(shard)) < self.share]
+        return shard[self.key.stream("batch", [node], round).random(len(shard)) < self.share]
 
     def sampling(self, node: int) -> Sampling:
         """Every record of the node with probability `share`."""
@@ -205,7 +205,7 @@ class FixedSize(Batches):
     def rows_of(self, node: int, round: int) -> Rows:
         """The first rows of a fresh permutation."""
         shard = self.shards[node]
-        return shard[generator(self.seed, "batch", [node], round).permutation(len(shard))[: self.size]]
+        return shard[self.key.stream("batch", [node], round).permutation(len(shard))[: self.size]]
 
     def sampling(self, node: int) -> Sampling:
         """Share and number of this node's records."""
@@ -213,20 +213,24 @@ class FixedSize(Batches):
         return Sampling(self.size / held, held)
 
 
-def parse_batches(spec: str, shards: Partition | Sequence[int] | Sequence[Rows], seed: int = 0) -> Batches:
-    """`full`, `cycle:KxB`, `poisson:SHARE` or `fixed:SIZE`, on shards, on rows of each node, or on bare sizes."""
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
+def parse_batches(
+    spec: str, shards: Partition | Sequence[int] | Sequence[Rows], key: NoiseKey | None = None
+) -> Batches:
+    """`full`, `cycle:KxB`, `poisson:SHARE` or `fixed:SIZE`, on shards, on rows of each node, or on bare sizes.
+
+    Which records are drawn is a secret, as noise is, and follows from the noise key: a fresh one unless it is given.
+    """
+    key = NoiseKey.given_or_fresh(key)
     held = _rows(shards)
     kind, _, setting = spec.partition(":")
     if spec == "full":
-        return Batches(shards=held, seed=int(seed))
+        return Batches(shards=held, key=key)
     if kind == "cycle" and (found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", setting)):
-        return Cycle(shards=held, seed=int(seed), times=int(found[1]), apart=int(found[2]))
+        return Cycle(shards=held, key=key, times=int(found[1]), apart=int(found[2]))
     if kind == "poisson" and re.fullmatch(r"[\d.eE+-]+", setting) and 0 < (share := _number(setting)) <= 1:
-        return Poisson(shards=held, seed=int(seed), share=share)
+        return Poisson(shards=held, key=key, share=share)
     if kind == "fixed" and re.fullmatch(r"[1-9]\d*", setting):
-        return FixedSize(shards=held, seed=int(seed), size=int(setting))
+        return FixedSize(shards=held, key=key, size=int(setting))
     raise InputError(
         f"batches {spec!r}", "known: full, cycle:KxB, poisson:SHARE (at most 1), fixed:SIZE", "see docs/models.md"
     )

@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, Sampling, parse_batches
@@ -116,12 +117,12 @@ class Task:
         clip: str | Clipping = "none",
         bound: float | None = None,
         *,
-        seed: int = 0,
+        noise_key: NoiseKey | None = None,
         local_steps: int = 1,
         step_size: float | None = None,
     ) -> Gradients:
         """The gradient that the loop calls, from batches and clipping by name or as objects."""
-        drawn = parse_batches(batch, self.shards, seed) if isinstance(batch, str) else batch
+        drawn = parse_batches(batch, self.shards, noise_key) if isinstance(batch, str) else batch
         clipped = parse_clipping(clip, bound) if isinstance(clip, str) else clip
         return Gradients(self, drawn, clipped, local_steps, step_size)
 
@@ -209,6 +210,13 @@ class Gradients:
         drawn = replace(self.batches, shards=job.shards.indices)
         found = Gradients(job, drawn, self.clipping, self.local_steps, self.step_size)
         found.nodes = nodes
+        return found
+
+    def keyed(self, key: NoiseKey) -> Gradients:
+        """The same with batches that are drawn from this key."""
+        drawn = replace(self.batches, key=key)
+        found = Gradients(self.task, drawn, self.clipping, self.local_steps, self.step_size)
+        found.nodes = self.nodes
         return found
 
     def __call__(self, round: int, points: Tensor) -> Tensor:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 from sottovoce.attacks.registry import PageFigure, page_attacks
-from sottovoce.config import Document
+from sottovoce.config import Document, Experiment
 from sottovoce.core.graphs import Graph
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
+from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import read_view
 from sottovoce.report.pairwise_leakage import pairwise_leakage
@@ -147,9 +148,17 @@ def _facts(run: RunDocuments, n: int) -> list[list[str]]:
         ["training", f"{privacy.rounds} rounds, batches {settings.training.batch}"],
         ["clipping", clipped if settings.training.bound is None else f"{clipped} to norm {settings.training.bound:g}"],
         ["noise", noise_text(privacy)],
-        ["seed", str(settings.seed)],
+        ["seed", f"{settings.seed}, public"],
+        ["noise key", _noise_key_sentence(settings)],
         ["folder", str(run.folder)],
     ]
+
+
+def _noise_key_sentence(settings: Experiment) -> str:
+    """Who knows the key of noise and batches; the key itself is never shown."""
+    if settings.noise_key is None:
+        return "made for this run alone, and kept by whoever ran it"
+    return AssumptionKind.REPRODUCIBLE_RUN.value
 
 
 def _stored_attacks(run: RunDocuments, figure: PageFigure) -> dict[str, Document]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sottovoce.core.noise import NoNoise
+from sottovoce.core.noise_key import public_seed
 from sottovoce.errors import InputError
 from sottovoce.privacy.covering_views import NODE_ROUNDS
 from sottovoce.run.training_run import TrainingRun
@@ -35,7 +36,8 @@ def choose_attackers(training_run: TrainingRun, wanted: str | int | Sequence[int
         raise InputError(f"{wanted} attackers", f"there are {n} nodes", "sample at most so many")
     if wanted == n:
         return Attackers(list(range(n)), f"all {n} nodes")
-    sample = sorted(np.random.default_rng(training_run.seed).choice(n, wanted, replace=False).tolist())
+    rng = np.random.default_rng(public_seed(training_run.seed, "attackers"))
+    sample = sorted(rng.choice(n, wanted, replace=False).tolist())
     return Attackers(sample, f"a sample of {wanted} of {n} nodes, drawn with the run's seed" if wanted else "none")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from sottovoce.config import Experiment
+from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.learning.datasets import Dataset, folder_of, load
 from sottovoce.learning.models import model
@@ -16,6 +17,7 @@ from sottovoce.learning.tasks import Gradients, task
 from sottovoce.run.build_algorithm import build_algorithm, check_algorithm, local_step_size
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.calibrate_run import calibrate_run
+from sottovoce.run.noise_key_file import named_key
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun, prepare_run
 
@@ -36,7 +38,7 @@ def build_accountant(experiment: Experiment, folder: Path | None = None) -> RunA
     epsilon = experiment.privacy.epsilon
     built = build_algorithm(experiment, gradients.participation(experiment.privacy.adjacency))
     started = prepare_run(
-        built, net, gradients, rounds=experiment.training.rounds, seed=experiment.seed,
+        built, net, gradients, rounds=experiment.training.rounds, seed=experiment.seed, noise_key=named_key(experiment),
         adjacency=experiment.privacy.adjacency, same_start=experiment.training.same_start,
     )  # fmt: skip
     if epsilon is None:
@@ -49,7 +51,7 @@ def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> 
     """The task with its batches and clipping."""
     data, training = experiment.data, experiment.training
     dataset = _dataset(data.name, folder_of(folder), data.unit_norm)
-    seed = experiment.seed if data.seed is None else data.seed
+    seed = public_seed(experiment.seed, "partition") if data.seed is None else data.seed
     labels = None if net.graph is None else net.graph.labels
     shards = partition(dataset, net.n, data.partition, seed, rows=data.rows, node_names=labels)
     precision = getattr(torch, experiment.machine.precision)
@@ -58,7 +60,7 @@ def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> 
         engine=experiment.machine.engine, dtype=precision,
     )  # fmt: skip
     return job.gradients(
-        training.batch, training.clip, training.bound, seed=experiment.seed, local_steps=training.local_steps,
+        training.batch, training.clip, training.bound, local_steps=training.local_steps,
         step_size=local_step_size(experiment) if training.local_steps > 1 else None,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from sottovoce.algorithms.registry import algorithm_spec
 from sottovoce.config import Experiment, TopologySettings
 from sottovoce.core.mixing import Requirement
+from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, random_edges, weigh, weights_for
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
@@ -18,7 +19,8 @@ from sottovoce.learning.datasets import folder_of
 def topology_of(experiment: Experiment, folder: Path | None) -> Topology:
     """The topology of an experiment; graphs in files are looked for here, then among the data sets."""
     requirement = algorithm_spec(experiment.algorithm.name).requires
-    seed = experiment.seed if experiment.topology.seed is None else experiment.topology.seed
+    named = experiment.topology.seed
+    seed = public_seed(experiment.seed, "topology") if named is None else named
     place = folder_of(folder)
     return _topology(experiment.topology, requirement, seed, None if place is None else str(place))
 

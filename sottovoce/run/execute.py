@@ -1,6 +1,7 @@
 """A run on disk: `runs/<name>/` with its settings, metrics, guarantees, checkpoint and result.
 
     config.json      all settings, defaults included; `sotto run config.json` repeats the run
+    noise.key        the key of noise and batches, for the owner alone; not there if the settings name a key
     privacy.json     the privacy guarantees of the run, written before the first round
     metrics.jsonl    one line for each evaluation
     messages/        what attackers received, one file for each round that is recorded
@@ -37,6 +38,7 @@ from sottovoce.run.fingerprint import comparable, fingerprint, versions
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, unwritable, write_token
 from sottovoce.run.metrics import Measurement
+from sottovoce.run.noise_key_file import read_noise_key, write_noise_key
 from sottovoce.run.privacy_report import report_privacy
 from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
@@ -78,7 +80,9 @@ def run_experiment(
             return result
         token = coordinator.on_rank_zero(lambda: write_token(files))
         coordinator.on_every_rank(lambda: check_token(files, token))
-        part = _part_of(training_run, transport)
+        coordinator.on_rank_zero(lambda: write_noise_key(files, experiment, digest))
+        key = coordinator.on_every_rank(lambda: read_noise_key(files, experiment, digest))
+        part = _part_of(training_run.keyed(key), transport)
         checkpoint = coordinator.on_every_rank(lambda: _last_checkpoint(files, part, digest, coordinator))
         coordinator.require_equal({"checkpoint": checkpoint.state.rounds})
         coordinator.on_rank_zero(lambda: _prepare_folder(files, experiment, privacy, checkpoint))

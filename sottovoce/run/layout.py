@@ -25,6 +25,10 @@ class RunFiles:
         return self.folder / "privacy.json"
 
     @property
+    def noise_key(self) -> Path:
+        return self.folder / "noise.key"
+
+    @property
     def metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
 

@@ -20,7 +20,7 @@ from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
-from sottovoce.privacy.assumptions import AssumptionKind
+from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.covering_views import NODE_ROUNDS, covering_views, shares_secrets
 from sottovoce.privacy.final_models import models_follow_from_messages
 from sottovoce.privacy.guarantee import PrivacyFigure
@@ -61,9 +61,17 @@ class PrivacyReport:
         all views, among which are those that it must hold for (`covering_views`).
         """
         best = self._proven()
-        if best is None or not self.messages_only:
-            return best
-        return replace(best, assumptions=(*best.assumptions, AssumptionKind.MESSAGES_ONLY.of()))
+        return None if best is None else replace(best, assumptions=(*best.assumptions, *self._assumptions))
+
+    @property
+    def _assumptions(self) -> list[Assumption]:
+        """What is assumed about this run, whatever the proof."""
+        holds = {
+            AssumptionKind.MESSAGES_ONLY: self.messages_only,
+            AssumptionKind.REPRODUCIBLE_RUN: self._run.reproducible
+            and not isinstance(self._run.algorithm.noise, NoNoise),
+        }
+        return [kind.of() for kind, applies in holds.items() if applies]
 
     def _proven(self) -> PrivacyFigure | None:
         if not self.accounts:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sottovoce.config import RecordingSettings
 from sottovoce.core.files import read_npz, write
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.threads import WORKERS, threads
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.run.callbacks import Progress
@@ -40,8 +41,8 @@ def open_run_once(folder: Path, data: Path | None) -> FinishedRun:
 def with_other_rows(
     finished_run: FinishedRun, seed: int, rows: Mapping[int, NDArray[Any]], extra: Sequence[Tensor] = ()
 ) -> TrainingRun:
-    """The run from another seed. `rows` gives nodes new rows, as many as they had: positions among the training rows,
-    followed by the test rows, followed by `extra` inputs and targets.
+    """The run from another seed, with noise that follows from it. `rows` gives nodes new rows, as many as they had:
+    positions among the training rows, followed by the test rows, followed by `extra` inputs and targets.
     """
     training_run, training = finished_run.training_run, finished_run.experiment.training
     job = training_run.task
@@ -57,10 +58,11 @@ def with_other_rows(
         shards=dataclasses.replace(job.shards, indices=tuple(indices)),
     )  # fmt: skip
     gradients = changed.gradients(
-        training.batch, training.clip, training.bound, seed=seed,
-        local_steps=training_run.gradients.local_steps, step_size=training_run.gradients.step_size,
+        training.batch, training.clip, training.bound, local_steps=training_run.gradients.local_steps,
+        step_size=training_run.gradients.step_size,
     )  # fmt: skip
-    return dataclasses.replace(training_run, gradients=gradients, seed=seed)
+    changed_run = dataclasses.replace(training_run, gradients=gradients, seed=seed)
+    return changed_run.keyed(NoiseKey.of_seed(seed))
 
 
 def record_rerun(training_run: TrainingRun, record: RecordingSettings, attackers: Sequence[int]) -> Messages:

@@ -14,7 +14,8 @@
     >>> round(run.guarantees.headline.mu, 3), str(run.guarantees.headline.kind)
     (1.581, 'any-training')
 
-Models after every round are the same for the same seed, however often a run is interrupted.
+Noise and batches are drawn from a key of 128 secret bits, a fresh one for each run. With the same seed and the same
+`noise_key` models are the same after every round, however often a run is interrupted.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from sottovoce.config import RecordingSettings
 from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.threads import threads as torch_threads
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.coordinator import Coordinator
@@ -63,6 +65,7 @@ def simulate(
     *,
     rounds: int,
     seed: int = 0,
+    noise_key: NoiseKey | None = None,
     adjacency: str = "record",
     delta: float = 1e-5,
     same_start: bool = True,
@@ -76,12 +79,20 @@ def simulate(
 
     The algorithm's sensitivity is set to that of the clipped gradients under `adjacency`, and its noise, which is in
     units of it, with it. `threads` is torch's; one unless given. `on_round` is called after each round. `record`
-    says whose received models are kept, in `run.messages`.
+    says whose received models are kept, in `run.messages`. With a `noise_key` the run can be repeated, and
+    whoever knows the key knows the noise.
     """
     if every < 1:
         raise InputError(f"metrics every {every} rounds", "a whole number from 1 is needed", "give 10, say")
     training_run = prepare_run(
-        algorithm, topology, task, rounds=rounds, seed=seed, adjacency=adjacency, same_start=same_start
+        algorithm,
+        topology,
+        task,
+        rounds=rounds,
+        seed=seed,
+        noise_key=noise_key,
+        adjacency=adjacency,
+        same_start=same_start,
     )
     recorder = None if record is None else Recorder(training_run, record)
     metrics, callback = [], call_all(on_round, recorder)

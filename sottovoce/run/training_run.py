@@ -17,6 +17,7 @@ from sottovoce.core.compression import Identity
 from sottovoce.core.loop import check_arguments, iterate_rounds, start_run
 from sottovoce.core.messages import LoopState, PlayedRound, Traffic
 from sottovoce.core.noise import NoNoise
+from sottovoce.core.noise_key import NoiseKey, public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
 from sottovoce.errors import InputError
@@ -42,10 +43,12 @@ class RunState(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TrainingRun:
-    """An algorithm on a topology, learning a task for so many rounds from one seed.
+    """An algorithm on a topology, learning a task for so many rounds.
 
     The algorithm's sensitivity is that of the clipped gradients: noise, which is in units of it, follows. `transport`
-    says which nodes live in this process and how their messages travel; gradients are those of these nodes.
+    says which nodes live in this process and how their messages travel; gradients are those of these nodes. Starting
+    points follow from `seed`, which is public; noise and batches from `noise_key`. The run is `reproducible` if whoever
+    started it named the key: others may know it too.
     """
 
     algorithm: Algorithm
@@ -53,9 +56,11 @@ class TrainingRun:
     gradients: Gradients
     rounds: int
     seed: int
+    noise_key: NoiseKey
     adjacency: Adjacency
     same_start: bool
     transport: Transport
+    reproducible: bool = False
 
     @property
     def task(self) -> Task:
@@ -78,9 +83,13 @@ class TrainingRun:
         gradients = self.gradients if everyone else self.gradients.hosted(transport.nodes)
         return replace(self, transport=transport, gradients=gradients)
 
+    def keyed(self, key: NoiseKey) -> TrainingRun:
+        """This run with noise and batches from another key."""
+        return replace(self, noise_key=key, gradients=self.gradients.keyed(key))
+
     def starting_models(self, nodes: Nodes) -> Tensor:
         """The models with which some nodes start: public, and the same wherever they are made."""
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(public_seed(self.seed, "starting point"))
         return self.task.start(generator, same=self.same_start, nodes=nodes.tolist())
 
     def start(self) -> Rows:
@@ -104,7 +113,7 @@ class TrainingRun:
         self.gradients.nonfinite = state.nonfinite
         played = iterate_rounds(
             self.algorithm, self.topology, self.start(), self.gradients, rounds=self.rounds, seed=self.seed,
-            after=(state.rounds, state.loop_state), transport=self.transport,
+            noise_key=self.noise_key, after=(state.rounds, state.loop_state), transport=self.transport,
         )  # fmt: skip
         messages, bits = state.sent
         earlier_bytes = state.wire_bytes - self.transport.wire_bytes
@@ -125,12 +134,16 @@ def prepare_run(
     *,
     rounds: int,
     seed: int = 0,
+    noise_key: NoiseKey | None = None,
     adjacency: str = "record",
     same_start: bool = True,
 ) -> TrainingRun:
-    """Put the parts together, and refuse what does not fit. A bare task is learned with full, unclipped gradients."""
+    """Put the parts together, and refuse what does not fit. A bare task is learned with full, unclipped gradients.
+
+    A `noise_key` that is given decides noise and batches; otherwise noise has a fresh one, and batches keep theirs.
+    """
     protected = parse_adjacency(adjacency)
-    gradients = task.gradients("full", seed=seed) if isinstance(task, Task) else task
+    gradients = task.gradients("full") if isinstance(task, Task) else task
     if not isinstance(gradients, Gradients):
         raise InputError(f"a {type(task).__name__} instead of a task", "there is nothing to learn", "build task(...)")
     check_arguments(algorithm, topology, rounds)
@@ -150,4 +163,9 @@ def prepare_run(
     topology.require_connected()
     start_run(algorithm, topology, torch.zeros(topology.n, 1), rounds)  # refuses what does not fit; models come later
     transport = InProcess(topology.n)
-    return TrainingRun(algorithm.on(topology), topology, gradients, rounds, seed, protected, same_start, transport)
+    key = NoiseKey.given_or_fresh(noise_key)
+    run = TrainingRun(
+        algorithm.on(topology), topology, gradients, rounds, seed, key, protected, same_start, transport,
+        reproducible=noise_key is not None,
+    )  # fmt: skip
+    return run if noise_key is None else run.keyed(key)

@@ -16,6 +16,7 @@ from scipy import sparse
 
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.topologies import Topology
 
@@ -157,13 +158,13 @@ class LinearSystem:
     def __repr__(self) -> str:
         return f"LinearSystem({self.algorithm.name} on {self.topology.name}, {self.n} nodes, {self.rounds} rounds)"
 
-    def draw(self, seed: int, dimension: int, dtype: Any = np.float64) -> NDArray[Any]:
-        """Z of a run with this seed and precision: its rows are the columns of B."""
+    def draw(self, key: NoiseKey, dimension: int, dtype: Any = np.float64) -> NDArray[Any]:
+        """Z of a run with this noise key and precision: its rows are the columns of B."""
         blocks = [
             rows
             for round, step in enumerate(self.steps)
             for number, sources in step.sources
-            for _, rows in sources.draw(seed, round, number, dimension, dtype)
+            for _, rows in sources.draw(key, round, number, dimension, dtype)
         ]
         return np.concatenate(blocks) if blocks else np.zeros((0, dimension), dtype=dtype)
 

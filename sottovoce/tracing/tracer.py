@@ -36,7 +36,8 @@ from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.messages import LoopState, PlayedRound
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix
-from sottovoce.core.noise_sources import Sources, generator
+from sottovoce.core.noise_key import public_stream
+from sottovoce.core.noise_sources import Sources
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.tracing.linear_forms import LinearRows, as_linear
@@ -302,7 +303,7 @@ class _Basis:
                 "which coordinates it keeps depends on their number",
                 "give coordinate=Coordinate(0, D), D the number of parameters",
             )
-        streams = [generator(self._seed, "compression", [node], round, step) for node in range(self.n)]
+        streams = [public_stream(self._seed, "compression", [node], round, step) for node in range(self.n)]
         return as_linear(rows) * operator.mask(self._coordinate.dimension, streams)[:, [self._coordinate.index]].astype(
             float
         )

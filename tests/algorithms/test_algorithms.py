@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sottovoce import algorithm, graph, iterate_rounds, metropolis, push, trace, train
+from sottovoce.core.noise_key import NoiseKey
 
 D = 3
 
@@ -22,7 +23,9 @@ def stacked(single, n):
 
 def node_noise(seed, rounds, n):
     """One row per (round, node), as the loop draws them."""
-    Z = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis(f"complete:{n}"), rounds=rounds).draw(seed, D)
+    Z = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis(f"complete:{n}"), rounds=rounds).draw(
+        NoiseKey.of_seed(seed), D
+    )
     return Z.reshape(rounds, n, D)
 
 
@@ -44,7 +47,9 @@ def test_dp_csgp_algorithm_1(spec):
         points.append(z)
         x = w - eta * (np.stack([single(u, z[u]) for u in range(n)]) + sigma * N[t])
     built = algorithm("dp-csgp", sigma=sigma, step_size=eta)
-    played = list(iterate_rounds(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=5))
+    played = list(
+        iterate_rounds(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, noise_key=NoiseKey.of_seed(5))
+    )
     for ours, paper in zip(played, points, strict=True):
         np.testing.assert_allclose(ours.point, paper, atol=1e-12)
     np.testing.assert_allclose(played[-1].steps[-1].sent, x, atol=1e-12)
@@ -72,11 +77,18 @@ def test_muffliato_algorithms_1_and_3(accelerated):
         stepped = theta - nu * np.stack([single(v, theta[v]) for v in range(n)])
         theta = chebyshev(W, K, gamma) @ (stepped - nu * sigma * N[t])
     built = algorithm("muffliato-sgd", sigma=sigma, gossip_steps=K, chebyshev=accelerated, step_size=nu)
-    ours = train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=1)
+    ours = train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, noise_key=NoiseKey.of_seed(1))
     np.testing.assert_allclose(ours, theta, atol=1e-12)
     values = np.random.default_rng(0).standard_normal((n, D))
     averaging = algorithm("muffliato", sigma=sigma, chebyshev=accelerated)
-    ours = train(averaging, net, np.zeros((n, D)), lambda t, x: values if t == 0 else 0 * x, rounds=K, seed=1)
+    ours = train(
+        averaging,
+        net,
+        np.zeros((n, D)),
+        lambda t, x: values if t == 0 else 0 * x,
+        rounds=K,
+        noise_key=NoiseKey.of_seed(1),
+    )
     np.testing.assert_allclose(ours, chebyshev(W, K, gamma) @ (values + sigma * N[0]), atol=1e-12)
 
 
@@ -85,7 +97,7 @@ def test_zip_dl_algorithms_1_and_2():
     n, W = net.n, net.at(0).weights.toarray()
     single = task(n)
     built = algorithm("zip-dl", sigma=zeta, step_size=gamma)
-    Y_all = trace(built, net, rounds=T).draw(2, D).reshape(T, -1, D)
+    Y_all = trace(built, net, rounds=T).draw(NoiseKey.of_seed(2), D).reshape(T, -1, D)
     x = np.zeros((n, D))
     for t in range(T):
         half = x - gamma * np.stack([single(a, x[a]) for a in range(n)])
@@ -98,7 +110,7 @@ def test_zip_dl_algorithms_1_and_2():
             for v in near:
                 received[v] += W[v, a] * (half[a] + Y[v] - total / (len(near) * W[a, v]))
         x = received
-    ours = train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=2)
+    ours = train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, noise_key=NoiseKey.of_seed(2))
     np.testing.assert_allclose(ours, x, atol=1e-12)
 
 
@@ -112,7 +124,7 @@ def test_mf_d_sgd_equation_5(name):
     single = task(n)
     theta_0 = np.random.default_rng(3).standard_normal((n, D))
     built = algorithm(name, sigma=sigma, step_size=eta, **settings)
-    played = list(iterate_rounds(built, net, theta_0, stacked(single, n), rounds=T, seed=4))
+    played = list(iterate_rounds(built, net, theta_0, stacked(single, n), rounds=T, noise_key=NoiseKey.of_seed(4)))
     G = np.concatenate([stacked(single, n)(0, r.point) for r in played])
     Z = sigma * node_noise(4, T, n).reshape(T * n, D)
     powers = [np.linalg.matrix_power(W, k) for k in range(T)]
@@ -130,7 +142,7 @@ def test_decor_by_its_definition():
     single = task(n)
     built = algorithm("decor", sigma=own, sigma_pair=pair, step_size=eta)
     pairs = [(u, v) for u in range(n) for v in range(u + 1, n) if graph("florentine").adjacency[u, v]]
-    Z = trace(built, net, rounds=T).draw(9, D).reshape(T, n + len(pairs), D)
+    Z = trace(built, net, rounds=T).draw(NoiseKey.of_seed(9), D).reshape(T, n + len(pairs), D)
     x = np.zeros((n, D))
     for t in range(T):
         noise = own * Z[t, :n]
@@ -138,7 +150,11 @@ def test_decor_by_its_definition():
             noise[u] += pair * secret
             noise[v] -= pair * secret
         x = W @ (x - eta * (np.stack([single(u, x[u]) for u in range(n)]) + noise))
-    np.testing.assert_allclose(train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=9), x, atol=1e-12)
+    np.testing.assert_allclose(
+        train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, noise_key=NoiseKey.of_seed(9)),
+        x,
+        atol=1e-12,
+    )
 
 
 def test_dp2sgd_steps_while_models_travel():
@@ -149,4 +165,8 @@ def test_dp2sgd_steps_while_models_travel():
     for t in range(T):
         x = W @ x - eta * (np.stack([single(u, x[u]) for u in range(n)]) + sigma * N[t])
     built = algorithm("dp2sgd", sigma=sigma, step_size=eta)
-    np.testing.assert_allclose(train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, seed=3), x, atol=1e-12)
+    np.testing.assert_allclose(
+        train(built, net, np.zeros((n, D)), stacked(single, n), rounds=T, noise_key=NoiseKey.of_seed(3)),
+        x,
+        atol=1e-12,
+    )

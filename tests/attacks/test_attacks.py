@@ -29,6 +29,7 @@ from sottovoce.attacks.registry import (
 from sottovoce.attacks.run_attacks import infer_membership
 from sottovoce.attacks.threshold import threshold
 from sottovoce.config import RecordingSettings, parse_experiment
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.models import model
@@ -377,7 +378,7 @@ def test_inversion_reads_labels_from_gradients_of_any_length(size, rows):
     digits = load("digits")
     job = task(digits, partition(digits, nodes=4), model("mlp", digits, hidden=(32,)))
     start = job.start(torch.Generator().manual_seed(1))
-    batches = job.gradients(f"fixed:{rows}", seed=0)
+    batches = job.gradients(f"fixed:{rows}", noise_key=NoiseKey.of_seed(0))
     moved = batches(0, start)
     for node in range(4):
         truth = job.targets[torch.tensor(batches.batches.rows_of(node, 0))]

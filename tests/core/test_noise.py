@@ -26,16 +26,17 @@ from sottovoce.core.correlation import Differences, Triangular
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Central, CombinedNoise, Independent, Pairwise, Temporal, ZeroSum
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_sources import generator
+from sottovoce.core.noise_key import NoiseKey, public_stream
 
 
 def test_every_key_names_its_own_stream():
     keys = [(seed, kind, ids, t, k)
             for seed in (0, 1) for kind in ("node", "pair") for ids in ((1,), (12,), (1, 2))
             for t in (0, 2) for k in (0, 1)]  # fmt: skip
-    first = [generator(*key).standard_normal() for key in keys]
-    assert len(set(first)) == len(keys)
-    assert first == [generator(*key).standard_normal() for key in keys]
+    for stream in (public_stream, lambda seed, *name: NoiseKey.of_seed(seed).stream(*name)):
+        first = [stream(*key).standard_normal() for key in keys]
+        assert len(set(first)) == len(keys)
+        assert first == [stream(*key).standard_normal() for key in keys]
 
 
 def test_holders_know_what_they_draw():
@@ -57,7 +58,7 @@ def test_pair_secrets_cancel_are_fresh_and_not_scaled_by_weights():
     np.testing.assert_array_equal(abs(first), 3.0 * (first != 0))
     np.testing.assert_allclose(first.sum(axis=0), 0)
     assert B.shape[1] == 6
-    Z = system.draw(0, 1000)
+    Z = system.draw(NoiseKey.of_seed(0), 1000)
     assert abs(np.corrcoef(Z)[:3, 3:]).max() < 0.2
 
 
@@ -91,9 +92,9 @@ def test_streamed_correlation_is_multiplication_by_the_inverse(bands):
     noise = Temporal(2.0, Triangular(C))
     assert noise.over_rounds.memory == bands - 1
     (term,) = noise.local(metropolis("path:2").at(0))
-    feed = NoiseFeed(0, None, np.zeros((2, 4)))
+    feed = NoiseFeed(0, NoiseKey.of_seed(0), None, np.zeros((2, 4)))
     streamed = np.stack([feed.correlated(noise.over_rounds, term.sources, term.matrix, t) for t in range(12)])
-    plain = NoiseFeed(0, None, np.zeros((2, 4)))
+    plain = NoiseFeed(0, NoiseKey.of_seed(0), None, np.zeros((2, 4)))
     white = np.stack([plain.noise(term.sources, term.matrix, t, 0) for t in range(12)])
     np.testing.assert_allclose(streamed, np.einsum("ts,snd->tnd", np.linalg.inv(C), white), atol=1e-12)
     np.testing.assert_array_equal(
@@ -108,9 +109,12 @@ def test_anti_pgd_is_all_ones_below():
 def test_memory_is_bounded_for_noise_on_many_edges(monkeypatch):
     monkeypatch.setattr("sottovoce.core.noise_feed.CHUNK", 50)
     net, x0 = metropolis("erdos-renyi:20,p=0.4,seed=0"), np.zeros((20, 7))
-    small = train(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2)
+    small = train(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, noise_key=NoiseKey.of_seed(2))
     monkeypatch.setattr("sottovoce.core.noise_feed.CHUNK", 10**9)
-    np.testing.assert_allclose(train(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, seed=2), small)
+    np.testing.assert_allclose(
+        train(algorithm("zip-dl", sigma=1.0), net, x0, lambda t, x: x, rounds=3, noise_key=NoiseKey.of_seed(2)),
+        small,
+    )
 
 
 class Listed(Gossip):

@@ -12,7 +12,8 @@ import pytest
 from scipy import stats
 
 from sottovoce import algorithm, iterate_rounds, metropolis, random_edges, train
-from sottovoce.core.noise_sources import BLOCK, MANY, gaussians_, generator
+from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.noise_sources import BLOCK, MANY, gaussians_
 from sottovoce.core.prefetch import Prefetcher
 
 SIZE = 1 << 22
@@ -27,7 +28,7 @@ SETTINGS = {
 
 def normals(ids, size=SIZE, dtype=np.float32):
     out = np.empty(size, dtype=dtype)
-    gaussians_(generator(0, "node", ids, 0), out)
+    gaussians_(NoiseKey.of_seed(0).stream("node", ids, 0), out)
     return out
 
 
@@ -42,9 +43,10 @@ def samples():
     return normals([0]).astype(float)
 
 
-def test_the_hash_of_the_name_is_the_key():
-    key = int.from_bytes(hashlib.blake2b(b"7|pair|3,4|5|6", digest_size=16).digest(), "little")
-    ours, theirs = generator(7, "pair", (3, 4), 5, 6), np.random.Generator(np.random.Philox(key=key))
+def test_the_hash_of_the_name_under_the_secret_is_the_key_of_the_generator():
+    secret = bytes(range(16))
+    key = int.from_bytes(hashlib.blake2b(b"pair|3,4|5|6", key=secret, digest_size=16).digest(), "little")
+    ours, theirs = NoiseKey(secret).stream("pair", (3, 4), 5, 6), np.random.Generator(np.random.Philox(key=key))
     np.testing.assert_array_equal(ours.bit_generator.random_raw(9), theirs.bit_generator.random_raw(9))
 
 
@@ -99,7 +101,7 @@ def test_tails_go_on_and_the_middle_has_no_hole(bits, uniform):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_every_place_is_filled_once(size, dtype):
     out = np.full(size + 2, np.nan, dtype=dtype)
-    gaussians_(generator(1, "node", [2], 3), out[1:-1])
+    gaussians_(NoiseKey.of_seed(1).stream("node", [2], 3), out[1:-1])
     assert np.isnan(out[[0, -1]]).all()
     assert np.isfinite(out[1:-1]).all()
     assert len(np.unique(out[1:-1])) > 0.99 * size
@@ -110,7 +112,14 @@ def test_every_place_is_filled_once(size, dtype):
 def test_drawn_ahead_or_not_and_in_any_blocks_it_is_the_same_run(name, dtype, monkeypatch):
     def ended():
         built = algorithm(name, **SETTINGS[name])
-        return train(built, metropolis("ring:6"), np.zeros((6, 3000), dtype), lambda t, x: 0.5 * x, rounds=4, seed=8)
+        return train(
+            built,
+            metropolis("ring:6"),
+            np.zeros((6, 3000), dtype),
+            lambda t, x: 0.5 * x,
+            rounds=4,
+            noise_key=NoiseKey.of_seed(8),
+        )
 
     monkeypatch.setattr("sottovoce.core.noise_feed.PREFETCHED", 1 << 60)
     plain = ended()
@@ -166,12 +175,14 @@ def test_an_error_of_the_task_ends_the_thread(large):
 
 
 def test_an_error_of_the_thread_reaches_the_caller(large, monkeypatch):
-    def failing(seed, kind, ids, round, step=0):
+    stream = NoiseKey.stream
+
+    def failing(key, kind, ids, round, step=0):
         if round == 2:
             raise MemoryError("in round 2")
-        return generator(seed, kind, ids, round, step)
+        return stream(key, kind, ids, round, step)
 
-    monkeypatch.setattr("sottovoce.core.noise_sources.generator", failing)
+    monkeypatch.setattr(NoiseKey, "stream", failing)
     played = start(large)
     next(played), next(played)
     with pytest.raises(MemoryError, match="in round 2"):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sottovoce.core.loop import iterate_rounds
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.transport import InProcess
 from sottovoce.distributed.communication import Communicator
 from sottovoce.distributed.exchange_plan import NodeShard
@@ -88,7 +89,16 @@ def played(case, transport):
         whole[transport.nodes] = points.numpy()
         return torch.from_numpy(everyone(round, whole)[transport.nodes])
 
-    rounds = iterate_rounds(case.algorithm, net, rows, gradient, rounds=ROUNDS, seed=SEED, transport=transport)
+    rounds = iterate_rounds(
+        case.algorithm,
+        net,
+        rows,
+        gradient,
+        rounds=ROUNDS,
+        seed=SEED,
+        noise_key=NoiseKey.of_seed(SEED),
+        transport=transport,
+    )
     return transport.local(list(rounds)[-1].models)
 
 
@@ -105,7 +115,9 @@ def test_one_node_in_each_process_plays_the_same_run(case):
 def training_run():
     digits, (case,) = load("digits"), [case for case in CASES if str(case) == "dp-d-sgd on ring:5"]
     job = task(digits, partition(digits, nodes=5), model("softmax", digits))
-    return prepare_run(case.algorithm, case.topology, job, rounds=ROUNDS, seed=SEED, same_start=False)
+    return prepare_run(
+        case.algorithm, case.topology, job, rounds=ROUNDS, seed=SEED, noise_key=NoiseKey.of_seed(SEED), same_start=False
+    )
 
 
 def last(part):

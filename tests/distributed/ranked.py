@@ -11,9 +11,10 @@ import torch
 
 import sottovoce
 from sottovoce.config import parse_experiment
-from sottovoce.core import noise_feed, noise_sources
+from sottovoce.core import noise_feed
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.distributed.communication import Communicator, PendingExchange
 from sottovoce.distributed.ranks import join_ranks
 from sottovoce.errors import Diverged, SottovoceError
@@ -52,7 +53,8 @@ def hosted_rounds(ranks, name):
         return torch.from_numpy(everyone(round, whole)[transport.nodes])
 
     return transport, iterate_rounds(
-        case.algorithm, net, rows, gradient, rounds=ROUNDS, seed=SEED, transport=transport
+        case.algorithm, net, rows, gradient, rounds=ROUNDS, seed=SEED,
+        noise_key=NoiseKey.of_seed(SEED), transport=transport,
     )  # fmt: skip
 
 
@@ -62,7 +64,7 @@ def alone_rounds(name):
     everyone = task(case.topology.n)
     return iterate_rounds(
         case.algorithm, case.topology, start(case), lambda t, x: torch.from_numpy(everyone(t, x.numpy())),
-        rounds=ROUNDS, seed=SEED,
+        rounds=ROUNDS, seed=SEED, noise_key=NoiseKey.of_seed(SEED),
     )  # fmt: skip
 
 
@@ -77,23 +79,27 @@ def hosted_end(ranks, names):
 
 def overheard(ranks, name):
     """Of each exchange: what this rank hands to the wire for whom; and whose noise it draws, and compresses, in all."""
-    sent, drawn, real, draw = [], set(), ranks.communicator.exchange, noise_sources.generator
+    sent, drawn, real = [], set(), ranks.communicator.exchange
+    secret, public = NoiseKey.stream, noise_feed.public_stream
 
     def exchange(outgoing, incoming):
         sent.append({peer: rows.clone().numpy() for peer, rows in outgoing.items()})
         return real(outgoing, incoming)
 
-    def generator(seed, kind, ids, *when):
-        drawn.add((kind, *ids))
-        return draw(seed, kind, ids, *when)
+    def noted(draw):
+        def stream(of, kind, ids, *when):
+            drawn.add((kind, *ids))
+            return draw(of, kind, ids, *when)
+
+        return stream
 
     try:
-        ranks.communicator.exchange, noise_sources.generator, noise_feed.generator = exchange, generator, generator
+        ranks.communicator.exchange, NoiseKey.stream, noise_feed.public_stream = exchange, noted(secret), noted(public)
         transport, played = hosted_rounds(ranks, name)
         list(played)
     finally:
         del ranks.communicator.exchange
-        noise_sources.generator = noise_feed.generator = draw
+        NoiseKey.stream, noise_feed.public_stream = secret, public
     return transport.nodes, sent, drawn
 
 

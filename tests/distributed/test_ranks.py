@@ -57,7 +57,8 @@ def document(name, where, **sections):
     if where == "directed" and word not in ("dp-csgp", "dp-fedavg"):
         net = {**net, "weights": "uniform"}
     return {
-        "name": "try", "data": {"rows": 12}, "topology": net, "metrics": {"every": 2, "test_rows": 20},
+        "name": "try", "noise_key": 16 * "5a", "data": {"rows": 12}, "topology": net,
+        "metrics": {"every": 2, "test_rows": 20},
         "algorithm": {"name": word, **settings}, "privacy": {"attackers": "none"},
         "training": {"rounds": 4, "batch": "cycle:2x2", "clip": "per-example", "bound": 1.0, "same_start": False},
     } | sections  # fmt: skip
@@ -151,6 +152,15 @@ def test_batches_local_steps_models_and_precision_are_the_same(change, pools, tm
     assert pools(3)(ranked, wanted, tmp_path / "ranks") == [None] * 3
     np.testing.assert_allclose(models(tmp_path / "ranks"), models(tmp_path / "alone"), rtol=0, atol=1e-6)
     assert contents(tmp_path / "ranks")["privacy"] == contents(tmp_path / "alone")["privacy"]
+
+
+def test_ranks_share_the_key_that_their_run_made_for_itself(pools, tmp_path):
+    wanted = document("dp-d-sgd", "undirected", noise_key=None)
+    assert pools(2)(ranked, wanted, tmp_path / "ranks", False, 2) == ["stopped"] * 2
+    assert pools(3)(ranked, wanted, tmp_path / "ranks", True) == [None] * 3
+    key = json.loads((tmp_path / "ranks" / "noise.key").read_text())["noise_key"]
+    run_experiment(parse_experiment(wanted | {"noise_key": key}), tmp_path / "alone")
+    np.testing.assert_array_equal(models(tmp_path / "ranks"), models(tmp_path / "alone"))
 
 
 def test_each_rank_makes_numbers_of_the_rows_of_its_own_nodes_alone(pool):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
 from sottovoce.learning.batches import Sampling, parse_batches
 from sottovoce.learning.datasets import load
@@ -22,7 +23,10 @@ def drawn(plan, node, round):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_same_key_same_batch_alone_or_together(spec):
-    plan, again = parse_batches(spec, SIZES, seed=7), parse_batches(spec, SIZES, seed=7)
+    plan, again = (
+        parse_batches(spec, SIZES, key=NoiseKey.of_seed(7)),
+        parse_batches(spec, SIZES, key=NoiseKey.of_seed(7)),
+    )
     late = plan.draw(11)
     plan.draw(2)
     for node in range(3):
@@ -33,11 +37,11 @@ def test_same_key_same_batch_alone_or_together(spec):
 
 @pytest.mark.parametrize("spec", ["poisson:0.3", "fixed:5"])
 def test_nodes_rounds_and_seeds_draw_apart(spec):
-    plan = parse_batches(spec, [20, 20], seed=0)
+    plan = parse_batches(spec, [20, 20], key=NoiseKey.of_seed(0))
     first = drawn(plan, 0, 0).tolist()
     assert first != (drawn(plan, 1, 0) - 20).tolist()
     assert first != drawn(plan, 0, 1).tolist()
-    assert first != drawn(parse_batches(spec, [20, 20], seed=1), 0, 0).tolist()
+    assert first != drawn(parse_batches(spec, [20, 20], key=NoiseKey.of_seed(1)), 0, 0).tolist()
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -73,7 +77,7 @@ def test_a_cycle_visits_each_record_once_per_epoch(spec, sizes):
 def test_poisson_inclusion_rates_are_two_sided():
     """Records join with the share that is stated: 0.9 and 1.1 of it would be noticed. Pairs join independently."""
     share, rounds = 0.2, 600
-    plan = parse_batches(f"poisson:{share}", [40, 40], seed=3)
+    plan = parse_batches(f"poisson:{share}", [40, 40], key=NoiseKey.of_seed(3))
     joined = np.zeros((rounds, 80))
     for round in range(rounds):
         batch = plan.draw(round)
@@ -89,7 +93,7 @@ def test_poisson_inclusion_rates_are_two_sided():
 
 
 def test_fixed_batches_are_uniform():
-    plan = parse_batches("fixed:5", [20], seed=1)
+    plan = parse_batches("fixed:5", [20], key=NoiseKey.of_seed(1))
     counts = np.zeros(20)
     for round in range(800):
         counts[drawn(plan, 0, round)] += 1
@@ -134,7 +138,7 @@ def test_an_empty_batch_is_all_padding():
 def test_wrong_batches_are_refused(spec, sizes, message):
     with pytest.raises(InputError, match=message):
         parse_batches(spec, sizes)
-    with pytest.raises(InputError, match="seed 'x'"):
-        parse_batches("full", [4], seed="x")
+    with pytest.raises(InputError, match="a noise key of type str"):
+        parse_batches("full", [4], "x")
     with pytest.raises(InputError, match="adjacency 'people'"):
         parse_batches("full", [4]).participation("people")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from sottovoce import InputError
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.threads import threads
 from sottovoce.learning import models
 from sottovoce.learning.batches import parse_batches
@@ -155,7 +156,7 @@ SPECS = ("full", "cycle:3x4", "poisson:0.3", "fixed:5")
 @pytest.mark.parametrize("change", ["replace", "zero-out"])
 def test_sensitivity_is_reached_and_never_passed(kind, spec, adjacency, change):
     """Brute force: random and worst changes of one record, or of all of node 1's, in every round."""
-    plan, clip = parse_batches(spec, [9, 14], seed=2), parse_clipping(kind, 0.7)
+    plan, clip = parse_batches(spec, [9, 14], key=NoiseKey.of_seed(2)), parse_clipping(kind, 0.7)
     claimed = clip.sensitivities(plan, adjacency, change)
     changed = torch.arange(9, 23) if adjacency == "user" else torch.tensor([12])
     turned = 0.0 if change == "zero-out" else -1.0

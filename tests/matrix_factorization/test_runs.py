@@ -17,6 +17,7 @@ from sottovoce import (
     trace,
 )
 from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.noise_key import NoiseKey
 
 
 @pytest.mark.parametrize(("size", "accepted"), [(1.0, True), (0.9, False), (1.1, False)])
@@ -27,7 +28,7 @@ def test_noise_of_a_run_has_the_covariance_that_was_chosen(size, accepted):
     C = factorize(net, participation="2x4").C
     D = 400
     (term,) = built.noise.local(net.at(0))
-    feed = NoiseFeed(3, lambda round, x: x, np.zeros((4, D)))
+    feed = NoiseFeed(0, NoiseKey.of_seed(0), lambda round, x: x, np.zeros((4, D)))
     noise_TND = np.array([feed.correlated(built.noise.correlation, term.sources, term.matrix, t) for t in range(8)])
     flat = noise_TND.reshape(8, -1) * size
     white = C @ flat
@@ -45,10 +46,12 @@ def test_messages_of_a_run_carry_that_noise():
     C = factorize(net, participation="2x2").C
     system = trace(built, net, rounds=4)
     said, G = [], np.zeros((4 * 3, 2))
-    for played in iterate_rounds(built, net, np.zeros((3, 2)), lambda round, x: 0 * x, rounds=4, seed=5):
+    for played in iterate_rounds(
+        built, net, np.zeros((3, 2)), lambda round, x: 0 * x, rounds=4, noise_key=NoiseKey.of_seed(5)
+    ):
         said += [step.sent_messages().rows for step in played.steps]
     A, B, _ = system.dense()
-    Z = system.draw(seed=5, dimension=2)
+    Z = system.draw(NoiseKey.of_seed(5), dimension=2)
     np.testing.assert_allclose(np.concatenate(said), A @ G + B @ Z, atol=1e-12)
     np.testing.assert_allclose(B, A @ np.kron(np.linalg.inv(C), np.eye(3)), atol=1e-12)
 

@@ -21,6 +21,7 @@ from sottovoce import (
     weigh,
 )
 from sottovoce.core.graphs import graph
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.planning.planner import Question, candidates, plan
@@ -52,7 +53,7 @@ def _simulated(built, net):
 
     Each coordinate is a run of its own. In units of step size and sensitivity.
     """
-    models = train(built, net, np.zeros((net.n, DRAWS)), _silent, rounds=ROUNDS, seed=3)
+    models = train(built, net, np.zeros((net.n, DRAWS)), _silent, rounds=ROUNDS, noise_key=NoiseKey.of_seed(3))
     models = models / (built.step_size * built.sensitivity)
     return np.mean(models.mean(axis=0) ** 2), np.mean(models**2)
 

@@ -26,6 +26,7 @@ from sottovoce import (
     uniform,
     views,
 )
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.privacy.amplification import epsilon_of_batches, sampled_epsilon
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import TrainingProof
@@ -117,7 +118,9 @@ def heard_from_node_2(change, gain, seed, runs=200_000):
         grad[0], grad[1] = change, -np.clip(gain * x[1], -2.0, 2.0)
         return grad
 
-    played = iterate_rounds(built, uniform("path:3"), np.zeros((3, runs)), gradient, rounds=4, seed=seed)
+    played = iterate_rounds(
+        built, uniform("path:3"), np.zeros((3, runs)), gradient, rounds=4, noise_key=NoiseKey.of_seed(seed)
+    )
     return np.stack([round.steps[0].sent[2] for round in played], axis=1)
 
 

@@ -19,6 +19,7 @@ from sottovoce import (
     uniform,
     views,
 )
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import parse_participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact import gram as gram_route
@@ -414,7 +415,7 @@ def test_optimal_attacker_reaches_the_figure():
         mu = np.sqrt(routes.losses(view_of)[u].sum())
         x0, zeros = np.zeros((net.n, D)), np.zeros((net.n, D))
         fitted, loop_state = start_run(dp, net, x0, T)
-        feed, scores = NoiseFeed(1, lambda t, x, zeros=zeros: zeros, x0), np.zeros(D)
+        feed, scores = NoiseFeed(1, NoiseKey.of_seed(1), lambda t, x, zeros=zeros: zeros, x0), np.zeros(D)
         at, known = 0, attacker
         for t in range(T):
             played = play_round(fitted, net, loop_state, feed, t)
@@ -432,7 +433,7 @@ def _own_part(dp, net, known, t, T, D):
     """What the attacker's own noise contributes to the messages of round t: it subtracts that."""
     system = trace(dp, net, rounds=T)
     _, B, labels = system.dense()
-    Z = system.draw(1, D)
+    Z = system.draw(NoiseKey.of_seed(1), D)
     mine = np.zeros(B.shape[1], dtype=bool)
     mine[known :: net.n] = True
     return (B[labels.round == t][:, mine]) @ Z[mine]

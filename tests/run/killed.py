@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.config import parse_experiment
+from sottovoce.config import merge, parse_experiment
 from sottovoce.run import checkpoint, checkpoint_schedule, execute
 
 SMALL = {
-    "name": "try", "data": {"rows": 12}, "topology": {"graph": "ring:4"}, "metrics": {"every": 2, "test_rows": 20},
+    "name": "try", "noise_key": 16 * "5a", "data": {"rows": 12}, "topology": {"graph": "ring:4"},
+    "metrics": {"every": 2, "test_rows": 20},
     "algorithm": {"name": "dp-d-sgd", "sigma": 1.0}, "privacy": {"attackers": "none"},
     "training": {"rounds": 6, "batch": "cycle:3x2", "clip": "per-example", "bound": 1.0},
     "machine": {"checkpoint_seconds": 0.0},
@@ -20,7 +21,7 @@ SMALL = {
 
 
 def experiment(**sections):
-    return parse_experiment(SMALL | {key: SMALL.get(key, {}) | more for key, more in sections.items()})
+    return parse_experiment(merge(SMALL, sections))
 
 
 class Count:

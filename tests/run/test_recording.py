@@ -12,6 +12,7 @@ from sottovoce import InputError, algorithm, metropolis, simulate, weigh
 from sottovoce.config import RecordingSettings, parse_experiment
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.learning.datasets import load
 from sottovoce.learning.models import model
 from sottovoce.learning.partitioning import partition
@@ -28,7 +29,7 @@ PLAIN = [case for case in cases() if case.algorithm.compression.name == "identit
 def played(case: Case):
     net, x0 = case.topology, np.zeros((case.topology.n, DIMENSION))
     fitted, loop_state = start_run(case.algorithm, net, x0, ROUNDS)
-    feed = NoiseFeed(3, made_up(net.n), x0)
+    feed = NoiseFeed(3, NoiseKey.of_seed(3), made_up(net.n), x0)
     for t in range(ROUNDS):
         now = play_round(fitted, net, loop_state, feed, t)
         loop_state = now.loop_state
@@ -62,7 +63,7 @@ def test_noise_is_drawn_for_the_messages_that_are_asked_for_alone():
             asked.append(matrix.used().sum())
             return super().noise(sources, matrix, round, step)
 
-    step = replace(now.steps[0], inputs=Counting(3, made_up(5), np.zeros((5, DIMENSION))))
+    step = replace(now.steps[0], inputs=Counting(3, NoiseKey.of_seed(3), made_up(5), np.zeros((5, DIMENSION))))
     whole = step.sent_messages()
     part = step.received_models(np.array([0]))
     assert asked[1] < asked[0]
@@ -73,7 +74,7 @@ def test_noise_is_drawn_for_the_messages_that_are_asked_for_alone():
 def test_push_sum_is_divided_by_its_weight_and_differences_are_added_up(compression):
     net, x0 = weigh("star:6", "push"), np.full((6, 4), 0.5)
     fitted, loop_state = start_run(algorithm("dp-csgp", sigma=0.0, compression=compression, step_size=0.1), net, x0, 5)
-    feed = NoiseFeed(0, made_up(6, 4), x0)
+    feed = NoiseFeed(0, NoiseKey.of_seed(0), made_up(6, 4), x0)
     copies, sent_whole = loop_state.copies, compression == "identity"
     for t in range(5):
         now = play_round(fitted, net, loop_state, feed, t)
@@ -87,7 +88,7 @@ def test_push_sum_is_divided_by_its_weight_and_differences_are_added_up(compress
 
 
 DOCUMENT = {
-    "name": "small", "seed": 3, "topology": {"graph": "ring:6"},
+    "name": "small", "seed": 3, "noise_key": 16 * "5a", "topology": {"graph": "ring:6"},
     "data": {"rows": 20}, "algorithm": {"name": "zip-dl", "sigma": 0.2, "step_size": 0.5},
     "record": {"attackers": [0, 4], "every": 3}, "machine": {"checkpoint_seconds": 0.0},
     "training": {"rounds": 11, "clip": "per-example", "bound": 1.0},
@@ -129,7 +130,7 @@ def small_job():
 @pytest.mark.parametrize("name", ["zip-dl", "dp-d-sgd"])
 def test_recording_changes_no_number_and_keeps_noisy_models(name):
     job, net = small_job(), metropolis("ring:6")
-    settings = {"rounds": 9, "seed": 1, "every": 3}
+    settings = {"rounds": 9, "seed": 1, "noise_key": NoiseKey.of_seed(1), "every": 3}
     built = algorithm(name, sigma=1.0, step_size=0.1)
     plain = simulate(built, net, job, **settings)
     kept = simulate(built, net, job, record=RecordingSettings(attackers="all", every=4), **settings)
@@ -153,6 +154,7 @@ def test_files_hold_what_memory_holds(tmp_path):
         training_run.gradients,
         rounds=11,
         seed=3,
+        noise_key=training_run.noise_key,
         record=experiment.record,
     ).messages
     assert there.pairs == here.pairs

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sottovoce import InputError, algorithm, dropout, metropolis, random_edges, weigh
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.learning import models
 from sottovoce.learning.datasets import load
 from sottovoce.learning.lazy_rows import Examples
@@ -54,15 +55,15 @@ LOSSES = {
 )
 def test_one_node_without_gossip_and_noise_is_plain_sgd(name, data, settings):
     what = job(1, name, data, rows=40, **settings)
-    shown = []
+    shown, key = [], NoiseKey.of_seed(5)
     run = simulate(
-        algorithm("d-psgd", step_size=0.1), metropolis("path:1"), what.gradients("fixed:8", seed=5), rounds=12, seed=3,
-        every=4, on_round=lambda played, state: shown.append(state.rounds),
+        algorithm("d-psgd", step_size=0.1), metropolis("path:1"), what.gradients("fixed:8", noise_key=key),
+        rounds=12, seed=3, every=4, on_round=lambda played, state: shown.append(state.rounds),
     )  # fmt: skip
     module = what.model.module
-    start = what.start(torch.Generator().manual_seed(3))[0]
+    start = run.training_run.starting_models(np.arange(1))[0]
     nn.utils.vector_to_parameters(start.clone(), module.parameters())
-    optimiser, drawn = torch.optim.SGD(module.parameters(), lr=0.1), what.gradients("fixed:8", seed=5).batches
+    optimiser, drawn = torch.optim.SGD(module.parameters(), lr=0.1), what.gradients("fixed:8", noise_key=key).batches
     for round in range(12):
         batch = torch.from_numpy(drawn.rows_of(0, round).copy())
         inputs = what.inputs[batch] if what.model.shape is None else what.inputs[batch].view(-1, *what.model.shape)
@@ -83,7 +84,17 @@ def test_one_node_without_gossip_and_noise_is_plain_sgd(name, data, settings):
 
 def simulated(case, seed, batch="cycle:2x2", **more):
     what = job(case.topology.n).gradients(batch, "per-example", 1.0)
-    return simulate(case.algorithm, case.topology, what, rounds=4, seed=seed, every=2, test_rows=20, **more)
+    return simulate(
+        case.algorithm,
+        case.topology,
+        what,
+        rounds=4,
+        seed=seed,
+        noise_key=NoiseKey.of_seed(seed),
+        every=2,
+        test_rows=20,
+        **more,
+    )
 
 
 def figures(run):
@@ -272,11 +283,11 @@ def test_threads_are_those_asked_for_and_restored_whatever_happens():
 
 def test_numbers_do_not_come_from_the_global_generators():
     what, net = job(3).gradients("poisson:0.5", "per-example", 1.0), metropolis("path:3")
-    ends = []
+    ends, key = [], NoiseKey.fresh()
     for seed in (1, 2):
         torch.manual_seed(seed)
         state = torch.default_generator.get_state()
-        ends.append(simulate(algorithm("dp-d-sgd", sigma=1.0), net, what, rounds=2, test_rows=5).models)
+        ends.append(simulate(algorithm("dp-d-sgd", sigma=1.0), net, what, rounds=2, test_rows=5, noise_key=key).models)
         assert torch.equal(torch.default_generator.get_state(), state)
     assert torch.equal(*ends)
 

@@ -1,0 +1,112 @@
+"""Keys of draws: the secret key of noise and batches, and public streams that anybody can draw again from a seed.
+
+    >>> key = NoiseKey.fresh()
+    >>> key
+    NoiseKey(secret)
+    >>> NoiseKey.parse(key.hexadecimal) == key
+    True
+
+Who knows the noise can take it away, and the adversary knows every setting. So noise, and the coins that say which
+records are in a batch, are drawn from 128 bits of the operating system's randomness, which no setting, starting point
+or message shows. Starting points, partitions, topologies and compression are public: they follow from the run's seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.random.bit_generator import ISeedSequence
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+
+KEY_BYTES = 16
+
+KEY_PATTERN = f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}"
+"""How a key is written."""
+
+
+@dataclass(frozen=True, repr=False)
+class NoiseKey:
+    """128 secret bits. Every draw hashes its own name with them, so that draws tell nothing about each other."""
+
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(secret)"
+
+    @classmethod
+    def fresh(cls) -> NoiseKey:
+        """A key that nobody had before."""
+        return cls(secrets.token_bytes(KEY_BYTES))
+
+    @classmethod
+    def given_or_fresh(cls, key: NoiseKey | None) -> NoiseKey:
+        """The key that a caller gives, or a fresh one."""
+        if key is not None and not isinstance(key, NoiseKey):
+            raise InputError(f"a noise key of type {type(key).__name__}", "it is a NoiseKey", "use NoiseKey.parse(...)")
+        return cls.fresh() if key is None else key
+
+    @classmethod
+    def parse(cls, text: str) -> NoiseKey:
+        """A key from its 32 hexadecimal digits."""
+        if not re.fullmatch(KEY_PATTERN, text):
+            raise InputError(
+                f"a noise key of {len(text)} characters", f"it has {2 * KEY_BYTES} hexadecimal digits",
+                "leave it out, and a fresh one is made",
+            )  # fmt: skip
+        return cls(bytes.fromhex(text))
+
+    @classmethod
+    def of_seed(cls, seed: int) -> NoiseKey:
+        """A key that everybody can make: for numbers that protect nobody, such as the reruns of an attack."""
+        return cls(_hash(b"", f"public|{seed}"))
+
+    @property
+    def hexadecimal(self) -> str:
+        """The key as `parse` reads it."""
+        return self.secret.hex()
+
+    def for_run(self, seed: int) -> NoiseKey:
+        """The key of one run: runs from other seeds have other noise, even if one file names one key for all."""
+        return type(self)(_hash(self.secret, f"run|{seed}"))
+
+    def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> np.random.Generator:
+        """The random stream of one source in one step."""
+        return _generator(self.secret, kind, ids, round, step)
+
+
+def public_stream(seed: int, kind: str, ids: Sequence[int], round: int, step: int = 0) -> np.random.Generator:
+    """A random stream that every node can draw, such as which coordinates are sent."""
+    return _generator(b"", f"{seed}|{kind}", ids, round, step)
+
+
+def public_seed(seed: int, purpose: str) -> int:
+    """The seed of one purpose, so that a starting point tells nothing about a partition or a graph."""
+    return int.from_bytes(_hash(b"", f"{purpose}|{seed}")[:8], "little") >> 1
+
+
+class _Key(ISeedSequence):
+    """A key as it is. numpy's own way takes three times as long: it asks the system for entropy and drops it."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        return np.frombuffer(self._key, dtype, n_words)
+
+
+def _generator(secret: bytes, kind: str, ids: Sequence[int], round: int, step: int) -> np.random.Generator:
+    """A hash of the stream's name is the key of a counter-based generator."""
+    key = _hash(secret, f"{kind}|{','.join(map(str, ids))}|{round}|{step}")
+    return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]  # the stub leaves ISeedSequence out
+
+
+def _hash(secret: bytes, name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), key=secret, digest_size=KEY_BYTES).digest()

@@ -1,0 +1,53 @@
+"""The noise key of a run: named in its settings, or made for it and kept in its folder, for nobody but its owner.
+
+It never leaves the machine: ranks read it from the folder that they share.
+"""
+
+from __future__ import annotations
+
+import json
+
+from sottovoce.config import Experiment
+from sottovoce.core.files import write_text
+from sottovoce.core.noise_key import NoiseKey
+from sottovoce.errors import InputError
+from sottovoce.run.layout import RunFiles
+
+WARNING = "private: whoever has this key can take the noise away from the run's messages"
+
+
+def named_key(experiment: Experiment) -> NoiseKey | None:
+    """The key that the settings name, for the run's seed; None where each run makes its own."""
+    return None if experiment.noise_key is None else _run_key(experiment.noise_key, experiment)
+
+
+def write_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) -> None:
+    """Make the key of a run that begins, unless its settings name one."""
+    if experiment.noise_key is not None or files.noise_key.exists():
+        return
+    if files.privacy.exists():
+        raise InputError(
+            f"{files.noise_key}: not there", "the run has begun, and goes on with the noise that it began with",
+            "restore the file, or start anew with another --out",
+        )  # fmt: skip
+    document = {"about": WARNING, "noise_key": NoiseKey.fresh().hexadecimal, "run": fingerprint}
+    write_text(files.noise_key, json.dumps(document, indent=1) + "\n", private=True)
+
+
+def read_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) -> NoiseKey:
+    """The key of a run: that of its settings, or that of its folder, which must be this run's own."""
+    named = named_key(experiment)
+    if named is not None:
+        return named
+    found = files.document(files.noise_key) or {}
+    if found.get("run") != fingerprint or not isinstance(found.get("noise_key"), str):
+        raise InputError(
+            f"{files.noise_key}: not the key of this run", "noise is drawn once, from one key",
+            "restore the file, or start anew with another --out",
+        )  # fmt: skip
+    return _run_key(found["noise_key"], experiment)
+
+
+def _run_key(text: str, experiment: Experiment) -> NoiseKey:
+    """Settings that name the key of an earlier run repeat that run."""
+    return NoiseKey.parse(text).for_run(experiment.seed)
