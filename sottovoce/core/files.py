@@ -37,8 +37,11 @@ def check_folder(path: Path) -> None:
         raise InputError(f"{there}: not writable", "runs are written into it", "use another --out")
 
 
-def write(path: Path, write_to: Callable[[BinaryIO], None]) -> None:
-    """Write beside, then rename: a reader finds the old file or the new one, never half of it."""
+def write(path: Path, write_to: Callable[[BinaryIO], None], *, private: bool = False) -> None:
+    """Write beside, then rename: a reader finds the old file or the new one, never half of it.
+
+    A `private` file can be read by its owner only, from the first byte on.
+    """
     target = check_writable(path)
     part = None
     try:
@@ -47,7 +50,7 @@ def write(path: Path, write_to: Callable[[BinaryIO], None]) -> None:
             write_to(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(part, 0o666 & ~_umask())
+        os.chmod(part, 0o600 if private else 0o666 & ~_umask())
         os.replace(part, target)
         part = None
     except OSError as error:
@@ -57,13 +60,13 @@ def write(path: Path, write_to: Callable[[BinaryIO], None]) -> None:
             Path(part).unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
     """Write text whole or not at all."""
 
     def write_to(file: BinaryIO) -> None:
         file.write(text.encode())
 
-    write(path, write_to)
+    write(path, write_to, private=private)
 
 
 def _umask() -> int:

@@ -82,7 +82,7 @@ class Dataset:
         )
 
     def max_norm(self, bound: float) -> Dataset:
-        """Every example longer than `bound` scaled down to it by itself, so that the norms of rows have a public bound."""
+        """Every example longer than `bound` scaled down to it by itself, so that norms of rows have a public bound."""
         if self.entities:
             raise InputError(f"max_norm on {self.name}", "its rows are positions, not features", "leave it out")
         if not SMALLEST_NORM <= bound <= LARGEST_NORM:

@@ -178,7 +178,7 @@ class Task:
             )  # fmt: skip
         if math.isinf(self.model.loss.largest_error):
             raise InputError(
-                f"{wanted} with {self.model.loss.name} loss", "its gradient grows with the error, whatever the rows are",
+                f"{wanted} with {self.model.loss.name} loss", "its gradient grows with the error, whatever rows are",
                 "use clipping per-example with a bound",
             )  # fmt: skip
         if self.feature_norm is None:

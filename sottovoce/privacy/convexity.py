@@ -10,8 +10,8 @@ derivative by the outputs, so its largest eigenvalue is at most c ||x||^2 with c
 
 - squared error (halved): H = 1, so c = 1;
 - logistic: H = p (1 - p) <= 1/4;
-- softmax: H = diag(p) - p p^T. For a unit vector v, `v^T H v` is the variance of a variable that is v_k with probability
-  p_k, at most (max v - min v)^2 / 4 <= 2 / 4, because (a - b)^2 <= 2 (a^2 + b^2). So c = 1/2.
+- softmax: H = diag(p) - p p^T. For a unit vector v, `v^T H v` is the variance of a variable that is v_k with
+  probability p_k, at most (max v - min v)^2 / 4 <= 2 / 4, because (a - b)^2 <= 2 (a^2 + b^2). So c = 1/2.
 
 The mean over a batch has no larger curvature than its worst example. A bias is a feature that is always 1 and adds 1 to
 R^2. A ridge `r/2 ||x||^2`, outside of the clip, adds r.

@@ -25,6 +25,10 @@ class RunFiles:
         return self.folder / "privacy.json"
 
     @property
+    def private(self) -> Path:
+        return self.folder / "private.json"
+
+    @property
     def metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
 
