@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
-from sottovoce.learning.catalogue import CATALOGUE, Entry, Rows
+from sottovoce.learning.catalogue import CATALOGUE, Entry, PublicStatistic, Rows
 from sottovoce.learning.lazy_rows import LARGEST_NORM, SMALLEST_NORM, Examples, Floats, clip_to_norm
 from sottovoce.learning.user_data import read_rows, rows_of
 
@@ -41,7 +41,7 @@ class Dataset:
     `targets` are int64 positions in `classes`, or float32 when `kind` is "value" or "ratings".
     For ratings an input is a pair (user, movie) of positions, exact in float32, and `entities` counts both.
     `groups` says who each row comes from (a writer, a user), or is None. Where they have names, `groups` are positions
-    in `group_names`.
+    in `group_names`. `public_statistics` says what of the rows was used to prepare them.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Dataset:
     source: str
     notes: tuple[str, ...]
     group_names: tuple[str, ...] = ()
+    public_statistics: tuple[PublicStatistic, ...] = ()
 
     def __repr__(self) -> str:
         rows = f"{len(self.examples)} + {len(self.test_inputs)} rows of {self.examples.width}"

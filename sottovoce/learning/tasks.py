@@ -32,6 +32,7 @@ from torch import Tensor
 from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, Sampling, parse_batches
+from sottovoce.learning.catalogue import PublicStatistic
 from sottovoce.learning.clipping import Clipping, parse_clipping
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.engine_choice import engine_for
@@ -156,6 +157,11 @@ class Task:
     def convex_model(self) -> str | None:
         """Which convex model this is, for `non_expansive`: decided by its layers and loss, whatever its name."""
         return None if only_linear_layer(self.model.module) is None else CONVEX[self.model.loss.name]
+
+    @property
+    def public_statistics(self) -> tuple[PublicStatistic, ...]:
+        """What of the rows is used before a run begins, and is covered by no privacy figure."""
+        return (*self.dataset.public_statistics, *self.shards.public_statistics)
 
     @property
     def feature_norm(self) -> float | None:

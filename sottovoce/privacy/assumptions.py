@@ -42,6 +42,7 @@ class AssumptionKind(Enum):
         "is its model, if it is published"
     )
     MESSAGES_ONLY = f"about what is sent; not covered are {FINAL_MODELS}"
+    PUBLIC_STATISTICS = "taken to be public, so not covered: {statistics}"
     BELOW_EXACT_LOSS = "BELOW the exact loss{by}: not a bound"
     PAPER = "{source}"
 

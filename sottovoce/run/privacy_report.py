@@ -61,9 +61,12 @@ class PrivacyReport:
         all views, among which are those that it must hold for (`covering_views`).
         """
         best = self._proven()
-        if best is None or not self.messages_only:
-            return best
-        return replace(best, assumptions=(*best.assumptions, AssumptionKind.MESSAGES_ONLY.of()))
+        if best is None:
+            return None
+        more = [AssumptionKind.MESSAGES_ONLY.of()] if self.messages_only else []
+        if self._run.task.public_statistics:
+            more.append(AssumptionKind.PUBLIC_STATISTICS.of(statistics="; ".join(self._run.task.public_statistics)))
+        return replace(best, assumptions=(*best.assumptions, *more))
 
     def _proven(self) -> PrivacyFigure | None:
         if not self.accounts:
