@@ -41,19 +41,22 @@ def clip_to_norm(rows: Floats, bound: float) -> Floats:
 
 
 class Examples:
-    """Rows as they are stored, flat, and what makes float32 of some of them; without that they are float32 already.
-
-    `norm_bound` is a declared bound on the Euclidean norm of every row, which `clipped` has made true of them; None
-    where nothing is declared. It depends on settings only, never on the rows.
-    """
-
-    norm_bound: float | None = None
+    """Rows as they are stored, flat, and what makes float32 of some of them; without that they are float32 already."""
 
     def __init__(self, stored: NDArray[Any], act: Callable[[NDArray[Any]], Floats] | None = None) -> None:
         self._stored, self._act = stored, act
+        self._norm_bound: float | None = None
 
     def __len__(self) -> int:
         return len(self._stored)
+
+    @property
+    def norm_bound(self) -> float | None:
+        """The declared bound on the Euclidean norm of every row, which `clipped` has made true; None without one.
+
+        It depends on settings only, never on the rows.
+        """
+        return self._norm_bound
 
     @property
     def width(self) -> int:
@@ -81,11 +84,11 @@ class Examples:
     def clipped(self, norm_bound: float) -> Examples:
         """The same rows, none longer than the bound, which is declared by it."""
         found = self.then(partial(clip_to_norm, bound=norm_bound))
-        found.norm_bound = norm_bound
+        found._norm_bound = norm_bound
         return found
 
     def only(self, rows: NDArray[np.int64]) -> Examples:
         """Some of the rows, in that order, with what is declared about all of them; nothing is kept of the others."""
         found = Examples(self[rows])
-        found.norm_bound = self.norm_bound
+        found._norm_bound = self._norm_bound
         return found
