@@ -54,6 +54,7 @@ class DataSettings(_Section):
     name: str = "digits"
     partition: str = "iid"
     unit_norm: bool = False
+    max_norm: float | None = Field(default=None, gt=0)
     rows: int | None = Field(default=None, ge=1)
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
 
@@ -88,7 +89,7 @@ class TrainingSettings(_Section):
 
     rounds: int = Field(ge=1, le=10**7)
     batch: str = "full"
-    clip: Literal["none", "per-example", "whole-gradient"] = "none"
+    clip: Literal["none", "per-example", "bounded", "whole-gradient"] = "none"
     bound: float | None = Field(default=None, gt=0)
     local_steps: int = Field(default=1, ge=1)
     same_start: bool = True

@@ -40,7 +40,7 @@ def check_folder(path: Path) -> None:
 def write(path: Path, write_to: Callable[[BinaryIO], None], *, private: bool = False) -> None:
     """Write beside, then rename: a reader finds the old file or the new one, never half of it.
 
-    A `private` file is for its owner alone.
+    A `private` file can be read by its owner only, from the first byte on.
     """
     target = check_writable(path)
     part = None

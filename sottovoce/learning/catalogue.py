@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,17 @@ FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt",
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
+class PublicStatistic(StrEnum):
+    """What of the rows is used before a run begins; taken to be public, and covered by no privacy figure."""
+
+    FEATURE_SCALES = "the mean and deviation of each feature, by which it is standardised"
+    PIXEL_SCALES = "the mean and deviation of pixels, by which they are standardised"
+    CLASSES = "which classes there are"
+    ENTITIES = "which users and movies there are"
+    HELD_OUT_LABELS = "labels, where they decide which rows are held out"
+    PARTITION_LABELS = "labels, where they decide which node holds which rows"
+
+
 @dataclass(frozen=True)
 class Rows:
     """What a reader hands over; `load` adds name, licence and source."""
@@ -41,6 +53,7 @@ class Rows:
     test_groups: NDArray[np.int64] | None = None
     entities: tuple[int, ...] = ()
     group_names: tuple[str, ...] = ()
+    public_statistics: tuple[PublicStatistic, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +132,10 @@ def _digits(folder: Path, seed: int) -> Rows:
     examples, test_inputs = _scaled_pixels(pixels[~test].astype(np.uint8), pixels[test].astype(np.uint8), 1)
     targets = labels.astype(np.int64)
     notes = (PIXELS, split_note(" of each class", seed))
-    return Rows(examples, targets[~test], test_inputs, targets[test], (1, 8, 8), notes, classes=DIGITS)
+    return Rows(
+        examples, targets[~test], test_inputs, targets[test], (1, 8, 8), notes, classes=DIGITS,
+        public_statistics=(PublicStatistic.PIXEL_SCALES, PublicStatistic.HELD_OUT_LABELS),
+    )  # fmt: skip
 
 
 def _breast_cancer(folder: Path, seed: int) -> Rows:
@@ -138,9 +154,11 @@ def _table(
     classes: tuple[str, ...] = (),
 ) -> Rows:
     inputs, test_inputs = _standardised(features[~test], features[test])
+    by_label = (PublicStatistic.HELD_OUT_LABELS,) if classes else ()
     return Rows(
-        Examples(inputs), targets[~test], test_inputs, targets[test], features.shape[1:], notes, classes=classes
-    )
+        Examples(inputs), targets[~test], test_inputs, targets[test], features.shape[1:], notes, classes=classes,
+        public_statistics=(PublicStatistic.FEATURE_SCALES, *by_label),
+    )  # fmt: skip
 
 
 def household_averages(raw: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -185,7 +203,10 @@ def _idx_images(files: tuple[File, ...], folder: Path, classes: tuple[str, ...])
     train_labels, test_labels = (_labels(files[part], folder, rows) for part, rows in ((1, 60_000), (3, 10_000)))
     train, test = files[0].idx(folder, (60_000, 28, 28)), files[2].idx(folder, (10_000, 28, 28))
     examples, test_inputs = _scaled_pixels(train, test, 1)
-    return Rows(examples, train_labels, test_inputs, test_labels, (1, 28, 28), (PIXELS,), classes=classes)
+    return Rows(
+        examples, train_labels, test_inputs, test_labels, (1, 28, 28), (PIXELS,), classes=classes,
+        public_statistics=(PublicStatistic.PIXEL_SCALES,),
+    )  # fmt: skip
 
 
 def _labels(file: File, folder: Path, rows: int) -> NDArray[np.int64]:
@@ -229,7 +250,10 @@ def _cifar10(folder: Path, seed: int) -> Rows:
     examples, test_inputs = _scaled_pixels(found["x_train"], found["x_test"], 3)
     notes = (PIXELS, f"{len(examples):,} of the 50,000 training and {len(test_inputs):,} of the 10,000 test images")
     targets, test_targets = (found[f"y_{part}"].astype(np.int64) for part in ("train", "test"))
-    return Rows(examples, targets, test_inputs, test_targets, (3, 32, 32), notes, classes=CIFAR)
+    return Rows(
+        examples, targets, test_inputs, test_targets, (3, 32, 32), notes, classes=CIFAR,
+        public_statistics=(PublicStatistic.PIXEL_SCALES,),
+    )  # fmt: skip
 
 
 def _movielens(folder: Path, seed: int) -> Rows:
@@ -250,6 +274,7 @@ def _movielens(folder: Path, seed: int) -> Rows:
     return Rows(
         Examples(inputs[~test]), stars[~test], inputs[test], stars[test], (2,), notes,
         groups=groups[~test], test_groups=groups[test], entities=(len(users), len(movies)),
+        public_statistics=(PublicStatistic.ENTITIES,),
     )  # fmt: skip
 
 

@@ -11,6 +11,9 @@
 
 A node releases `sum_i clip(g_i) / d` over its batch, with a divisor d that depends on no data (`Batches.divisors`).
 
+`bounded` clips each example's gradient to the largest norm that its model can give for rows of the declared norm, so
+that clipping never acts: it only keeps rounding within the bound.
+
 Guarantees: no clipped gradient is longer than the bound, in the arithmetic that is used; a gradient that is not finite
 becomes zero and is counted, never passed on. What is not covered is the rounding of the sum itself.
 
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 SLACK = 32
 """Clipped norms stay this many units of rounding below the bound: norms are right to about 3 of them."""
 
+NEVER_REACHED = 1 + 2.0**-16
+"""A bound for gradients that cannot be longer is rounded up by this factor: more than rounding and SLACK in float32."""
+
 SMALLEST, LARGEST = 1e-30, 1e30
 
 
@@ -56,6 +62,11 @@ class Clipping:
 
     kind: str
     bound: float = math.inf
+
+    @property
+    def by_example(self) -> bool:
+        """Whether the gradient of each example is clipped by itself."""
+        return self.kind in ("per-example", "bounded")
 
     def scales(self, lengths: Tensor, dtype: torch.dtype) -> Scales:
         """For gradients of these norms (float64): 1 or less, so that no product is longer than the bound."""
@@ -87,17 +98,37 @@ class Clipping:
         return float(self.sensitivities(drawn, adjacency, change).max())
 
 
-def parse_clipping(kind: str, bound: float | None = None) -> Clipping:
-    """`none`, `per-example` (for record-level privacy) or `whole-gradient` (for user-level privacy), with its bound."""
+def parse_clipping(kind: str, bound: float | None = None, largest_gradient: float | None = None) -> Clipping:
+    """`none`, `per-example` (for record-level privacy) or `whole-gradient` (for user-level privacy), with its bound.
+
+    `bounded` is clipping per example with the bound that follows from the `largest_gradient` of one example:
+    `Task.largest_gradient`.
+    """
     if kind not in CLIPPING:
         raise InputError(f"clipping {kind!r}", f"known: {', '.join(CLIPPING)}", "choose one of them")
     if kind == "none":
         if bound is not None:
             raise InputError(f"clipping none with bound {bound}", "nothing is clipped", "leave the bound out")
         return Clipping(kind)
+    if kind == "bounded":
+        return Clipping(kind, _never_reached(bound, largest_gradient))
     if bound is None or not SMALLEST <= bound <= LARGEST:
         raise InputError(f"clipping bound {bound}", f"it lies between {SMALLEST:g} and {LARGEST:g}", "give 1.0, say")
     return Clipping(kind, float(bound))
+
+
+def _never_reached(bound: float | None, largest_gradient: float | None) -> float:
+    if bound is not None:
+        raise InputError(
+            f"clipping bounded with bound {bound}", "its bound follows from the model and the norm of rows",
+            "leave the bound out",
+        )  # fmt: skip
+    if largest_gradient is None:
+        raise InputError(
+            "clipping bounded without a largest gradient", "its bound follows from the model and the norm of rows",
+            'use task.gradients(batch, "bounded")',
+        )  # fmt: skip
+    return largest_gradient * NEVER_REACHED
 
 
 def norms(rows: Tensor) -> Tensor:

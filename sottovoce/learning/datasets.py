@@ -21,12 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
-from sottovoce.learning.catalogue import CATALOGUE, Entry, Rows
-from sottovoce.learning.lazy_rows import Examples, Floats
+from sottovoce.learning.catalogue import CATALOGUE, Entry, PublicStatistic, Rows
+from sottovoce.learning.lazy_rows import LARGEST_NORM, SMALLEST_NORM, Examples, Floats, clip_to_norm
 from sottovoce.learning.user_data import read_rows, rows_of
 
 FOLDER = "SOTTOVOCE_DATA"
 """The environment variable that names the folder when no argument does."""
+
+UNIT_NORM = 1 + 2.0**-16
+"""The norm that is declared for rows scaled to norm one: norms are computed in float32 there."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -38,7 +41,7 @@ class Dataset:
     `targets` are int64 positions in `classes`, or float32 when `kind` is "value" or "ratings".
     For ratings an input is a pair (user, movie) of positions, exact in float32, and `entities` counts both.
     `groups` says who each row comes from (a writer, a user), or is None. Where they have names, `groups` are positions
-    in `group_names`.
+    in `group_names`. `public_statistics` says what of the rows was used to prepare them.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Dataset:
     source: str
     notes: tuple[str, ...]
     group_names: tuple[str, ...] = ()
+    public_statistics: tuple[PublicStatistic, ...] = ()
 
     def __repr__(self) -> str:
         rows = f"{len(self.examples)} + {len(self.test_inputs)} rows of {self.examples.width}"
@@ -73,15 +77,31 @@ class Dataset:
         note = "each example is scaled to norm one"
         return replace(
             self,
-            examples=self.examples.then(_scaled_to_norm_one),
-            test_inputs=_scaled_to_norm_one(self.test_inputs),
+            examples=self.examples.then(_scaled_to_norm_one).clipped(UNIT_NORM),
+            test_inputs=clip_to_norm(_scaled_to_norm_one(self.test_inputs), UNIT_NORM),
+            notes=(*self.notes, note),
+        )
+
+    def max_norm(self, bound: float) -> Dataset:
+        """Every example longer than `bound` scaled down to it by itself, so that norms of rows have a public bound."""
+        if self.entities:
+            raise InputError(f"max_norm on {self.name}", "its rows are positions, not features", "leave it out")
+        if not SMALLEST_NORM <= bound <= LARGEST_NORM:
+            raise InputError(
+                f"max_norm = {bound}", f"it lies between {SMALLEST_NORM:g} and {LARGEST_NORM:g}", "give 1.0, say"
+            )
+        note = f"each example longer than {bound:g} is scaled down to that norm"
+        return replace(
+            self,
+            examples=self.examples.clipped(bound),
+            test_inputs=clip_to_norm(self.test_inputs, bound),
             notes=(*self.notes, note),
         )
 
     def only(self, rows: NDArray[np.int64]) -> Dataset:
         """The same with some of its training rows, in that order, and nothing kept of the others."""
         groups = None if self.groups is None else self.groups[rows]
-        return replace(self, examples=Examples(self.examples[rows]), targets=self.targets[rows], groups=groups)
+        return replace(self, examples=self.examples.only(rows), targets=self.targets[rows], groups=groups)
 
 
 def _scaled_to_norm_one(rows: Floats) -> Floats:

@@ -14,6 +14,7 @@ Pixels stay bytes until then, so that a process which hosts a few nodes never ho
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,37 @@ AT_ONCE = 500
 Floats = NDArray[np.float32]
 
 
+SMALLEST_NORM, LARGEST_NORM = 1e-30, 1e30
+"""Bounds on norms lie between these: within the range of float32, with room for rounding."""
+
+
+def clip_to_norm(rows: Floats, bound: float) -> Floats:
+    """Each row scaled down to a norm of at most `bound`, by itself; rows within the bound stay as they are, to the bit.
+
+    Norms are computed in float64, and scaled rows end so far below the bound that rounding to float32 keeps it.
+    """
+    norms = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
+    scaled = rows * (bound * (1 - 2.0**-20) / np.maximum(norms, SMALLEST_NORM))
+    return np.where(norms > bound, scaled, rows).astype(np.float32)
+
+
 class Examples:
     """Rows as they are stored, flat, and what makes float32 of some of them; without that they are float32 already."""
 
     def __init__(self, stored: NDArray[Any], act: Callable[[NDArray[Any]], Floats] | None = None) -> None:
         self._stored, self._act = stored, act
+        self._norm_bound: float | None = None
 
     def __len__(self) -> int:
         return len(self._stored)
+
+    @property
+    def norm_bound(self) -> float | None:
+        """The declared bound on the Euclidean norm of every row, which `clipped` has made true; None without one.
+
+        It depends on settings only, never on the rows.
+        """
+        return self._norm_bound
 
     @property
     def width(self) -> int:
@@ -56,3 +80,15 @@ class Examples:
         """The same rows, changed by `act`, each by itself."""
         before = self._act
         return Examples(self._stored, act if before is None else lambda some: act(before(some)))
+
+    def clipped(self, norm_bound: float) -> Examples:
+        """The same rows, none longer than the bound, which is declared by it."""
+        found = self.then(partial(clip_to_norm, bound=norm_bound))
+        found._norm_bound = norm_bound
+        return found
+
+    def only(self, rows: NDArray[np.int64]) -> Examples:
+        """Some of the rows, in that order, with what is declared about all of them; nothing is kept of the others."""
+        found = Examples(self[rows])
+        found._norm_bound = self._norm_bound
+        return found

@@ -10,6 +10,7 @@ Shapes: ... any leading dimensions, K outputs. Squared error is halved, so that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,11 +22,15 @@ from torch.nn import functional
 class Loss:
     """`each(outputs, targets)` is the loss of every example, `errors` its derivative by the outputs.
 
-    `score` is summed over examples and turned into the metric by `finish(total, examples)`.
+    `largest_error` bounds the norm of that derivative over all outputs and targets: 1 for logistic loss, whose
+    derivative is p - y with p and y from 0 to 1; sqrt(2) for cross-entropy, because ||p - e_y||^2 is
+    (1 - p_y)^2 + sum_{k != y} p_k^2 <= 2 (1 - p_y)^2; infinite for squared error. `score` is summed over examples and
+    turned into the metric by `finish(total, examples)`.
     """
 
     name: str
     metric: str
+    largest_error: float
     each: Callable[[Tensor, Tensor], Tensor]
     errors: Callable[[Tensor, Tensor], Tensor]
     score: Callable[[Tensor, Tensor], Tensor]
@@ -64,15 +69,15 @@ def _share(total: Tensor, examples: int) -> Tensor:
 
 LOSSES = {
     "cross-entropy": Loss(
-        "cross-entropy", "accuracy", _cross_entropy, _cross_entropy_errors,
+        "cross-entropy", "accuracy", math.sqrt(2), _cross_entropy, _cross_entropy_errors,
         lambda outputs, targets: outputs.argmax(-1) == targets, _share,
     ),
     "logistic": Loss(
-        "logistic", "accuracy", _logistic, _logistic_errors,
+        "logistic", "accuracy", 1.0, _logistic, _logistic_errors,
         lambda outputs, targets: (outputs.squeeze(-1) > 0) == (targets > 0), _share,
     ),
     "squared": Loss(
-        "squared", "rmse", _squared, _squared_errors,
+        "squared", "rmse", math.inf, _squared, _squared_errors,
         lambda outputs, targets: (outputs.squeeze(-1) - targets).square(),
         lambda total, examples: (total / examples).sqrt(),
     ),

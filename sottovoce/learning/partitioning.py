@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
+from sottovoce.learning.catalogue import PublicStatistic
 from sottovoce.learning.datasets import Dataset
 
 DRAWS = 100
@@ -49,6 +50,11 @@ class Partition:
     how: str
     seed: int
     sizes: Sizes
+
+    @property
+    def public_statistics(self) -> tuple[PublicStatistic, ...]:
+        """What of the rows decides who holds which; nothing, unless classes are spread unevenly on purpose."""
+        return (PublicStatistic.PARTITION_LABELS,) if self.how.startswith("dirichlet") else ()
 
     def __repr__(self) -> str:
         return f"Partition({self.how!r}, {len(self.indices)} nodes, {self.sizes.min} to {self.sizes.max} rows)"

@@ -18,7 +18,8 @@ Shapes: N nodes, B examples, F inputs, D parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -32,6 +33,7 @@ from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, Sampling, parse_batches
+from sottovoce.learning.catalogue import PublicStatistic
 from sottovoce.learning.clipping import Clipping, parse_clipping
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.engine_choice import engine_for
@@ -40,6 +42,7 @@ from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.plain_modules import only_linear_layer
+from sottovoce.privacy.convexity import DECLARE_NORM
 
 GATHERED = 1 << 22
 """About so many numbers of a batch are copied together at once: 64 MB at a time took twice as long as 16."""
@@ -123,8 +126,11 @@ class Task:
     ) -> Gradients:
         """The gradient that the loop calls, from batches and clipping by name or as objects."""
         drawn = parse_batches(batch, self.shards, noise_key) if isinstance(batch, str) else batch
-        clipped = parse_clipping(clip, bound) if isinstance(clip, str) else clip
+        clipped = self._clipping(clip, bound) if isinstance(clip, str) else clip
         return Gradients(self, drawn, clipped, local_steps, step_size)
+
+    def _clipping(self, kind: str, bound: float | None) -> Clipping:
+        return parse_clipping(kind, bound, self.largest_gradient() if kind == "bounded" else None)
 
     def evaluate(self, points: Tensor, rows: int | None = None, average: Tensor | None = None) -> Evaluation:
         """On all test rows, or on the first of them; in chunks that fit into memory.
@@ -153,15 +159,40 @@ class Task:
         """Which convex model this is, for `non_expansive`: decided by its layers and loss, whatever its name."""
         return None if only_linear_layer(self.model.module) is None else CONVEX[self.model.loss.name]
 
-    def features(self) -> Iterator[NDArray[np.float64]]:
-        """Each node's features as a generalised linear model sees them, a one for the bias: for `non_expansive`."""
-        layer = only_linear_layer(self.model.module)
-        if layer is None:
+    @property
+    def public_statistics(self) -> tuple[PublicStatistic, ...]:
+        """What of the rows is used before a run begins, and is covered by no privacy figure."""
+        return (*self.dataset.public_statistics, *self.shards.public_statistics)
+
+    @property
+    def feature_norm(self) -> float | None:
+        """The declared bound on the norm of what a linear model sees of a row, a one for the bias; None without one."""
+        layer, bound = only_linear_layer(self.model.module), self.dataset.examples.norm_bound
+        if layer is None or bound is None:
+            return None
+        return bound if layer.bias is None else math.hypot(bound, 1.0)
+
+    def largest_gradient(self) -> float:
+        """The largest norm of one example's gradient, at any point, for rows of the declared norm.
+
+        The gradient of a linear model is the outer product of `Loss.errors` and the row, so norms multiply.
+        """
+        wanted = "clipping bounded"
+        if self.convex_model is None:
             raise InputError(
-                f"features of {self.model.name}", "only linear models see the inputs as they are", "use softmax"
+                f"{wanted} of {self.model.name}", "the norm of rows bounds gradients of linear models only",
+                "use clipping per-example with a bound",
+            )  # fmt: skip
+        if math.isinf(self.model.loss.largest_error):
+            raise InputError(
+                f"{wanted} with {self.model.loss.name} loss", "its gradient grows with the error, whatever rows are",
+                "use clipping per-example with a bound",
+            )  # fmt: skip
+        if self.feature_norm is None:
+            raise InputError(
+                f"{wanted} without a declared norm", "its bound follows from the norm of rows", DECLARE_NORM
             )
-        held = (self.dataset.examples[rows].astype(float) for rows in self.shards.indices)
-        return held if layer.bias is None else (np.column_stack([rows, np.ones(len(rows))]) for rows in held)
+        return self.model.loss.largest_error * self.feature_norm
 
 
 def task(
@@ -193,9 +224,9 @@ class Gradients:
                 "more than one step needs its size",
                 "give both",
             )
-        if local_steps > 1 and clip.kind == "per-example":
+        if local_steps > 1 and clip.by_example:
             raise InputError(
-                f"{local_steps} local steps with per-example clipping",
+                f"{local_steps} local steps with {clip.kind} clipping",
                 "a record moves the points of later steps, and with them the gradients of all records",
                 "use one local step, or whole-gradient clipping",
             )
@@ -222,7 +253,7 @@ class Gradients:
     def __call__(self, round: int, points: Tensor) -> Tensor:
         """Every node's released gradient at its own point."""
         clip, engine = self.clipping, self.task.engine
-        if clip.kind == "per-example":
+        if clip.by_example:
             return self._counted(self._gathered(round, points, lambda at, stack: engine.clipped(at, stack, clip)))
         total = self._local(round, points)
         return total if clip.kind == "none" else self._counted(clip_rows(total, clip))
@@ -276,4 +307,4 @@ class Gradients:
 
     def sampling(self, node: int) -> Sampling | None:
         """How this node's records are sampled; with local steps, and for whole gradients, sampling does not count."""
-        return self.batches.sampling(node) if self.clipping.kind == "per-example" else None
+        return self.batches.sampling(node) if self.clipping.by_example else None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.files import read_npz
 from sottovoce.errors import InputError
-from sottovoce.learning.catalogue import Rows, held_out, split_note
+from sottovoce.learning.catalogue import PublicStatistic, Rows, held_out, split_note
 from sottovoce.learning.lazy_rows import Examples
 
 ARRAYS = ("inputs", "targets", "test_inputs", "test_targets", "groups")
@@ -41,6 +41,7 @@ def rows_of(arrays: Mapping[str, Any], seed: int, where: str = "") -> Rows:
         raise InputError(f"{where}one class, {classes[0]}", "there is nothing to tell apart", "give two or more")
     groups, group_names = _grouped(given.get("groups"), len(inputs), where)
     shape, notes = given["inputs"].shape[1:], (UNSCALED,)
+    public = (PublicStatistic.CLASSES,) if classes else ()
     if "test_inputs" in given:
         test_inputs, test_targets, test_classes = _checked(given["test_inputs"], given["test_targets"], f"{where}test ")
         alike = given["test_inputs"].shape[1:] == shape and bool(classes) == bool(test_classes)
@@ -52,7 +53,7 @@ def rows_of(arrays: Mapping[str, Any], seed: int, where: str = "") -> Rows:
         return Rows(
             Examples(inputs), _positions(targets, classes),
             test_inputs, _positions(test_targets, classes), shape, notes, classes=classes, groups=groups,
-            group_names=group_names,
+            group_names=group_names, public_statistics=public,
         )  # fmt: skip
     positions = _positions(targets, classes)
     strata = positions if classes else np.zeros(len(inputs)) if groups is None else groups
@@ -66,6 +67,7 @@ def rows_of(arrays: Mapping[str, Any], seed: int, where: str = "") -> Rows:
         Examples(inputs[~test]), positions[~test], inputs[test], positions[test], shape, (*notes, split_note(by, seed)),
         classes=classes, groups=None if groups is None else groups[~test],
         test_groups=None if groups is None else groups[test], group_names=group_names,
+        public_statistics=(*public, PublicStatistic.HELD_OUT_LABELS) if classes else public,
     )  # fmt: skip
 
 

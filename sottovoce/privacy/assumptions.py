@@ -30,7 +30,7 @@ class AssumptionKind(Enum):
     BOUNDED_VALUES = "a change of data moves a node's value by at most Delta"
     NON_EXPANSIVE_STEPS = (
         "local steps are non-expansive: convex losses, L-smooth, with step size at most {largest_step}; clipping, if "
-        "any, per example and of scalar-output linear models only; no momentum"
+        "any, never acts, or is per example and of scalar-output linear models; no momentum"
     )
     FIXED_STREAMS = (
         "what a node contributes does not depend on what it heard (averaging, statistics); an idealisation for training"
@@ -43,6 +43,7 @@ class AssumptionKind(Enum):
     )
     MESSAGES_ONLY = f"about what is sent; not covered are {FINAL_MODELS}"
     REPRODUCIBLE_RUN = "reproducible run: whoever knows the key knows the noise"
+    PUBLIC_STATISTICS = "taken to be public, so not covered: {statistics}"
     BELOW_EXACT_LOSS = "BELOW the exact loss{by}: not a bound"
     PAPER = "{source}"
 

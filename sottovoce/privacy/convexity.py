@@ -1,18 +1,23 @@
-"""Whether local steps `x -> x - eta g(x)` drive models apart: the condition of `convex-training`, on a run's own data.
+"""Whether local steps `x -> x - eta g(x)` drive models apart: the condition of `convex-training`.
 
-For convex, L-smooth losses a step of at most 2/L does not. L comes from the features themselves: the mean loss of any
-batch has `L <= c max ||x_i||^2 + r`, with c = 1 for squared error (halved), 1/4 for logistic, 1/2 for softmax
-regression, and r from a ridge `r/2 ||x||^2` outside of the clip; with full batches the largest eigenvalue of the
-features' second moments takes the place of the largest norm.
+For convex, L-smooth losses a step of at most 2/L does not. L follows from a declared bound R on the norm of features,
+which the rows are made to satisfy, and never from the rows: the noise of a run depends on the answer.
+
+    L <= c R^2 + r
+
+The Hessian of one example's loss is `H x x^T` (softmax: the Kronecker product of H and `x x^T`), where H is the second
+derivative by the outputs, so its largest eigenvalue is at most c ||x||^2 with c that of H:
+
+- squared error (halved): H = 1, so c = 1;
+- logistic: H = p (1 - p) <= 1/4;
+- softmax: H = diag(p) - p p^T. For a unit vector v, `v^T H v` is the variance of a variable that is v_k with
+  probability p_k, at most (max v - min v)^2 / 4 <= 2 / 4, because (a - b)^2 <= 2 (a^2 + b^2). So c = 1/2.
+
+The mean over a batch has no larger curvature than its worst example. A bias is a feature that is always 1 and adds 1 to
+R^2. A ridge `r/2 ||x||^2`, outside of the clip, adds r.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.sparse.linalg import svds
 
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.tracing.linear_system import LinearSystem
@@ -20,33 +25,23 @@ from sottovoce.tracing.linear_system import LinearSystem
 CURVATURE = {"linear": 1.0, "logistic": 0.25, "softmax": 0.5}
 """Largest second derivative of the loss along one linear output (softmax: of the vector of outputs)."""
 
-CLIPPING = ("none", "per-example", "whole-gradient")
+CLIPPING = ("none", "per-example", "bounded", "whole-gradient")
+
+DECLARE_NORM = "set data.unit_norm = true, or data.max_norm to a bound that is public"
+"""How a run declares a bound on the norm of its rows."""
 
 
-def smoothness(
-    model: str, shards: Iterable[NDArray[np.float64]], *, full_batch: bool = False, ridge: float = 0.0
-) -> float:
-    """The largest L over the nodes' shards of features, one row per example, rounded up.
+def smoothness(model: str, feature_norm: float, *, ridge: float = 0.0) -> float:
+    """L for features of at most this norm, rounded up.
 
-    >>> smoothness("logistic", [np.array([[3.0, 4.0]])])
+    >>> smoothness("logistic", 5.0)
     6.25...
     """
     if model not in CURVATURE:
         raise Unaccountable(f"{model} is not known to be convex; convex-training is for {', '.join(CURVATURE)} models")
-    sizes = [_second_moment(np.asarray(rows, dtype=float), full_batch) for rows in shards]
-    if not sizes:
-        raise InputError("no shards of features", "L comes from the data", "give one array per node")
-    return float(CURVATURE[model] * max(sizes) + ridge) * (1 + 1e-9)
-
-
-def _second_moment(rows: NDArray[np.float64], full_batch: bool) -> float:
-    if rows.ndim != 2 or not np.isfinite(rows).all():
-        raise InputError(f"features of shape {rows.shape}", "finite numbers, one row per example", "check the data")
-    if not full_batch or min(rows.shape) < 2:
-        return float((rows**2).sum(axis=1).max(initial=0.0))
-    if min(rows.shape) <= 400:
-        return float(np.linalg.norm(rows, 2) ** 2 / len(rows))
-    return float(svds(rows, k=1, return_singular_vectors=False)[0] ** 2 / len(rows)) * (1 + 1e-6)
+    if not 0 < feature_norm < float("inf"):
+        raise InputError(f"features of norm {feature_norm}", "L follows from a finite bound", "give 1.0, say")
+    return (CURVATURE[model] * feature_norm**2 + ridge) * (1 + 1e-9)
 
 
 def least_weight(system: LinearSystem) -> float:
@@ -57,11 +52,10 @@ def least_weight(system: LinearSystem) -> float:
 
 def non_expansive(
     model: str,
-    shards: Iterable[NDArray[np.float64]],
+    feature_norm: float | None,
     *,
     step_size: float,
     clipping: str = "none",
-    full_batch: bool = False,
     ridge: float = 0.0,
     weight: float = 1.0,
     excess: float = 1.0,
@@ -69,9 +63,10 @@ def non_expansive(
 ) -> str:
     """The sentence that establishes the condition for a run, or a refusal that says what breaks it.
 
+    `feature_norm` is the declared bound on the norm of what the model sees of a row; None where nothing is declared.
     `weight` is the run's `least_weight`: gradients are taken at `x / w`, so eta <= 2 w / L. `excess` is the largest
     number of examples of a batch over what their sum is divided by; where it is above 1, a step is that much longer
-    than one on a mean.
+    than one on a mean. Clipping `bounded` never acts, so it does nothing to any of these models.
     """
     if clipping not in CLIPPING:
         raise InputError(f"clipping {clipping!r}", f"known: {', '.join(CLIPPING)}", "choose one of them")
@@ -81,15 +76,19 @@ def non_expansive(
         raise Unaccountable("clipping a whole gradient can drive models apart; clip per example, or use any-training")
     if clipping == "per-example" and model == "softmax":
         raise Unaccountable(
-            "per-example clipping of softmax regression can drive models apart; normalise features instead of clipping"
+            'per-example clipping of softmax regression can drive models apart; use clip = "bounded", which never acts'
         )
-    L = smoothness(model, shards, full_batch=full_batch, ridge=ridge)
-    L *= max(1.0, excess)
+    if feature_norm is None:
+        raise Unaccountable(f"no bound on the norm of rows is declared; {DECLARE_NORM}")
+    L = smoothness(model, feature_norm, ridge=ridge) * max(1.0, excess)
     if step_size <= 0:
         raise Unaccountable(f"step size {step_size:g} climbs; convex-training is for steps downhill")
     if step_size > 2 * weight / L:
         raise Unaccountable(
-            f"step size {step_size:g} exceeds 2/L = {2 * weight / L:.4g} for this data; lower it to that"
+            f"step size {step_size:g} exceeds 2/L = {2 * weight / L:.4g} for features of norm {feature_norm:.4g}; "
+            "lower it to that"
         )
-    how = "the largest eigenvalue of a node's second moments" if full_batch else "the largest feature norm"
-    return f"checked: {model} regression, L = {L:.4g} from {how}, step size {step_size:g} <= 2/L, clipping {clipping}"
+    return (
+        f"checked: {model} regression, L = {L:.4g} from the declared norm of rows, step size {step_size:g} <= 2/L, "
+        f"clipping {clipping}"
+    )

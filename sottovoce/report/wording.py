@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from sottovoce.algorithms.registry import algorithm_spec
-from sottovoce.privacy.assumptions import FINAL_MODELS
+from sottovoce.privacy.assumptions import FINAL_MODELS, Assumption, AssumptionKind
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.report.rounding import percent
@@ -15,8 +15,8 @@ from sottovoce.run.privacy_document import PrivacyDocument
 KINDS = {
     "any-training": "Proven for any training: whatever the model is, and however nodes react to what they hear.",
     "convex-training": (
-        "Proven for this training: a check on the data showed that no local step drives two models apart "
-        "(a convex loss and small steps)."
+        "Proven for this training: the loss is convex, the norm of rows is declared, and steps are so small that none "
+        "drives two models apart."
     ),
     "fixed-streams": (
         "An idealisation, no proof for training: exact if what nodes say did not depend on what they heard. "
@@ -27,7 +27,7 @@ KINDS = {
 
 NOT_COVERED = (
     "Several runs on the same data: their losses add up, and choosing the best of them is a run too.",
-    "How many records a node holds, and public figures by which features were scaled.",
+    "How many records each node holds: that is public.",
     "What nodes tell each other beside the messages of this algorithm.",
     "The folder of a simulation: it holds every node's model, and perhaps what was recorded for attacks.",
 )
@@ -95,6 +95,7 @@ def not_covered(privacy: PrivacyDocument) -> list[str]:
     found = [*NOT_COVERED]
     if privacy.headline is not None and not privacy.headline.covers_final_models:
         found.insert(0, f"M{FINAL_MODELS[1:]}.")
+    found += [f"T{one.sentence[1:]}." for one in _public_statistics(privacy)]
     if privacy.adjacency == "record":
         found.insert(0, SEVERAL_RECORDS)
     if privacy.node_views:
@@ -102,6 +103,11 @@ def not_covered(privacy: PrivacyDocument) -> list[str]:
     if privacy.sampled is not None:
         found.append(SAMPLING)
     return found
+
+
+def _public_statistics(privacy: PrivacyDocument) -> list[Assumption]:
+    assumptions = () if privacy.headline is None else privacy.headline.assumptions
+    return [one for one in assumptions if one.kind is AssumptionKind.PUBLIC_STATISTICS]
 
 
 def headline_sentence(privacy: PrivacyDocument, names: Sequence[str] | None = None) -> str:

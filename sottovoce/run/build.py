@@ -7,9 +7,10 @@ from pathlib import Path
 
 import torch
 
-from sottovoce.config import Experiment
+from sottovoce.config import DataSettings, Experiment
 from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, folder_of, load
 from sottovoce.learning.models import model
 from sottovoce.learning.partitioning import partition
@@ -50,7 +51,7 @@ def build_accountant(experiment: Experiment, folder: Path | None = None) -> RunA
 def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> Gradients:
     """The task with its batches and clipping."""
     data, training = experiment.data, experiment.training
-    dataset = _dataset(data.name, folder_of(folder), data.unit_norm)
+    dataset = _dataset(data, folder_of(folder))
     seed = public_seed(experiment.seed, "partition") if data.seed is None else data.seed
     labels = None if net.graph is None else net.graph.labels
     shards = partition(dataset, net.n, data.partition, seed, rows=data.rows, node_names=labels)
@@ -65,13 +66,18 @@ def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> 
     )  # fmt: skip
 
 
-def _dataset(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
+def _dataset(data: DataSettings, folder: Path | None) -> Dataset:
     """Files of the user's own may change between runs of one process, and are read each time."""
-    return (_read_dataset if name.startswith("file:") else _cached_dataset)(name, folder, unit_norm)
+    if data.unit_norm and data.max_norm is not None:
+        raise InputError("data.unit_norm with data.max_norm", "either fixes the norm of rows", "leave one out")
+    read = _read_dataset if data.name.startswith("file:") else _cached_dataset
+    return read(data.name, folder, data.unit_norm, data.max_norm)
 
 
-def _read_dataset(name: str, folder: Path | None, unit_norm: bool) -> Dataset:
+def _read_dataset(name: str, folder: Path | None, unit_norm: bool, max_norm: float | None) -> Dataset:
     found = load(name, folder)
+    if max_norm is not None:
+        return found.max_norm(max_norm)
     return found.unit_norm() if unit_norm else found
 
 

@@ -3,6 +3,7 @@
     config.json      all settings, defaults included; `sotto run config.json` repeats the run
     noise.key        the key of noise and batches, for the owner alone; not there if the settings name a key
     privacy.json     the privacy guarantees of the run, written before the first round
+    private.json     what depends on the data itself; not to be handed on, and readable by its owner only
     metrics.jsonl    one line for each evaluation
     messages/        what attackers received, one file for each round that is recorded
     checkpoint.npz   where the run stood when it was last saved; at the end, where it ended
@@ -34,12 +35,13 @@ from sottovoce.run.build import build_accountant, forget_data
 from sottovoce.run.callbacks import Progress, RoundCallback, call_all
 from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
-from sottovoce.run.fingerprint import comparable, fingerprint, versions
+from sottovoce.run.fingerprint import comparable, fingerprint, public_fingerprint, versions
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, unwritable, write_token
 from sottovoce.run.metrics import Measurement
 from sottovoce.run.noise_key_file import read_noise_key, write_noise_key
 from sottovoce.run.privacy_report import report_privacy
+from sottovoce.run.private_facts import PrivateFacts, read_private_facts, write_private_facts
 from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.simulation import measured_rounds
@@ -85,12 +87,14 @@ def run_experiment(
         part = _part_of(training_run.keyed(key), transport)
         checkpoint = coordinator.on_every_rank(lambda: _last_checkpoint(files, part, digest, coordinator))
         coordinator.require_equal({"checkpoint": checkpoint.state.rounds})
-        coordinator.on_rank_zero(lambda: _prepare_folder(files, experiment, privacy, checkpoint))
+        coordinator.on_rank_zero(lambda: _prepare_folder(files, experiment, privacy, checkpoint, digest))
         recorder = recorder_in(folder, part, experiment.record, coordinator.rank)
         with coordinator.propagate_errors():
             training = _Training(experiment, part, files, digest, coordinator)
-            seconds = training.play(checkpoint, progress, call_all(on_round, recorder))
-        return coordinator.on_rank_zero(lambda: _write_result(experiment, files, privacy, seconds))
+            end = training.play(checkpoint, progress, call_all(on_round, recorder))
+            private = PrivateFacts(digest, sum(coordinator.gather(end.state.nonfinite)))
+        coordinator.on_rank_zero(lambda: write_private_facts(files, private))
+        return coordinator.on_rank_zero(lambda: _write_result(experiment, files, privacy, end.seconds))
 
 
 def _part_of(training_run: TrainingRun, transport: Transport) -> TrainingRun:
@@ -118,21 +122,25 @@ def _lock_folder(locks: ExitStack, files: RunFiles, experiment: Experiment, resu
 
 
 def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAccountant, digest: str) -> Document:
-    """The privacy guarantees: read from `privacy.json` if it has this run's fingerprint, otherwise computed.
+    """The privacy guarantees: read from `privacy.json` if the folder is of this run, otherwise computed.
 
     They are written before the first round, so rounds may have been played without a checkpoint to show for it. Their
-    noise must not be drawn again with other data: who saw both would see the difference without noise.
+    noise must not be drawn again with other data: who saw both would see the difference without noise. The data is that
+    of the run if `private.json` says so.
     """
-    before, wanted = files.document(files.privacy), experiment.privacy
-    if before is not None:
-        if before.get("fingerprint") != digest:
+    before, begun, wanted = files.document(files.privacy), read_private_facts(files), experiment.privacy
+    public = public_fingerprint(experiment, accountant.training_run)
+    if before is not None or begun is not None:
+        same = begun is not None and begun.fingerprint == digest
+        if not same or (before is not None and before.get("fingerprint") != public):
             raise InputError(
                 f"{files.privacy}: guarantees for other settings, data or code", "a run goes on as it began",
-                "restore them, or start anew in another folder with another seed",
+                "restore them, or start anew in another folder",
             )  # fmt: skip
+    if before is not None:
         return before
     report = report_privacy(accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view)
-    return {**report.document(), "fingerprint": digest}
+    return {**report.document(), "fingerprint": public}
 
 
 def _last_checkpoint(files: RunFiles, part: TrainingRun, digest: str, coordinator: Coordinator) -> Checkpoint:
@@ -142,8 +150,13 @@ def _last_checkpoint(files: RunFiles, part: TrainingRun, digest: str, coordinato
     return Checkpoint(part.before(), 0, 0.0)
 
 
-def _prepare_folder(files: RunFiles, experiment: Experiment, privacy: Document, checkpoint: Checkpoint) -> None:
-    """Write what is known before the first round; remove what is half-written, or later than the checkpoint."""
+def _prepare_folder(
+    files: RunFiles, experiment: Experiment, privacy: Document, checkpoint: Checkpoint, digest: str
+) -> None:
+    """Write what is known before the first round; remove what is half-written, or later than the checkpoint.
+
+    `private.json` comes before `privacy.json`: where there are guarantees, it is known for which data.
+    """
     _truncate_metrics(files.metrics, checkpoint.lines)
     remove_recordings_after(files.folder, checkpoint.state.rounds)
     for part in (*files.folder.glob("*.part"), *files.folder.glob("messages/*.part")):
@@ -151,6 +164,8 @@ def _prepare_folder(files: RunFiles, experiment: Experiment, privacy: Document, 
             part.unlink()
     if not files.config.exists():
         _write_json(files.config, experiment.document())
+    if not files.private.exists():
+        write_private_facts(files, PrivateFacts(digest))
     if files.document(files.privacy) != privacy:
         _write_json(files.privacy, privacy)
 
@@ -187,8 +202,8 @@ class _Training:
     digest: str
     coordinator: Coordinator
 
-    def play(self, checkpoint: Checkpoint, progress: Progress | None, on_round: RoundCallback) -> float:
-        """Play the rounds after a checkpoint; returns the seconds of training in all."""
+    def play(self, checkpoint: Checkpoint, progress: Progress | None, on_round: RoundCallback) -> Checkpoint:
+        """Play the rounds after a checkpoint; returns where the run ends."""
         begun, total, now = time.monotonic() - checkpoint.seconds, self.training_run.rounds, checkpoint
         schedule = CheckpointSchedule(
             self.coordinator, self.experiment.machine.checkpoint_seconds, total, checkpoint.state.rounds
@@ -211,7 +226,7 @@ class _Training:
             except KeyboardInterrupt:
                 self._save(now, lines)
                 raise
-        return now.seconds
+        return now
 
     def _rounds_after(
         self, checkpoint: Checkpoint, on_round: RoundCallback

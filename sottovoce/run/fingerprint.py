@@ -1,4 +1,4 @@
-"""The fingerprint of a run: a digest of all that decides its numbers."""
+"""Fingerprints of a run: a digest of all that decides its numbers, and one of all of it that is public."""
 
 from __future__ import annotations
 
@@ -29,9 +29,15 @@ def comparable(document: Document) -> Document:
 
 
 def fingerprint(experiment: Experiment, training_run: TrainingRun) -> str:
-    """A digest of all that decides the numbers: settings, data, graph, noise and this version."""
-    digest = hashlib.sha256(json.dumps([__version__, comparable(experiment.document())], sort_keys=True).encode())
+    """A digest of all that decides the numbers, the data among it; private, because it tells data sets apart."""
+    digest = hashlib.sha256(public_fingerprint(experiment, training_run).encode())
     digest.update(_data_digest(training_run.task.dataset))
+    return digest.hexdigest()
+
+
+def public_fingerprint(experiment: Experiment, training_run: TrainingRun) -> str:
+    """A digest of settings, graph, noise and this version; equal for any two data sets."""
+    digest = hashlib.sha256(json.dumps([__version__, comparable(experiment.document())], sort_keys=True).encode())
     digest.update(_graph_digest(training_run.topology))
     noise = training_run.algorithm.noise
     digest.update(repr(noise).encode())

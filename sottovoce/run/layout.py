@@ -29,6 +29,10 @@ class RunFiles:
         return self.folder / "noise.key"
 
     @property
+    def private(self) -> Path:
+        return self.folder / "private.json"
+
+    @property
     def metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
 

@@ -34,8 +34,8 @@ class NodeSummary:
 class Measurement:
     """Figures after `round` rounds. `consensus` is the root mean square distance of models from their average.
 
-    `messages` and `bytes` count what all nodes have sent so far; `nonfinite` gradients were left out. `wire_bytes` is
-    what processes handed to the wire, for messages between them; None where all nodes live in one process.
+    `messages` and `bytes` count what all nodes have sent so far. `wire_bytes` is what processes handed to the wire, for
+    messages between them; None where all nodes live in one process.
     """
 
     round: int
@@ -45,7 +45,6 @@ class Measurement:
     consensus: float
     messages: int
     bytes: int
-    nonfinite: int
     seconds: float
     wire_bytes: int | None = None
 
@@ -54,7 +53,7 @@ class Measurement:
         wire_bytes = {} if self.wire_bytes is None else {"wire_bytes": self.wire_bytes}
         return {
             "round": self.round, "loss": vars(self.loss), self.metric_name: vars(self.metric),
-            "consensus": self.consensus, "messages": self.messages, "bytes": self.bytes, "nonfinite": self.nonfinite,
+            "consensus": self.consensus, "messages": self.messages, "bytes": self.bytes,
             **wire_bytes, "seconds": round(self.seconds, 3),
         }  # fmt: skip
 
@@ -73,8 +72,7 @@ def measure(
     evaluation = training_run.task.evaluate(models, test_rows, average)
     distances = (models - average).double().square().sum(1).numpy()
     own = _Figures(
-        training_run.transport.nodes, np.stack([evaluation.loss, evaluation.metric, distances]), state.nonfinite,
-        state.wire_bytes,
+        training_run.transport.nodes, np.stack([evaluation.loss, evaluation.metric, distances]), state.wire_bytes
     )  # fmt: skip
     everyone = _Figures.joined(coordinator.gather(own))
     if not (np.isfinite(everyone.figures).all() and math.isfinite(evaluation.average_loss)):
@@ -87,28 +85,26 @@ def measure(
     return Measurement(
         state.rounds, evaluation.metric_name, NodeSummary.of(loss, evaluation.average_loss),
         NodeSummary.of(metric, evaluation.average_metric), math.sqrt(float(distances.mean())), state.sent.messages,
-        -(-state.sent.bits // 8), everyone.nonfinite, seconds,
+        -(-state.sent.bits // 8), seconds,
         everyone.wire_bytes if training_run.transport.networked or everyone.wire_bytes else None,
     )  # fmt: skip
 
 
 class _Figures(NamedTuple):
-    """What processes measured: loss, metric and squared distance of `nodes`, 3 x n, and what was counted."""
+    """What processes measured: loss, metric and squared distance of `nodes`, 3 x n, and what they sent."""
 
     nodes: NDArray[np.intp]
     figures: NDArray[np.float64]
-    nonfinite: int
     wire_bytes: int
 
     @staticmethod
     def joined(parts: list[_Figures]) -> _Figures:
-        """The figures of all nodes, in their order, and the counts of all processes together."""
+        """The figures of all nodes, in their order, and what all processes sent."""
         nodes = np.sort(np.concatenate([part.nodes for part in parts]))
         figures = np.empty((3, len(nodes)))
         for part in parts:
             figures[:, np.searchsorted(nodes, part.nodes)] = part.figures
-        counts = (sum(part.nonfinite for part in parts), sum(part.wire_bytes for part in parts))
-        return _Figures(nodes, figures, *counts)
+        return _Figures(nodes, figures, sum(part.wire_bytes for part in parts))
 
 
 def is_measured(rounds: int, every: int, last: int) -> bool:

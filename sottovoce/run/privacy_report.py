@@ -7,7 +7,7 @@ The headline is what whoever hears every message can learn at most, by the best 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -61,17 +61,16 @@ class PrivacyReport:
         all views, among which are those that it must hold for (`covering_views`).
         """
         best = self._proven()
-        return None if best is None else replace(best, assumptions=(*best.assumptions, *self._assumptions))
+        return None if best is None else replace(best, assumptions=(*best.assumptions, *self._assumptions()))
 
-    @property
-    def _assumptions(self) -> list[Assumption]:
+    def _assumptions(self) -> Iterator[Assumption]:
         """What is assumed about this run, whatever the proof."""
-        holds = {
-            AssumptionKind.MESSAGES_ONLY: self.messages_only,
-            AssumptionKind.REPRODUCIBLE_RUN: self._run.reproducible
-            and not isinstance(self._run.algorithm.noise, NoNoise),
-        }
-        return [kind.of() for kind, applies in holds.items() if applies]
+        if self.messages_only:
+            yield AssumptionKind.MESSAGES_ONLY.of()
+        if self._run.reproducible and not isinstance(self._run.algorithm.noise, NoNoise):
+            yield AssumptionKind.REPRODUCIBLE_RUN.of()
+        if self._run.task.public_statistics:
+            yield AssumptionKind.PUBLIC_STATISTICS.of(statistics="; ".join(self._run.task.public_statistics))
 
     def _proven(self) -> PrivacyFigure | None:
         if not self.accounts:

@@ -53,8 +53,10 @@ def with_other_rows(
     data, more = job.dataset, [part.numpy() for part in extra]
     inputs = np.concatenate([data.inputs, data.test_inputs, *more[:1]], dtype=np.float32)
     targets = np.concatenate([data.targets, data.test_targets, *more[1:]])
+    bound = data.examples.norm_bound
+    examples = Examples(inputs) if bound is None else Examples(inputs).clipped(bound)
     changed = dataclasses.replace(
-        job, dataset=dataclasses.replace(data, examples=Examples(inputs), targets=targets, groups=None),
+        job, dataset=dataclasses.replace(data, examples=examples, targets=targets, groups=None),
         shards=dataclasses.replace(job.shards, indices=tuple(indices)),
     )  # fmt: skip
     gradients = changed.gradients(

@@ -22,7 +22,11 @@ UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data doe
 
 
 class Convexity(NamedTuple):
-    """Whether local steps are non-expansive on a run's data, with the sentence that says so or why not."""
+    """Whether local steps are non-expansive, with the sentence that says so or why not.
+
+    Both follow from settings, declared bounds and the number of records of each node, which is public: sigma depends on
+    this, so no value of a record may.
+    """
 
     established: bool
     sentence: str
@@ -112,10 +116,9 @@ def _convexity(training_run: TrainingRun, system: LinearSystem) -> Convexity:
             raise Unaccountable(f"{training_run.task.model.name} is not known to be convex, as linear models are")
         sentence = non_expansive(
             model,
-            training_run.task.features(),
+            training_run.task.feature_norm,
             step_size=training_run.algorithm.step_size,
             clipping=gradients.clipping.kind,
-            full_batch=batches.full,
             weight=least_weight(system),
             excess=float((batches.largest / batches.divisors).max()),
         )

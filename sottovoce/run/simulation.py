@@ -44,12 +44,16 @@ from sottovoce.run.training_run import RunState, TrainingRun, prepare_run
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished run: where every node ended (N x D), what was measured, and, when asked, its privacy guarantees."""
+    """A finished run: where every node ended (N x D), what was measured, and, when asked, its privacy guarantees.
+
+    `nonfinite` gradients were left out: a count that depends on the data itself, which no figure covers.
+    """
 
     training_run: TrainingRun
     models: Tensor
     metrics: tuple[Measurement, ...]
     delta: float
+    nonfinite: int
     messages: Messages | None = None
 
     @cached_property
@@ -105,7 +109,7 @@ def simulate(
             if measurement is not None:
                 metrics.append(measurement)
     messages = None if recorder is None else recorder.messages
-    return Run(training_run, training_run.models(last), tuple(metrics), delta, messages)
+    return Run(training_run, training_run.models(last), tuple(metrics), delta, last.nonfinite, messages)
 
 
 def measured_rounds(

@@ -36,7 +36,8 @@ def test_a_run_prints_and_a_second_one_only_reads(sotto, here, monkeypatch):
     assert "dp-d-sgd on ring:4 metropolis, 3 rounds" in out
     assert "at delta 1e-05, everyone as adversary, one record replaced, any-training" in out
     assert sorted(os.listdir(here / "runs" / "try")) == [
-        "checkpoint.npz", "config.json", "lock", "metrics.jsonl", "privacy.json", "report.html", "result.json"
+        "checkpoint.npz", "config.json", "lock", "metrics.jsonl", "privacy.json", "private.json", "report.html",
+        "result.json",
     ]  # fmt: skip
     monkeypatch.setattr("sottovoce.run.execute.build_accountant", lambda *_: pytest.fail("ran again"))
     assert sotto("run try.toml") == (0, out, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,11 @@ from sottovoce.core.threads import threads
 from sottovoce.learning import models
 from sottovoce.learning.batches import parse_batches
 from sottovoce.learning.clipping import norms, parse_clipping
+from sottovoce.learning.datasets import from_arrays
 from sottovoce.learning.engine_choice import engine_for
 from sottovoce.learning.engines import Stack, clip_rows, sum_clipped
+from sottovoce.learning.partitioning import partition
+from sottovoce.learning.tasks import task
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +96,51 @@ def test_the_bound_holds_for_what_engines_release(name, scale):
             clipped = engine_for(net, engine).clipped(points, stack, parse_clipping("per-example", bound))
             assert exact_norms(clipped.rows).max() <= bound
             assert clipped.rows.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("engine", ["stacked", "loop", "functional"])
+@pytest.mark.parametrize("name", ["softmax", "logistic"])
+def test_a_bound_from_the_declared_norm_is_reached_and_never_acts(name, engine, dtype):
+    """Rows of the largest norm and models that are certain of the wrong class: all that such rows can give."""
+    rng = np.random.default_rng(0)
+    labels, classes = rng.integers(0, 2, 40), 4 if name == "softmax" else 2
+    labels[:classes] = range(classes)
+    rows = 100 * rng.standard_normal((40, 6))
+    data = from_arrays(rows, labels, test=(rows, labels)).max_norm(3.0)
+    job = task(data, partition(data, 4), models.model(name, data), engine=engine, dtype=dtype)
+    gradients = job.gradients("full", "bounded")
+    inputs, targets = job.inputs.unsqueeze(1), job.targets.unsqueeze(1)
+    points = torch.cat([1e3 * job.start(torch.Generator().manual_seed(seed), nodes=range(10)) for seed in range(4)])
+    stack = Stack(inputs, targets, torch.ones(40, 1, dtype=dtype))
+    kept = job.engine.clipped(points, stack, gradients.clipping).rows
+    free = job.engine.clipped(points, stack, parse_clipping("per-example", 1e9)).rows
+    assert torch.equal(kept, free)
+    largest = math.sqrt((2 if name == "softmax" else 1) * (3.0**2 + 1))
+    assert gradients.clipping.bound == pytest.approx(largest, rel=1e-4)
+    assert gradients.clipping.bound > largest
+    assert exact_norms(free).max() == pytest.approx(largest, rel=1e-3)
+    assert gradients.sensitivity() == pytest.approx(2 * gradients.clipping.bound / 10)
+    assert job.gradients("poisson:0.5", "bounded").sampling(0) is not None
+
+
+def test_bounded_clipping_needs_what_its_bound_follows_from():
+    plain = from_arrays(np.eye(10), [0, 1] * 5)
+    values = from_arrays(np.eye(10), np.linspace(0, 1, 10)).max_norm(1.0)
+    clipped = plain.max_norm(1.0)
+    for data, name, bound, reason in (
+        (plain, "softmax", None, r"set data\.unit_norm = true, or data\.max_norm"),
+        (clipped, "mlp", None, "linear models only"),
+        (values, "linear", None, "grows with the error"),
+        (clipped, "softmax", 1.0, "leave the bound out"),
+    ):
+        job = task(data, partition(data, 2), models.model(name, data))
+        with pytest.raises(InputError, match=reason):
+            job.gradients("full", "bounded", bound)
+    with pytest.raises(InputError, match="2 local steps with bounded clipping"):
+        job.gradients("full", "bounded", local_steps=2, step_size=0.1)
+    with pytest.raises(InputError, match=r"use task\.gradients"):
+        parse_clipping("bounded")
 
 
 # --- gradients that are not finite ---------------------------------------------------------------------------------
@@ -193,7 +243,7 @@ def test_sensitivities_as_stated():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("hard", 1.0), "clipping 'hard'; known: none, per-example, whole-gradient"),
+        (("hard", 1.0), "clipping 'hard'; known: none, per-example, bounded, whole-gradient"),
         (("per-example", None), "clipping bound None"),
         (("per-example", 0.0), "clipping bound 0.0"),
         (("per-example", float("nan")), "clipping bound nan"),

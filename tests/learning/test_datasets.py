@@ -7,11 +7,13 @@ import json
 import re
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from sottovoce import InputError
 from sottovoce.learning.catalogue import CATALOGUE, held_out, household_averages
 from sottovoce.learning.datasets import Dataset, dataset_names, from_arrays, load
 from tests.learning.test_readers import cifar, write, write_mnist, write_npz
@@ -281,3 +283,37 @@ def test_rows_of_any_size_are_scaled_to_norm_one(size):
     norms = np.linalg.norm(np.concatenate([scaled.inputs, scaled.test_inputs]), axis=1)
     assert sorted(norms.tolist())[0] == 0.0
     np.testing.assert_allclose(sorted(norms.tolist())[1:], 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bound", [1e-12, 1.0, 3.7, 1e12])
+def test_no_row_is_longer_than_the_declared_norm(bound):
+    """In exact arithmetic, for rows from far below the bound to far above it; those within stay as they are."""
+    sizes = bound * np.array([1e-6, 0.5, 1 - 1e-7, 1 + 1e-7, 3.0, 1e6, 1e20])[:, None]
+    rows = np.random.default_rng(0).standard_normal((70, 40))
+    rows = (np.tile(sizes, (10, 1)) * rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    plain = from_arrays(rows, ["cat", "dog"] * 35, test=(rows, ["cat", "dog"] * 35))
+    found = plain.max_norm(bound)
+    for clipped in (found.inputs, found.test_inputs, found.only(np.arange(30)).inputs):
+        assert np.linalg.norm(clipped.astype(np.longdouble), axis=1).max() <= bound
+    short = np.linalg.norm(rows.astype(np.longdouble), axis=1) <= bound
+    np.testing.assert_array_equal(found.inputs[short], rows[short])
+    np.testing.assert_array_equal(found.examples.clipped(bound)[:], found.inputs)
+    assert np.linalg.norm(found.inputs[4::7].astype(float), axis=1) == pytest.approx(bound, rel=1e-5)
+    assert plain.examples.norm_bound is None
+    assert found.examples.norm_bound == found.only(np.arange(3)).examples.norm_bound == bound
+
+
+def test_unit_norm_declares_what_it_enforces():
+    scaled = load("digits").unit_norm()
+    assert np.linalg.norm(scaled.inputs.astype(float), axis=1).max() <= scaled.examples.norm_bound < 1.0001
+    assert scaled.examples.then(lambda rows: 2 * rows).norm_bound is None
+
+
+def test_norms_that_cannot_be_declared_are_refused():
+    for bound in (0.0, -1.0, float("nan"), float("inf"), 1e-40):
+        with pytest.raises(InputError, match="max_norm = "):
+            load("digits").max_norm(bound)
+    pairs = replace(load("digits"), entities=(3, 4))
+    for act in (pairs.unit_norm, lambda: pairs.max_norm(1.0)):
+        with pytest.raises(InputError, match="positions, not features"):
+            act()

@@ -260,10 +260,13 @@ def test_ratings_are_learned_and_reported_as_rmse():
 
 
 def test_features_carry_a_one_for_the_bias():
-    cancer = load("breast-cancer")
+    cancer = load("breast-cancer").max_norm(2.0)
     shards = partition(cancer, 3)
-    assert next(task(cancer, shards, models.model("logistic", cancer)).features()).shape == (152, 31)
-    assert next(task(cancer, shards, models.model("logistic", cancer, bias=False)).features()).shape == (152, 30)
+    assert task(cancer, shards, models.model("logistic", cancer)).feature_norm == pytest.approx(math.sqrt(5))
+    assert task(cancer, shards, models.model("logistic", cancer, bias=False)).feature_norm == 2.0
+    assert task(cancer, shards, models.model("mlp", cancer)).feature_norm is None
+    plain = load("breast-cancer")
+    assert task(plain, shards, models.model("logistic", plain)).feature_norm is None
 
 
 # --- starting points, layout, refusals -----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import signal
+import stat
 import time
 
 import numpy as np
@@ -90,6 +91,7 @@ def contents(place):
     return {
         "arrays": arrays, "about": {**about, "seconds": 0}, "lines": lines, "result": result,
         "privacy": files.document(files.privacy), "config": files.document(files.config),
+        "private": files.document(files.private),
     }  # fmt: skip
 
 
@@ -301,13 +303,36 @@ def test_a_promise_made_for_other_data_is_refused(tmp_path):
     """
     die("before the first checkpoint", tmp_path)
     before = RunFiles(tmp_path).document(tmp_path / "privacy.json")
-    (tmp_path / "privacy.json").write_text(json.dumps({**before, "fingerprint": "of another run"}))
+    for name in ("privacy.json", "private.json"):
+        kept = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(json.dumps({**json.loads(kept), "fingerprint": "of another run"}))
+        with pytest.raises(InputError, match="other settings, data or code"):
+            resumed(tmp_path)
+        (tmp_path / name).write_text(kept)
+    (tmp_path / "private.json").rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="other settings, data or code"):
         resumed(tmp_path)
-    (tmp_path / "privacy.json").write_text(json.dumps(before))
+    (tmp_path / "elsewhere").rename(tmp_path / "private.json")
     resumed(tmp_path)
     assert RunFiles(tmp_path).document(tmp_path / "privacy.json") == before
     assert RunFiles(tmp_path).document(tmp_path / "result.json")["headline"] == before["headline"]
+
+
+def test_what_depends_on_the_data_is_in_one_file_for_its_owner(tmp_path):
+    run_experiment(experiment(), tmp_path)
+    private = tmp_path / "private.json"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    found = json.loads(private.read_text())
+    assert [*found] == ["private", "fingerprint", "nonfinite"]
+    assert found["private"].startswith("Do not hand this file on")
+    assert found["nonfinite"] == 0
+    for path in tmp_path.glob("*.json*"):
+        text = path.read_text()
+        assert (found["fingerprint"] in text or "nonfinite" in text) is (path == private)
+    private.write_text("{}")
+    (tmp_path / "result.json").unlink()
+    with pytest.raises(InputError, match=r"private\.json: damaged"):
+        resumed(tmp_path)
 
 
 @pytest.mark.parametrize("tail", [b"", b'{"round": 4, "lo', b'{"round": 4}\n{"round": 6}\n'])

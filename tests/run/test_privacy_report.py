@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import dp_accounting
 import numpy as np
@@ -37,7 +38,7 @@ TRAINED = [case for case in cases() if not case.algorithm.averaging and case.pla
 
 
 def rows(n=60, features=3, seed=0, classes=2, scale=1.0):
-    """Made-up rows, each of norm `scale`, with labels that do not matter."""
+    """Made-up rows, each of norm `scale`, which is declared, with labels that do not matter."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((n, features))
     x = (scale * x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32)
@@ -46,7 +47,7 @@ def rows(n=60, features=3, seed=0, classes=2, scale=1.0):
         name="made-up", kind="classes" if classes else "value", examples=Examples(x), targets=y, test_inputs=x[:8],
         test_targets=y[:8], shape=(features,), classes=tuple("abcdef"[:classes]), groups=None, test_groups=None,
         entities=(), licence="", source="", notes=(),
-    )  # fmt: skip
+    ).max_norm(scale)  # fmt: skip
 
 
 def job(nodes=5, name="logistic", data=None, **settings):
@@ -412,9 +413,27 @@ def test_a_small_step_on_normalised_features_is_convex_training():
     assert found.accounts[0].kind == "any-training"
 
 
+@pytest.mark.parametrize("graph", ["path:6", "ring:9"])
+def test_distance_protects_in_softmax_regression(graph):
+    """Rows of declared norm and clipping that never acts: convex figures fall hop by hop, far below everyone's."""
+    net = metropolis(graph)
+    what = job(net.n, "softmax", data=rows(12 * net.n, classes=3))
+    began = begun(algorithm("dp-d-sgd", sigma=2.0, step_size=1.9), net, clip="bounded", bound=None, what=what, rounds=8)
+    found = report_privacy(began, attackers=[0])
+    assert found.convexity.startswith("checked: softmax regression, L = 1 from the declared norm of rows")
+    seen = found.accounts[1]
+    mus = [seen.of(hops, "convex-training").mu for hops in range(1, 5)]
+    assert mus == sorted(mus, reverse=True)
+    assert mus[0] == pytest.approx(found.headline.mu)
+    assert mus[3] < 0.5 * mus[0]
+    assert all(seen.of(hops, "fixed-streams").mu <= mu * (1 + 1e-9) for hops, mu in enumerate(mus, 1))
+    assert seen.of(4, "any-training").mu > mus[3]
+
+
 LINEAR = job(5, "linear", data=rows(60, classes=0), bias=False)
 SOFTMAX = job(5, "softmax", data=rows(60, classes=3), bias=False)
 BIASED = job(5, data=rows(60))
+UNDECLARED = job(5, data=replace(rows(60), examples=Examples(rows(60).inputs)))
 EACH, WHOLE = ({"clip": clip, "bound": 0.5} for clip in ("per-example", "whole-gradient"))
 
 
@@ -426,6 +445,7 @@ EACH, WHOLE = ({"clip": clip, "bound": 0.5} for clip in ("per-example", "whole-g
         ({**EACH, "step_size": 2.1, "batch": "cycle:3x4", "what": LINEAR}, "2/L = 2"),
         ({**EACH, "step_size": -0.1, "batch": "cycle:3x4"}, "climbs"),
         ({**EACH, "step_size": 0.01, "what": SOFTMAX}, "softmax regression can drive"),
+        ({**EACH, "step_size": 0.01, "what": UNDECLARED}, "no bound on the norm of rows is declared"),
         ({**EACH, "what": job(5, "mlp", data=rows(60))}, "mlp is not known to be convex"),
         ({**WHOLE}, "clipping a whole gradient"),
     ],
@@ -485,8 +505,9 @@ def test_a_name_does_not_make_a_model_convex(module):
     what = task(data, partition(data, 5), models.wrap_module(module, "cross-entropy", name="softmax"))
     found = convexity(step_size=0.01, what=what)
     assert what.convex_model is None
-    with pytest.raises(InputError, match="only linear models"):
-        what.features()
+    assert what.feature_norm is None
+    with pytest.raises(InputError, match="norm of rows bounds gradients of linear models only"):
+        what.gradients("full", "bounded")
     assert found.headline is None
     clipped = convexity(step_size=0.01, what=what, clip="per-example", bound=1.0)
     assert "softmax is not known to be convex" in clipped.convexity

@@ -1,0 +1,44 @@
+"""`private.json` of a run: what depends on the data itself.
+
+No privacy figure covers it, so it is kept out of all that may be handed on: pages, logs and comparisons never read it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from sottovoce.core.files import write_text
+from sottovoce.errors import InputError
+from sottovoce.run.layout import RunFiles
+
+WARNING = "Do not hand this file on: it depends on the data itself, and no privacy figure covers it."
+
+
+@dataclass(frozen=True)
+class PrivateFacts:
+    """The fingerprint of the run with its data, and how many gradients were left out because they were not finite.
+
+    The count is None until the run ends.
+    """
+
+    fingerprint: str
+    nonfinite: int | None = None
+
+
+def write_private_facts(files: RunFiles, facts: PrivateFacts) -> None:
+    """Write `private.json`, for its owner alone."""
+    write_text(files.private, json.dumps({"private": WARNING, **asdict(facts)}, indent=1) + "\n", private=True)
+
+
+def read_private_facts(files: RunFiles) -> PrivateFacts | None:
+    """What `private.json` holds; None where it is not there."""
+    document = files.document(files.private)
+    if document is None:
+        return None
+    try:
+        return PrivateFacts(document["fingerprint"], document["nonfinite"])
+    except KeyError:
+        raise InputError(
+            f"{files.private}: damaged", "it is written by sotto run", "start anew in another folder"
+        ) from None
