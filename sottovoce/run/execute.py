@@ -33,7 +33,7 @@ from sottovoce.run.build import build_accountant, forget_data
 from sottovoce.run.callbacks import Progress, RoundCallback, call_all
 from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
-from sottovoce.run.fingerprint import comparable, fingerprint, versions
+from sottovoce.run.fingerprint import check_versions, comparable, fingerprint, versions
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, unwritable, write_token
 from sottovoce.run.metrics import Measurement
@@ -121,6 +121,7 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
     """
     before, wanted = files.document(files.privacy), experiment.privacy
     if before is not None:
+        check_versions(before, files.folder)
         if before.get("fingerprint") != digest:
             raise InputError(
                 f"{files.privacy}: guarantees for other settings, data or code", "a run goes on as it began",
@@ -128,7 +129,7 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
             )  # fmt: skip
         return before
     report = report_privacy(accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view)
-    return {**report.document(), "fingerprint": digest}
+    return {**report.document(), "versions": versions(), "fingerprint": digest}
 
 
 def _last_checkpoint(files: RunFiles, part: TrainingRun, digest: str, coordinator: Coordinator) -> Checkpoint:

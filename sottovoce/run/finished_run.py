@@ -14,7 +14,7 @@ from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, node_number
 from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
-from sottovoce.run.fingerprint import fingerprint
+from sottovoce.run.fingerprint import check_versions, fingerprint
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.recording import Messages, read_recording
@@ -67,10 +67,12 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
     if not files.result.exists():
         raise unfinished_run(folder)
     experiment = parse_experiment(settings, str(files.config))
+    privacy = files.document(files.privacy)
+    if privacy is not None:
+        check_versions(privacy, folder)
     training_run = build(experiment, data)
     mark = fingerprint(experiment, training_run)
     load(files.checkpoint, training_run, mark)
-    privacy = files.document(files.privacy)
     if privacy is None or privacy.get("fingerprint") != mark:
         what = "not there" if privacy is None else "of another run"
         raise InputError(f"{files.privacy}: {what}", "it holds the guarantees of the run", "run again")
