@@ -38,11 +38,8 @@ class AssumptionKind(Enum):
         "what a node contributes does not depend on what it heard (averaging, statistics); an idealisation for training"
     )
     NO_SHARED_SECRETS = "whoever hears everything shares no secret with a node; a neighbour, who does, can learn more"
-    ROUNDING_COVERED = (
-        "rounding is covered: nodes release multiples of {step}, as close to gradient plus noise as if these were real "
-        "numbers"
-    )
-    ROUNDING_NOT_COVERED = "rounding of floating-point numbers is not covered: figures are about real numbers"
+    ROUNDING_COVERED = "exact noise: nodes release multiples of {step}, so that rounding is covered"
+    ROUNDING_NOT_COVERED = "messages are real numbers: rounding of floating-point numbers is not covered"
     SAMPLED_BATCHES = "one record is {changed}; batches are drawn anew in each round, and nobody learns who was drawn"
     NOTHING_OBSERVED = (
         "no message that the adversary observes depends on this node's data: nothing of it is observed; not covered "

@@ -16,7 +16,13 @@ from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.covering_views import covering_views, lacks_secrets
 from sottovoce.privacy.guarantee import Guarantee, Kind, PrivacyFigure, TrainingProof
 
-PLACES = {"largest_step": "2/L", "changed": "replaced by another", "by": " by a factor 2 in mu^2", "source": "a paper"}
+PLACES = {
+    "largest_step": "2/L",
+    "changed": "replaced by another",
+    "by": " by a factor 2 in mu^2",
+    "source": "a paper",
+    "step": "0.0625",
+}
 RING = metropolis("ring:4")
 DECOR, PLAIN = algorithm("decor", sigma=1.0, sigma_pair=1.0), algorithm("dp-d-sgd", sigma=1.0)
 
