@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.loop import peak_gigabytes, seconds, settings
 from sottovoce import algorithm, iterate_rounds, metropolis
+from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.threads import threads
 from sottovoce.learning import models
 from sottovoce.learning.clipping import parse_clipping
@@ -49,14 +50,21 @@ def job_of(nodes: int, rows: int, shape: tuple[int, ...], name: str, **words: ob
 
 
 def rounds(
-    job: Task, name: str, batch: str, clip: tuple[str, float | None] = ("none", None), **words: object
+    job: Task,
+    name: str,
+    batch: str,
+    clip: tuple[str, float | None] = ("none", None),
+    *,
+    exact_noise: bool = False,
+    **words: object,
 ) -> Callable:
     """An action that plays one round of an algorithm on a 4-regular graph."""
     gradient = job.gradients(batch, *clip, **words)
     extra = {} if clip[0] == "none" else {"sigma": 1.0, "sensitivity": gradient.sensitivity()}
     net = metropolis(f"regular:{len(job.shards.indices)},d=4,seed=0")
     x0 = job.start(torch.Generator().manual_seed(0))
-    played = iterate_rounds(algorithm(name, step_size=STEP_SIZE, **extra), net, x0, gradient, rounds=10**6)
+    built = with_exact_noise(algorithm(name, step_size=STEP_SIZE, **extra), net, exact_noise)
+    played = iterate_rounds(built, net, x0, gradient, rounds=10**4)
     return lambda: next(played)
 
 
@@ -152,6 +160,9 @@ def private(count: int = 1) -> None:
         played = {
             "round of d-psgd, not clipped": rounds(job, "d-psgd", "fixed:32"),
             "round of dp-d-sgd, clipped, with noise": rounds(job, "dp-d-sgd", "fixed:32", clip),
+            "the same, exact noise": rounds(job, "dp-d-sgd", "fixed:32", clip, exact_noise=True),
+            "round of anti-pgd, clipped, with noise": rounds(job, "anti-pgd", "fixed:32", clip),
+            "the same, exact noise ": rounds(job, "anti-pgd", "fixed:32", clip, exact_noise=True),
         }
         compare(f"32 nodes, 4-regular, 784-32-10, one minibatch of 32 a round, {count} thread(s)", played)
         processor(played)

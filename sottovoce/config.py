@@ -96,12 +96,16 @@ class TrainingSettings(_Section):
 
 
 class PrivacySettings(_Section):
-    """Against which adversary, at which delta; with `epsilon`, the noise is chosen to meet it."""
+    """Against which adversary, at which delta; with `epsilon`, the noise is chosen to meet it.
+
+    `exact_noise`: whether nodes release values on a grid, so that figures cover rounding.
+    """
 
     adjacency: Literal["record", "user"] = "record"
     delta: float = Field(default=1e-5, gt=0, lt=1)
     epsilon: float | None = Field(default=None, gt=0)
     view: str = "everyone"
+    exact_noise: bool | Literal["auto"] = "auto"
     attackers: Literal["auto", "all", "none"] | int | list[int] = "auto"
 
 

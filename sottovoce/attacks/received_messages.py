@@ -15,6 +15,7 @@ start) is the same run with everything else set to zero. The loop is run a secon
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from scipy import sparse
 from sottovoce.core.arrays import Rows, to_numpy
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.correlation import Correlation
+from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.noise import FactoredMatrix
@@ -117,6 +119,11 @@ class _KnownOnly:
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
         """Only what comes from known sources."""
         return self._inner.correlated(correlation, sources, self._known(sources, matrix), round)
+
+    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> Rows:
+        """Only with noise from known sources."""
+        known = tuple(replace(term, matrix=self._known(term.sources, term.matrix)) for term in noise.terms)
+        return self._inner.rounded_sum(gradient, replace(noise, terms=known), round)
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
         """As in the run itself."""

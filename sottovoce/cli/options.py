@@ -136,6 +136,7 @@ class Setting:
     def chosen(self) -> "tuple[Callable[[float], Algorithm], Topology]":
         """The algorithm, given sigma, and the topology."""
         from sottovoce.algorithms.registry import algorithm_spec
+        from sottovoce.core.grid import with_exact_noise
         from sottovoce.core.topologies import random_edges, weigh, weights_for
 
         spec = algorithm_spec(self.algorithm)
@@ -151,7 +152,7 @@ class Setting:
         given |= spec.from_run(given, rounds=self.rounds, participation=self.participation)
 
         def build(sigma: float) -> "Algorithm":
-            return spec.build_at(sigma, given)
+            return with_exact_noise(spec.build_at(sigma, given), net)
 
         net = weigh(self.graph, weights_for(spec.requires, self.weights))
         return build, random_edges(net, seed=self.seed) if self.randomized else net

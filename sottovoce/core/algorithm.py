@@ -65,6 +65,10 @@ class Algorithm(Protocol):
     def secure_sum(self) -> bool:
         """Whether single messages stay hidden and only their sum is seen."""
 
+    @property
+    def exact_noise(self) -> bool:
+        """Whether nodes release gradient plus noise on a grid, rounded as real numbers would be."""
+
     def on(self, topology: Topology) -> Algorithm:
         """The algorithm with what it takes from the topology; refuses one that does not fit."""
 

@@ -42,6 +42,7 @@ class Gossip:
     requires: Requirement = "row-stochastic"
     averaging: bool = False
     secure_sum: bool = False
+    exact_noise: bool = False
 
     def __post_init__(self) -> None:
         for name in ("step_size", "sensitivity", "gossip_steps"):

@@ -31,6 +31,7 @@ from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.gossip_step import GossipStep
+from sottovoce.core.grid import noise_on_grid, why_not_exact
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
@@ -102,6 +103,9 @@ def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
             "they would draw the same numbers",
             "add their variances into one noise",
         )
+    refusal = why_not_exact(algorithm.noise, mixing) if algorithm.exact_noise else None
+    if refusal is not None:
+        raise InputError(f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out")
     if algorithm.noise.correlation is not None:
         if algorithm.averaging:
             raise InputError(f"{algorithm.name} with correlated noise", "it adds noise only once", "use Independent")
@@ -157,8 +161,9 @@ def iterate_rounds(
     first, loop_state = after or (0, loop_state)
     with transport.open_inputs(seed, NoiseKey.given_or_fresh(noise_key), gradient, x0) as inputs:
         if topology.static and not algorithm.averaging:
-            for term in algorithm.noise.local(topology.at(0))[:1]:
-                inputs.expect(term, range(0 if algorithm.noise.correlation else first, rounds))
+            exact, correlated = algorithm.exact_noise, algorithm.noise.correlation is not None
+            for term in algorithm.noise.local(topology.at(0))[: 0 if exact and correlated else 1]:
+                inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
         for round in range(first, rounds):
             played = play_round(algorithm, topology, loop_state, inputs, round, transport)
             loop_state = played.loop_state
@@ -195,6 +200,9 @@ def _step_locally(
     """Where the gradient was taken, and the state after the local step."""
     point = algorithm.point(state)
     gradient = inputs.gradient(round, point)
+    if algorithm.exact_noise:
+        released = inputs.rounded_sum(gradient, noise_on_grid(algorithm, mixing), round)
+        return point, _after(mixing, algorithm.local(state, released, 0.0), state)
     noise = _local_noise(algorithm, mixing, inputs, round)
     return point, _after(mixing, algorithm.local(state, gradient, noise), state)
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self, TypeAlias
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
+from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_sources import Sources
 
@@ -28,6 +29,9 @@ class LoopInputs(Protocol):
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
         """`matrix @ (C^-1 Z)_round`."""
 
+    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> Rows:
+        """The gradient plus this noise, rounded to the noise's grid as if both were real numbers."""
+
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
         """Every row compressed, with the random stream of its node."""
 
@@ -39,8 +43,8 @@ class RunInputs(LoopInputs, Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def expect(self, term: NoiseTerm, rounds: range) -> None:
-        """Each of these rounds will ask for this noise in turn."""
+    def expect(self, term: NoiseTerm, rounds: range, *, exact: bool = False) -> None:
+        """Each of these rounds will ask for this noise in turn; `exact`: for its rounded sum with the gradient."""
 
 
 Gradient: TypeAlias = Callable[[int, Any], Any]

@@ -6,7 +6,7 @@ Shapes: N nodes, D parameters, S noise sources.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -17,11 +17,22 @@ from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
+from sottovoce.core.exact_gaussians import fine_, guess_
+from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_key import NoiseKey, public_stream
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.prefetch import Block, Prefetcher
+from sottovoce.core.rounded_sum import (
+    CorrelatedSum,
+    CorrelationErrors,
+    FreshSum,
+    KeyedGaussians,
+    NoiseBounds,
+    guess_bounds,
+    rounded_sum,
+)
 from sottovoce.core.threads import WORKERS
 from sottovoce.errors import Diverged, InputError
 
@@ -49,6 +60,7 @@ class NoiseFeed:
         self._expected: tuple[Sources, NDArray[np.bool_]] | None = None
         self._prefetcher: Prefetcher | None = None
         self._past: list[Rows] = []
+        self._errors: CorrelationErrors | None = None
         self._next_round = 0
 
     def __enter__(self) -> Self:
@@ -58,11 +70,12 @@ class NoiseFeed:
         if self._prefetcher is not None:
             self._prefetcher.close()
 
-    def expect(self, term: NoiseTerm, rounds: range) -> None:
+    def expect(self, term: NoiseTerm, rounds: range, *, exact: bool = False) -> None:
         """Each of these rounds will ask for this noise in turn: it is drawn ahead, within this context."""
         if WORKERS > 1 and term.sources.size * self._like.shape[1] >= PREFETCHED:
             sources, used = self._expected = term.sources, term.matrix.used()
-            self._prefetcher = Prefetcher(lambda round: self._draw(sources, used, round, 0), rounds)
+            draw = self._draw_guesses if exact else self._draw
+            self._prefetcher = Prefetcher(lambda round: draw(sources, used, round, 0), rounds)
 
     def gradient(self, round: int, point: Rows) -> Rows:
         """Asks the task; refuses what would poison every neighbour."""
@@ -85,34 +98,75 @@ class NoiseFeed:
 
     def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> Rows:
         """`matrix @ Z`, a block of sources at a time."""
-        blocks, sizes = self._blocks(sources, matrix.used(), round, step), matrix.diagonal()
-        D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
-        total = _product(matrix, blocks, D, dtype) if sizes is None else _scaled(sizes, blocks, D, dtype)
-        return arrays.convert(total, self._like)
+        blocks = self._ahead(sources, matrix.used(), round, step) or self._draw(sources, matrix.used(), round, step)
+        return arrays.convert(_times(matrix, blocks, self._like.shape[1], arrays.numpy_dtype(self._like)), self._like)
 
-    def _blocks(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
-        """Drawn ahead or now. What was drawn ahead is handed out once; who asks again has it drawn again."""
+    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> Rows:
+        """The gradient plus `matrix @ Z` of all terms, rounded to the grid as if they were real numbers."""
+        values = arrays.to_numpy(gradient)
+        sum_of = self._fresh_sum if noise.correlation is None else self._correlated_sum
+        return arrays.convert(sum_of(values, noise, round), gradient)
+
+    def _fresh_sum(self, values: NDArray[Any], noise: NoiseOnGrid, round: int) -> NDArray[Any]:
+        guesses = np.zeros(values.shape, dtype=np.float32) if len(noise.terms) > 1 else None
+        for term in noise.terms:
+            used = term.matrix.used()
+            blocks = self._ahead(term.sources, used, round, 0) or self._draw_guesses(term.sources, used, round, 0)
+            product = _times(term.matrix, blocks, values.shape[1], np.dtype(np.float32))
+            guesses = product if guesses is None else guesses + product
+        draws = tuple(KeyedGaussians(self._key, term.sources, round, 0, values.shape[1]) for term in noise.terms)
+        exact = FreshSum(values, noise.terms, draws, noise.step)
+        assert guesses is not None
+        return rounded_sum(values, guesses, guess_bounds(noise.terms, len(values)), noise.step, exact.decide)
+
+    def _correlated_sum(self, values: NDArray[Any], noise: NoiseOnGrid, round: int) -> NDArray[Any]:
+        (term,), correlation, D = noise.terms, noise.correlation, values.shape[1]
+        assert correlation is not None
+        used = term.matrix.used()
+
+        def fresh(t: int) -> NDArray[Any]:
+            blocks = term.sources.draw(self._key, t, 0, D, np.float64, used, CHUNK, fine_)
+            return _times(_identity(used), blocks, D, np.dtype(np.float64))
+
+        if self._errors is None:
+            self._errors = CorrelationErrors(correlation)
+        sums = term.matrix.whole() @ self._recursion(correlation, round, fresh)
+        sizes = np.asarray(abs(term.matrix.whole()).sum(axis=1)).ravel()
+        known = NoiseBounds(sizes * self._errors.of(round), np.abs(sums).max(axis=1))
+        draws = tuple(KeyedGaussians(self._key, term.sources, t, 0, D) for t in range(round + 1))
+        exact = CorrelatedSum(values, term, draws, correlation, noise.step)
+        return rounded_sum(values, sums, known, noise.step, exact.decide)
+
+    def _ahead(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block] | None:
+        """What was drawn ahead. It is handed out once; who asks again has it drawn again."""
         if self._prefetcher is not None and self._expected is not None and (self._prefetcher.round, 0) == (round, step):
             known, known_used = self._expected
             if known is sources and np.array_equal(known_used, used):
                 return self._prefetcher.take()
-        return self._draw(sources, used, round, step)
+        return None
 
     def _draw(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
         D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
         return sources.draw(self._key, round, step, D, dtype, used, CHUNK)
 
+    def _draw_guesses(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
+        return sources.draw(self._key, round, step, self._like.shape[1], np.float32, used, CHUNK, guess_)
+
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
         """`matrix @ (C^-1 Z)_t`: earlier rounds are remembered as far as C looks back, or drawn again."""
+        own = _identity(matrix.used())
+        result = self._recursion(correlation, round, lambda t: self.noise(sources, own, t, 0))
+        return arrays.operator(matrix.whole(), self._like) @ result
+
+    def _recursion(self, correlation: Correlation, round: int, fresh: Callable[[int], Any]) -> Any:
+        """`(C^-1 Z)_t` from the draws of each round, which `fresh` gives."""
         if round < self._next_round:
             self._past, self._next_round = [], 0
-        own = FactoredMatrix(sparse.diags_array(matrix.used().astype(float), format="csr"))
         for t in range(self._next_round, round + 1):
-            fresh = self.noise(sources, own, t, 0)
-            result, remembered = correlation.next(t, fresh, self._past)
+            result, remembered = correlation.next(t, fresh(t), self._past)
             self._past = [*self._past, remembered][-correlation.memory :] if correlation.memory else []
         self._next_round = round + 1
-        return arrays.operator(matrix.whole(), self._like) @ result
+        return result
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
         """Each node's row with its own random stream."""
@@ -122,6 +176,15 @@ class NoiseFeed:
     def compression_streams(self, nodes: Iterable[int], round: int, step: int) -> list[np.random.Generator]:
         """The random stream of each of these nodes, for compressing its row."""
         return [public_stream(self.seed, "compression", [int(node)], round, step) for node in nodes]
+
+
+def _identity(used: NDArray[np.bool_]) -> FactoredMatrix:
+    return FactoredMatrix(sparse.diags_array(used.astype(float), format="csr"))
+
+
+def _times(matrix: FactoredMatrix, blocks: Iterator[Block], D: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    sizes = matrix.diagonal()
+    return _product(matrix, blocks, D, dtype) if sizes is None else _scaled(sizes, blocks, D, dtype)
 
 
 def _scaled(sizes: NDArray[Any], blocks: Iterator[Block], D: int, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -81,6 +81,10 @@ class NoiseKey:
         """The random stream of one source in one step."""
         return _generator(self.secret, kind, ids, round, step)
 
+    def stream_key(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> NDArray[np.uint64]:
+        """The two words from which numpy's Philox makes that stream."""
+        return np.frombuffer(_stream_key(self.secret, kind, ids, round, step), np.uint64)
+
 
 def public_stream(seed: int, kind: str, ids: Sequence[int], round: int, step: int = 0) -> np.random.Generator:
     """A random stream that every node can draw, such as which coordinates are sent."""
@@ -104,8 +108,12 @@ class _Key(ISeedSequence):
 
 def _generator(secret: bytes, kind: str, ids: Sequence[int], round: int, step: int) -> np.random.Generator:
     """A hash of the stream's name is the key of a counter-based generator."""
-    key = _hash(secret, f"{kind}|{','.join(map(str, ids))}|{round}|{step}")
+    key = _stream_key(secret, kind, ids, round, step)
     return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]  # the stub leaves ISeedSequence out
+
+
+def _stream_key(secret: bytes, kind: str, ids: Sequence[int], round: int, step: int) -> bytes:
+    return _hash(secret, f"{kind}|{','.join(map(str, ids))}|{round}|{step}")
 
 
 def _hash(secret: bytes, name: str) -> bytes:

@@ -7,7 +7,7 @@ numbers, and no draw is ever used for two rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,10 +53,11 @@ class Sources:
         dtype: Any = np.float64,
         needed: NDArray[np.bool_] | None = None,
         at_once: int | None = None,
+        fill_: Callable[[np.random.Generator, NDArray[Any]], None] | None = None,
     ) -> Iterator[tuple[NDArray[np.intp], NDArray[Any]]]:
         """The draws of one step: (which sources, their rows), in blocks of about `at_once` values.
 
-        Groups in which no source is needed are left out.
+        Groups in which no source is needed are left out. `fill_` draws from a stream: `gaussians_` unless given.
         """
         stops = np.cumsum(self.counts)
         starts = stops - self.counts
@@ -71,7 +72,7 @@ class Sources:
             filled = 0
             for g in groups:
                 rng = key.stream(self.kind, self.groups[g].tolist(), round, step)
-                gaussians_(rng, rows[filled : filled + self.counts[g]])
+                (fill_ or gaussians_)(rng, rows[filled : filled + self.counts[g]])
                 filled += self.counts[g]
             yield sources, rows
 

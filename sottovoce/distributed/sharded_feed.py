@@ -7,6 +7,7 @@ secrets that they share.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Self
 
@@ -18,6 +19,7 @@ from sottovoce.core.arrays import Rows, convert, to_numpy
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip_step import GossipStep
+from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_feed import NoiseFeed
@@ -42,10 +44,10 @@ class ShardedFeed:
     def __exit__(self, *_: object) -> None:
         self._feed.__exit__()
 
-    def expect(self, term: NoiseTerm, rounds: range) -> None:
+    def expect(self, term: NoiseTerm, rounds: range, *, exact: bool = False) -> None:
         """Drawn ahead: what the nodes here will ask for."""
         sources, matrix = self._here(term.sources, term.matrix)
-        self._feed.expect(NoiseTerm(sources, matrix), rounds)
+        self._feed.expect(NoiseTerm(sources, matrix), rounds, exact=exact)
 
     def gradient(self, round: int, point: Rows) -> ShardedRows:
         """Asks the task, which holds the data of the nodes here."""
@@ -58,6 +60,11 @@ class ShardedFeed:
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> ShardedRows:
         """Earlier rounds are remembered for the nodes here."""
         return self._sharded(self._feed.correlated(correlation, *self._here(sources, matrix), round))
+
+    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> ShardedRows:
+        """The rows of the nodes here."""
+        here = tuple(NoiseTerm(*self._here(term.sources, term.matrix)) for term in noise.terms)
+        return self._sharded(self._feed.rounded_sum(as_sharded(gradient).own, replace(noise, terms=here), round))
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> ShardedRows:
         """The rows of the nodes here."""

@@ -14,7 +14,7 @@ from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption import couple, late_cost, least_cost
-from sottovoce.privacy.assumptions import Assumption, AssumptionKind
+from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.closedness import closedness, reaching_gradients
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import covering_views, lacks_secrets
@@ -212,6 +212,10 @@ def _headline(found: list[Guarantee], averaging: bool, convex: bool) -> Guarante
     return max(best.values(), key=lambda guarantee: guarantee.mu) if best else None
 
 
+NEAR = 1e-6
+"""A figure this close to one that covers rounding is rounded up to it."""
+
+
 class _Bound(NamedTuple):
     """mu^2 of every victim, whether it is proven for training, and what it assumes."""
 
@@ -238,17 +242,28 @@ class _Accounting:
             Kind.FIXED_STREAMS: self._fixed_streams,
         }
         squares, proof, assumptions = bounds[kind]()
+        squares, covered = self._rounded_up(squares)
         if lacks_secrets(self.view, self.system):
             assumptions = (*assumptions, AssumptionKind.NO_SHARED_SECRETS.of())
-        unobserved = (*assumptions, AssumptionKind.NOTHING_OBSERVED.of())
-        each = zip(self.observation.victims, self.observation.distances(), np.sqrt(squares), strict=True)
-        return [
-            Guarantee(
-                int(victim), distance, kind, float(mu), proof,
-                unobserved if mu == 0 and not self._observed[number] else assumptions,
-            )
-            for number, (victim, distance, mu) in enumerate(each)
-        ]  # fmt: skip
+        each = zip(self.observation.victims, self.observation.distances(), np.sqrt(squares), covered, strict=True)
+        found = []
+        for number, (victim, distance, mu, is_covered) in enumerate(each):
+            unobserved = mu == 0 and not self._observed[number]
+            last = AssumptionKind.NOTHING_OBSERVED.of() if unobserved else rounding(self.system, covered=is_covered)
+            found.append(Guarantee(int(victim), distance, kind, float(mu), proof, (*assumptions, last)))
+        return found
+
+    def _rounded_up(self, squares: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """mu^2, and for which victims it covers rounding: where it is not below what all noisy gradients tell.
+
+        With exact noise everything that is sent is a function of the noisy gradients on their grid, in any arithmetic.
+        Smaller figures count on sums of several nodes' noise, which on grids, and in floating point, tell more.
+        """
+        if not self.system.algorithm.exact_noise:
+            return squares, np.zeros(len(squares), dtype=bool)
+        enough = self._given_noisy_gradients()
+        covered = squares >= (1 - NEAR) * enough
+        return np.where(covered, np.maximum(squares, enough), squares), covered
 
     @cached_property
     def _observed(self) -> NDArray[np.bool_]:
@@ -298,6 +313,10 @@ class _Accounting:
         return _Bound(np.min(options, axis=0), TrainingProof.PROVEN, (AssumptionKind.BOUNDED_GRADIENTS.of(),))
 
     def _given_noisy_gradients(self) -> NDArray[np.float64]:
+        return self._noisy_gradient_losses
+
+    @cached_property
+    def _noisy_gradient_losses(self) -> NDArray[np.float64]:
         return loss_given_noisy_gradients(self.system, self.view, self.observation.victims, self.scheme)
 
     def _clipped_growth(self) -> NDArray[np.float64]:

@@ -13,6 +13,8 @@ from enum import Enum
 from functools import cached_property
 
 from sottovoce.core.adjacency import Change
+from sottovoce.core.grid import grid_step
+from sottovoce.tracing.linear_system import LinearSystem
 
 FINAL_MODELS = "models at the end, if they are published: they hold more than was sent"
 """What is not covered where figures are about messages only and models do not follow from these."""
@@ -36,6 +38,8 @@ class AssumptionKind(Enum):
         "what a node contributes does not depend on what it heard (averaging, statistics); an idealisation for training"
     )
     NO_SHARED_SECRETS = "whoever hears everything shares no secret with a node; a neighbour, who does, can learn more"
+    ROUNDING_COVERED = "exact noise: nodes release multiples of {step}, so that rounding is covered"
+    ROUNDING_NOT_COVERED = "messages are real numbers: rounding of floating-point numbers is not covered"
     SAMPLED_BATCHES = "one record is {changed}; batches are drawn anew in each round, and nobody learns who was drawn"
     NOTHING_OBSERVED = (
         "no message that the adversary observes depends on this node's data: nothing of it is observed; not covered "
@@ -74,3 +78,10 @@ class Assumption:
     def read(cls, sentence: str) -> Assumption:
         """The assumption that a document states; what is none of ours is a remark about a paper's formula."""
         return cls(next(kind for kind in AssumptionKind if kind.pattern.fullmatch(sentence)), sentence)
+
+
+def rounding(system: LinearSystem, *, covered: bool) -> Assumption:
+    """What a figure of a system says about rounding; `covered`: it is about values on the system's grid."""
+    if not covered:
+        return AssumptionKind.ROUNDING_NOT_COVERED.of()
+    return AssumptionKind.ROUNDING_COVERED.of(step=f"{grid_step(system.algorithm, system.topology.at(0)):g}")

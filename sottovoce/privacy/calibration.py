@@ -24,9 +24,10 @@ LARGEST = 1e12
 
 
 def with_sigma(algorithm: Algorithm, sigma: float) -> Algorithm:
-    """The same algorithm at another noise size."""
+    """The same algorithm at another noise size; without noise there is none that could be exact."""
     noise: Noise = algorithm.noise.with_sigma(sigma)
-    return replace(algorithm, noise=noise)  # type: ignore[type-var]
+    exact = algorithm.exact_noise and sigma > 0
+    return replace(algorithm, noise=noise, exact_noise=exact)  # type: ignore[type-var]
 
 
 class Calibrated(NamedTuple):

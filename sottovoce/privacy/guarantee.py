@@ -123,6 +123,11 @@ class PrivacyFigure:
         without = (AssumptionKind.MESSAGES_ONLY, AssumptionKind.NOTHING_OBSERVED)
         return all(assumption.kind not in without for assumption in self.assumptions)
 
+    @property
+    def covers_rounding(self) -> bool:
+        """Whether it holds for what computers send, rather than for real numbers."""
+        return all(assumption.kind is not AssumptionKind.ROUNDING_NOT_COVERED for assumption in self.assumptions)
+
     def guessing_accuracy(self, delta: float) -> float:
         """An upper bound on how often the adversary guesses right which of two data sets was used."""
         return gaussian_dp.guessing_accuracy_bound(self.mu, self.epsilon, delta)

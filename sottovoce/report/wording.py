@@ -32,6 +32,10 @@ NOT_COVERED = (
     "The folder of a simulation: it holds every node's model, and perhaps what was recorded for attacks.",
 )
 SEVERAL_RECORDS = "Somebody who has several records at a node: one record is protected, not all of them together."
+ROUNDING = (
+    "Rounding: the last bits of floating-point numbers can betray what figures about real numbers say is hidden. Set "
+    "privacy.exact_noise = true, if the algorithm has it."
+)
 SINGLE_NODES = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
 SAMPLING = "Figures for single nodes do not count on the chance by which batches are drawn; that for everyone may."
 
@@ -92,10 +96,12 @@ def protects(adjacency: str, change: str) -> str:
 
 def not_covered(privacy: PrivacyDocument) -> list[str]:
     """What no figure of a run is about."""
-    found = [*NOT_COVERED]
+    found = [*NOT_COVERED, *privacy.not_covered]
     if privacy.headline is not None and not privacy.headline.covers_final_models:
         found.insert(0, f"M{FINAL_MODELS[1:]}.")
     found += [f"T{one.sentence[1:]}." for one in _public_statistics(privacy)]
+    if privacy.headline is not None and not privacy.headline.covers_rounding:
+        found.insert(0, ROUNDING)
     if privacy.adjacency == "record":
         found.insert(0, SEVERAL_RECORDS)
     if privacy.node_views:

@@ -41,6 +41,7 @@ def build_accountant(experiment: Experiment, folder: Path | None = None) -> RunA
     started = prepare_run(
         built, net, gradients, rounds=experiment.training.rounds, seed=experiment.seed, noise_key=named_key(experiment),
         adjacency=experiment.privacy.adjacency, same_start=experiment.training.same_start,
+        exact_noise=experiment.privacy.exact_noise,
     )  # fmt: skip
     if epsilon is None:
         return RunAccountant(started)

@@ -35,7 +35,7 @@ from sottovoce.run.build import build_accountant, forget_data
 from sottovoce.run.callbacks import Progress, RoundCallback, call_all
 from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
-from sottovoce.run.fingerprint import comparable, fingerprint, public_fingerprint, versions
+from sottovoce.run.fingerprint import check_versions, comparable, fingerprint, public_fingerprint, versions
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, unwritable, write_token
 from sottovoce.run.metrics import Measurement
@@ -130,6 +130,8 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
     """
     before, begun, wanted = files.document(files.privacy), read_private_facts(files), experiment.privacy
     public = public_fingerprint(experiment, accountant.training_run)
+    if before is not None:
+        check_versions(before, files.folder)
     if before is not None or begun is not None:
         same = begun is not None and begun.fingerprint == digest
         if not same or (before is not None and before.get("fingerprint") != public):
@@ -140,7 +142,7 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
     if before is not None:
         return before
     report = report_privacy(accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view)
-    return {**report.document(), "fingerprint": public}
+    return {**report.document(), "versions": versions(), "fingerprint": public}
 
 
 def _last_checkpoint(files: RunFiles, part: TrainingRun, digest: str, coordinator: Coordinator) -> Checkpoint:

@@ -9,15 +9,33 @@ import numpy as np
 import torch
 
 from sottovoce._version import __version__
-from sottovoce.config import Document, Experiment
+from sottovoce.config import Document, Experiment, first_difference
 from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset
 from sottovoce.run.training_run import TrainingRun
 
 
 def versions() -> Document:
-    """Versions of the packages that have to be the same in all processes of a run."""
+    """Versions of the packages that decide numbers: the same in all processes of a run, and when it goes on."""
     return {"sottovoce": __version__, "torch": torch.__version__, "numpy": np.__version__}
+
+
+def check_versions(privacy: Document, folder: object) -> None:
+    """Refuse a run that began with other versions: its numbers, its noise among them, may come out differently now.
+
+    `privacy` is what the run wrote before its first round.
+    """
+    other = first_difference(privacy.get("versions", {}), versions())
+    if other is not None:
+        package, before, now = other
+        raise InputError(
+            f"{folder}: the run began with {package} {before or 'of an unknown version'}, and {now} is installed",
+            "another version may compute other numbers",
+            f"install {package} {before}, or start anew in another folder"
+            if before
+            else "start anew in another folder",
+        )
 
 
 def comparable(document: Document) -> Document:
@@ -36,11 +54,11 @@ def fingerprint(experiment: Experiment, training_run: TrainingRun) -> str:
 
 
 def public_fingerprint(experiment: Experiment, training_run: TrainingRun) -> str:
-    """A digest of settings, graph, noise and this version; equal for any two data sets."""
+    """A digest of settings, graph, noise and this version of sottovoce; equal for any two data sets."""
     digest = hashlib.sha256(json.dumps([__version__, comparable(experiment.document())], sort_keys=True).encode())
     digest.update(_graph_digest(training_run.topology))
     noise = training_run.algorithm.noise
-    digest.update(repr(noise).encode())
+    digest.update(repr((noise, training_run.algorithm.exact_noise)).encode())
     if noise.correlation is not None:
         digest.update(noise.correlation.matrix(training_run.rounds).tobytes())
     return digest.hexdigest()

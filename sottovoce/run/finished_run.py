@@ -67,9 +67,9 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
     if not files.result.exists():
         raise unfinished_run(folder)
     experiment = parse_experiment(settings, str(files.config))
+    privacy = files.document(files.privacy)
     training_run = build(experiment, data)
     load(files.checkpoint, training_run, fingerprint(experiment, training_run))
-    privacy = files.document(files.privacy)
     if privacy is None or privacy.get("fingerprint") != public_fingerprint(experiment, training_run):
         what = "not there" if privacy is None else "of another run"
         raise InputError(f"{files.privacy}: {what}", "it holds the guarantees of the run", "run again")

@@ -9,6 +9,7 @@ from functools import cached_property
 from sottovoce.config import Document
 from sottovoce.core.json_numbers import from_json
 from sottovoce.privacy.guarantee import PrivacyFigure
+from sottovoce.privacy.not_covered import NotCovered
 from sottovoce.privacy.views import View, read_view
 
 
@@ -42,7 +43,8 @@ class StoredView:
 class PrivacyDocument:
     """The guarantees of a run, and the algorithm, topology and noise that they are about.
 
-    `sigma` is a list where it differs from node to node, None without noise; `over_rounds` has pairs (round, epsilon).
+    `sigma` is a list where it differs from node to node, None without noise; `grid_step` is None where released values
+    are on no grid; `over_rounds` has pairs (round, epsilon).
     """
 
     algorithm: str
@@ -56,6 +58,8 @@ class PrivacyDocument:
     delta: float
     headline: PrivacyFigure | None
     sampled: PrivacyFigure | None
+    grid_step: float | None
+    not_covered: tuple[NotCovered, ...]
     convexity: str
     refusals: tuple[str, ...]
     over_rounds: tuple[tuple[int, float], ...]
@@ -65,7 +69,8 @@ class PrivacyDocument:
     def read(cls, document: Document) -> PrivacyDocument:
         """From JSON; a key that is missing is a `KeyError`."""
         plain = (
-            "algorithm", "topology", "rounds", "sigma", "clipping", "adjacency", "participation", "delta", "convexity"
+            "algorithm", "topology", "rounds", "sigma", "clipping", "adjacency", "participation", "delta", "convexity",
+            "grid_step",
         )  # fmt: skip
         headline, sampled = (
             None if document[key] is None else PrivacyFigure.read(document[key]) for key in ("headline", "sampled")
@@ -75,6 +80,7 @@ class PrivacyDocument:
             sensitivity=from_json(document["sensitivity"]),
             headline=headline,
             sampled=sampled,
+            not_covered=tuple(NotCovered(sentence) for sentence in document["not_covered"]),
             refusals=tuple(document["refusals"]),
             over_rounds=tuple((one["round"], from_json(one["epsilon"])) for one in document.get("over_rounds", [])),
             stored_views=document["views"],

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sottovoce.core.grid import grid_step
 from sottovoce.core.json_numbers import to_json
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, ZeroSum
 from sottovoce.core.threads import one_thread
@@ -24,6 +25,7 @@ from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.covering_views import NODE_ROUNDS, covering_views, shares_secrets
 from sottovoce.privacy.final_models import models_follow_from_messages
 from sottovoce.privacy.guarantee import PrivacyFigure
+from sottovoce.privacy.not_covered import NotCovered
 from sottovoce.privacy.views import View, parse_view
 from sottovoce.run.attackers import choose_attackers
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
@@ -132,6 +134,8 @@ class PrivacyReport:
             "participation": str(run.participation),
             "delta": self.delta,
             "headline": None if self.headline is None else self.headline.document(),
+            "grid_step": grid_step(run.algorithm, run.topology.at(0)) if run.algorithm.exact_noise else None,
+            "not_covered": [one.value for one in NotCovered],
             "over_rounds": self.over_rounds(),
             "sampled": None if self.sampled is None else self.sampled.document(),
             "attackers": self.attackers,

@@ -10,7 +10,7 @@ from sottovoce.errors import Unaccountable
 from sottovoce.learning.batches import Sampling
 from sottovoce.privacy import views
 from sottovoce.privacy.amplification import noise_for, noise_multiplier, sampled_epsilon
-from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind
+from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind, rounding
 from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.calibration import Target
 from sottovoce.privacy.covering_views import lacks_secrets
@@ -36,6 +36,7 @@ def sampled_headline(training_run: TrainingRun, system: LinearSystem, delta: flo
     assumptions = [AssumptionKind.SAMPLED_BATCHES.of(changed=CHANGED_RECORD[change])]
     if lacks_secrets(view, system):
         assumptions.append(AssumptionKind.NO_SHARED_SECRETS.of())
+    assumptions.append(rounding(system, covered=system.algorithm.exact_noise))  # it counts on noisy gradients alone
     return PrivacyFigure(
         view=view, change=change, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None, epsilon=epsilon,
         proven_for_training=TrainingProof.PROVEN, assumptions=tuple(assumptions),

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from sottovoce.config import RecordingSettings
 from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.grid import ExactNoiseChoice
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.threads import threads as torch_threads
 from sottovoce.core.topologies import Topology
@@ -73,6 +74,7 @@ def simulate(
     adjacency: str = "record",
     delta: float = 1e-5,
     same_start: bool = True,
+    exact_noise: ExactNoiseChoice = "auto",
     every: int = 10,
     test_rows: int | None = None,
     threads: int | None = None,
@@ -82,22 +84,17 @@ def simulate(
     """Train, and measure every few rounds. `task.gradients(...)` says which batches are drawn and how they are clipped.
 
     The algorithm's sensitivity is set to that of the clipped gradients under `adjacency`, and its noise, which is in
-    units of it, with it. `threads` is torch's; one unless given. `on_round` is called after each round. `record`
-    says whose received models are kept, in `run.messages`. With a `noise_key` the run can be repeated, and
-    whoever knows the key knows the noise.
+    units of it, with it. `exact_noise` says whether nodes release values on a grid, so that guarantees cover rounding;
+    by default `with_exact_noise` decides. `threads` is torch's; one unless given. `on_round` is called after each
+    round. `record` says whose received models are kept, in `run.messages`. With a `noise_key` the run can be repeated,
+    and whoever knows the key knows the noise.
     """
     if every < 1:
         raise InputError(f"metrics every {every} rounds", "a whole number from 1 is needed", "give 10, say")
     training_run = prepare_run(
-        algorithm,
-        topology,
-        task,
-        rounds=rounds,
-        seed=seed,
-        noise_key=noise_key,
-        adjacency=adjacency,
-        same_start=same_start,
-    )
+        algorithm, topology, task, rounds=rounds, seed=seed, noise_key=noise_key, adjacency=adjacency,
+        same_start=same_start, exact_noise=exact_noise,
+    )  # fmt: skip
     recorder = None if record is None else Recorder(training_run, record)
     metrics, callback = [], call_all(on_round, recorder)
     with torch_threads(threads):

@@ -14,6 +14,7 @@ from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Identity
+from sottovoce.core.grid import ExactNoiseChoice, with_exact_noise
 from sottovoce.core.loop import check_arguments, iterate_rounds, start_run
 from sottovoce.core.messages import LoopState, PlayedRound, Traffic
 from sottovoce.core.noise import NoNoise
@@ -137,6 +138,7 @@ def prepare_run(
     noise_key: NoiseKey | None = None,
     adjacency: str = "record",
     same_start: bool = True,
+    exact_noise: ExactNoiseChoice = "auto",
 ) -> TrainingRun:
     """Put the parts together, and refuse what does not fit. A bare task is learned with full, unclipped gradients.
 
@@ -160,6 +162,7 @@ def prepare_run(
     sensitivity = gradients.sensitivity(protected)
     if math.isfinite(sensitivity) and not isinstance(algorithm.noise, NoNoise):
         algorithm = replace(algorithm, sensitivity=sensitivity)  # type: ignore[type-var]
+    algorithm = with_exact_noise(algorithm, topology, exact_noise)
     topology.require_connected()
     start_run(algorithm, topology, torch.zeros(topology.n, 1), rounds)  # refuses what does not fit; models come later
     transport = InProcess(topology.n)

@@ -32,6 +32,7 @@ from scipy import sparse
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, RandomK
 from sottovoce.core.correlation import Correlation
+from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.messages import LoopState, PlayedRound
 from sottovoce.core.mixing import Mixing
@@ -289,6 +290,16 @@ class _Basis:
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> LinearRows:
         """One round does not see the others: the system holds C beside its steps."""
         return self.noise(sources, matrix, round, 0)
+
+    def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> LinearRows:
+        """The sum: rounding is a function of it."""
+        total = as_linear(gradient)
+        for term in noise.in_units():
+            if noise.correlation is None:
+                total = total + self.noise(term.sources, term.matrix, round, 0)
+            else:
+                total = total + self.correlated(noise.correlation, term.sources, term.matrix, round)
+        return total
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> LinearRows:
         """Kept or not, for the coordinate that is traced."""

@@ -263,7 +263,8 @@ def test_too_few_members_are_not_scored():
 # --- finished runs -------------------------------------------------------------------------------------------------
 
 DOCUMENT = {
-    "name": "small", "topology": {"graph": "ring:5"}, "training": {"rounds": 60, "bound": 1.0, "clip": "per-example"},
+    "name": "small", "noise_key": 16 * "5a", "topology": {"graph": "ring:5"},
+    "training": {"rounds": 60, "bound": 1.0, "clip": "per-example"},
     "data": {"rows": 20}, "model": {"name": "mlp", "hidden": [32]}, "record": {"attackers": [0, 2], "every": 5},
     "algorithm": {"name": "dp-d-sgd", "sigma": 0.0, "step_size": 2.0},
 }  # fmt: skip

@@ -18,7 +18,7 @@ from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 
 DOCUMENT = {
-    "name": "audited", "topology": {"graph": "ring:5"}, "data": {"rows": 20},
+    "name": "audited", "noise_key": 16 * "5a", "topology": {"graph": "ring:5"}, "data": {"rows": 20},
     "training": {"rounds": 12, "bound": 1.0, "clip": "per-example", "batch": "cycle:3x4"},
     "algorithm": {"name": "dp-d-sgd", "sigma": 1.0, "step_size": 0.5},
 }  # fmt: skip

@@ -18,7 +18,14 @@ from tests.run.killed import experiment
 from tests.run.test_checkpoint import contents
 from tests.test_config import SMALL
 
-SWEEP = 'seeds = [0, 1]\nvariants = [{name = "plain", algorithm.sigma = 0.0}, {name = "noisy"}]\n' + SMALL
+SWEEP = (
+    f'''
+seeds = [0, 1]
+noise_key = "{16 * "5a"}"
+variants = [{{name = "plain", algorithm.sigma = 0.0}}, {{name = "noisy"}}]
+'''
+    + SMALL
+)
 
 
 @pytest.fixture
@@ -36,8 +43,8 @@ def test_a_run_prints_and_a_second_one_only_reads(sotto, here, monkeypatch):
     assert "dp-d-sgd on ring:4 metropolis, 3 rounds" in out
     assert "at delta 1e-05, everyone as adversary, one record replaced, any-training" in out
     assert sorted(os.listdir(here / "runs" / "try")) == [
-        "checkpoint.npz", "config.json", "lock", "metrics.jsonl", "privacy.json", "private.json", "report.html",
-        "result.json",
+        "checkpoint.npz", "config.json", "lock", "metrics.jsonl", "noise.key", "privacy.json", "private.json",
+        "report.html", "result.json",
     ]  # fmt: skip
     monkeypatch.setattr("sottovoce.run.execute.build_accountant", lambda *_: pytest.fail("ran again"))
     assert sotto("run try.toml") == (0, out, "")
@@ -50,7 +57,8 @@ def test_a_run_prints_and_a_second_one_only_reads(sotto, here, monkeypatch):
 
 
 def test_settings_that_are_kept_repeat_the_run(sotto, here):
-    assert sotto("run try.toml")[0] == 0
+    key = ("--set", "noise_key='5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a'")
+    assert sotto("run try.toml", *key)[0] == 0
     assert sotto("run runs/try/config.json --out again")[0] == 0
     assert contents(here / "runs" / "try") == contents(here / "again" / "try")
 

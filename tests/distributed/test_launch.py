@@ -15,7 +15,7 @@ from sottovoce.distributed import launch
 from tests.distributed.test_ranks import contents, models
 from tests.run.test_checkpoint import LONG, saved_at, until
 
-SHORT = (LONG % 60).replace("anti-pgd", "dp-d-sgd")
+SHORT = f'noise_key = "{16 * "5a"}"' + (LONG % 60).replace("anti-pgd", "dp-d-sgd")
 LASTING = (LONG % 4000).replace("anti-pgd", "dp-d-sgd")
 
 

@@ -143,6 +143,8 @@ def test_every_algorithm_trains_the_same_with_the_same_guarantees(pool, alone, t
         {"training": {"batch": "fixed:3", "clip": "whole-gradient", "local_steps": 3}},
         {"model": {"name": "cnn"}},
         {"machine": {"precision": "float64"}},
+        {"algorithm": {"name": "anti-pgd"}, "privacy": {"exact_noise": True}},
+        {"privacy": {"exact_noise": False}},
     ],
     ids=str,
 )

@@ -21,6 +21,7 @@ ROUNDS = 8
 COMMON: Document = {
     "seed": 7,
     "data": {"name": "digits", "rows": 24},
+    "noise_key": 16 * "5a",
     "topology": {"graph": "ring:6"},
     "training": {"rounds": ROUNDS, "clip": "per-example", "bound": 1.0},
     "privacy": {"attackers": [0]},
@@ -176,6 +177,7 @@ def write_inputs(folder: Path) -> None:
 
 SWEEP = """
 name = "sweep"
+noise_key = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a"
 seeds = [0, 1]
 grid = {"algorithm.sigma" = [1.0, 2.0]}
 attacks = ["threshold"]

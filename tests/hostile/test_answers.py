@@ -151,6 +151,7 @@ def test_a_hooked_layer_does_expand_and_trains_as_it_computes():
 
 SWEEP = """
 name = "study"
+noise_key = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a"
 seeds = [0, 1]
 topology.graph = "ring:4"
 training = {rounds = 40, batch = "full", clip = "per-example", bound = 1.0}
@@ -292,6 +293,7 @@ def test_a_simulation_of_hospitals_with_each_others_data_is_refused():
 
 SMALL = """
 name = "small"
+noise_key = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a"
 topology.graph = "file:edges.csv"
 training = {rounds = 3, batch = "full", clip = "per-example", bound = 1.0}
 algorithm = {name = "dp-d-sgd", sigma = 2.0, step_size = 0.5}

@@ -22,6 +22,7 @@ PLACES = {
     "by": " by a factor 2 in mu^2",
     "statistics": "which classes there are",
     "source": "a paper",
+    "step": "0.0625",
 }
 RING = metropolis("ring:4")
 DECOR, PLAIN = algorithm("decor", sigma=1.0, sigma_pair=1.0), algorithm("dp-d-sgd", sigma=1.0)

@@ -25,7 +25,7 @@ from sottovoce.run.run_documents import read_runs
 AGAIN = "sotto run {}/config.json --set "
 EVIL = "</script><script>window.bad=1</script>"
 COMMON = {
-    "data": {"rows": 20}, "topology": {"graph": "erdos-renyi:8,p=0.4,seed=3"},
+    "noise_key": 16 * "5a", "data": {"rows": 20}, "topology": {"graph": "erdos-renyi:8,p=0.4,seed=3"},
     "training": {"rounds": 12, "batch": "cycle:4x3", "clip": "per-example", "bound": 1.0},
     "algorithm": {"name": "dp-d-sgd", "sigma": 2.0, "step_size": 0.5}, "metrics": {"every": 3},
     "record": {"attackers": "all", "every": 6}, "privacy": {"attackers": "all"},

@@ -268,10 +268,11 @@ def test_other_data_or_another_version_is_refused(stopped, monkeypatch):
         patch.setattr(build, "_dataset", changed_data)
         with pytest.raises(InputError, match="other settings, data or code"):
             resumed(stopped)
-    with monkeypatch.context() as patch:
-        patch.setattr(fingerprint, "__version__", "99")
-        with pytest.raises(InputError, match="other settings, data or code"):
-            resumed(stopped)
+    for package, module in (("sottovoce", fingerprint), ("torch", fingerprint.torch), ("numpy", fingerprint.np)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "__version__", "99")
+            with pytest.raises(InputError, match=f"began with {package} .*, and 99 is installed"):
+                resumed(stopped)
 
 
 def test_a_graph_file_that_changed_is_refused(tmp_path, monkeypatch):

@@ -1,0 +1,222 @@
+"""Gaussian random numbers that are real numbers: known as far as needed, and further wherever that decides.
+
+A stream of random bits defines infinitely many digits of U and V, and with them a pair of independent, exact Gaussians
+(Box and Muller 1958):
+
+    sqrt(-2 ln U) cos(2 pi V),    sqrt(-2 ln U) sin(2 pi V)
+
+- `guess_` gives all numbers of a stream in float32, within `GUESS_ERROR` of the true ones; where 32 bits of U do not
+  suffice for that (one pair in 13,000), not-a-number;
+- `fine_` gives all in float64, within `FINE_ERROR`;
+- `GaussianStream` gives single ones, in float64, or as decimals with as many digits as are asked for.
+
+The bounds are several times what a library with errors of four units in the last place needs, so that no processor
+and no version of a library has to be trusted to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import Decimal, localcontext
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.philox import Words, philox_words
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+
+BLOCK = 1 << 15
+"""So many numbers are made at once: their arrays stay in the processor's cache. The second half are the sines."""
+
+LOWEST, HIGHEST = np.uint32(1 << 16), np.uint32((1 << 32) - (1 << 18))
+"""Between these, 32 bits of U give the radius within the error of a guess; such radii are at most 4.8."""
+
+GUESS_ERROR = 2.0**-16
+"""Absolute. At radius 4.8, with functions right to 4 units in the last place: 2^-17."""
+
+FINE_ERROR = 2.0**-44
+"""Absolute, for radii up to 12: 2^-50 of the radius with functions right to 4 units in the last place."""
+
+UNDECIDED = np.uint64(1 << 54)
+"""Where U starts with 32 equal bits and goes on with less than this, 96 bits are not enough for float64."""
+
+
+class PairBits(NamedTuple):
+    """The first bits of U and V of some pairs (32 each), and the 64 bits after them."""
+
+    u: NDArray[np.uint32]
+    v: NDArray[np.uint32]
+    more_u: Words
+    more_v: Words
+
+
+# --- whole streams -------------------------------------------------------------------------------------------------
+
+
+def guess_(rng: np.random.Generator, out: NDArray[np.float32]) -> None:
+    """Fill an array with the numbers of a fresh stream, within `GUESS_ERROR`, or not-a-number where that takes more."""
+    for part in _parts(out):
+        half = -(-part.size // 2)
+        u, v = _first_bits(rng.bit_generator.random_raw(half + half % 2), half)
+        radius = u.astype(np.float32)
+        radius += np.float32(0.5)
+        radius *= np.float32(2.0**-32)
+        np.log(radius, out=radius)
+        radius *= np.float32(-2.0)
+        np.sqrt(radius, out=radius)
+        radius[u - LOWEST >= HIGHEST - LOWEST] = np.nan  # unsigned: what is below wraps around to the top
+        angle = v.view(np.int32).astype(np.float32)
+        angle *= np.float32(math.pi * 2.0**-31)
+        np.multiply(radius, np.cos(angle), out=part[:half])
+        np.multiply(radius[: part.size - half], np.sin(angle[: part.size - half]), out=part[half:])
+
+
+def fine_(rng: np.random.Generator, out: Floats) -> None:
+    """Fill an array with the numbers of a fresh stream, within `FINE_ERROR`."""
+    key = np.array(rng.bit_generator.state["state"]["key"], dtype=np.uint64)
+    more = np.random.Philox(key=key, counter=[0, 1, 0, 0])
+    for start, part in zip(range(0, out.size, BLOCK), _parts(out), strict=True):
+        half = -(-part.size // 2)
+        u, v = _first_bits(rng.bit_generator.random_raw(half + half % 2), half)
+        words = more.random_raw(4 * half).reshape(half, 4)
+        radius, angle, decided = _polar(PairBits(u, v, words[:, 0], words[:, 2]))
+        np.multiply(radius, np.cos(angle), out=part[:half])
+        np.multiply(radius[: part.size - half], np.sin(angle[: part.size - half]), out=part[half:])
+        for pair in np.flatnonzero(~decided).tolist():
+            for place in (pair, half + pair)[: 1 + (half + pair < part.size)]:
+                part[place] = float(GaussianStream(key, out.size).decimal(start + place, 1).value)
+
+
+def _parts(out: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    flat = out.reshape(-1)
+    return (flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK))
+
+
+def _first_bits(words: Words, half: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    u, v = words.astype("<u8", copy=False).view("<u4").reshape(2, -1)
+    return u[:half], v[:half]
+
+
+def _polar(bits: PairBits) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Radius and angle of pairs in float64, and for which of them 96 bits are enough."""
+    with np.errstate(divide="ignore"):
+        logarithm = np.log((bits.u + bits.more_u * 2.0**-64) * 2.0**-32)
+    high = bits.u >= np.uint32(1 << 31)
+    logarithm[high] = np.log1p(-((~bits.u[high] + ~bits.more_u[high] * 2.0**-64) * 2.0**-32))
+    angle = (2.0 * math.pi) * ((bits.v.view(np.int32) + bits.more_v * 2.0**-64) * 2.0**-32)
+    lost = (bits.u == 0) & (bits.more_u < UNDECIDED) | (~bits.u == 0) & (~bits.more_u < UNDECIDED)
+    return np.sqrt(-2.0 * logarithm), angle, ~lost
+
+
+# --- single numbers ------------------------------------------------------------------------------------------------
+
+
+class DecimalInterval(NamedTuple):
+    """A number is within `error` of `value`."""
+
+    value: Decimal
+    error: Decimal
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianStream:
+    """The numbers of one stream of `size` numbers, at any places. `key` are its two words."""
+
+    key: Words
+    size: int
+
+    def decimal(self, place: int, level: int) -> DecimalInterval:
+        """A number with about 38 digits more for each level."""
+        bits, is_sine, pair = _bits(self.key[None], np.array([place]), self.size)
+        u, v = int(bits.u[0]), int(bits.v.view(np.int32)[0])
+        for deeper in range(1, level + 1):
+            words = philox_words(self.key[None], pair + np.uint64(1), deeper)[0].tolist()
+            u, v = (u << 128) + (words[0] << 64) + words[1], (v << 128) + (words[2] << 64) + words[3]
+        return _decimal_gaussian(u, v, 32 + 128 * level, bool(is_sine[0]))
+
+
+def fine_numbers(keys_K2: Words, places_K: Places, size: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """Numbers of streams of `size` numbers each, within `FINE_ERROR`, and which of them are that exact."""
+    bits, is_sine, _ = _bits(keys_K2, places_K, size)
+    radius, angle, decided = _polar(bits)
+    return radius * np.where(is_sine, np.sin(angle), np.cos(angle)), decided
+
+
+def _bits(keys_K2: Words, places_K: Places, size: int) -> tuple[PairBits, NDArray[np.bool_], Words]:
+    """The bits of the pairs of some numbers, which of the numbers are sines, and the numbers of the pairs."""
+    block = places_K // BLOCK
+    half = -(-np.minimum(BLOCK, size - block * BLOCK) // 2)
+    within = places_K - block * BLOCK
+    is_sine = within >= half
+    at = within - half * is_sine
+    of_u, of_v = at, half + half % 2 + at  # halves of words, counted from the block's first word on
+    first = block * (BLOCK // 2)
+    pair = (first + at).astype(np.uint64)
+    counters = [((first + of_u // 2) // 4).astype(np.uint64), ((first + of_v // 2) // 4).astype(np.uint64), pair]
+    words = philox_words(
+        np.concatenate([keys_K2] * 3), np.concatenate(counters) + np.uint64(1), np.repeat([0, 0, 1], len(at))
+    )
+    words_u, words_v, more = words.reshape(3, -1, 4)
+    u, v = _half(words_u, first, of_u), _half(words_v, first, of_v)
+    return PairBits(u, v, more[:, 0], more[:, 2]), is_sine, pair
+
+
+def _half(words_K4: Words, first_K: Places, at_K: Places) -> NDArray[np.uint32]:
+    """Of the four words of a counter, the half word at `at`, counted from word `first` on."""
+    chosen = words_K4[np.arange(len(at_K)), (first_K + at_K // 2) % 4]
+    return (chosen >> (32 * (at_K % 2)).astype(np.uint64)).astype(np.uint32)
+
+
+# --- decimals ------------------------------------------------------------------------------------------------------
+
+
+def _decimal_gaussian(u: int, v: int, bits: int, is_sine: bool) -> DecimalInterval:
+    """From the first bits of U and V; all that may follow is in the error. Infinite error where U is not known."""
+    digits = bits * 3 // 10 + 15
+    with localcontext() as context:
+        context.prec = digits
+        width = Decimal(2) ** -bits
+        U, V = ((2 * known + 1) * width / 2 for known in (u, v))
+        radius = (-2 * U.ln()).sqrt()
+        angle = 2 * _pi(digits) * V
+        value = radius * (_cosine(angle - _pi(digits) / 2, digits) if is_sine else _cosine(angle, digits))
+        if u in (0, (1 << bits) - 1):
+            return DecimalInterval(value, Decimal("Infinity"))
+        # d radius = dU / (U radius); the slope is at most four times that half a width further, since u > 0
+        error = 4 * width / (U * radius) + 8 * radius * width + Decimal(10) ** (8 - digits) * (1 + radius)
+        return DecimalInterval(value, error)
+
+
+@lru_cache(maxsize=8)
+def _pi(digits: int) -> Decimal:
+    """Machin: pi = 16 arctan(1/5) - 4 arctan(1/239), in integers."""
+    one = 10 ** (digits + 10)
+
+    def arctan_of_inverse(x: int) -> int:
+        power = total = one // x
+        n = 1
+        while power:
+            power //= -x * x
+            n += 2
+            total += power // n
+        return total
+
+    with localcontext() as context:
+        context.prec = digits
+        return Decimal(16 * arctan_of_inverse(5) - 4 * arctan_of_inverse(239)) / Decimal(one)
+
+
+def _cosine(angle: Decimal, digits: int) -> Decimal:
+    """Its power series, for angles up to 5 (terms up to 50, which digits to spare make up for)."""
+    square, term, total, n = angle * angle, Decimal(1), Decimal(1), 0
+    while abs(term) > Decimal(10) ** -digits:
+        n += 2
+        term *= -square / (n * (n - 1))
+        total += term
+    return total

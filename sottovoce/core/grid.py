@@ -1,0 +1,109 @@
+"""Grids: what nodes release are whole multiples of a step, so that no bit of a floating-point number betrays anything.
+
+Sums of floating-point numbers show how they were rounded, and with that what was added. With `exact_noise` a node
+releases
+
+    round((g + z) / h) h,        g its gradient, z its noise, a real number
+
+as if both had infinitely many digits (`rounded_sum`, `exact_gaussians`). That is a function of the real number g + z,
+which is what guarantees are about: rounding costs nothing, whatever the step h is, however many parameters and rounds
+there are. All that a node does afterwards, in any arithmetic, is a function of what it released.
+
+It holds where noise is added to what is released before anything else is: to gradients, or to values that are averaged.
+Where neighbours share noise, each rounds the sum of all its noises. Noise on single messages is another matter: the
+state that it hides is sent again, in other messages.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.correlation import Correlation
+from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise import Noise, NoiseTerm
+from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError
+
+STEPS = 16
+"""The noise of a node has a standard deviation of at least so many steps: rounding adds 0.03 % to its variance."""
+
+ExactNoiseChoice: TypeAlias = bool | Literal["auto"]
+"""Whether released values are put on a grid; `auto`: where the noise is fresh and each node adds some of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseOnGrid:
+    """The noise of one round, in steps of a grid: what `rounded_sum` adds to gradients."""
+
+    step: float
+    terms: tuple[NoiseTerm, ...]
+    correlation: Correlation | None
+
+    def in_units(self) -> tuple[NoiseTerm, ...]:
+        """The same noise in the units of gradients."""
+        return tuple(replace(term, matrix=term.matrix.scaled(self.step)) for term in self.terms)
+
+
+def grid_step(algorithm: Algorithm, mixing: Mixing) -> float:
+    """The step of the grid: the power of two that is `STEPS` times in the least noise that a node adds on its own.
+
+    It follows from public settings: the noise and the sensitivity, of which it is a multiple.
+
+    >>> from sottovoce import algorithm, metropolis
+    >>> grid_step(algorithm("dp-d-sgd", sigma=20.0, sensitivity=0.5), metropolis("ring:8").at(0))
+    0.5
+    """
+    correlation = algorithm.noise.correlation
+    first = 1.0 if correlation is None else float(abs(correlation.matrix(1)[0, 0]))
+    least = algorithm.sensitivity * float(min(_own_noise(algorithm.noise, mixing))) / first
+    return math.ldexp(1.0, math.frexp(least)[1] - 1) / STEPS
+
+
+def noise_on_grid(algorithm: Algorithm, mixing: Mixing) -> NoiseOnGrid:
+    """The noise of a round in steps of the grid."""
+    noise, step = algorithm.noise, grid_step(algorithm, mixing)
+    matrices = [(term, term.matrix.scaled(algorithm.sensitivity).scaled(1 / step)) for term in noise.local(mixing)]
+    return NoiseOnGrid(step, tuple(replace(term, matrix=matrix) for term, matrix in matrices), noise.correlation)
+
+
+def _own_noise(noise: Noise, mixing: Mixing) -> tuple[float, ...]:
+    """How large the noise is that each node adds on its own; empty where some node adds none."""
+    for term in noise.local(mixing):
+        sizes = term.matrix.diagonal()
+        if sizes is not None and np.all(sizes > 0):
+            return tuple(sizes.tolist())
+    return ()
+
+
+def why_not_exact(noise: Noise, mixing: Mixing) -> str | None:
+    """Why released values cannot be put on a grid so that rounding is covered; None where they can."""
+    if noise.edge(mixing):
+        return "its noise is on single messages, and what it hides there is sent again in others"
+    if not _own_noise(noise, mixing):
+        return "not every node adds noise of its own to what it releases"
+    return None
+
+
+def with_exact_noise(algorithm: Algorithm, topology: Topology, wanted: ExactNoiseChoice = "auto") -> Algorithm:
+    """The algorithm with released values on a grid, or not; refused where that is asked for and cannot be.
+
+    `auto` leaves noise that is correlated over rounds as it is: it would take float64, which makes rounds slower.
+
+    >>> from sottovoce import algorithm, metropolis
+    >>> ring = metropolis("ring:5")
+    >>> [with_exact_noise(algorithm(name, sigma=1.0), ring).exact_noise for name in ("dp-d-sgd", "anti-pgd", "zip-dl")]
+    [True, False, False]
+    """
+    refusal = why_not_exact(algorithm.noise, topology.at(0))
+    if wanted is True and refusal is not None:
+        raise InputError(f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out, or use dp-d-sgd, say")
+    by_default = algorithm.exact_noise or (refusal is None and algorithm.noise.correlation is None)
+    exact = by_default if wanted == "auto" else wanted
+    if exact == algorithm.exact_noise:
+        return algorithm
+    return replace(algorithm, exact_noise=exact)  # type: ignore[type-var]

@@ -1,0 +1,266 @@
+"""Exact noise: rounded sums of gradients and Gaussians, against arithmetic with 50 digits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from decimal import Decimal
+
+import mpmath
+import numpy as np
+import pytest
+
+from sottovoce import InputError, algorithm, from_matrix, metropolis, train, weigh
+from sottovoce.core import exact_gaussians, philox, rounded_sum
+from sottovoce.core.correlation import Triangular
+from sottovoce.core.exact_gaussians import BLOCK, GUESS_ERROR, GaussianStream, fine_, fine_numbers, guess_
+from sottovoce.core.grid import NoiseOnGrid, grid_step, noise_on_grid, why_not_exact, with_exact_noise
+from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.noise_key import NoiseKey
+from sottovoce.tracing.tracer import trace
+
+KEY = np.array([0x123456789ABCDEF, 0xFEDCBA987654321], dtype=np.uint64)
+BAND = Triangular(np.eye(6) + 0.5 * np.eye(6, k=-1) - 0.3 * np.eye(6, k=-3))
+
+
+def stream():
+    return np.random.Generator(np.random.Philox(key=KEY))
+
+
+def mpmath_pair(u_bits, v_bits, bits):
+    """Both Gaussians of a pair whose U and V start with these bits."""
+    with mpmath.workdps(60):
+        U, V = (mpmath.mpf(2 * known + 1) / mpmath.mpf(2) ** (bits + 1) for known in (u_bits, v_bits))
+        radius = mpmath.sqrt(-2 * mpmath.log(U))
+        return radius * mpmath.cos(2 * mpmath.pi * V), radius * mpmath.sin(2 * mpmath.pi * V)
+
+
+# --- numbers of a stream -------------------------------------------------------------------------------------------
+
+
+def test_words_anywhere_are_those_of_numpys_stream():
+    words = np.random.Philox(key=KEY).random_raw(400).reshape(100, 4)
+    counters = np.array([1, 57, 100], dtype=np.uint64)
+    np.testing.assert_array_equal(philox.philox_words(np.tile(KEY, (3, 1)), counters), words[[0, 56, 99]])
+    deeper = np.random.Philox(key=KEY, counter=[0, 3, 0, 0]).random_raw(8).reshape(2, 4)
+    np.testing.assert_array_equal(philox.philox_words(KEY[None], np.array([2], dtype=np.uint64), 3)[0], deeper[1])
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, BLOCK + 5])
+def test_every_way_to_a_number_gives_the_same_number(size):
+    guessed, fine = np.empty(size, dtype=np.float32), np.empty(size)
+    guess_(stream(), guessed)
+    fine_(stream(), fine)
+    single, decided = fine_numbers(np.tile(KEY, (size, 1)), np.arange(size), size)
+    assert decided.all()
+    np.testing.assert_allclose(single, fine, rtol=0, atol=2**-44)
+    known = ~np.isnan(guessed)
+    assert known.mean() > 0.99
+    assert np.abs(guessed - fine)[known].max() < GUESS_ERROR
+    for place in {0, size // 2, size - 1}:
+        value, error = GaussianStream(KEY, size).decimal(place, 1)
+        finer = GaussianStream(KEY, size).decimal(place, 2)
+        assert abs(value - finer.value) <= error < Decimal("1e-40")
+        assert abs(float(finer.value) - fine[place]) < 2**-44
+
+
+def force_bits(monkeypatch, u, more_u, more_v):
+    """U and V of all pairs start with the bits of `u`, and go on with `more_u` and `more_v` at every level."""
+
+    def fake(keys, counters, levels=0):
+        deeper = np.broadcast_to(np.asarray(levels) > 0, counters.shape)
+        first = np.repeat([[u | (u << 32)]], len(counters), axis=0)
+        return np.where(deeper[:, None], np.array([[more_u, 0, more_v, 0]], dtype=np.uint64), first).astype(np.uint64)
+
+    monkeypatch.setattr(exact_gaussians, "philox_words", fake)
+
+
+@pytest.mark.parametrize(
+    ("u", "more"),
+    [(0, 1 << 60), (1, 0), (1 << 12, 5), (1 << 31, 7), ((1 << 32) - 1, (1 << 64) - (1 << 60)), ((1 << 32) - 9, 3)],
+)
+def test_tails_and_centre_in_float64(monkeypatch, u, more):
+    """U from 2^-36 (radius 7) to 1 - 2^-36 (radius 1e-5), with V = U's bits."""
+    force_bits(monkeypatch, u, more, more)
+    found, decided = fine_numbers(KEY[None], np.array([0]), 2)
+    signed = u - (1 << 32) if u >= 1 << 31 else u
+    cosine, _ = mpmath_pair((u << 64) + more, (signed << 64) + more, 96)
+    assert decided[0]
+    assert abs(found[0] - float(cosine)) < 2**-44 * max(1e-4, abs(float(cosine)))
+
+
+def test_ten_standard_deviations_are_reached_and_more_bits_asked_for(monkeypatch):
+    """U = 2^-78, V = 0: sqrt(2 78 ln 2) = 10.4. Its 96 first bits are too few for float64, so decimals decide."""
+    force_bits(monkeypatch, 0, 1 << 18, 0)
+    found, decided = fine_numbers(KEY[None], np.array([0]), 2)
+    assert not decided[0]
+    value, error = GaussianStream(KEY, 2).decimal(0, 2)
+    expected, _ = mpmath_pair((1 << (18 + 64 + 128)) + (1 << (18 + 64)), 0, 288)
+    with mpmath.workdps(50):
+        assert abs(mpmath.mpf(str(value)) - expected) <= mpmath.mpf(str(error)) + mpmath.mpf(10) ** -45
+    assert 10.3 < float(value) < 10.5
+    assert found[0] == pytest.approx(float(value), rel=1e-4)
+
+
+def test_bits_that_are_all_zero_leave_a_number_open(monkeypatch):
+    force_bits(monkeypatch, 0, 0, 0)
+    assert not GaussianStream(KEY, 2).decimal(0, 3).error.is_finite()
+
+
+def test_rounded_gaussians_have_the_probabilities_of_the_grid():
+    """A chi-square test of 2 million rounded Gaussians, scale 2.3 and offset 0.3 in steps, against 50 digits."""
+    draws, scale, offset = 2_000_000, 2.3, 0.3
+    net, gradient = metropolis("path:2"), np.full((2, draws // 2), offset, dtype=np.float32)
+    term = algorithm("dp-d-sgd", sigma=1.0).noise.local(net.at(0))[0]
+    noise = rounded_sum_noise(term, scale)
+    found = NoiseFeed(4, NoiseKey.of_seed(4), None, gradient).rounded_sum(gradient, noise, 0).ravel()
+    edges = np.arange(-9.0, 9.0)
+    with mpmath.workdps(50):
+        below = [mpmath.ncdf((mpmath.mpf(edge) + 0.5 - mpmath.mpf(float(gradient[0, 0]))) / scale) for edge in edges]
+        parts = [below[0], *(b - a for a, b in itertools.pairwise(below)), 1 - below[-1]]
+        expected = draws * np.array([float(part) for part in parts])
+    counted = np.histogram(found, [-np.inf, *(edges + 0.5), np.inf])[0]
+    chi_square = float(((counted - expected) ** 2 / expected).sum())
+    assert chi_square < len(expected) + 6 * math.sqrt(2 * len(expected))
+    assert not ((counted - 1.01 * expected) ** 2 / expected).sum() < len(expected) + 6 * math.sqrt(2 * len(expected))
+
+
+def rounded_sum_noise(term, scale):
+    return NoiseOnGrid(1.0, (replace(term, matrix=term.matrix.scaled(scale)),), None)
+
+
+# --- rounded sums --------------------------------------------------------------------------------------------------
+
+CASES = {
+    "own noise": algorithm("dp-d-sgd", sigma=1.5, sensitivity=0.3),
+    "noise of each node's own size": algorithm("dp-d-sgd", sigma=tuple(1.0 + np.arange(6.0)), sensitivity=1e-3),
+    "secrets of pairs": algorithm("decor", sigma=0.7, sigma_pair=5.0),
+    "differences": algorithm("anti-pgd", sigma=1.5),
+    "correlated": algorithm("mf-d-sgd", sigma=1.5, correlation=BAND),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_released_values_are_the_nearest_multiples_of_real_sums(name, dtype):
+    """Every value of 6 nodes, in round 3, against the sum in decimals; gradients reach 100 standard deviations."""
+    net = metropolis("ring:6")
+    built = with_exact_noise(CASES[name], net, True)
+    noise = noise_on_grid(built, net.at(0))
+    gradient = (40 * built.sensitivity * np.random.default_rng(0).standard_normal((6, 4))).astype(dtype)
+    feed = NoiseFeed(5, NoiseKey.of_seed(5), None, gradient)
+    released = feed.rounded_sum(gradient, noise, 3)
+    assert released.dtype == dtype
+    exact = exact_sum(gradient, noise, seed=5, round=3)
+    expected = [[exact.decide_exactly(row, column) for column in range(4)] for row in range(6)]
+    np.testing.assert_array_equal(np.array(expected) * noise.step, released)
+
+
+def exact_sum(gradient, noise, *, seed, round):
+    D = gradient.shape[1]
+    draws = [rounded_sum.KeyedGaussians(NoiseKey.of_seed(seed), term.sources, round, 0, D) for term in noise.terms]
+    if noise.correlation is None:
+        return rounded_sum.FreshSum(gradient, noise.terms, tuple(draws), noise.step)
+    earlier = [replace(draws[0], round=t) for t in range(round + 1)]
+    return rounded_sum.CorrelatedSum(gradient, noise.terms[0], tuple(earlier), noise.correlation, noise.step)
+
+
+@pytest.mark.parametrize("away", [0.0, 1e-6, -1e-6, 1e-13, -1e-13, 1e-30, -1e-30])
+def test_values_next_to_an_edge_are_decided_by_as_many_digits_as_it_takes(away):
+    """The gradient puts a sum this far from an edge between two multiples, as near as float64 can: all other bits of
+    the noise decide, in whatever arithmetic that takes.
+    """
+    net = metropolis("path:2")
+    built = with_exact_noise(algorithm("dp-d-sgd", sigma=1.0), net, True)
+    noise = noise_on_grid(built, net.at(0))
+    z = exact_sum(np.zeros((2, 1)), noise, seed=7, round=0).draws[0].stream(0, 0)[0].decimal(0, 3).value
+    in_steps = z * Decimal(float(noise.terms[0].matrix.whole()[0, 0]))
+    target = in_steps.to_integral_value() + Decimal("0.5") + Decimal(away)
+    gradient = np.array([[float((target - in_steps) * Decimal(noise.step))], [0.0]])
+    real = in_steps + Decimal(gradient[0, 0]) / Decimal(noise.step)
+    expected = int((real + Decimal("0.5")).__floor__())
+    released = NoiseFeed(7, NoiseKey.of_seed(7), None, gradient).rounded_sum(gradient, noise, 0)
+    assert released[0, 0] == expected * noise.step
+
+
+def test_noise_of_a_run_differs_by_at_most_half_a_step_from_real_noise():
+    net, x0 = metropolis("ring:5"), np.zeros((5, 3000))
+    built = with_exact_noise(algorithm("dp-d-sgd", sigma=2.0, step_size=1.0), net)
+    noise, sums = noise_on_grid(built, net.at(0)), np.random.default_rng(1).standard_normal((5, 3000))
+    released = NoiseFeed(0, NoiseKey.of_seed(0), None, x0).rounded_sum(sums, noise, 0)
+    true = np.empty((5, 3000))
+    for node in range(5):
+        fine_(NoiseKey.of_seed(0).stream("node", [node], 0, 0), true[node])
+    assert np.abs(released - sums - 2.0 * true).max() <= noise.step / 2 * (1 + 1e-9)
+
+
+def test_drawn_ahead_or_not_releases_the_same(monkeypatch):
+    net, D = metropolis("ring:4"), 200_000
+    built = with_exact_noise(algorithm("dp-d-sgd", sigma=1.0), net)
+    x0 = np.zeros((4, D), dtype=np.float32)
+    ends = []
+    for workers in (1, 2):
+        monkeypatch.setattr("sottovoce.core.noise_feed.WORKERS", workers)
+        ends.append(train(built, net, x0, lambda t, x: 0.1 * x, rounds=3, noise_key=NoiseKey.of_seed(2)))
+    np.testing.assert_array_equal(*ends)
+
+
+# --- who may -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("built", "weights", "allowed"),
+    [
+        (algorithm("dp-d-sgd", sigma=1.0), "metropolis", True),
+        (algorithm("muffliato", sigma=1.0), "metropolis", True),
+        (algorithm("decor", sigma=1.0, sigma_pair=2.0), "metropolis", True),
+        (algorithm("dp-csgp", sigma=1.0), "push", True),
+        (algorithm("decor", sigma=0.0, sigma_pair=2.0), "metropolis", False),
+        (algorithm("dp-d-sgd", sigma=(0.0, 1.0, 1.0, 1.0)), "metropolis", False),
+        (algorithm("zip-dl", sigma=1.0), "metropolis", False),
+        (algorithm("rss-nb", sigma=1.0), "metropolis", False),
+        (algorithm("d-psgd"), "metropolis", False),
+    ],
+)  # fmt: skip
+def test_exact_noise_is_offered_by_where_noise_is_added(built, weights, allowed):
+    net = weigh("ring:4", weights)
+    assert (why_not_exact(built.noise, net.at(0)) is None) is allowed
+    assert with_exact_noise(built, net).exact_noise is allowed
+    if not allowed:
+        with pytest.raises(InputError, match="exact_noise with"):
+            with_exact_noise(built, net, True)
+        with pytest.raises(InputError, match="exact_noise with"):
+            train(replace(built, exact_noise=True), net, np.zeros((4, 2)), lambda t, x: x, rounds=1)
+
+
+def test_a_trusted_sum_is_not_offered_it():
+    """One noise for all: what a node adds is known from what any other adds."""
+    net = from_matrix(np.full((4, 4), 0.25))
+    assert not with_exact_noise(algorithm("dp-fedavg", sigma=1.0), net).exact_noise
+
+
+def test_correlated_noise_is_exact_on_request():
+    net = metropolis("ring:4")
+    assert not with_exact_noise(algorithm("anti-pgd", sigma=1.0), net).exact_noise
+    chosen = with_exact_noise(algorithm("anti-pgd", sigma=1.0), net, True)
+    assert chosen.exact_noise
+    assert with_exact_noise(chosen, net).exact_noise
+    assert not with_exact_noise(chosen, net, False).exact_noise
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_traced_is_the_same_with_exact_noise(name):
+    net = metropolis("ring:6")
+    plain, exact = (trace(with_exact_noise(CASES[name], net, wanted), net, rounds=3) for wanted in (False, True))
+    for one, other in zip(plain.steps, exact.steps, strict=True):
+        for a, b in zip((one.state_out, one.sent[0].rows), (other.state_out, other.sent[0].rows), strict=True):
+            np.testing.assert_allclose(a.toarray(), b.toarray(), rtol=1e-15)
+
+
+def test_the_step_follows_from_noise_and_sensitivity():
+    net = metropolis("ring:4").at(0)
+    steps = [grid_step(algorithm("dp-d-sgd", sigma=sigma, sensitivity=0.01), net) for sigma in (1.0, 2.0, 2.1, 100.0)]
+    for sigma, step in zip((1.0, 2.0, 2.1, 100.0), steps, strict=True):
+        assert 16 <= sigma * 0.01 / step < 32
+        assert math.frexp(step)[0] == 0.5
