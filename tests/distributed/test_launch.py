@@ -16,7 +16,7 @@ from tests.distributed.test_ranks import contents, models
 from tests.run.test_checkpoint import LONG, saved_at, until
 
 SHORT = f'noise_key = "{16 * "5a"}"' + (LONG % 60).replace("anti-pgd", "dp-d-sgd")
-LASTING = (LONG % 4000).replace("anti-pgd", "dp-d-sgd")
+LASTING = f'noise_key = "{16 * "5a"}"' + (LONG % 4000).replace("anti-pgd", "dp-d-sgd")
 
 
 def children(process):
