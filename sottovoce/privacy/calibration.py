@@ -14,13 +14,20 @@ from sottovoce.privacy.accountant import Account, account
 from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.views import View
-from sottovoce.tracing.policy import trace_possible
+from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.policy import trace_possible, trace_with_noise
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
 
 LARGEST = 1e12
 """A target that no sigma below this meets is refused."""
+
+MARGIN = 1e-12
+"""By this share a sigma in proportion is larger than computed: its account has roundings of its own."""
+
+SECANTS, CLOSE = 12, 1e-8
+"""So many secants look for the least sigma at most, and stop when they change it by this share."""
 
 
 def with_sigma(algorithm: Algorithm, sigma: float) -> Algorithm:
@@ -85,13 +92,18 @@ def calibrated(
     **settings: Any,
 ) -> Calibrated:
     """`calibrate` with the account at that sigma; `settings` are those of `account`."""
-    target = Target(epsilon, delta)
+    reference = trace_possible(with_sigma(algorithm, 1.0), topology, rounds=rounds)
+    return calibrated_system(reference, adversary, Target(epsilon, delta), **settings)
+
+
+def calibrated_system(reference: LinearSystem, adversary: str | View, target: Target, **settings: Any) -> Calibrated:
+    """The least sigma of a system that was traced at sigma 1, and the account there."""
 
     def at(sigma: float) -> Account:
-        system = trace_possible(with_sigma(algorithm, sigma), topology, rounds=rounds)
+        system = reference if sigma == 1.0 else trace_with_noise(reference, reference.algorithm.noise.with_sigma(sigma))
         return account(system, adversary, **settings)
 
-    return least_sigma(at, algorithm.noise, target)
+    return least_sigma(at, reference.algorithm.noise, target)
 
 
 def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) -> Calibrated:
@@ -99,8 +111,6 @@ def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) ->
     part of the noise does not scale with sigma.
     """
     reference = at(1.0)
-    if reference.headline is None:
-        raise Unaccountable("; ".join(reference.refusals))
     if reference.mu == 0:
         return Calibrated(0.0, reference)
     if isinstance(noise, CombinedNoise):
@@ -108,33 +118,86 @@ def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) ->
     return in_proportion(at, reference, target)
 
 
+def require_protection(found: Account) -> None:
+    """Refuse where no figure is proven, or where no size of noise makes it finite."""
+    if math.isinf(found.mu):
+        raise Unaccountable(f"no sigma protects everybody from {found.view}: some signal is not covered by noise")
+
+
 def in_proportion(
-    at: Callable[[float], Account], reference: Account, target: Target, *, margin: float = 0.0
+    at: Callable[[float], Account], reference: Account, target: Target, *, margin: float = MARGIN
 ) -> Calibrated:
     """The least sigma where mu is proportional to 1/sigma, from the account at sigma 1; larger by the given margin."""
-    if math.isinf(reference.mu):
-        raise Unaccountable(f"no sigma protects everybody from {reference.view}: some signal is not covered by noise")
+    require_protection(reference)
     sigma = reference.mu / target.mu * (1 + margin)
     for _ in range(100):  # the next floats make up for rounding
         found = at(sigma)
         if target.met_by(found):
             return Calibrated(sigma, found)
-        sigma *= 1 + 1e-12
+        sigma *= 1 + MARGIN
     raise InputError(f"sigma {sigma} does not meet epsilon {target.epsilon}", "mu falls as 1/sigma", "report this")
 
 
 def _bisected(at: Callable[[float], Account], reference: Account, target: Target) -> Calibrated:
-    """The least sigma by bisection; its account is the last that met the target."""
-    best = reference
+    """The least sigma by bisection, of which hardly any step is computed."""
+    search = _Search(at, reference, target)
+    search.approach()
+    aim = f"epsilon {target.epsilon}"
+    sigma = least_noise(search.meets, 1.0, tolerance=1e-6, smallest=1e-9, largest=LARGEST, target=aim)
+    return search.at_least(sigma)
 
-    def meets(sigma: float) -> bool:
-        nonlocal best
-        found = reference if sigma == 1.0 else at(sigma)
-        if not target.met_by(found):
+
+class _Search:
+    """Which sigma meets a target. What one meets, a larger one meets too, so that few of them are accounted for."""
+
+    def __init__(self, at: Callable[[float], Account], reference: Account, target: Target) -> None:
+        self._at, self._reference, self._target = at, reference, target
+        self._failing = 0.0
+        self._meeting: Calibrated | None = None
+        self._learn(1.0, reference)
+
+    def meets(self, sigma: float) -> bool:
+        """Whether this sigma meets the target."""
+        if self._meeting is not None and sigma >= self._meeting.sigma:
+            return True
+        return sigma > self._failing and self._learn(sigma, self._at(sigma))
+
+    def approach(self) -> None:
+        """Find out about a sigma just below the least and one just above, by secants: 1/mu^2 is almost linear in
+        sigma^2 where a part of the variance does not depend on sigma.
+        """
+        old, new = 1.0, self._reference.mu / self._target.mu
+        mu_old = self._reference.mu
+        for _ in range(SECANTS):
+            if not 0 < new < LARGEST or abs(new - old) <= CLOSE * new:
+                break
+            found = self._at(new)
+            self._learn(new, found)
+            old, mu_old, new = new, found.mu, _secant(old, mu_old, new, found.mu, self._target.mu)
+        if 0 < new < LARGEST:
+            self.meets(new * (1 - CLOSE))
+            self.meets(new * (1 + CLOSE))
+
+    def at_least(self, sigma: float) -> Calibrated:
+        """This sigma, which is known to meet the target, with its account; or a smaller one that was found to."""
+        assert self._meeting is not None
+        if sigma != self._meeting.sigma:
+            found = self._at(sigma)
+            if self._target.met_by(found):
+                return Calibrated(sigma, found)
+        return self._meeting
+
+    def _learn(self, sigma: float, found: Account) -> bool:
+        if not self._target.met_by(found):
+            self._failing = max(self._failing, sigma)
             return False
-        best = found
+        if self._meeting is None or sigma < self._meeting.sigma:
+            self._meeting = Calibrated(sigma, found)
         return True
 
-    aim = f"epsilon {target.epsilon}"
-    sigma = least_noise(meets, 1.0, tolerance=1e-6, smallest=1e-9, largest=LARGEST, target=aim)
-    return Calibrated(sigma, best)
+
+def _secant(one: float, mu_one: float, other: float, mu_other: float, mu: float) -> float:
+    """Where the line through two points (sigma^2, 1/mu^2) reaches 1/mu^2; nan where it does not."""
+    slope = (mu_other**-2 - mu_one**-2) / (other**2 - one**2)
+    square = other**2 + (mu**-2 - mu_other**-2) / slope if slope > 0 else math.nan
+    return math.sqrt(square) if square > 0 else math.nan
