@@ -240,7 +240,7 @@ def plan(question: Question, progress: Progress | None = None) -> Plan:
             refused.append(Refused(one.name, one.settings, str(error)))
         if progress is not None:
             progress(number + 1, len(every))
-    ranked.sort(key=lambda entry: (math.inf if entry.error_node is None else entry.error_node, entry.bytes_per_node))
+    ranked.sort(key=_rank)
     return Plan(question, tuple(ranked), tuple(refused))
 
 
@@ -326,6 +326,11 @@ def _bytes_per_node(question: Question, ready: Algorithm, net: Topology) -> floa
     start = np.zeros((net.n, min(question.dimension, ENOUGH)))
     first = next(iter(iterate_rounds(ready, net, start, lambda round, x: np.zeros_like(x), rounds=question.rounds)))
     return first.traffic_of(question.dimension).bits / 8 * question.rounds / net.n
+
+
+def _rank(entry: Entry) -> tuple[float, float]:
+    """Least error first; where errors differ by rounding alone, fewest bytes."""
+    return math.inf if entry.error_node is None else float(f"{entry.error_node:.9g}"), entry.bytes_per_node
 
 
 def _of_average(entry: Entry) -> float:

@@ -11,7 +11,7 @@ from sottovoce.core.noise import CombinedNoise, Noise
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.accountant import Account, account
-from sottovoce.privacy.bisection import least_noise
+from sottovoce.privacy.bisection import Answer, Search, least_noise
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.views import View
 from sottovoce.tracing.linear_system import LinearSystem
@@ -25,9 +25,6 @@ LARGEST = 1e12
 
 MARGIN = 1e-12
 """By this share a sigma in proportion is larger than computed: its account has roundings of its own."""
-
-SECANTS, CLOSE = 12, 1e-8
-"""So many secants look for the least sigma at most, and stop when they change it by this share."""
 
 
 def with_sigma(algorithm: Algorithm, sigma: float) -> Algorithm:
@@ -139,65 +136,22 @@ def in_proportion(
 
 
 def _bisected(at: Callable[[float], Account], reference: Account, target: Target) -> Calibrated:
-    """The least sigma by bisection, of which hardly any step is computed."""
-    search = _Search(at, reference, target)
-    search.approach()
+    """The least sigma where mu is not proportional to 1/sigma, from the account at sigma 1."""
+    best = Calibrated(math.inf, reference)
+
+    def ask(sigma: float) -> Answer:
+        nonlocal best
+        found = reference if sigma == 1.0 else at(sigma)
+        meets = target.met_by(found)
+        if meets and sigma < best.sigma:
+            best = Calibrated(sigma, found)
+        return Answer(found.mu, meets)
+
+    search = Search(ask, target.mu)
+    search.approach(1.0, reference.mu / target.mu, close=1e-8)
     aim = f"epsilon {target.epsilon}"
     sigma = least_noise(search.meets, 1.0, tolerance=1e-6, smallest=1e-9, largest=LARGEST, target=aim)
-    return search.at_least(sigma)
-
-
-class _Search:
-    """Which sigma meets a target. What one meets, a larger one meets too, so that few of them are accounted for."""
-
-    def __init__(self, at: Callable[[float], Account], reference: Account, target: Target) -> None:
-        self._at, self._reference, self._target = at, reference, target
-        self._failing = 0.0
-        self._meeting: Calibrated | None = None
-        self._learn(1.0, reference)
-
-    def meets(self, sigma: float) -> bool:
-        """Whether this sigma meets the target."""
-        if self._meeting is not None and sigma >= self._meeting.sigma:
-            return True
-        return sigma > self._failing and self._learn(sigma, self._at(sigma))
-
-    def approach(self) -> None:
-        """Find out about a sigma just below the least and one just above, by secants: 1/mu^2 is almost linear in
-        sigma^2 where a part of the variance does not depend on sigma.
-        """
-        old, new = 1.0, self._reference.mu / self._target.mu
-        mu_old = self._reference.mu
-        for _ in range(SECANTS):
-            if not 0 < new < LARGEST or abs(new - old) <= CLOSE * new:
-                break
-            found = self._at(new)
-            self._learn(new, found)
-            old, mu_old, new = new, found.mu, _secant(old, mu_old, new, found.mu, self._target.mu)
-        if 0 < new < LARGEST:
-            self.meets(new * (1 - CLOSE))
-            self.meets(new * (1 + CLOSE))
-
-    def at_least(self, sigma: float) -> Calibrated:
-        """This sigma, which is known to meet the target, with its account; or a smaller one that was found to."""
-        assert self._meeting is not None
-        if sigma != self._meeting.sigma:
-            found = self._at(sigma)
-            if self._target.met_by(found):
-                return Calibrated(sigma, found)
-        return self._meeting
-
-    def _learn(self, sigma: float, found: Account) -> bool:
-        if not self._target.met_by(found):
-            self._failing = max(self._failing, sigma)
-            return False
-        if self._meeting is None or sigma < self._meeting.sigma:
-            self._meeting = Calibrated(sigma, found)
-        return True
-
-
-def _secant(one: float, mu_one: float, other: float, mu_other: float, mu: float) -> float:
-    """Where the line through two points (sigma^2, 1/mu^2) reaches 1/mu^2; nan where it does not."""
-    slope = (mu_other**-2 - mu_one**-2) / (other**2 - one**2)
-    square = other**2 + (mu**-2 - mu_other**-2) / slope if slope > 0 else math.nan
-    return math.sqrt(square) if square > 0 else math.nan
+    if sigma > best.sigma:  # it follows that it meets the target, and its account has to show it
+        found = at(sigma)
+        return Calibrated(sigma, found) if target.met_by(found) else best
+    return best
