@@ -14,7 +14,7 @@ round is read from the traced system (`noise_in_models`). What training does is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,11 +32,19 @@ from sottovoce.core.topologies import Topology, weigh, weights_for
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.accountant import Account, account
-from sottovoce.privacy.calibration import Calibrated, Target, calibrated, in_proportion
+from sottovoce.privacy.calibration import (
+    Calibrated,
+    Target,
+    calibrated_system,
+    in_proportion,
+    require_protection,
+    with_sigma,
+)
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.guarantee import Guarantee, Kind
 from sottovoce.privacy.views import parse_view
-from sottovoce.tracing.policy import trace_coordinates, trace_possible
+from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.policy import trace_coordinates, trace_possible, trace_with_noise
 
 if TYPE_CHECKING:
     from sottovoce.learning.batches import Batches
@@ -232,7 +240,7 @@ def plan(question: Question, progress: Progress | None = None) -> Plan:
             refused.append(Refused(one.name, one.settings, str(error)))
         if progress is not None:
             progress(number + 1, len(every))
-    ranked.sort(key=lambda entry: (math.inf if entry.error_node is None else entry.error_node, entry.bytes_per_node))
+    ranked.sort(key=_rank)
     return Plan(question, tuple(ranked), tuple(refused))
 
 
@@ -268,7 +276,7 @@ def _entry(
     sigma, found = _calibrated(question, built, net) if secrets is None else _scaled(question, build, net)
     assert found.headline is not None
     ready = build(sigma)
-    average, node, why = _predicted(question, ready, net)
+    average, node, why = _predicted(question, ready, found.system)
     paired = {} if secrets is None else one.spec.shared_noise(secrets * sigma)
     return Entry(
         one.name, {**one.settings, **paired}, weights, sigma, found.headline, "" if secrets is None else SECRETS,
@@ -279,33 +287,33 @@ def _entry(
 def _calibrated(question: Question, built: Algorithm, net: Topology) -> Calibrated:
     """The least sigma. What the first rounds refuse, more of them refuse too, and much later: they are asked first."""
 
-    def at(rounds: int) -> Calibrated:
-        return calibrated(
-            built, net, question.view, rounds=rounds, epsilon=question.epsilon, delta=question.delta,
-            **question.terms(rounds),
-        )  # fmt: skip
-
+    reference = trace_possible(with_sigma(built, 1.0), net, rounds=question.rounds)
     if built.noise.correlation is None and question.rounds > FIRST_ROUNDS:
-        at(FIRST_ROUNDS)
-    return at(question.rounds)
+        first = reference.first_rounds(FIRST_ROUNDS)
+        require_protection(account(first, question.view, **question.terms(FIRST_ROUNDS)))
+    target = Target(question.epsilon, question.delta)
+    return calibrated_system(reference, question.view, target, **question.terms(question.rounds))
 
 
 def _scaled(question: Question, build: Callable[[float], Algorithm], net: Topology) -> Calibrated:
     """The least sigma where secrets that neighbours share grow with it: mu falls as one over both."""
     target = Target(question.epsilon, question.delta)
+    traced = trace_possible(build(1.0), net, rounds=question.rounds)
 
     def at(sigma: float) -> Account:
-        system = trace_possible(build(sigma), net, rounds=question.rounds)
+        system = traced if sigma == 1.0 else trace_with_noise(traced, build(sigma).noise)
         return account(system, question.view, **question.terms(question.rounds))
 
     reference = at(1.0)
     return Calibrated(0.0, reference) if reference.mu == 0 else in_proportion(at, reference, target, margin=1e-9)
 
 
-def _predicted(question: Question, ready: Algorithm, net: Topology) -> tuple[float | None, float | None, str]:
+def _predicted(question: Question, ready: Algorithm, system: LinearSystem) -> tuple[float | None, float | None, str]:
     """Errors of the average model and of a node over all coordinates, or why there are none."""
+    systems: Iterable[LinearSystem] = (system,)
     try:
-        systems = trace_coordinates(ready, net, rounds=question.rounds, dimension=question.dimension)
+        if system.only_gradients:
+            systems = trace_coordinates(ready, system.topology, rounds=question.rounds, dimension=question.dimension)
         found = [noise_in_models(system) for system in systems]
     except Unaccountable as refusal:
         return None, None, str(refusal)
@@ -318,6 +326,11 @@ def _bytes_per_node(question: Question, ready: Algorithm, net: Topology) -> floa
     start = np.zeros((net.n, min(question.dimension, ENOUGH)))
     first = next(iter(iterate_rounds(ready, net, start, lambda round, x: np.zeros_like(x), rounds=question.rounds)))
     return first.traffic_of(question.dimension).bits / 8 * question.rounds / net.n
+
+
+def _rank(entry: Entry) -> tuple[float, float]:
+    """Least error first; where errors differ by rounding alone, fewest bytes."""
+    return math.inf if entry.error_node is None else float(f"{entry.error_node:.9g}"), entry.bytes_per_node
 
 
 def _of_average(entry: Entry) -> float:

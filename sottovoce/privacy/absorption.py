@@ -15,6 +15,7 @@ Shapes: V victims, T rounds, N nodes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,11 @@ class Coupling:
     transfer: sparse.csr_array
     takes: NDArray[np.bool_]
     summed: sparse.csr_array | None = None
+
+    @cached_property
+    def transfer_back(self) -> sparse.csc_array:
+        """The transpose of `transfer`."""
+        return self.transfer.T
 
 
 def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
@@ -221,7 +227,7 @@ def _gradient(
     out: list[Array] = []
     later = np.zeros_like(carried[0])
     for t in range(len(rounds) - 1, -1, -1):
-        from_transfer = rounds[t].transfer.T @ later
+        from_transfer = rounds[t].transfer_back @ later
         summed = rounds[t].summed
         if summed is not None:
             from_transfer = from_transfer + summed.T @ absorbed[t]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.absorption import couple, late_cost, least_cost
+from sottovoce.privacy.absorption import Coupling, couple, late_cost, least_cost
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.closedness import closedness, reaching_gradients
 from sottovoce.privacy.convexity import least_weight
@@ -231,6 +231,7 @@ class _Accounting:
         self.system, self.view, self.observation = system, view, observation
         self.scheme, self.adjacency, self.lipschitz = terms.scheme, terms.adjacency, terms.lipschitz
         self._exact: dict[View, NDArray[np.float64]] = {}
+        self._couplings: dict[View, tuple[Coupling, ...]] = {}
 
     def guarantees(self, kind: Kind) -> list[Guarantee]:
         """The guarantees of one kind for every victim; refused where it does not apply."""
@@ -323,7 +324,13 @@ class _Accounting:
         self._require_messages()
         growth = 2.0 if self.adjacency is Adjacency.USER else UNBOUNDED
         hearing_more = replace(self.view, secure_sum=False)  # sums are made of what it would hear
-        return late_cost(couple(self.system, hearing_more), self.observation.victims, self.scheme, growth)
+        return late_cost(self._coupled(hearing_more), self.observation.victims, self.scheme, growth)
+
+    def _coupled(self, view: View) -> tuple[Coupling, ...]:
+        """The rounds as the coupling sees them; of each view once."""
+        if view not in self._couplings:
+            self._couplings[view] = couple(self.system, view)
+        return self._couplings[view]
 
     def _closed_view(self, *, or_all_messages: bool) -> tuple[View | None, list[str]]:
         """The view if it is closed; else, if asked for, all messages with what it knows; and why others are open."""
@@ -332,7 +339,7 @@ class _Accounting:
             tried.append(View(ViewKind.EVERYONE, self.view.members, secrets_of=self.view.secrets_of))
         reasons: list[str] = []
         for view in tried:
-            status = closedness(self.system, view)
+            status = closedness(self.system, view, self.observation if view == self.view else None)
             if status.closed and not (status.user_level_only and not self._reacts_freely()):
                 return view, reasons
             reasons.append(status.reason or "closed only where a user's data may change in every round")
@@ -347,7 +354,7 @@ class _Accounting:
         self._require_training()
         self._require_messages()
         views = dict.fromkeys([self.view, replace(self.view, secure_sum=False)])
-        costs = [least_cost(couple(self.system, option), self.observation.victims, self.scheme) for option in views]
+        costs = [least_cost(self._coupled(option), self.observation.victims, self.scheme) for option in views]
         weight = least_weight(self.system)
         largest_step = "2/L" if weight >= 1 else f"{2 * weight:.6g}/L (2 w/L with the least push-sum weight w)"
         assumptions = (

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.bisection import least_noise
+from sottovoce.privacy.bisection import Answer, Search, least_noise
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
@@ -74,11 +74,14 @@ def noise_for(epsilon: float, *, share: float, rounds: int, delta: float, size: 
     True
     """
 
-    def meets(noise: float) -> bool:
-        return epsilon_of_batches(noise=noise, share=share, rounds=rounds, delta=delta, size=size) <= epsilon
+    def ask(noise: float) -> Answer:
+        found = epsilon_of_batches(noise=noise, share=share, rounds=rounds, delta=delta, size=size)
+        return Answer(found, found <= epsilon)
 
+    search, unsampled = Search(ask, epsilon), rounds**0.5 / mu_of(epsilon, delta)
+    search.approach(unsampled, max(share * unsampled, 1e-3), close=1e-4)
     return least_noise(
-        meets, rounds**0.5 / mu_of(epsilon, delta), tolerance=1e-3, smallest=1e-3, largest=LARGEST,
+        search.meets, unsampled, tolerance=1e-3, smallest=1e-3, largest=LARGEST,
         name="noise multiplier", target=f"epsilon {epsilon} with sampled batches",
     )  # fmt: skip
 

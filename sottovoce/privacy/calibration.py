@@ -11,16 +11,20 @@ from sottovoce.core.noise import CombinedNoise, Noise
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.accountant import Account, account
-from sottovoce.privacy.bisection import least_noise
+from sottovoce.privacy.bisection import Answer, Search, least_noise
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.views import View
-from sottovoce.tracing.policy import trace_possible
+from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.policy import trace_possible, trace_with_noise
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
 
 LARGEST = 1e12
 """A target that no sigma below this meets is refused."""
+
+MARGIN = 1e-12
+"""By this share a sigma in proportion is larger than computed: its account has roundings of its own."""
 
 
 def with_sigma(algorithm: Algorithm, sigma: float) -> Algorithm:
@@ -86,13 +90,18 @@ def calibrated(
     **settings: Any,
 ) -> Calibrated:
     """`calibrate` with the account at that sigma; `settings` are those of `account`."""
-    target = Target(epsilon, delta)
+    reference = trace_possible(with_sigma(algorithm, 1.0), topology, rounds=rounds)
+    return calibrated_system(reference, adversary, Target(epsilon, delta), **settings)
+
+
+def calibrated_system(reference: LinearSystem, adversary: str | View, target: Target, **settings: Any) -> Calibrated:
+    """The least sigma of a system that was traced at sigma 1, and the account there."""
 
     def at(sigma: float) -> Account:
-        system = trace_possible(with_sigma(algorithm, sigma), topology, rounds=rounds)
+        system = reference if sigma == 1.0 else trace_with_noise(reference, reference.algorithm.noise.with_sigma(sigma))
         return account(system, adversary, **settings)
 
-    return least_sigma(at, algorithm.noise, target)
+    return least_sigma(at, reference.algorithm.noise, target)
 
 
 def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) -> Calibrated:
@@ -100,8 +109,6 @@ def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) ->
     part of the noise does not scale with sigma.
     """
     reference = at(1.0)
-    if reference.headline is None:
-        raise Unaccountable("; ".join(reference.refusals))
     if reference.mu == 0:
         return Calibrated(0.0, reference)
     if isinstance(noise, CombinedNoise):
@@ -109,33 +116,43 @@ def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) ->
     return in_proportion(at, reference, target)
 
 
+def require_protection(found: Account) -> None:
+    """Refuse where no figure is proven, or where no size of noise makes it finite."""
+    if math.isinf(found.mu):
+        raise Unaccountable(f"no sigma protects everybody from {found.view}: some signal is not covered by noise")
+
+
 def in_proportion(
-    at: Callable[[float], Account], reference: Account, target: Target, *, margin: float = 0.0
+    at: Callable[[float], Account], reference: Account, target: Target, *, margin: float = MARGIN
 ) -> Calibrated:
     """The least sigma where mu is proportional to 1/sigma, from the account at sigma 1; larger by the given margin."""
-    if math.isinf(reference.mu):
-        raise Unaccountable(f"no sigma protects everybody from {reference.view}: some signal is not covered by noise")
+    require_protection(reference)
     sigma = reference.mu / target.mu * (1 + margin)
     for _ in range(100):  # the next floats make up for rounding
         found = at(sigma)
         if target.met_by(found):
             return Calibrated(sigma, found)
-        sigma *= 1 + 1e-12
+        sigma *= 1 + MARGIN
     raise InputError(f"sigma {sigma} does not meet epsilon {target.epsilon}", "mu falls as 1/sigma", "report this")
 
 
 def _bisected(at: Callable[[float], Account], reference: Account, target: Target) -> Calibrated:
-    """The least sigma by bisection; its account is the last that met the target."""
-    best = reference
+    """The least sigma where mu is not proportional to 1/sigma, from the account at sigma 1."""
+    best = Calibrated(math.inf, reference)
 
-    def meets(sigma: float) -> bool:
+    def ask(sigma: float) -> Answer:
         nonlocal best
         found = reference if sigma == 1.0 else at(sigma)
-        if not target.met_by(found):
-            return False
-        best = found
-        return True
+        meets = target.met_by(found)
+        if meets and sigma < best.sigma:
+            best = Calibrated(sigma, found)
+        return Answer(found.mu, meets)
 
+    search = Search(ask, target.mu)
+    search.approach(1.0, reference.mu / target.mu, close=1e-8)
     aim = f"epsilon {target.epsilon}"
-    sigma = least_noise(meets, 1.0, tolerance=1e-6, smallest=1e-9, largest=LARGEST, target=aim)
-    return Calibrated(sigma, best)
+    sigma = least_noise(search.meets, 1.0, tolerance=1e-6, smallest=1e-9, largest=LARGEST, target=aim)
+    if sigma > best.sigma:  # it follows that it meets the target, and its account has to show it
+        found = at(sigma)
+        return Calibrated(sigma, found) if target.met_by(found) else best
+    return best

@@ -24,7 +24,7 @@ from scipy import sparse
 
 from sottovoce.core.threads import one_thread
 from sottovoce.privacy.exact.deflation import Entering, Left, Unknown
-from sottovoce.privacy.observation import Observation, observe
+from sottovoce.privacy.observation import Observation, observe, with_own_messages
 from sottovoce.privacy.reactions import open_by_steps
 from sottovoce.privacy.views import View
 from sottovoce.tracing.linear_system import LinearSystem
@@ -49,9 +49,12 @@ class Closedness:
     reason: str = ""
 
 
-def closedness(system: LinearSystem, view: View) -> Closedness:
-    """Check the rules on the traced system, the adversary's own messages counted as seen."""
-    observation = observe(system, view, own=True)
+def closedness(system: LinearSystem, view: View, observed: Observation | None = None) -> Closedness:
+    """Check the rules on the traced system, the adversary's own messages counted as seen.
+
+    `observed` is what the view sees, if that is known already.
+    """
+    observation = observe(system, view, own=True) if observed is None else with_own_messages(observed)
     open_node = open_by_steps(observation)
     if open_node is None:
         return Closedness(True)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
+from sottovoce.core.memo import once_for_each
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.observation import known_noise
@@ -25,12 +26,10 @@ def loss_given_noisy_gradients(
 ) -> Array:
     """mu^2 of each victim if the adversary had every honest node's `g + noise`, with what it knows removed."""
 
-    def in_round(round: tuple[StepMatrices, bool]) -> Array:
-        step, is_last = round
-        return np.where(_leaves(step, is_last), _precision(system, step, view), 0.0)[victims]
-
     rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
-    per_round_TV = np.array(map_equal_steps(in_round, rounds))
+    precisions = map_equal_steps(lambda step: _precision(system, step, view), [step for step, _ in rounds])
+    leaving = map_equal_steps(lambda round: _leaves(*round), rounds)
+    per_round_TV = np.where(leaving, precisions, 0.0)[:, victims]
     if system.correlation is not None:
         C = system.correlation.matrix(system.rounds)
         return worst_case((C.T @ C)[None], scheme, system.rounds)[0] * per_round_TV.max(axis=0)
@@ -40,7 +39,7 @@ def loss_given_noisy_gradients(
 
 def _precision(system: LinearSystem, step: StepMatrices, view: View) -> Array:
     """What one noisy gradient tells about each node: the diagonal of the inverse covariance of unknown noise."""
-    spread = _local_spread(system, step)
+    spread = _local_spreads(system)[step]
     unknown = ~known_noise(step, view)[: spread.shape[1]]
     everyone = np.setdiff1d(np.arange(system.n), view.members)
     honest = sparse.csr_array(spread.tocsc()[:, np.flatnonzero(unknown)])[everyone]
@@ -91,6 +90,12 @@ def _leaves(step: StepMatrices, is_last: bool) -> NDArray[np.bool_]:
     for matrix in (*(() if is_last else (step.state_out,)), *(sent.rows for sent in step.sent)):
         used[np.unique(step.split(matrix)[1].indices)] = True
     return used
+
+
+@once_for_each
+def _local_spreads(system: LinearSystem) -> dict[StepMatrices, sparse.csr_array]:
+    """`_local_spread` of every round that takes gradients: no view changes it."""
+    return {step: _local_spread(system, step) for step in dict.fromkeys(system.steps) if step.gradients}
 
 
 def _local_spread(system: LinearSystem, step: StepMatrices) -> sparse.csr_array:

@@ -7,7 +7,7 @@ remains is the linear system that its loss is computed from.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -124,6 +124,21 @@ def observe(
     return Observation(system, adversary, concerned, steps)
 
 
+def with_own_messages(observation: Observation) -> Observation:
+    """`observe` with `own` and all victims, from what was observed without."""
+    system, view = observation.system, observation.view
+    if len(observation.victims) < system.n - len(view.members):
+        return observe(system, view, own=True)
+    if view.secure_sum or view.kind is not ViewKind.COALITION:  # it gets the same with `own`
+        return observation
+
+    def with_own(pair: tuple[StepMatrices, ObservedStep]) -> ObservedStep:
+        return replace(pair[1], observed=_informative(pair[0], view, observation.victims, True)[0])
+
+    both = zip(system.steps, observation.steps, strict=True)
+    return replace(observation, steps=map_equal_steps(with_own, both))
+
+
 def _check_edges(system: LinearSystem, adversary: View) -> None:
     """Refuse to tap where no edge is."""
     graph = system.topology.graph
@@ -168,7 +183,11 @@ def reduced_inputs(step: StepMatrices, rows: sparse.csr_array, adversary: View, 
     state, gradient, noise = step.split(rows)
     unknown = np.flatnonzero(~known_noise(step, adversary))
     columns = victims if step.gradients else np.empty(0, dtype=np.intp)
-    return Inputs(state, gradient.tocsc()[:, columns].tocsr(), noise.tocsc()[:, unknown].tocsr())
+    return Inputs(state, _columns(gradient, columns), _columns(noise, unknown))
+
+
+def _columns(matrix: sparse.csr_array, columns: NDArray[np.intp]) -> sparse.csr_array:
+    return matrix if len(columns) == matrix.shape[1] else matrix[:, columns]
 
 
 def known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:

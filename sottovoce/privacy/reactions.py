@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.memo import once_for_each
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
 
 ROUNDING = 1e-13
@@ -22,6 +23,7 @@ SMALL = 4_000_000
 """Largest number of entries of a round's rows for a dense check."""
 
 
+@once_for_each
 def open_by_steps(observation: Observation) -> int | None:
     """The first honest node whose state after a round is no combination of what was just seen, if there is one."""
     victims = set(observation.victims.tolist())

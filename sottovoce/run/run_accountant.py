@@ -16,7 +16,7 @@ from sottovoce.privacy.guarantee import KINDS, Kind
 from sottovoce.privacy.views import View
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.policy import affordable_extent, trace_affordable
+from sottovoce.tracing.policy import affordable_extent, trace_affordable, trace_with_noise
 
 UNCLIPPED = "gradients are not clipped: nothing bounds what a change of data does, so no guarantee holds"
 
@@ -83,9 +83,8 @@ class RunAccountant:
         return trace_affordable(run.algorithm, run.topology, rounds=rounds)
 
     def at_sigma(self, sigma: float, known: Account | None = None) -> RunAccountant:
-        """The accountant of the same run with another sigma. Convexity does not depend on sigma and is reused.
-
-        A `known` account at that size is not computed again, nor is its system traced again.
+        """The accountant of the same run with another sigma: nothing is traced again, and convexity, which does not
+        depend on sigma, is not checked again. Nor is a `known` account at that size computed again.
         """
         run = replace(self.training_run, algorithm=with_sigma(self.training_run.algorithm, sigma))
         found = RunAccountant(run)
@@ -94,6 +93,8 @@ class RunAccountant:
             found.system = known.system
             if set(known.kinds) == set(self.kinds):
                 found._accounts[known.view] = known
+        else:
+            found.system = trace_with_noise(self.system, self.system.algorithm.noise.with_sigma(sigma))
         return found
 
     def _account(self, system: LinearSystem, view: View, kinds: Sequence[Kind]) -> Account:

@@ -3,6 +3,7 @@
 - `trace_possible`: every message, unless compression makes messages that cannot be traced; for questions that name what
   they want to know.
 - `trace_affordable`: the same within limits of size; for runs, which are traced unasked.
+- `trace_with_noise`: what was traced, with another size of noise.
 - `trace_coordinates`: some coordinates of a run whose compression keeps a part of them.
 """
 
@@ -16,9 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sottovoce.core.compression import Identity, RandomK
+from sottovoce.core.noise import Noise
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import Unaccountable
 from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.noise_scaling import scale_noise
 from sottovoce.tracing.tracer import Coordinate, trace
 
 if TYPE_CHECKING:
@@ -88,6 +91,17 @@ def trace_noisy_gradients(algorithm: Algorithm, topology: Topology, *, rounds: i
         reason = f"{operator.name}: what is sent differs by coordinate or is not linear"
     plain = replace(algorithm, compression=Identity(), gossip_steps=1)  # type: ignore[type-var]
     return replace(trace(plain, topology, rounds=rounds), algorithm=algorithm, only_gradients=reason)
+
+
+def trace_with_noise(system: LinearSystem, noise: Noise) -> LinearSystem:
+    """A traced system with another size of its noise: scaled, and traced again only where noise does not just scale."""
+    scaled = scale_noise(system, noise)
+    if scaled is not None:
+        return scaled
+    algorithm, topology = replace(system.algorithm, noise=noise), system.topology  # type: ignore[type-var]
+    if system.only_gradients:
+        return trace_noisy_gradients(algorithm, topology, rounds=system.rounds, reason=system.only_gradients)
+    return trace(algorithm, topology, rounds=system.rounds)
 
 
 def trace_coordinates(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -115,10 +116,13 @@ def brute_force(H, k, b):
         worst = max(np.trace(X[np.ix_(p, p)]) + (2 * abs(X[p[0], p[1]]) if k == 2 else 0) for p in patterns)
         return worst * np.trace(np.linalg.solve(X, H))
 
-    found = np.eye(T)[at]
+    found, before = np.eye(T)[at], math.inf
     for _ in range(12):
         options = {"maxiter": 3000, "maxfev": 3000, "xatol": 1e-10, "fatol": 1e-12, "adaptive": True}
         found = optimize.minimize(value, found, method="Nelder-Mead", options=options).x
+        if value(found) > before * (1 - 1e-7):
+            break
+        before = value(found)
     return value(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -115,8 +116,11 @@ def test_every_algorithm_is_ranked_or_refused_with_a_reason(small):
 
 
 def test_what_is_ranked_meets_the_target_and_is_in_order(small):
-    errors = [math.inf if one.error_node is None else one.error_node for one in small.ranked]
-    assert errors == sorted(errors)
+    for one, other in itertools.pairwise(small.ranked):
+        error, larger = (math.inf if each.error_node is None else each.error_node for each in (one, other))
+        assert error <= larger * (1 + 1e-8)
+        if error > larger * (1 - 1e-12):  # equal up to rounding
+            assert one.bytes_per_node <= other.bytes_per_node
     assert small.recommended is small.ranked[0]
     assert small.recommended.label in small.reason
     for one in small.ranked:

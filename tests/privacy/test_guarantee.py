@@ -10,7 +10,7 @@ import pytest
 from sottovoce import InputError, account, algorithm, metropolis, trace
 from sottovoce.core.adjacency import Adjacency, Change, parse_adjacency
 from sottovoce.core.json_numbers import from_json, is_number, to_json
-from sottovoce.privacy import views
+from sottovoce.privacy import calibration, views
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.covering_views import covering_views, lacks_secrets
@@ -106,3 +106,39 @@ def test_who_must_be_covered_where_neighbours_share_secrets():
 def test_the_least_noise_is_enough_and_hardly_more(least, tolerance):
     found = least_noise(lambda noise: noise >= least, 1.0, tolerance=tolerance, smallest=1e-9)
     assert least <= found <= least * (1 + 2 * tolerance)
+
+
+@pytest.mark.parametrize("pair", [0.5, 4.0, 40.0])
+@pytest.mark.parametrize("epsilon", [0.5, 20.0])
+def test_a_search_takes_few_accounts_and_finds_the_least_sigma(monkeypatch, pair, epsilon):
+    """Noise of which a part does not grow with sigma; 22 accounts and more by bisection alone."""
+    tried = []
+
+    def account_counted(system, view, **settings):
+        tried.append(system)
+        return account(system, view, **settings)
+
+    monkeypatch.setattr(calibration, "account", account_counted)
+    built, target = algorithm("decor", sigma=1.0, sigma_pair=pair), calibration.Target(epsilon, 1e-5)
+    found = calibration.calibrated(built, RING, "node:0", rounds=3, epsilon=epsilon, delta=1e-5)
+    assert len(tried) <= 10
+    assert target.met_by(found.account)
+    less = trace(calibration.with_sigma(built, found.sigma * (1 - 1e-5)), RING, rounds=3)
+    assert not target.met_by(account(less, "node:0"))
+
+
+def test_a_search_never_returns_a_sigma_that_was_not_seen_to_meet_the_target():
+    """Figures that rounding makes uneven: the sigma at which bisection ends fails, and a smaller one is returned."""
+    target = calibration.Target(1.0, 1e-5)
+
+    class Uneven:
+        def __init__(self, sigma):
+            self.headline, self.sigma = object(), sigma
+            self.mu = target.mu * (3.0 / sigma if round(sigma * 1e7) % 2 else 2.9 / sigma)
+
+        def epsilon(self, delta):
+            return target.epsilon if self.mu <= target.mu else math.inf
+
+    found = calibration.least_sigma(Uneven, DECOR.noise, target)
+    assert found.account.sigma == found.sigma
+    assert target.met_by(found.account)

@@ -30,17 +30,14 @@ def signs(M):
 
 def primal(M, rng, dimension=8, starts=10):
     """Random restarts of coordinate ascent over unit vectors: never above the semidefinite value."""
-    best = 0.0
-    for _ in range(starts):
-        v = rng.standard_normal((len(M), dimension))
-        v /= np.linalg.norm(v, axis=1, keepdims=True)
-        for _ in range(300):
-            for t in range(len(M)):
-                pull = M[t] @ v - M[t, t] * v[t]
-                if np.linalg.norm(pull) > 0:
-                    v[t] = pull / np.linalg.norm(pull)
-        best = max(best, float(np.einsum("st,sk,tk->", M, v, v)))
-    return best
+    v = rng.standard_normal((len(M), starts, dimension))
+    v /= np.linalg.norm(v, axis=2, keepdims=True)
+    for _ in range(300):
+        for t in range(len(M)):
+            pull = np.tensordot(M[t], v, axes=1) - M[t, t] * v[t]
+            size = np.linalg.norm(pull, axis=1, keepdims=True)
+            v[t] = np.where(size > 0, pull / np.where(size > 0, size, 1.0), v[t])
+    return float(np.einsum("st,sak,tak->a", M, v, v).max())
 
 
 @pytest.mark.parametrize("T", [1, 2, 3, 5, 8])

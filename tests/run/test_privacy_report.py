@@ -29,7 +29,8 @@ from sottovoce.run.build import build
 from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.privacy_report import report_privacy
 from sottovoce.run.training_run import prepare_run
-from sottovoce.tracing.policy import trace_affordable, trace_noisy_gradients
+from sottovoce.tracing import policy
+from sottovoce.tracing.policy import trace_noisy_gradients
 from tests.cases import cases
 
 DELTA = 1e-5
@@ -622,28 +623,41 @@ def test_data_that_ships_is_promised_what_its_shards_allow():
     assert report_privacy(began, attackers="none").headline.mu == pytest.approx(1.0)
 
 
-def test_a_run_is_traced_once_and_each_figure_is_accounted_for_once(monkeypatch):
-    """Calibration takes a trace and an account at sigma 1, and one of each for every sigma that it tries."""
-    from sottovoce.run import run_accountant
-
-    traced, accounted = [], []
+@pytest.mark.parametrize(
+    ("name", "settings", "batch"),
+    [("dp-d-sgd", {}, "cycle:4x5"), ("decor", {"sigma_pair": 2.0}, "cycle:4x5"), ("dp-d-sgd", {}, "poisson:0.25")],
+)
+def test_a_run_with_a_target_is_traced_once(monkeypatch, name, settings, batch):
+    """Whatever sigma is tried, and for every figure of its report."""
+    traced = []
 
     def trace_counted(*arguments, **settings):
-        traced.append(arguments[0].noise.sigma)
-        return trace_affordable(*arguments, **settings)
+        traced.append(arguments[0])
+        return trace(*arguments, **settings)
+
+    monkeypatch.setattr(policy, "trace", trace_counted)
+    began = begun(algorithm(name, sigma=7.0, **settings), RING, batch, rounds=20)
+    met = calibrate_run(began, epsilon=1.0, delta=DELTA)
+    assert 0.99 < report_privacy(met, delta=DELTA, attackers=[0]).epsilon <= 1.0
+    met.headline_after(5, views.everyone())
+    assert len(traced) == 1
+
+
+def test_each_figure_of_a_run_is_accounted_for_once(monkeypatch):
+    """Calibration takes an account at sigma 1 and one for every sigma that it tries, the last of which is reported."""
+    from sottovoce.run import run_accountant
+
+    accounted = []
 
     def account_counted(system, view, **settings):
         accounted.append((system.algorithm.noise.sigma, system.rounds, str(view)))
         return account(system, view, **settings)
 
-    monkeypatch.setattr(run_accountant, "trace_affordable", trace_counted)
     monkeypatch.setattr(run_accountant, "account", account_counted)
     began = begun(algorithm("dp-d-sgd", sigma=7.0), RING, "cycle:5x2", rounds=10)
     met = calibrate_run(began, epsilon=2.0, delta=DELTA)
     document = report_privacy(met, delta=DELTA, attackers="all").document()
-    assert len(traced) == len(set(traced))
-    assert traced[0] == 1.0
-    assert traced[-1] == document["sigma"]
     assert len(accounted) == len(set(accounted))
     printed = len(document["views"]) + len(document["over_rounds"]) - 1
     assert sum(sigma == document["sigma"] for sigma, _, _ in accounted) == printed
+    assert len(accounted) == printed + 1

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
+from sottovoce.core.memo import once_for_each
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
 from sottovoce.tracing.linear_system import StepMatrices, TracedMessages, map_equal_steps
 
@@ -201,6 +202,7 @@ def _basis_step(observation: Observation, whole: StepMatrices, step: ObservedSte
     return replace(step, observed=Inputs(*(sparse.csr_array(basis @ part) for part in messages)))
 
 
+@once_for_each
 def _is_gossip(whole: StepMatrices) -> bool:
     """Whether every node says the same to all, and then a combination of what it received and what it said before."""
     n = whole.mixings[0].n
