@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -67,8 +68,20 @@ def grid_step(algorithm: Algorithm, mixing: Mixing) -> float:
 def noise_on_grid(algorithm: Algorithm, mixing: Mixing) -> NoiseOnGrid:
     """The noise of a round in steps of the grid."""
     noise, step = algorithm.noise, grid_step(algorithm, mixing)
-    matrices = [(term, term.matrix.scaled(algorithm.sensitivity).scaled(1 / step)) for term in noise.local(mixing)]
-    return NoiseOnGrid(step, tuple(replace(term, matrix=matrix) for term, matrix in matrices), noise.correlation)
+    return _on_grid(noise.local(mixing), algorithm.sensitivity, step, _Same(noise.correlation))
+
+
+@dataclass(frozen=True)
+class _Same:
+    """A correlation as part of a key."""
+
+    correlation: Correlation | None
+
+
+@lru_cache(maxsize=32)
+def _on_grid(terms: tuple[NoiseTerm, ...], sensitivity: float, step: float, over_rounds: _Same) -> NoiseOnGrid:
+    matrices = [(term, term.matrix.scaled(sensitivity).scaled(1 / step)) for term in terms]
+    return NoiseOnGrid(step, tuple(replace(term, matrix=matrix) for term, matrix in matrices), over_rounds.correlation)
 
 
 def _own_noise(noise: Noise, mixing: Mixing) -> tuple[float, ...]:

@@ -31,7 +31,7 @@ from sottovoce.core.rounded_sum import (
     KeyedGaussians,
     NoiseBounds,
     guess_bounds,
-    rounded_sum,
+    rounded_sum_,
 )
 from sottovoce.core.threads import WORKERS
 from sottovoce.errors import Diverged, InputError
@@ -117,7 +117,7 @@ class NoiseFeed:
         draws = tuple(KeyedGaussians(self._key, term.sources, round, 0, values.shape[1]) for term in noise.terms)
         exact = FreshSum(values, noise.terms, draws, noise.step)
         assert guesses is not None
-        return rounded_sum(values, guesses, guess_bounds(noise.terms, len(values)), noise.step, exact.decide)
+        return rounded_sum_(values, guesses, guess_bounds(noise.terms, len(values)), noise.step, exact.decide)
 
     def _correlated_sum(self, values: NDArray[Any], noise: NoiseOnGrid, round: int) -> NDArray[Any]:
         (term,), correlation, D = noise.terms, noise.correlation, values.shape[1]
@@ -135,7 +135,7 @@ class NoiseFeed:
         known = NoiseBounds(sizes * self._errors.of(round), np.abs(sums).max(axis=1))
         draws = tuple(KeyedGaussians(self._key, term.sources, t, 0, D) for t in range(round + 1))
         exact = CorrelatedSum(values, term, draws, correlation, noise.step)
-        return rounded_sum(values, sums, known, noise.step, exact.decide)
+        return rounded_sum_(values, sums, known, noise.step, exact.decide)
 
     def _ahead(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block] | None:
         """What was drawn ahead. It is handed out once; who asks again has it drawn again."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal, localcontext
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,11 +44,15 @@ class NoiseBounds(NamedTuple):
     largest_N: Floats
 
 
-def rounded_sum(
+def rounded_sum_(
     gradient_ND: NDArray[Any], noise_ND: NDArray[Any], known: NoiseBounds, step: float, decide: Decide
 ) -> NDArray[Any]:
-    """`round(gradient / step + noise) step` for noise that is known within bounds, in steps; nan: not at all."""
-    out, open_rows, open_columns = np.empty_like(gradient_ND), [], []
+    """`round(gradient / step + noise) step` for noise that is known within bounds, in steps; nan: not at all.
+
+    The result takes the place of the noise where it has the same type: new memory costs more than what is done with it.
+    """
+    out = noise_ND if noise_ND.dtype == gradient_ND.dtype else np.empty_like(gradient_ND)
+    open_rows, open_columns = [], []
     near, whole = (np.empty(gradient_ND.shape[1], dtype=noise_ND.dtype) for _ in range(2))
     undecided = np.empty(gradient_ND.shape[1], dtype=bool)
     largest_N = max(gradient_ND.max(), -gradient_ND.min()) / step + known.largest_N + 1
@@ -144,7 +148,8 @@ def rounded_exactly(offset: Decimal, summands: Sequence[Summand]) -> int:
 # --- fresh noise ---------------------------------------------------------------------------------------------------
 
 
-def guess_bounds(terms: Sequence[NoiseTerm], n: int) -> NoiseBounds:
+@lru_cache(maxsize=32)
+def guess_bounds(terms: tuple[NoiseTerm, ...], n: int) -> NoiseBounds:
     """Of sums of guesses, in the units of the terms."""
     error, largest = np.zeros(n), np.zeros(n)
     for term in terms:
