@@ -41,7 +41,6 @@ class AssumptionKind(Enum):
         "no message that the adversary observes depends on this node's data: nothing of it is observed; not covered "
         "is its model, if it is published"
     )
-    MESSAGES_ONLY = f"about what is sent; not covered are {FINAL_MODELS}"
     BELOW_EXACT_LOSS = "BELOW the exact loss{by}: not a bound"
     PAPER = "{source}"
 

@@ -24,6 +24,7 @@ def loss_given_noisy_gradients(
     system: LinearSystem, view: View, victims: NDArray[np.intp], scheme: Participation
 ) -> Array:
     """mu^2 of each victim if the adversary had every honest node's `g + noise`, with what it knows removed."""
+    system = system.publishing(view.final_models)
 
     def in_round(round: tuple[StepMatrices, bool]) -> Array:
         step, is_last = round

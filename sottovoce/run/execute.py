@@ -127,7 +127,10 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
                 "restore them, or start anew in another folder with another seed",
             )  # fmt: skip
         return before
-    report = report_privacy(accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view)
+    report = report_privacy(
+        accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view,
+        final_models=wanted.and_final_models,
+    )  # fmt: skip
     return {**report.document(), "fingerprint": digest}
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sottovoce.config import Document
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import from_json
+from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View, read_view
 
@@ -27,8 +29,8 @@ class StoredView:
         view, headline = read_view(document["view"]), document["headline"]
         return cls(
             view=view,
-            headline=None if headline is None else PrivacyFigure.read(headline, view),
-            guarantees=tuple(PrivacyFigure.read(one, view) for one in document["guarantees"]),
+            headline=None if headline is None else PrivacyFigure.read(headline),
+            guarantees=tuple(PrivacyFigure.read(one) for one in document["guarantees"]),
             refusals=tuple(document["refusals"]),
         )
 
@@ -43,6 +45,7 @@ class PrivacyDocument:
     """The guarantees of a run, and the algorithm, topology and noise that they are about.
 
     `sigma` is a list where it differs from node to node, None without noise; `over_rounds` has pairs (round, epsilon).
+    `covers` says whom the headline covers, `final_models` which of these its adversaries see beside messages.
     """
 
     algorithm: str
@@ -55,6 +58,8 @@ class PrivacyDocument:
     participation: str
     delta: float
     headline: PrivacyFigure | None
+    covers: Coverage | None
+    final_models: FinalModels
     sampled: PrivacyFigure | None
     convexity: str
     refusals: tuple[str, ...]
@@ -74,6 +79,8 @@ class PrivacyDocument:
             **{key: document[key] for key in plain},
             sensitivity=from_json(document["sensitivity"]),
             headline=headline,
+            covers=None if document["covers"] is None else Coverage.read(document["covers"]),
+            final_models=FinalModels(document["final_models"]),
             sampled=sampled,
             refusals=tuple(document["refusals"]),
             over_rounds=tuple((one["round"], from_json(one["epsilon"])) for one in document.get("over_rounds", [])),
@@ -87,5 +94,17 @@ class PrivacyDocument:
 
     @property
     def node_views(self) -> dict[int, StoredView]:
-        """The views of single nodes, by node."""
-        return {view.node: view for view in self.views if view.node is not None}
+        """The views of single nodes that see messages only, by node."""
+        return self._of_nodes(with_models=False)
+
+    @property
+    def node_views_with_models(self) -> dict[int, StoredView]:
+        """The views of single nodes that see final models as well, by node."""
+        return self._of_nodes(with_models=True)
+
+    def _of_nodes(self, *, with_models: bool) -> dict[int, StoredView]:
+        return {
+            view.node: view
+            for view in self.views
+            if view.node is not None and (view.view.final_models is not FinalModels.NONE) == with_models
+        }
