@@ -98,15 +98,17 @@ class TrainingSettings(_Section):
 class PrivacySettings(_Section):
     """Against which adversary, at which delta; with `epsilon`, the noise is chosen to meet it.
 
-    `exact_noise`: whether nodes release values on a grid, so that figures cover rounding.
+    `exact_noise`: whether nodes release values on a grid, so that figures cover rounding. With `and_final_models`,
+    adversaries also see the models after the last round: their average, or all of them.
     """
 
     adjacency: Literal["record", "user"] = "record"
     delta: float = Field(default=1e-5, gt=0, lt=1)
     epsilon: float | None = Field(default=None, gt=0)
     view: str = "everyone"
+    and_final_models: Literal["none", "average", "all"] = "none"
     exact_noise: bool | Literal["auto"] = "auto"
-    attackers: Literal["auto", "all", "none"] | int | list[int] = "auto"
+    attackers: Literal["auto", "all", "none"] | int | list[int | str] = "auto"
 
 
 class MetricsSettings(_Section):
@@ -120,7 +122,7 @@ class MetricsSettings(_Section):
 class RecordingSettings(_Section):
     """Which nodes record what they receive, every how many rounds, and how many megabytes at most."""
 
-    attackers: Literal["all", "none"] | list[int] = "none"
+    attackers: Literal["all", "none"] | list[int | str] = "none"
     every: int = Field(default=10, ge=1)
     limit_mb: float = Field(default=500.0, gt=0)
 

@@ -29,7 +29,7 @@ from sottovoce.attacks.threshold import threshold
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.tasks import Task
-from sottovoce.privacy.views import View, parse_view
+from sottovoce.privacy.views import View, ViewKind, parse_view
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.recording import Messages, RecordedRound
 
@@ -124,9 +124,9 @@ def _group_of(finished_run: FinishedRun, name: str | View) -> Group:
     net = finished_run.training_run.topology
     view, n = parse_view(name, labels=net.names), net.n
     view.check(n)
-    if view.kind == "eavesdropper" or view.secure_sum:
+    if view.kind not in (ViewKind.EVERYONE, ViewKind.COALITION) or view.secure_sum:
         raise InputError(f"view {view}", "recorded is what nodes received", "use everyone, node:A or coalition:A,B")
-    receivers = tuple(range(n)) if view.kind == "everyone" else view.members
+    receivers = tuple(range(n)) if view.kind is ViewKind.EVERYONE else view.members
     missing = sorted(set(receivers) - set(finished_run.messages.attackers))
     if missing:
         raise InputError(

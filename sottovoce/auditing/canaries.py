@@ -28,6 +28,7 @@ from sottovoce.config import RecordingSettings
 from sottovoce.core.threads import threads
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.guarantee import Kind
+from sottovoce.privacy.views import node_numbers
 from sottovoce.run.callbacks import Progress
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -97,7 +98,8 @@ def _attacker_and_victim(finished_run: FinishedRun, attacker: int | None) -> tup
     n, held = training_run.topology.n, [len(rows) for rows in training_run.task.shards.indices]
     if attacker is not None and not 0 <= attacker < n:
         raise InputError(f"attacker {attacker}", f"nodes are 0..{n - 1}", "choose one of them")
-    tried = [attacker] if attacker is not None else [*(record if isinstance(record, list) else ()), *range(n)]
+    recorded = node_numbers(record, training_run.topology.names) if isinstance(record, list) else []
+    tried = [attacker] if attacker is not None else [*recorded, *range(n)]
     for one in () if training_run.algorithm.secure_sum else tried:
         able = [node for node in _senders_to(finished_run, one) if held[node] >= 2]
         if able:

@@ -8,16 +8,17 @@ leak, the run leaks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from sottovoce.auditing.lower_bound import Audit, as_json, round_down
 from sottovoce.auditing.mechanism import ENTRIES, audit
 from sottovoce.config import Document
+from sottovoce.core.final_models import FinalModels
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
 from sottovoce.privacy.rounding import round_up
-from sottovoce.privacy.views import parse_view
+from sottovoce.privacy.views import View, parse_view, read_view
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.privacy_document import PrivacyDocument, StoredView
 from sottovoce.tracing.tracer import trace
@@ -132,13 +133,12 @@ class RunAudit:
 
 
 def claims_about(privacy: PrivacyDocument, view: str, victim: int) -> tuple[Claim, ...]:
-    """All kinds of guarantee that a run gives to a victim against a view."""
+    """All kinds of guarantee that a run gives to a victim against a view, with final models or without."""
     return tuple(
         Claim.of(guarantee)
         for found in privacy.views
-        if str(found.view) == view
         for guarantee in found.guarantees
-        if guarantee.victim == victim
+        if guarantee.victim == victim and str(_without_models(guarantee.view)) == view
     )
 
 
@@ -152,25 +152,31 @@ class WorstVictim:
     mu: float
 
 
-def audited_views(privacy: PrivacyDocument, wanted: str) -> list[tuple[str, int]]:
-    """Views to audit, each with its worst victim: the one the run was meant for, and the node that learns most."""
-    worst = [one for view in privacy.views if (one := _worst_victim(view)) is not None]
-    nodes = [one for one in worst if one.node is not None]
-    chosen = [one for one in worst if one.view == wanted][:1]
+def audited_views(privacy: PrivacyDocument, wanted: View) -> list[tuple[str, int]]:
+    """Views to audit, each with its worst victim: the one the run was meant for, and the node that learns most.
+
+    Of any coalition of a size it is the one that learns most. Audits are about messages: whoever sees final models as
+    well learns no less from these.
+    """
+    found = [(_without_models(view.view), _worst_victim(view)) for view in privacy.views]
+    worst = {view: one for view, one in reversed(found) if one is not None}
+    nodes = [one for one in worst.values() if one.node is not None]
+    chosen = [worst[wanted]] if wanted in worst else []
     chosen += sorted(nodes, key=lambda one: (-one.mu, one.node))[:1]
     return list(dict.fromkeys((one.view, one.victim) for one in chosen))
 
 
 def _worst_victim(view: StoredView) -> WorstVictim | None:
     found = [
-        (guarantee.mu, -guarantee.victim)
+        WorstVictim(str(_without_models(guarantee.view)), view.node, guarantee.victim, guarantee.mu)
         for guarantee in view.guarantees
         if guarantee.kind == Kind.FIXED_STREAMS and guarantee.mu is not None and guarantee.victim is not None
     ]
-    if not found:
-        return None
-    mu, victim = max(found)
-    return WorstVictim(str(view.view), view.node, -victim, mu)
+    return max(found, key=lambda one: (one.mu, -one.victim), default=None)
+
+
+def _without_models(view: View) -> View:
+    return replace(view, final_models=FinalModels.NONE)
 
 
 def audit_gradients(
@@ -179,7 +185,8 @@ def audit_gradients(
     """Audit the mechanism of a run for its views; also says which could not be audited, and why."""
     training_run, found, refused = finished_run.training_run, [], []
     delta = finished_run.experiment.privacy.delta
-    for name, victim in audited_views(finished_run.privacy, finished_run.experiment.privacy.view) or [("everyone", 0)]:
+    wanted = parse_view(finished_run.experiment.privacy.view, labels=training_run.topology.names)
+    for name, victim in audited_views(finished_run.privacy, wanted) or [("everyone", 0)]:
         try:
             rounds = _affordable_rounds(finished_run, name, victim)
             bounds = audit(
@@ -196,7 +203,7 @@ def audit_gradients(
 
 
 def _affordable_rounds(finished_run: FinishedRun, name: str, victim: int) -> int:
-    observation = finished_run.beginning(parse_view(name), [victim])
+    observation = finished_run.beginning(read_view(name), [victim])
     rows = max(1, *(step.observed.state.shape[0] for step in observation.steps))
     columns = 1 + len(observation.steps[-1].noise_columns)
     return min(finished_run.training_run.rounds, max(1, math.isqrt(int(ENTRIES / (rows * columns)))))

@@ -49,7 +49,13 @@ def _algorithms() -> Iterable[str]:
 def _views() -> Iterable[str]:
     from sottovoce.privacy.views import FORMS
 
-    return (f"{form.word}:" if form.operands else form.word for form in FORMS)
+    return (f"{form.word}:{form.prefix}" if form.operands else form.word for form in FORMS)
+
+
+def _final_models() -> Iterable[str]:
+    from sottovoce.core.final_models import FinalModels
+
+    return FinalModels
 
 
 def _adjacencies() -> Iterable[str]:
@@ -81,8 +87,16 @@ ViewSpec = Annotated[
     str,
     typer.Option(
         "--view",
-        help="everyone, node:A, coalition:A,B or eavesdropper:A>B; names work too.",
+        help="everyone, node:A, coalition:A,B, coalition:any-K (the worst of all) or eavesdropper:A>B; names work too.",
         autocompletion=offering(_views),
+    ),
+]
+AndFinalModels = Annotated[
+    str,
+    typer.Option(
+        "--and-final-models",
+        help="average or all: the adversary also sees the models after the last round.",
+        autocompletion=offering(_final_models),
     ),
 ]
 AdjacencySpec = Annotated[
@@ -109,6 +123,7 @@ class Setting:
     ] = "dp-d-sgd"
     rounds: Rounds = ROUNDS
     view: ViewSpec = "everyone"
+    and_final_models: AndFinalModels = "none"
     victim: Annotated[list[str] | None, typer.Option(help="Only this node; may be given more than once.")] = None
     weights: SuitedWeights = None
     secure_sum: Annotated[
@@ -166,10 +181,11 @@ class Setting:
 
     @property
     def adversary(self) -> "View":
-        """The view, names turned into numbers."""
-        from sottovoce.privacy.views import parse_view
+        """The view, names turned into numbers, with the final models that it sees."""
+        from sottovoce.privacy.views import parse_view, with_final_models
 
-        return parse_view(self.view, labels=self.labels, secure_sum=self.secure_sum)
+        view = parse_view(self.view, labels=self.labels, secure_sum=self.secure_sum)
+        return with_final_models(view, self.and_final_models)
 
     @property
     def victims(self) -> list[int] | None:

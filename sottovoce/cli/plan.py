@@ -11,6 +11,7 @@ from sottovoce.cli.options import (
     ADJACENCY,
     ROUNDS,
     AdjacencySpec,
+    AndFinalModels,
     Convex,
     Delta,
     GraphSpec,
@@ -26,6 +27,8 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sottovoce.planning.planner import Entry, Plan
 
 
@@ -37,6 +40,7 @@ def plan_(
     rounds: Rounds = ROUNDS,
     dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Parameters of the model.")] = 1000,
     view: ViewSpec = "everyone",
+    and_final_models: AndFinalModels = "none",
     weights: SuitedWeights = None,
     convex: Convex = False,
     adjacency: AdjacencySpec = ADJACENCY,
@@ -53,7 +57,8 @@ def plan_(
 
     question = Question(
         graph=build(graph), rounds=rounds, epsilon=epsilon, delta=delta, records=records, dimension=dimension,
-        view=view, adjacency=adjacency, participation=participation, weights=weights, convex=convex,
+        view=view, final_models=and_final_models, adjacency=adjacency, participation=participation, weights=weights,
+        convex=convex,
     )  # fmt: skip
     with progress("algorithms") as tell:
         found = plan(question, tell)
@@ -68,7 +73,8 @@ def _document(found: "Plan") -> dict[str, Any]:
     best = found.recommended
     return {
         "version": __version__, "graph": question.graph.name, "rounds": question.rounds, "epsilon": question.epsilon,
-        "delta": question.delta, "view": question.view, "adjacency": question.adjacency,
+        "delta": question.delta, "view": question.view, "final_models": question.final_models,
+        "adjacency": question.adjacency,
         "participation": question.participation, "convex": question.convex, "records": question.records,
         "dimension": question.dimension, "sensitivity": question.sensitivity,
         "ranked": [_entry(entry, question.delta) for entry in found.ranked],
@@ -80,23 +86,36 @@ def _document(found: "Plan") -> dict[str, Any]:
 def _entry(entry: "Entry", delta: float) -> dict[str, Any]:
     return {
         "algorithm": entry.algorithm, "settings": dict(entry.settings), "weights": entry.weights, "sigma": entry.sigma,
-        "guarantee": entry.guarantee.document(delta), "note": entry.note or None,
+        "guarantee": entry.guarantee.document(delta), "covers": entry.covers.document(),
         "error_average_model": entry.error_average, "error_node": entry.error_node,
         "not_predicted": entry.unpredicted or None, "bytes_per_node": entry.bytes_per_node,
     }  # fmt: skip
 
 
 def _table(found: "Plan") -> Table:
-    table = [["algorithm", "sigma", "noise in average model", "in a node", "sent per node", "epsilon", "kind"]]
+    table = [
+        ["algorithm", "sigma", "noise in average model", "in a node", "sent per node", "epsilon", "kind", "colluders"]
+    ]
     for entry in found.ranked:
         noise = [
             "not predicted" if x is None else f"{math.sqrt(x):.4g}" for x in (entry.error_average, entry.error_node)
         ]
         epsilon = round_up(entry.guarantee.epsilon(found.question.delta))
         table.append(
-            [entry.label, round_up(entry.sigma), *noise, size(entry.bytes_per_node), epsilon, entry.guarantee.kind]
-        )
+            [
+                entry.label, round_up(entry.sigma), *noise, size(entry.bytes_per_node), epsilon, entry.guarantee.kind,
+                entry.covers.count,
+            ]
+        )  # fmt: skip
     return table
+
+
+def _shared(found: "Plan", sentence: str, fact: "Callable[[Entry], str]") -> list[str]:
+    """A sentence for each different fact, with the algorithms that it holds for."""
+    facts: dict[str, list[str]] = {}
+    for entry in found.ranked:
+        facts.setdefault(fact(entry), []).append(entry.label)
+    return [f"{', '.join(labels)}: {sentence.format(one)}." for one, labels in facts.items()]
 
 
 def _words(found: "Plan") -> list[str]:
@@ -107,7 +126,8 @@ def _words(found: "Plan") -> list[str]:
         "distance it moves a model, for steps of size one and gradients clipped to one; training itself is left out.",
         f"Recommended: {found.reason}.",
     ]
-    lines += [f"{entry.label}: {entry.note}." for entry in found.ranked if entry.note]
+    lines += _shared(found, "The target is met {}", lambda entry: str(entry.covers))
+    lines += _shared(found, "{}", lambda entry: entry.guarantee.final_models.sentence)
     for one in found.refused:
         shown = ",".join(f"{key}={value}" for key, value in one.settings.items())
         lines.append(f"Not applicable: {one.algorithm}{f'({shown})' if shown else ''}: {one.reason}.")

@@ -74,6 +74,7 @@ def _fits_together(
     if all_pairs:
         given = {"--published": published, "--convex": setting.convex, "--victim": bool(setting.victim)}
         given["--view"] = setting.view != "everyone"
+        given["--and-final-models"] = setting.and_final_models != "none"
         for option, there in given.items():
             if there:
                 raise InputError(f"{option} with --all-pairs", "that is about every node, fixed streams", "drop one")
@@ -102,6 +103,8 @@ def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[st
     if not best.observed:
         scope = "no observed message depends on this data, and final models are not covered"
     lines = [f"Headline: {figure}, {best.kind}, {_whom(setting, result, best)}; {scope}."]
+    lines.append(f"It holds {result.coverage}.")
+    lines.append(f"{best.final_models.sentence}.")
     if best.observed and unobserved:
         named = ", ".join(setting.name(node) for node in unobserved[:LISTED]) + (", ..." * (len(unobserved) > LISTED))
         lines.append(
@@ -115,8 +118,13 @@ def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[st
 
 def _whom(setting: Setting, result: "Account", best: "Guarantee") -> str:
     """The victims that the headline is about, and the adversary where it is not the one that was asked for."""
-    if result.headline_view != result.view:
-        return f"for node {setting.name(best.victim)} against {result.headline_view}, who knows shared secrets"
+    from sottovoce.privacy.views import ViewKind
+
+    if result.view.kind is ViewKind.ANY_COALITION:
+        members = ", ".join(setting.name(member) for member in best.view.members) or str(best.view)
+        return f"for node {setting.name(best.victim)} against the coalition that learns most: {members}"
+    if best.view != result.view:
+        return f"for node {setting.name(best.victim)} against {best.view}, who knows shared secrets"
     worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
     return f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
 
@@ -134,7 +142,7 @@ def _by_distance(result: "Account", delta: float) -> Table:
         columns = []
         for values in ([g.mu for g in found], [g.epsilon(delta) for g in found]):
             columns += [round_up(x) for x in (min(values), sum(values) / len(values), max(values))]
-        far = ("out of reach" if result.view.members else "-") if distance is None else str(distance)
+        far = ("out of reach" if found[0].view.members else "-") if distance is None else str(distance)
         table.append([kind, far, str(len(found)), *columns])
     return table
 
@@ -227,10 +235,10 @@ def calibrate_(
         )  # fmt: skip
     document = {
         **_what(setting, found.sigma), "algorithm": setting.algorithm, "graph": net.name,
-        "view": str(setting.adversary), "secure_sum": setting.secure_sum, "rounds": setting.rounds,
-        "epsilon": epsilon, "delta": setting.delta,
+        "view": str(setting.adversary), "final_models": setting.and_final_models, "secure_sum": setting.secure_sum,
+        "rounds": setting.rounds, "epsilon": epsilon, "delta": setting.delta,
         "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
-        "headline_view": None if found.account.headline is None else str(found.account.headline_view),
+        "covers": None if found.account.headline is None else found.account.coverage.document(),
     }  # fmt: skip
     settings = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
     table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", round_up(found.sigma, 6)]]

@@ -237,6 +237,7 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
         "sent": f"{last['messages']:,} messages, {size(last['bytes'])}{_between(last)}",
         "noise": noise_text(run.privacy),
         "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
+        **({"it holds": str(run.privacy.covers)} if run.privacy.covers is not None else {}),
         **({"not covered": FINAL_MODELS} if uncovered else {}),
         "seconds of training": f"{result['seconds']:.1f}",
         "folder": result["folder"],

@@ -282,7 +282,7 @@ def _for_view(
     if settings.structure != "dense" or settings.restart is not None:
         raise InputError(f"a {settings.structure} C for a view", "the search there is over all C", "drop the structure")
     given = [view] if isinstance(view, str | View) else view
-    views = [parse_view(each, labels=topology.names) for each in given]
+    views = [one for each in given for one in parse_view(each, labels=topology.names).coalitions(topology.n)]
     if not views:
         raise InputError("no view", "at least one is needed", "give node:0, say")
     started = time.perf_counter()

@@ -24,6 +24,7 @@ import numpy as np
 from sottovoce.algorithms.registry import algorithm_spec, algorithm_specs
 from sottovoce.algorithms.spec import AlgorithmSpec, Role
 from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.final_models import parse_final_models
 from sottovoce.core.graphs import Graph
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.participation import parse_participation
@@ -40,6 +41,7 @@ from sottovoce.privacy.calibration import (
     require_protection,
     with_sigma,
 )
+from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.guarantee import Guarantee, Kind
 from sottovoce.privacy.views import parse_view
@@ -64,7 +66,6 @@ ENOUGH = 1000
 
 NO_NOISE = "it adds no noise, so nothing is promised"
 ONCE = "it averages values once and does not train"
-SECRETS = "neighbours share secrets and learn more than strangers; the target is met for every single node too"
 OWN_C = "it takes a correlation of your own; mafalda finds the best one"
 
 
@@ -73,7 +74,8 @@ class Question:
     """What is to be trained, and the target: epsilon and delta against a view.
 
     `records` of each node, `dimension` parameters of the model; gradients are clipped per example. `weights` is what
-    each algorithm needs unless given; `convex` says that local steps are non-expansive.
+    each algorithm needs unless given; `convex` says that local steps are non-expansive. With `final_models`, the
+    adversary sees these models after the last round as well.
     """
 
     graph: Graph
@@ -83,6 +85,7 @@ class Question:
     records: int
     dimension: int
     view: str = "everyone"
+    final_models: str = "none"
     adjacency: str = "record"
     participation: str = "every"
     weights: str | None = None
@@ -99,6 +102,7 @@ class Question:
         view = parse_view(self.view, labels=self.graph.names)
         view.check(self.graph.n)
         object.__setattr__(self, "view", str(view))
+        object.__setattr__(self, "final_models", parse_final_models(self.final_models))
         parse_participation(self.participation).check(self.rounds)
         if not self.sensitivity:
             raise InputError(f"{self.records} records", "a change of one must show", "give fewer")
@@ -123,7 +127,10 @@ class Question:
         """What is proven of so many rounds: settings of `account`."""
         kinds = (Kind.ANY_TRAINING, Kind.CONVEX_TRAINING) if self.convex else (Kind.ANY_TRAINING,)
         scheme = parse_participation(self.participation).within(rounds)
-        return {"adjacency": self.adjacency, "participation": scheme, "convex": self.convex, "kinds": kinds}
+        return {
+            "adjacency": self.adjacency, "participation": scheme, "convex": self.convex, "kinds": kinds,
+            "final_models": self.final_models,
+        }  # fmt: skip
 
     @cached_property
     def _nets(self) -> dict[str, Topology]:
@@ -139,7 +146,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Entry:
-    """An algorithm that meets the target: the sigma it takes, the proof, and what it costs.
+    """An algorithm that meets the target: the sigma it takes, the proof, whom that covers, and what it costs.
 
     Errors are expected squared distances by which noise moves a model until the end, for steps of size one: of the
     average over all nodes' models, and of a node's own, on average over nodes. None, with `unpredicted` saying why,
@@ -151,7 +158,7 @@ class Entry:
     weights: str
     sigma: float
     guarantee: Guarantee
-    note: str
+    covers: Coverage
     error_average: float | None
     error_node: float | None
     unpredicted: str
@@ -279,7 +286,7 @@ def _entry(
     average, node, why = _predicted(question, ready, found.system)
     paired = {} if secrets is None else one.spec.shared_noise(secrets * sigma)
     return Entry(
-        one.name, {**one.settings, **paired}, weights, sigma, found.headline, "" if secrets is None else SECRETS,
+        one.name, {**one.settings, **paired}, weights, sigma, found.headline, found.coverage,
         average, node, why, _bytes_per_node(question, ready, net),
     )  # fmt: skip
 

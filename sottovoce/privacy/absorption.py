@@ -14,13 +14,14 @@ Shapes: V victims, T rounds, N nodes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.views import View, ViewKind
@@ -39,8 +40,8 @@ class Coupling:
 
     `fresh[w]` is the size of w's own new noise (0: it cannot absorb), `must_absorb[w]` says that w is heard before it
     adds noise again, `transfer` is the matrix of absolute weights among honest nodes, by which the rest travels on,
-    `takes[w]` says that w steps at all. With secure summation nobody must absorb; `summed @ q` is what the heard sums
-    make nodes absorb of what travels on.
+    `takes[w]` says that w steps at all. Of secure sums, and of a published average, nobody must absorb all: `summed @
+    q` is what sums that are seen make nodes absorb of what travels on.
     """
 
     fresh: Array
@@ -61,11 +62,16 @@ def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
         raise Unaccountable(f"the absorption bound is about nodes that hear a part; the view is {view}")
     if system.correlation is not None:
         raise Unaccountable(f"{system.algorithm.name}: noise correlated over rounds is not fresh, so it cannot absorb")
-    return map_equal_steps(lambda step: _couple_step(system, step, view), system.steps)
+    system = system.publishing(view.final_models)
+    published = None if view.final_models is FinalModels.NONE else system.steps[-1]
+    return map_equal_steps(lambda step: _couple_step(system, step, view, step is published), system.steps)
 
 
-def _couple_step(system: LinearSystem, step: StepMatrices, view: View) -> Coupling:
+def _couple_step(system: LinearSystem, step: StepMatrices, view: View, publishes: bool) -> Coupling:
     n, name = system.n, system.algorithm.name
+    if publishes:
+        models = step.split(step.sent[-1].rows)
+        step = replace(step, sent=step.sent[:-1], mixings=step.mixings[:-1])
     if step.state_size != n or step.state_out.shape[0] != n or step.gradients != n:
         raise Unaccountable(f"{name}: the absorption bound needs one model per node and a gradient in every round")
     if view.secure_sum and len(step.mixings) > 1:
@@ -87,30 +93,59 @@ def _couple_step(system: LinearSystem, step: StepMatrices, view: View) -> Coupli
     size = np.abs(eta[takes]).max(initial=0.0)
     if takes.any() and not np.allclose(np.abs(eta[takes]), size):
         raise Unaccountable(f"{name}: the absorption bound needs one step size for all nodes")
-    members = np.asarray(view.members, dtype=np.intp)
     honest = np.ones(n, dtype=bool)
-    honest[members] = False
+    honest[list(view.members)] = False
     keep = sparse.diags_array(honest.astype(float))
     absolute = sparse.csr_array(keep @ abs(transition) @ keep)
     fresh = fresh / max(size, 1e-300)
+    made_of = _made_of_states(name, models, scale, sent_noise) if publishes else None
+    must, sums = _seen_apart_and_summed(step, view, made_of)
+    must &= honest
+    free = honest & ~must
+    if not sums or not free.any():
+        return Coupling(fresh, must, absolute, takes & honest)
+    summed, left = _projections(sparse.csr_array(sparse.vstack(sums)), free, fresh)
+    return Coupling(fresh, must, sparse.csr_array(absolute @ left), takes & honest, summed)
+
+
+def _seen_apart_and_summed(
+    step: StepMatrices, view: View, published: sparse.csr_array | None
+) -> tuple[NDArray[np.bool_], list[sparse.csr_array]]:
+    """Whose states are seen one by one, and of which combinations only the value is seen."""
+    members = np.asarray(view.members, dtype=np.intp)
+    apart, sums = np.zeros(step.mixings[0].n, dtype=bool), []
     if view.secure_sum:
-        summed, left = _projections(step, members, honest, fresh)
-        nobody = np.zeros(n, dtype=bool)
-        return Coupling(fresh, nobody, sparse.csr_array(absolute @ left), takes & honest, summed)
-    return Coupling(fresh, _heard_nodes(step, members) & honest, absolute, takes & honest)
+        sums.append(step.mixings[0].weights[members])
+    else:
+        apart |= _heard_nodes(step, members)
+    if published is not None and view.final_models is FinalModels.ALL:
+        apart |= np.diff(published.tocsc().indptr) > 0
+    elif published is not None:
+        sums.append(published)
+    return apart, sums
+
+
+def _made_of_states(
+    name: str, models: tuple[sparse.csr_array, ...], scale: sparse.sparray, sent_noise: sparse.csr_array
+) -> sparse.csr_array:
+    """Published models as combinations of the states that nodes had after their last local step."""
+    state, gradient, noise = models
+    if not (_close(gradient, -(state @ scale)) and _close(noise, state @ sent_noise)):
+        raise Unaccountable(f"{name}: the absorption bound needs final models that are made of the last states")
+    return state
 
 
 def _projections(
-    step: StepMatrices, members: NDArray[np.intp], honest: NDArray[np.bool_], fresh: Array
+    sums: sparse.csr_array, free: NDArray[np.bool_], fresh: Array
 ) -> tuple[sparse.csr_array, sparse.csr_array]:
     """What sums H y make nodes absorb, and what stays: absolute values of `D^2 H^T (H D^2 H^T)^+ H` and of the rest."""
-    near = np.flatnonzero(np.asarray((step.mixings[0].weights[members] != 0).sum(axis=0)).ravel() * honest)
-    H = step.mixings[0].weights[members].tocsc()[:, near].toarray()
+    near = np.flatnonzero(np.asarray((sums != 0).sum(axis=0)).ravel() * free)
+    H = sums.tocsc()[:, near].toarray()
     if np.any(fresh[near] == 0):
-        raise Unaccountable("secure summation over nodes without noise of their own")
+        raise Unaccountable("sums over nodes without noise of their own")
     scaled = H * fresh[near] ** 2
     inside = scaled.T @ np.linalg.pinv(scaled @ H.T) @ H
-    n, index = len(honest), np.ix_(near, near)
+    n, index = len(free), np.ix_(near, near)
     absorbed, left = np.zeros((n, n)), np.eye(n)
     absorbed[index], left[index] = np.abs(inside), np.abs(np.eye(len(near)) - inside)
     return sparse.csr_array(absorbed), sparse.csr_array(left)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,18 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption import Coupling, couple, late_cost, least_cost
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.closedness import closedness, reaching_gradients
 from sottovoce.privacy.convexity import least_weight
-from sottovoce.privacy.covering_views import covering_views, lacks_secrets
+from sottovoce.privacy.covering_views import Coverage, coalitions, coverage, covering_views, lacks_secrets
 from sottovoce.privacy.exact import routes
+from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, TrainingProof, parse_kind
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Observation, observe
-from sottovoce.privacy.views import View, ViewKind, parse_view
+from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
 
 UNBOUNDED = 1e100
@@ -33,9 +35,9 @@ UNBOUNDED = 1e100
 class Account:
     """All guarantees of a view. Its own mu, epsilon, kind and assumptions are those of the headline.
 
-    The headline is, for the victim that is worst off, the best figure of a kind that is proven for what runs. It is
-    about `headline_view`: the view itself, or one that the headline has to cover and that learns more. `kinds` were
-    asked for; `refusals` says which of them were not offered, and why.
+    The headline is, for the victim that is worst off, the best figure of a kind that is proven for what runs. Its own
+    view is the one that was asked for, or one that the headline has to cover and that learns more; `coverage` says whom
+    it covers. `kinds` were asked for; `refusals` says which of them were not offered, and why.
     """
 
     system: LinearSystem
@@ -44,7 +46,7 @@ class Account:
     headline: Guarantee | None
     refusals: tuple[str, ...]
     kinds: tuple[Kind, ...]
-    headline_view: View
+    coverage: Coverage
 
     def _best(self) -> Guarantee:
         if self.headline is None:
@@ -97,12 +99,13 @@ class Account:
             "graph": self.system.topology.graph.name if self.system.topology.graph else self.system.topology.name,
             "topology": self.system.topology.name,
             "view": str(self.view),
+            "final_models": self.view.final_models.value,
             "secure_sum": self.view.secure_sum,
             "rounds": self.system.rounds,
             "delta": delta,
             "guarantees": [guarantee.document(delta) for guarantee in self.guarantees],
             "headline": None if self.headline is None else self.headline.document(delta),
-            "headline_view": None if self.headline is None else str(self.headline_view),
+            "covers": None if self.headline is None else self.coverage.document(),
             "refusals": list(self.refusals),
         }
 
@@ -117,16 +120,19 @@ def account(
     kinds: Sequence[str] = KINDS,
     lipschitz: float | None = None,
     victims: Sequence[int] | None = None,
+    final_models: str = FinalModels.NONE,
     covering: bool = True,
 ) -> Account:
     """Guarantees for every victim of a view.
 
-    - `adversary`: who listens, a `View` or its name: `everyone`, `node:3`, `coalition:3,5`, `eavesdropper:0>1`;
+    - `adversary`: who listens, a `View` or its name: `everyone`, `node:3`, `coalition:3,5`, `eavesdropper:0>1`, or
+      `coalition:any-2` for the worst of all coalitions of two nodes;
     - `adjacency`: what may change, all data of a `user` (a node) or one `record`;
     - `participation`: in which rounds the change can show, `every`, or `KxB`: K times, B rounds apart;
     - `convex`: whether local steps are known to be non-expansive, so that `convex-training` counts for the headline;
     - `kinds`: which to compute; `as-published` is not among them unless named, and takes `lipschitz` for ZIP-DL;
     - `victims`: about whom (None: every node that is not a member of the view);
+    - `final_models`: which models after the last round it sees as well: `none`, their `average`, or `all`;
     - `covering`: whether the headline holds for all of `covering_views`; a report that accounts for each of them by
       itself asks for this view alone.
 
@@ -137,14 +143,15 @@ def account(
     >>> round(account(system, "node:0").of(5, "fixed-streams").mu, 3)
     0.25
     """
-    view = parse_view(adversary, labels=system.topology.names)
+    view = with_final_models(parse_view(adversary, labels=system.topology.names), final_models)
     wanted = tuple(parse_kind(kind) for kind in kinds)
     terms = _Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz)
     found = _account_for(system, view, terms, wanted, victims)
     if not covering or found.headline is None:
         return found
-    others = [other for other in covering_views(view, system) if other != view]
-    return _with_worst_headline(found, [_headline_account(found, other, terms, victims) for other in others])
+    every = covering_views(view, system)
+    others = [_headline_account(found, other, terms, victims) for other in every if other != view]
+    return replace(_with_worst_headline(found, others), coverage=coverage((view, *every), system))
 
 
 class _Terms(NamedTuple):
@@ -159,7 +166,9 @@ class _Terms(NamedTuple):
 def _account_for(
     system: LinearSystem, view: View, terms: _Terms, kinds: Sequence[Kind], victims: Sequence[int] | None
 ) -> Account:
-    """The account of one adversary, whoever else the headline has to cover."""
+    """The account of one adversary, or of any coalition of a size, whoever else the headline has to cover."""
+    if view.kind is ViewKind.ANY_COALITION:
+        return _account_for_coalitions(system, view, terms, kinds, victims)
     observation = observe(system, view, victims=victims)
     terms.scheme.check(observation.gradient_rounds)
     work = _Accounting(system, view, observation, terms)
@@ -173,7 +182,38 @@ def _account_for(
     order = list(Kind)
     found.sort(key=lambda guarantee: (guarantee.victim, order.index(guarantee.kind)))
     headline = _headline(found, system.algorithm.averaging, terms.convex)
-    return Account(system, view, tuple(found), headline, tuple(refusals), tuple(kinds), view)
+    return Account(system, view, tuple(found), headline, tuple(refusals), tuple(kinds), coverage([view], system))
+
+
+def _account_for_coalitions(
+    system: LinearSystem, view: View, terms: _Terms, kinds: Sequence[Kind], victims: Sequence[int] | None
+) -> Account:
+    """For each victim and kind the worst of all coalitions; the headline is that of the coalition that learns most."""
+    asked = [kind for kind in kinds if kind is not Kind.AS_PUBLISHED]
+    accounts = []
+    for one in coalitions(view, system):
+        others = None if victims is None else [victim for victim in victims if victim not in one.members]
+        if others != []:
+            accounts.append(_account_for(system, one, terms, asked, others))
+    if not accounts:
+        raise InputError(f"view {view}", "every such coalition has all the victims", "name more victims")
+    refusals = dict.fromkeys(refusal for found in accounts for refusal in found.refusals)
+    found = replace(
+        accounts[0], view=view, guarantees=tuple(_worst_guarantees(accounts)), refusals=tuple(refusals)[:len(kinds)],
+        kinds=tuple(kinds), coverage=coverage([view], system),
+    )  # fmt: skip
+    return _with_worst_headline(found, accounts)
+
+
+def _worst_guarantees(accounts: Sequence[Account]) -> Iterator[Guarantee]:
+    """For each victim and kind the figure of the adversary that learns most; none where some adversary has no such."""
+    found: dict[tuple[int | None, Kind], list[Guarantee]] = {}
+    for guarantee in (one for account in accounts for one in account.guarantees):
+        found.setdefault((guarantee.victim, guarantee.kind), []).append(guarantee)
+    for victim, kind in sorted(found, key=lambda key: (key[0], list(Kind).index(key[1]))):
+        adversaries = sum(victim not in account.view.members for account in accounts)
+        if len(found[victim, kind]) == adversaries:
+            yield max(found[victim, kind], key=lambda guarantee: guarantee.mu)
 
 
 def _headline_account(found: Account, view: View, terms: _Terms, victims: Sequence[int] | None) -> Account | None:
@@ -192,7 +232,7 @@ def _with_worst_headline(found: Account, others: Sequence[Account | None]) -> Ac
             refusals = (*found.refusals, *(f"{other.view}: {refusal}" for refusal in other.refusals))
             return replace(found, headline=None, refusals=refusals)
     worst = max(accounts, key=lambda one: one.mu)
-    return replace(found, headline=worst.headline, headline_view=worst.view)
+    return replace(found, headline=worst.headline)
 
 
 def _is_proven(guarantee: Guarantee, averaging: bool, convex: bool) -> bool:
@@ -246,12 +286,14 @@ class _Accounting:
         squares, covered = self._rounded_up(squares)
         if lacks_secrets(self.view, self.system):
             assumptions = (*assumptions, AssumptionKind.NO_SHARED_SECRETS.of())
+        final_models = covered_final_models(self.system, self.view)
         each = zip(self.observation.victims, self.observation.distances(), np.sqrt(squares), covered, strict=True)
         found = []
         for number, (victim, distance, mu, is_covered) in enumerate(each):
             unobserved = mu == 0 and not self._observed[number]
             last = AssumptionKind.NOTHING_OBSERVED.of() if unobserved else rounding(self.system, covered=is_covered)
-            found.append(Guarantee(int(victim), distance, kind, float(mu), proof, (*assumptions, last)))
+            assumed = (*assumptions, last)
+            found.append(Guarantee(int(victim), distance, kind, float(mu), proof, assumed, self.view, final_models))
         return found
 
     def _rounded_up(self, squares: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -323,7 +365,10 @@ class _Accounting:
     def _clipped_growth(self) -> NDArray[np.float64]:
         self._require_messages()
         growth = 2.0 if self.adjacency is Adjacency.USER else UNBOUNDED
-        hearing_more = replace(self.view, secure_sum=False)  # sums are made of what it would hear
+        published = self.view.final_models is not FinalModels.NONE
+        hearing_more = replace(  # sums and averages are made of what it would hear and see
+            self.view, secure_sum=False, final_models=FinalModels.ALL if published else FinalModels.NONE
+        )
         return late_cost(self._coupled(hearing_more), self.observation.victims, self.scheme, growth)
 
     def _coupled(self, view: View) -> tuple[Coupling, ...]:
@@ -336,7 +381,7 @@ class _Accounting:
         """The view if it is closed; else, if asked for, all messages with what it knows; and why others are open."""
         tried = [] if self.system.only_gradients else [self.view]
         if tried and self.view.kind is not ViewKind.EVERYONE and or_all_messages:
-            tried.append(View(ViewKind.EVERYONE, self.view.members, secrets_of=self.view.secrets_of))
+            tried.append(replace(self.view, kind=ViewKind.EVERYONE, edges=(), secure_sum=False))
         reasons: list[str] = []
         for view in tried:
             status = closedness(self.system, view, self.observation if view == self.view else None)

@@ -45,7 +45,6 @@ class AssumptionKind(Enum):
         "no message that the adversary observes depends on this node's data: nothing of it is observed; not covered "
         "is its model, if it is published"
     )
-    MESSAGES_ONLY = f"about what is sent; not covered are {FINAL_MODELS}"
     REPRODUCIBLE_RUN = "reproducible run: whoever knows the key knows the noise"
     PUBLIC_STATISTICS = "taken to be public, so not covered: {statistics}"
     BELOW_EXACT_LOSS = "BELOW the exact loss{by}: not a bound"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sottovoce.core.noise import CombinedNoise, Noise
@@ -13,7 +14,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.accountant import Account, account
 from sottovoce.privacy.bisection import Answer, Search, least_noise
 from sottovoce.privacy.gaussian_dp import mu_of
-from sottovoce.privacy.views import View
+from sottovoce.privacy.views import View, ViewKind, parse_view
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import trace_possible, trace_with_noise
 
@@ -97,11 +98,35 @@ def calibrated(
 def calibrated_system(reference: LinearSystem, adversary: str | View, target: Target, **settings: Any) -> Calibrated:
     """The least sigma of a system that was traced at sigma 1, and the account there."""
 
-    def at(sigma: float) -> Account:
+    def at(sigma: float, view: View) -> Account:
         system = reference if sigma == 1.0 else trace_with_noise(reference, reference.algorithm.noise.with_sigma(sigma))
-        return account(system, adversary, **settings)
+        return account(system, view, **settings)
 
-    return least_sigma(at, reference.algorithm.noise, target)
+    view = parse_view(adversary, labels=reference.topology.names)
+    return least_sigma_against(at, view, reference.algorithm.noise, target)
+
+
+def least_sigma_against(at: Callable[[float, View], Account], view: View, noise: Noise, target: Target) -> Calibrated:
+    """The least sigma that meets a target, where `at` accounts for a sigma and a view.
+
+    Of any coalition of a size, the search is against those that learned most so far; all are asked about its result.
+    """
+    if view.kind is not ViewKind.ANY_COALITION:
+        return least_sigma(lambda sigma: at(sigma, view), noise, target)
+    whole, worst = at(1.0, view), list[View]()
+    while whole.headline is not None and whole.mu > 0 and whole.headline.view not in worst:
+        worst.append(whole.headline.view)
+        sigma = least_sigma(partial(_worst_account, at, tuple(worst)), noise, target).sigma
+        whole = at(sigma, view)
+        if target.met_by(whole):
+            return Calibrated(sigma, whole)
+    return least_sigma(lambda tried: at(tried, view), noise, target)
+
+
+def _worst_account(at: Callable[[float, View], Account], views: tuple[View, ...], sigma: float) -> Account:
+    accounts = [at(sigma, view) for view in views]
+    unproven = next((found for found in accounts if found.headline is None), None)
+    return unproven if unproven is not None else max(accounts, key=lambda found: found.mu)
 
 
 def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) -> Calibrated:

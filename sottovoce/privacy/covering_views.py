@@ -1,19 +1,28 @@
-"""Which adversaries a headline must hold for.
+"""Which adversaries a headline must hold for, and whom it covers then.
 
-A figure about whoever hears every message covers every single node, unless neighbours share secrets (DECOR): a node
-knows its own, and so can learn more than a stranger who hears everything. `account`, `calibrate`, `plan` and runs all
-ask here, so that they agree.
+A figure about whoever hears every message covers every single node and any number of nodes together, unless neighbours
+share secrets (DECOR): a node knows its own, and so can learn more than a stranger who hears everything. `account`,
+`calibrate`, `plan` and runs all ask here, so that they agree.
 
     >>> from sottovoce import algorithm, metropolis, trace
     >>> system = trace(algorithm("decor", sigma=1.0, sigma_pair=1.0), metropolis("ring:3"), rounds=2)
     >>> [str(view) for view in covering_views(views.everyone(), system)]
     ['everyone', 'node:0', 'node:1', 'node:2']
+    >>> print(coverage(covering_views(views.everyone(), system), system))
+    against whoever hears every message and every single node; more nodes together can learn more
     >>> system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:3"), rounds=2)
     >>> [str(view) for view in covering_views(views.everyone(), system)]
     ['everyone']
+    >>> print(coverage([views.everyone()], system))
+    against everyone: whoever hears every message, and any number of nodes together
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import comb
+from typing import Any
 
 from sottovoce.privacy import views
 from sottovoce.privacy.views import View, ViewKind
@@ -21,6 +30,12 @@ from sottovoce.tracing.linear_system import LinearSystem
 
 NODE_ROUNDS = 40_000
 """Adversaries times nodes times rounds that are accounted for unasked: some seconds to a minute."""
+
+COALITIONS, COALITION_ROUNDS = 2_000, 2_000_000
+"""Coalitions, and coalitions times nodes times rounds, that are accounted for one by one where any of a size is asked
+for: some minutes."""
+
+COUNTS = ("no", "single", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 def shares_secrets(system: LinearSystem) -> bool:
@@ -31,8 +46,9 @@ def shares_secrets(system: LinearSystem) -> bool:
 
 
 def lacks_secrets(view: View, system: LinearSystem) -> bool:
-    """Whether some node knows secrets that this adversary does not, and may learn more than it."""
-    return not view.members and len(view.secrets_of) < system.n and shares_secrets(system)
+    """Whether it hears from outside: some node knows secrets that this adversary does not, and may learn more."""
+    outside = view.kind in (ViewKind.EVERYONE, ViewKind.EAVESDROPPER) and not view.members
+    return outside and len(view.secrets_of) < system.n and shares_secrets(system)
 
 
 def covering_views(view: View, system: LinearSystem) -> tuple[View, ...]:
@@ -44,7 +60,80 @@ def covering_views(view: View, system: LinearSystem) -> tuple[View, ...]:
     """
     if view.kind is not ViewKind.EVERYONE or view.secrets_of or not lacks_secrets(view, system):
         return (view,)
-    n = system.n
+    n, whole = system.n, replace(view, secure_sum=False)
     if n > 1 and n * n * system.rounds <= NODE_ROUNDS:
-        return (views.everyone(), *(views.node(node) for node in range(n)))
-    return (views.everyone(), views.everyone(secrets_of=tuple(range(n))))
+        return (whole, *(replace(views.node(node), final_models=view.final_models) for node in range(n)))
+    return (whole, _all_knowing(view, n))
+
+
+def coalitions(view: View, system: LinearSystem) -> tuple[View, ...]:
+    """The adversaries that any coalition of a size stands for: each of them where so many are affordable.
+
+    Else one that hears everything and knows all secrets: no coalition learns more. For other views, the view itself.
+    """
+    view.check(system.n)
+    return tuple(view.coalitions(system.n)) if _affordable(view, system) else (_all_knowing(view, system.n),)
+
+
+def _affordable(view: View, system: LinearSystem) -> bool:
+    count = comb(system.n, view.size) if view.kind is ViewKind.ANY_COALITION else 1
+    return count == 1 or (count <= COALITIONS and count * system.n * system.rounds <= COALITION_ROUNDS)
+
+
+def _all_knowing(view: View, n: int) -> View:
+    return replace(views.everyone(secrets_of=tuple(range(n))), final_models=view.final_models)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Whom a headline covers: whoever hears every message, or not; and every coalition of up to so many nodes.
+
+    `colluders` is None for any number of nodes, and 0 where the headline is about named adversaries only.
+    """
+
+    everyone: bool
+    colluders: int | None
+
+    def __str__(self) -> str:
+        if self.colluders is None:
+            return "against everyone: whoever hears every message, and any number of nodes together"
+        strangers = "whoever hears every message"
+        if not self.colluders:
+            return f"against {strangers if self.everyone else 'the named adversary'} only"
+        both = f"{strangers} and " if self.everyone else ""
+        return f"against {both}{together(self.colluders)}; more nodes together can learn more"
+
+    @property
+    def count(self) -> str:
+        """How many nodes together it covers."""
+        return "any number" if self.colluders is None else str(self.colluders)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"everyone": self.everyone, "colluders": "any" if self.colluders is None else self.colluders}
+
+    @classmethod
+    def read(cls, document: dict[str, Any]) -> Coverage:
+        """What `document` wrote."""
+        return cls(document["everyone"], None if document["colluders"] == "any" else document["colluders"])
+
+
+def together(colluders: int) -> str:
+    """Every coalition of so many nodes, in words.
+
+    >>> together(1), together(2), together(12)
+    ('every single node', 'every two nodes together', 'every 12 nodes together')
+    """
+    count = COUNTS[colluders] if colluders < len(COUNTS) else str(colluders)
+    return f"every {count} node" + ("" if colluders == 1 else "s together")
+
+
+def coverage(adversaries: Sequence[View], system: LinearSystem) -> Coverage:
+    """Whom a figure covers that holds against each of some adversaries."""
+    whole = [view for view in adversaries if view.kind is ViewKind.EVERYONE and not view.secure_sum]
+    unaffordable = any(not _affordable(view, system) for view in adversaries)
+    if unaffordable or any(not lacks_secrets(view, system) for view in whole):
+        return Coverage(True, None)
+    sizes = [0, *(view.size for view in adversaries if view.kind is ViewKind.ANY_COALITION)]
+    single = {view.members[0] for view in adversaries if len(view.members) == 1}
+    return Coverage(bool(whole), max(*sizes, 1 if len(single) == system.n else 0))

@@ -1,7 +1,8 @@
 """Whether the models at the end are made of what was sent, so that a figure about messages covers them as well.
 
-Figures are about messages. A model holds more than that where a node keeps something to itself: the last gradient of
-DP2SGD, the message of ZIP-DL to oneself, the step of a node that had dropped out in the last round.
+Figures are about what an adversary sees: messages, and final models where its view has them. A model holds more than
+messages where a node keeps something to itself: the last gradient of DP2SGD, the message of ZIP-DL to oneself, the step
+of a node that had dropped out in the last round.
 """
 
 from __future__ import annotations
@@ -10,10 +11,27 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.linalg import lsmr
 
+from sottovoce.core.final_models import FinalModels
+from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
 NEAR = 1e-6
 """A combination of models counts as one of messages when it is one up to this share of its length."""
+
+
+def covered_final_models(system: LinearSystem, view: View) -> FinalModels:
+    """The final models that a figure about a view covers: those that it sees, or all where its messages give them.
+
+    >>> from sottovoce import algorithm, metropolis, trace
+    >>> from sottovoce.privacy.views import parse_view
+    >>> system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:5"), rounds=3)
+    >>> [covered_final_models(system, parse_view(name)).value for name in ("everyone", "node:0")]
+    ['all', 'none']
+    """
+    hears_all = view.kind is ViewKind.EVERYONE and not view.secure_sum
+    if hears_all and view.final_models is not FinalModels.ALL and models_follow_from_messages(system):
+        return FinalModels.ALL
+    return view.final_models
 
 
 def models_follow_from_messages(system: LinearSystem) -> bool:

@@ -7,6 +7,7 @@ from enum import Enum, StrEnum
 from typing import Any
 
 from sottovoce.core.adjacency import Change
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import from_json, to_json
 from sottovoce.errors import InputError
 from sottovoce.privacy import gaussian_dp
@@ -54,7 +55,7 @@ class TrainingProof(Enum):
 class Guarantee:
     """mu-GDP for one victim (None: the worst of a view), with the kind of proof and what it assumes.
 
-    `distance` counts hops from the view to the victim.
+    It is against `view`, and covers `final_models`. `distance` counts hops from the view to the victim.
     """
 
     victim: int | None
@@ -63,6 +64,8 @@ class Guarantee:
     mu: float
     proven_for_training: TrainingProof
     assumptions: tuple[Assumption, ...]
+    view: View
+    final_models: FinalModels
 
     @property
     def observed(self) -> bool:
@@ -80,12 +83,14 @@ class Guarantee:
     def document(self, delta: float) -> dict[str, Any]:
         """As JSON."""
         return {
+            "view": str(self.view),
             "victim": self.victim,
             "distance": self.distance,
             "kind": self.kind.value,
             "mu": to_json(self.mu),
             "epsilon": to_json(self.epsilon(delta)),
             "proven_for_training": self.proven_for_training.value,
+            "final_models": self.final_models.value,
             "assumptions": [assumption.sentence for assumption in self.assumptions],
         }
 
@@ -95,7 +100,8 @@ class PrivacyFigure:
     """A guarantee at one delta: epsilon against a view, for a change of data, with the kind of its proof.
 
     What a run promises, stores and shows is made of these; its headline is one. `mu` is None where epsilon comes from
-    sampling, which is not Gaussian; `victim` and `distance` are None where it is about every node.
+    sampling, which is not Gaussian; `victim` and `distance` are None where it is about every node. `final_models` are
+    those that it covers.
     """
 
     view: View
@@ -107,21 +113,22 @@ class PrivacyFigure:
     epsilon: float
     proven_for_training: TrainingProof
     assumptions: tuple[Assumption, ...]
+    final_models: FinalModels
 
     @classmethod
-    def of(cls, guarantee: Guarantee, view: View, delta: float) -> PrivacyFigure:
+    def of(cls, guarantee: Guarantee, delta: float) -> PrivacyFigure:
         """A guarantee of an account: data is replaced by other data."""
         return cls(
-            view=view, change=Change.REPLACE, victim=guarantee.victim, distance=guarantee.distance, kind=guarantee.kind,
-            mu=guarantee.mu, epsilon=guarantee.epsilon(delta), proven_for_training=guarantee.proven_for_training,
-            assumptions=guarantee.assumptions,
+            view=guarantee.view, change=Change.REPLACE, victim=guarantee.victim, distance=guarantee.distance,
+            kind=guarantee.kind, mu=guarantee.mu, epsilon=guarantee.epsilon(delta),
+            proven_for_training=guarantee.proven_for_training,
+            assumptions=guarantee.assumptions, final_models=guarantee.final_models,
         )  # fmt: skip
 
     @property
     def covers_final_models(self) -> bool:
         """Whether it holds for models that are published at the end, too."""
-        without = (AssumptionKind.MESSAGES_ONLY, AssumptionKind.NOTHING_OBSERVED)
-        return all(assumption.kind not in without for assumption in self.assumptions)
+        return self.final_models is FinalModels.ALL
 
     @property
     def covers_rounding(self) -> bool:
@@ -143,14 +150,15 @@ class PrivacyFigure:
             "mu": to_json(self.mu),
             "epsilon": to_json(self.epsilon),
             "proven_for_training": self.proven_for_training.value,
+            "final_models": self.final_models.value,
             "assumptions": [assumption.sentence for assumption in self.assumptions],
         }
 
     @classmethod
-    def read(cls, document: dict[str, Any], view: View | None = None) -> PrivacyFigure:
-        """The figure that `document` wrote; guarantees inside the account of a `view` name neither view nor change."""
+    def read(cls, document: dict[str, Any]) -> PrivacyFigure:
+        """The figure that `document` wrote; guarantees inside an account name no change: data is replaced."""
         return cls(
-            view=read_view(document["view"]) if view is None else view,
+            view=read_view(document["view"]),
             change=Change(document.get("change", Change.REPLACE)),
             victim=document["victim"],
             distance=document["distance"],
@@ -159,4 +167,5 @@ class PrivacyFigure:
             epsilon=from_json(document["epsilon"]),
             proven_for_training=TrainingProof(document["proven_for_training"]),
             assumptions=tuple(Assumption.read(sentence) for sentence in document["assumptions"]),
+            final_models=FinalModels(document["final_models"]),
         )

@@ -25,6 +25,7 @@ def loss_given_noisy_gradients(
     system: LinearSystem, view: View, victims: NDArray[np.intp], scheme: Participation
 ) -> Array:
     """mu^2 of each victim if the adversary had every honest node's `g + noise`, with what it knows removed."""
+    system = system.publishing(view.final_models)
 
     rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
     precisions = map_equal_steps(lambda step: _precision(system, step, view), [step for step, _ in rounds])

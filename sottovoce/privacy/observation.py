@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
 from sottovoce.errors import InputError, Unaccountable
@@ -90,8 +91,10 @@ class Observation:
     def picks(self) -> tuple[sparse.csr_array, ...]:
         """For each round the matrix that takes its messages, gossip steps one below the other, to what is observed.
 
-        For views as `observe` makes them, without `own`.
+        For views as `observe` makes them, without `own`. Final models are no messages of a round, and are refused.
         """
+        if self.view.final_models is not FinalModels.NONE:
+            raise Unaccountable(f"{self.view}: only messages were recorded; leave out the final models")
         return map_equal_steps(lambda step: _pick(step, self.view, self.victims), self.system.steps)
 
     @property
@@ -109,6 +112,9 @@ def observe(
     """
     adversary.check(system.n)
     _check_edges(system, adversary)
+    if adversary.kind is ViewKind.ANY_COALITION:
+        raise InputError(f"view {adversary}", "one adversary is needed here, and it stands for many", "name its nodes")
+    system = system.publishing(adversary.final_models)
     concerned = np.setdiff1d(np.arange(system.n), adversary.members)
     if victims is not None:
         missing = [node for node in victims if not 0 <= node < system.n]
@@ -208,8 +214,8 @@ def known_of(sources: Sources, adversary: View) -> NDArray[np.bool_]:
 def selected_messages(sent: TracedMessages, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:
     """The rows of one gossip step that an adversary gets, or their sums; with `own`, also what its members send."""
     sender, receiver, rows = sent
-    if sender.size == 0 or sender[0] == -1:  # a sum over everyone is there for all to see
-        return rows
+    if sender.size == 0 or sender[0] == -1:  # a sum over everyone, and published models, are there for all to see
+        return rows[np.flatnonzero(~np.isin(receiver, adversary.members))]  # members know their own models
     if adversary.secure_sum:
         return _sums(sent, mixing, adversary)
     if adversary.kind is ViewKind.EVERYONE:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise import Independent, Temporal, ZeroSum
 from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
@@ -25,7 +26,7 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.guarantee import Guarantee, Kind, TrainingProof
-from sottovoce.privacy.observation import observe
+from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.published_formulas import (
     mafalda_theorem_8,
     muffliato_corollary_1,
@@ -83,14 +84,15 @@ def published(
     the threat models and of MAFALDA are dense.
     """
     adversary = parse_view(adversary, labels=system.topology.names)
-    if adversary.kind is ViewKind.EAVESDROPPER or len(adversary.members) > 1 or adversary.secrets_of:
+    plain = adversary.kind in (ViewKind.EVERYONE, ViewKind.COALITION) and not adversary.secrets_of
+    if not plain or len(adversary.members) > 1 or adversary.final_models is not FinalModels.NONE:
         return []
     figures = list(_figures(system, adversary, lipschitz))
     if not figures:
         return []
     observation = observe(system, adversary, victims=victims)
     squares, distances = routes.squared(observation, Participation()), observation.distances()
-    return [_beside(figure, observation.victims, squares, distances) for figure in figures]
+    return [_beside(figure, observation, squares, distances) for figure in figures]
 
 
 def _figures(system: LinearSystem, adversary: View, lipschitz: float | None) -> Iterator[Figure]:
@@ -164,12 +166,13 @@ def _variants(name: str, source: str, slip: str, formula: Callable[..., Array]) 
     yield Figure(f"{name}, mended", f"{source}, mended", formula(mended=True))
 
 
-def _beside(figure: Figure, victims: NDArray[np.intp], known: Array, distances: list[int | None]) -> Published:
+def _beside(figure: Figure, observation: Observation, known: Array, distances: list[int | None]) -> Published:
+    victims = observation.victims
     squares, paper = figure.squares[victims], AssumptionKind.PAPER.of(source=figure.source)
     guarantees = tuple(
         Guarantee(
             int(victim), distance, Kind.AS_PUBLISHED, math.sqrt(square), TrainingProof.NOT_PROVEN,
-            (paper, *_shortfall(square, loss)),
+            (paper, *_shortfall(square, loss)), observation.view, FinalModels.NONE,
         )
         for victim, distance, square, loss in zip(victims, distances, squares, known, strict=True)
     )  # fmt: skip

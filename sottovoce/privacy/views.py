@@ -4,6 +4,8 @@
     True
     >>> str(parse_view("node:Ada", labels=["Bob", "Ada"]))
     'node:1'
+    >>> [str(view) for view in parse_view("coalition:any-2").coalitions(3)]
+    ['coalition:0,1', 'coalition:0,2', 'coalition:1,2']
 
 A new kind of view needs an entry in `FORMS`, its text in `str`, and a rule in `observation.selected_messages`: which
 messages it gets.
@@ -12,10 +14,12 @@ messages it gets.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import combinations
 
+from sottovoce.core.final_models import FinalModels, parse_final_models
 from sottovoce.errors import InputError, Unaccountable
 
 LISTED = 8
@@ -23,10 +27,14 @@ LISTED = 8
 
 
 class ViewKind(StrEnum):
-    """Which messages an adversary gets: all of them, those to its members, or those on some edges."""
+    """Which messages an adversary gets: all of them, those to its members, or those on some edges.
+
+    `any-coalition` is each of many adversaries, of which the worst counts.
+    """
 
     EVERYONE = "everyone"
     COALITION = "coalition"
+    ANY_COALITION = "any-coalition"
     EAVESDROPPER = "eavesdropper"
 
 
@@ -36,11 +44,13 @@ class View:
 
     - `everyone`: hears all messages, and knows no shared secrets except those of `secrets_of` (the SecLDP adversary);
     - `coalition`: hears what its members receive, knows their gradients, their noise and the secrets they share;
+    - `any-coalition`: every coalition of `size` nodes, for each victim the one that learns most;
     - `eavesdropper`: hears what travels along some directed edges (sender, receiver).
 
     A view that would see nothing is refused: a guarantee against it would be a guarantee against nobody.
 
-    With `secure_sum` a receiver learns only the weighted sum of what it receives in a step.
+    With `secure_sum` a receiver learns only the weighted sum of what it receives in a step. `final_models` are those
+    that it sees after the last round beside what it hears.
     """
 
     kind: ViewKind
@@ -48,6 +58,8 @@ class View:
     edges: tuple[tuple[int, int], ...] = ()
     secrets_of: tuple[int, ...] = ()
     secure_sum: bool = False
+    size: int = 0
+    final_models: FinalModels = FinalModels.NONE
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, ViewKind):
@@ -56,6 +68,8 @@ class View:
             raise InputError("a coalition without members", "it would hear nothing", "name a node")
         if self.kind is ViewKind.EAVESDROPPER and not self.edges:
             raise InputError("an eavesdropper without edges", "it would hear nothing", "name an edge")
+        if self.kind is ViewKind.ANY_COALITION and self.size < 1:
+            raise InputError(f"coalitions of {self.size} nodes", "they would hear nothing", "take 1 or more")
         if self.kind is ViewKind.EAVESDROPPER and self.secure_sum:
             raise Unaccountable(
                 f"{self} with secure summation: whoever taps a wire sees ciphertext; drop one of the two"
@@ -71,6 +85,18 @@ class View:
                 raise InputError(f"node {node} in view {self}", f"nodes are 0..{n - 1}", "choose one of them")
         if self.kind is ViewKind.COALITION and len(set(self.members)) >= n:
             raise InputError(f"view {self} has all {n} nodes", "somebody must be left to protect", "leave one out")
+        if self.kind is ViewKind.ANY_COALITION and self.size >= n:
+            raise InputError(
+                f"view {self} of a graph with {n} nodes", "somebody must be left to protect", f"take at most {n - 1}"
+            )
+
+    def coalitions(self, n: int) -> Iterator[View]:
+        """The adversaries that it stands for among `n` nodes: itself, unless it is any coalition of a size."""
+        if self.kind is not ViewKind.ANY_COALITION:
+            yield self
+            return
+        for members in combinations(range(n), self.size):
+            yield replace(self, kind=ViewKind.COALITION, members=members, size=0)
 
 
 def everyone(*, secrets_of: tuple[int, ...] = (), secure_sum: bool = False) -> View:
@@ -88,9 +114,24 @@ def coalition(*members: int, secure_sum: bool = False) -> View:
     return View(ViewKind.COALITION, tuple(sorted(set(members))), secure_sum=secure_sum)
 
 
+def any_coalition(size: int, *, secure_sum: bool = False) -> View:
+    """Every coalition of so many nodes; of one node, every single node."""
+    return View(ViewKind.ANY_COALITION, size=size, secure_sum=secure_sum)
+
+
 def eavesdropper(*edges: tuple[int, int], secure_sum: bool = False) -> View:
     """Whoever taps some directed edges, (sender, receiver)."""
     return View(ViewKind.EAVESDROPPER, edges=tuple(edges), secure_sum=secure_sum)
+
+
+def with_final_models(view: View, which: str) -> View:
+    """The same adversary, which sees these models after the last round as well; `none` adds nothing.
+
+    >>> str(with_final_models(node(3), "all"))
+    'node:3 and all final models'
+    """
+    found = parse_final_models(which)
+    return view if found is FinalModels.NONE else replace(view, final_models=found)
 
 
 # --- views as text -------------------------------------------------------------------------------------------------
@@ -106,7 +147,7 @@ Operands = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ViewForm:
-    """One way to write a view: a word, or a word, a colon and operands of the given pattern.
+    """One way to write a view: a word, or a word, a colon and operands of the given pattern, after a prefix.
 
     `build` makes the view from the operands and from whether messages are summed securely.
     """
@@ -115,11 +156,21 @@ class ViewForm:
     operands: str
     pattern: str
     build: Callable[[Operands, bool], View]
+    prefix: str = ""
 
     @property
     def example(self) -> str:
         """How it is written, with letters for nodes."""
-        return f"{self.word}:{self.operands}" if self.operands else self.word
+        return f"{self.word}:{self.prefix}{self.operands}" if self.operands else self.word
+
+    def matches(self, word: str, colon: str, rest: str) -> bool:
+        """Whether a text of these parts is written in this way."""
+        return (
+            word == self.word
+            and bool(colon) == bool(self.operands)
+            and rest.startswith(self.prefix)
+            and re.fullmatch(self.pattern, rest.removeprefix(self.prefix)) is not None
+        )
 
 
 EVERYONE = ViewForm("everyone", "", "", lambda _, secure_sum: everyone(secure_sum=secure_sum))
@@ -128,27 +179,31 @@ COALITION = ViewForm(
     "coalition", "A,B", f"{NAME}(,{NAME})*",
     lambda nodes, secure_sum: coalition(*(number for (number,) in nodes), secure_sum=secure_sum),
 )  # fmt: skip
+ANY_COALITION = ViewForm(
+    "coalition", "K", "[0-9]+",
+    lambda sizes, secure_sum: any_coalition(sizes[0][0], secure_sum=secure_sum), prefix="any-",
+)  # fmt: skip
 EAVESDROPPER = ViewForm(
     "eavesdropper", "A>B", f"{NAME}>{NAME}(,{NAME}>{NAME})*",
     lambda edges, secure_sum: eavesdropper(*((a, b) for a, b in edges), secure_sum=secure_sum),
 )  # fmt: skip
 
-FORMS = (EVERYONE, NODE, COALITION, EAVESDROPPER)
+FORMS = (EVERYONE, NODE, ANY_COALITION, COALITION, EAVESDROPPER)
 
 
 def parse_view(spec: str | View, *, labels: Sequence[str] | None = None, secure_sum: bool = False) -> View:
-    """A view from its text: `everyone`, `node:3`, `coalition:3,5`, `eavesdropper:0>1,1>0`.
+    """A view from its text: `everyone`, `node:3`, `coalition:3,5`, `coalition:any-2`, `eavesdropper:0>1,1>0`.
 
     `labels` are the names of a graph's nodes in their order; with them, names may stand in place of numbers.
     """
     if isinstance(spec, View):
         return spec
     word, colon, rest = spec.partition(":")
-    form = next((form for form in FORMS if form.word == word), None)
-    if form is None or bool(colon) != bool(form.operands) or not re.fullmatch(form.pattern, rest):
+    form = next((form for form in FORMS if form.matches(word, colon, rest)), None)
+    if form is None:
         known = ", ".join(form.example for form in FORMS)
         raise InputError(f"view {spec!r}", f"known: {known}", "write node:0, say")
-    operands = [item.split(">") for item in rest.split(",")] if rest else []
+    operands = [item.split(">") for item in rest.removeprefix(form.prefix).split(",")] if rest else []
     return form.build([tuple(node_number(name, labels) for name in names) for names in operands], secure_sum)
 
 
@@ -172,12 +227,27 @@ def node_number(name: str, labels: Sequence[str] | None = None) -> int:
     return labels.index(name)
 
 
+def node_numbers(nodes: Sequence[int | str], labels: Sequence[str] | None = None) -> list[int]:
+    """The numbers of nodes that are given by numbers or names, each once, in their order.
+
+    >>> node_numbers(["Hill", 0, "Hill"], ["Charite", "Hill"])
+    [0, 1]
+    """
+    return sorted({node if isinstance(node, int) else node_number(node, labels) for node in nodes})
+
+
 def read_view(text: str) -> View:
     """The view that `str` wrote. Secrets of a mere number of nodes are those of all nodes, as runs write them.
 
-    >>> all(read_view(str(view)) == view for view in (everyone(secrets_of=(0, 2)), node(3), eavesdropper((0, 1))))
+    >>> written = everyone(secrets_of=(0, 2)), node(3), eavesdropper((0, 1)), any_coalition(2)
+    >>> all(read_view(str(view)) == view for view in written)
+    True
+    >>> read_view("node:3 and all final models") == with_final_models(node(3), "all")
     True
     """
+    for which in (FinalModels.AVERAGE, FinalModels.ALL):
+        if text.endswith(_suffix(which)):
+            return replace(read_view(text.removesuffix(_suffix(which))), final_models=which)
     found = re.fullmatch(rf"{EVERYONE.word} {WITH_SECRETS} (?:(\d+) nodes|(\d+(?:,\d+)*))", text)
     if found is None:
         return parse_view(text)
@@ -185,12 +255,22 @@ def read_view(text: str) -> View:
     return everyone(secrets_of=tuple(range(int(count))) if count else tuple(map(int, listed.split(","))))
 
 
+def _suffix(which: FinalModels) -> str:
+    return "" if which is FinalModels.NONE else f" and {which.noun}"
+
+
 def _written(view: View) -> str:
+    return _adversary(view) + _suffix(view.final_models)
+
+
+def _adversary(view: View) -> str:
     if view.kind is ViewKind.EVERYONE:
         nodes = view.secrets_of
         listed = f"{len(nodes)} nodes" if len(nodes) > LISTED else ",".join(map(str, nodes))
         return f"{EVERYONE.word} {WITH_SECRETS} {listed}" if nodes else EVERYONE.word
     if view.kind is ViewKind.EAVESDROPPER:
         return f"{EAVESDROPPER.word}:{','.join(f'{sender}>{receiver}' for sender, receiver in view.edges)}"
+    if view.kind is ViewKind.ANY_COALITION:
+        return f"{ANY_COALITION.word}:{ANY_COALITION.prefix}{view.size}"
     form = NODE if len(view.members) == 1 else COALITION
     return f"{form.word}:{','.join(map(str, view.members))}"

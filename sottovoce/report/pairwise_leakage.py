@@ -6,7 +6,7 @@ Figures come in two kinds, `FigureKind`: the best that is proven for training, a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from sottovoce.config import Document
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
 from sottovoce.report.rounding import percent, rounded
-from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.privacy_document import PrivacyDocument, StoredView
 
 PAIRS = 60_000
 """Of more pairs only summaries are shown: by distance, and how many have which epsilon."""
@@ -41,24 +41,32 @@ class FigureKind(StrEnum):
 def pairwise_leakage(privacy: PrivacyDocument, n: int) -> Document | None:
     """All pairs that were accounted for, by kind of figure; None where no single node was accounted for.
 
-    Rows are attackers, columns victims; where there is no figure stands None.
+    Rows are attackers, columns victims; where there is no figure stands None. `with_models` is the same for attackers
+    that also see final models.
     """
-    views = privacy.node_views
+    views, published = privacy.node_views, privacy.node_views_with_models
     if not views:
         return None
     attackers = sorted(views)
-    every = {
-        kind: [_best([one for one in views[node].guarantees if kind.includes(one)], n) for node in attackers]
-        for kind in FigureKind
-    }
-    rows_of = {kind: rows for kind, rows in every.items() if any(one for row in rows for one in row)}
+    rows_of = _rows_of(views, attackers, n)
     small = len(attackers) * n <= PAIRS
+    with_models = _rows_of(published, attackers, n) if published.keys() >= views.keys() else {}
     return {
         "attackers": attackers,
         "refusals": sorted({line for view in views.values() for line in view.refusals}),
         "ways": {kind.value: _figures(rows, privacy.delta, small) for kind, rows in rows_of.items()},
+        "with_models": {kind.value: _figures(rows, privacy.delta, small) for kind, rows in with_models.items()},
         "distance": _distances([row for rows in rows_of.values() for row in rows][: len(attackers)]) if small else None,
     }
+
+
+def _rows_of(views: Mapping[int, StoredView], attackers: Sequence[int], n: int) -> dict[FigureKind, list[Row]]:
+    """Of each attacker the row of figures, by those kinds that there are."""
+    every = {
+        kind: [_best([one for one in views[node].guarantees if kind.includes(one)], n) for node in attackers]
+        for kind in FigureKind
+    }
+    return {kind: rows for kind, rows in every.items() if any(one for row in rows for one in row)}
 
 
 def _best(guarantees: Sequence[PrivacyFigure], n: int) -> Row:
@@ -81,6 +89,7 @@ def _figures(rows: list[Row], delta: float, small: bool) -> Document:
     summaries = {
         "kinds": kinds,
         "assumptions": assumptions,
+        "models": [every[0].final_models.noun, every[0].final_models.sentence],
         "by_distance": _by_distance(every),
         "histogram": None if small else _histogram(every),
     }

@@ -12,7 +12,7 @@ from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.guarantee import PrivacyFigure
-from sottovoce.privacy.views import read_view
+from sottovoce.privacy.views import View, read_view
 from sottovoce.report.pairwise_leakage import pairwise_leakage
 from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.trade_off import trade_off
@@ -67,19 +67,26 @@ def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
 
 def guarantee_table(privacy: PrivacyDocument, names: Sequence[str] | None = None) -> list[Document]:
     """The guarantees against everyone, or a coalition: with amplification by sampling, then kind by kind."""
-    rows = [] if privacy.sampled is None else [privacy.sampled]
+    rows = [] if privacy.sampled is None else [(privacy.sampled.view, privacy.sampled)]
     for view in privacy.views:
         if view.node is None:
-            rows += _worst_of_kinds(view.guarantees)
+            rows += [(view.view, row) for row in _worst_of_kinds(view.guarantees)]
     return [
         {
-            "adversary": adversary(row.view, names), "protects": protects(privacy.adjacency, row.change),
+            "adversary": _against(view, row, names), "protects": protects(privacy.adjacency, row.change),
             "epsilon": rounded(row.epsilon), "guess": percent(row.guessing_accuracy(privacy.delta)),
-            "kind": row.kind, "proven": bool(row.proven_for_training),
+            "kind": row.kind, "proven": bool(row.proven_for_training), "models": row.final_models.sentence,
             "assumptions": [assumption.sentence for assumption in row.assumptions],
         }
-        for row in rows
+        for view, row in rows
     ]  # fmt: skip
+
+
+def _against(view: View, row: PrivacyFigure, names: Sequence[str] | None) -> str:
+    """The adversary of a row; of any coalition of a size also the one that learns most."""
+    if view == row.view:
+        return adversary(view, names)
+    return f"{adversary(view, names)}; most is learned by {adversary(row.view, names)}"
 
 
 def _sensitivity_sentence(privacy: PrivacyDocument) -> str:

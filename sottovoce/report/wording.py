@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from sottovoce.algorithms.registry import algorithm_spec
+from sottovoce.core.final_models import FinalModels
 from sottovoce.privacy.assumptions import FINAL_MODELS, Assumption, AssumptionKind
+from sottovoce.privacy.covering_views import together
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.report.rounding import percent
@@ -37,6 +40,10 @@ ROUNDING = (
     "privacy.exact_noise = true, if the algorithm has it."
 )
 SINGLE_NODES = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
+WITHOUT_MODELS = (
+    "Figures for single nodes leave out the final models unless they say otherwise. "
+    "Publishing these tells every node more."
+)
 SAMPLING = "Figures for single nodes do not count on the chance by which batches are drawn; that for everyone may."
 
 
@@ -50,10 +57,17 @@ def adversary(view: View, names: Sequence[str] | None = None) -> str:
     'node 1 (Mercy), with what it receives'
     >>> adversary(views.everyone(secrets_of=tuple(range(20))))
     'whoever hears every message and knows the secrets of 20 nodes'
+    >>> adversary(views.with_final_models(views.node(3), "average"))
+    'node 3, with what it receives, and the average of the final models'
     """
+    if view.final_models is not FinalModels.NONE:
+        heard = replace(view, final_models=FinalModels.NONE)
+        return f"{adversary(heard, names)}, and {view.final_models.noun}"
     if view.kind is ViewKind.EVERYONE:
         _, knows, secrets = str(view).partition(" with ")
         return "whoever hears every message" + (f" and knows {secrets}" if knows else "")
+    if view.kind is ViewKind.ANY_COALITION:
+        return f"{together(view.size)}, with what they receive"
     if view.kind is ViewKind.COALITION:
         members = ",".join(_node(member, names) for member in view.members)
         if len(view.members) == 1:
@@ -105,7 +119,7 @@ def not_covered(privacy: PrivacyDocument) -> list[str]:
     if privacy.adjacency == "record":
         found.insert(0, SEVERAL_RECORDS)
     if privacy.node_views:
-        found.append(SINGLE_NODES)
+        found += [SINGLE_NODES, WITHOUT_MODELS]
     if privacy.sampled is not None:
         found.append(SAMPLING)
     return found
@@ -128,5 +142,5 @@ def headline_sentence(privacy: PrivacyDocument, names: Sequence[str] | None = No
     accuracy = percent(headline.guessing_accuracy(privacy.delta))
     return (
         f"Proven: guessing which of two data sets was used ({about}), {who} is right at most {accuracy:g} % of the "
-        f"time. That is epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}."
+        f"time. That is epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}. It holds {privacy.covers}."
     )

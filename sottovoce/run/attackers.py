@@ -11,6 +11,7 @@ from sottovoce.core.noise import NoNoise
 from sottovoce.core.noise_key import public_seed
 from sottovoce.errors import InputError
 from sottovoce.privacy.covering_views import NODE_ROUNDS
+from sottovoce.privacy.views import node_numbers
 from sottovoce.run.training_run import TrainingRun
 
 LARGEST = 10 * NODE_ROUNDS
@@ -24,13 +25,13 @@ class Attackers(NamedTuple):
     description: str
 
 
-def choose_attackers(training_run: TrainingRun, wanted: str | int | Sequence[int]) -> Attackers:
-    """`wanted` are node numbers, how many to sample, `all`, `none`, or `auto`: as many as are cheap."""
+def choose_attackers(training_run: TrainingRun, wanted: str | int | Sequence[int | str]) -> Attackers:
+    """`wanted` are nodes by number or name, how many to sample, `all`, `none`, or `auto`: as many as are cheap."""
     n = training_run.topology.n
     if isinstance(wanted, str):
         wanted = _count(training_run, wanted)
     if not isinstance(wanted, int):
-        named = sorted(set(wanted))
+        named = node_numbers(wanted, training_run.topology.names)
         return Attackers(named, f"nodes {', '.join(map(str, named))}" if named else "none")
     if not 0 <= wanted <= n:
         raise InputError(f"{wanted} attackers", f"there are {n} nodes", "sample at most so many")
@@ -49,5 +50,5 @@ def _count(training_run: TrainingRun, wanted: str) -> int:
             return 0
         return min(n, max(1, NODE_ROUNDS // size))
     if wanted not in ("all", "none"):
-        raise InputError(f"attackers {wanted!r}", "known: auto, all, none, a number, node numbers", "choose one")
+        raise InputError(f"attackers {wanted!r}", "known: auto, all, none, a number, a list of nodes", "choose one")
     return n if wanted == "all" else 0

@@ -46,7 +46,9 @@ def build_accountant(experiment: Experiment, folder: Path | None = None) -> RunA
     if epsilon is None:
         return RunAccountant(started)
     privacy = experiment.privacy
-    return calibrate_run(started, epsilon=epsilon, delta=privacy.delta, view=privacy.view)
+    return calibrate_run(
+        started, epsilon=epsilon, delta=privacy.delta, view=privacy.view, final_models=privacy.and_final_models
+    )
 
 
 def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> Gradients:

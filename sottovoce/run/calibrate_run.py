@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise import CombinedNoise
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.accountant import Account
-from sottovoce.privacy.calibration import Calibrated, Target, least_sigma, with_sigma
+from sottovoce.privacy.calibration import Calibrated, Target, least_sigma, least_sigma_against, with_sigma
 from sottovoce.privacy.covering_views import covering_views
-from sottovoce.privacy.views import View, ViewKind, parse_view
+from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
 from sottovoce.run.sampled_batches import sampled_sigma
 from sottovoce.run.training_run import TrainingRun
@@ -24,20 +25,23 @@ def calibrate_run(
     epsilon: float,
     delta: float,
     view: str | View = "everyone",
+    final_models: str = FinalModels.NONE,
 ) -> RunAccountant:
     """The run at the least sigma that meets a target, by the best kind that is proven for it, with its accountant.
 
     A view of nodes is met by the account of that view; for everyone, sampling counts too. Where neighbours share
-    secrets, everyone's target is met for all views that a headline has to cover.
+    secrets, everyone's target is met for all views that a headline has to cover. With `final_models`, adversaries see
+    these as well.
     """
     if not training_run.clipped:
         raise Unaccountable(UNCLIPPED)
-    target, adversary = Target(epsilon, delta), parse_view(view, labels=training_run.topology.names)
+    target = Target(epsilon, delta)
+    adversary = with_final_models(parse_view(view, labels=training_run.topology.names), final_models)
     reference = RunAccountant(replace(training_run, algorithm=with_sigma(training_run.algorithm, 1.0)))
     adversaries = covering_views(adversary, reference.system)
     sampled = None
     if adversary.kind is ViewKind.EVERYONE and len(adversaries) == 1:
-        sampled = sampled_sigma(reference, target)
+        sampled = sampled_sigma(reference, target, adversary)
     try:
         found = _least_sigma(reference, adversaries, target)
     except Unaccountable:
@@ -54,11 +58,16 @@ def _least_sigma(reference: RunAccountant, adversaries: Sequence[View], target: 
     noise = reference.training_run.algorithm.noise
     searched = isinstance(noise, CombinedNoise)
 
-    def at(sigma: float) -> Account:
+    def one(sigma: float, view: View) -> Account:
         tried = reference if sigma == 1.0 else reference.at_sigma(sigma)
         in_part = searched or sigma == 1.0
-        accounts = [tried.headline_account(view) if in_part else tried.account(view) for view in adversaries]
+        return tried.headline_account(view) if in_part else tried.account(view)
+
+    def at(sigma: float) -> Account:
+        accounts = [one(sigma, view) for view in adversaries]
         unproven = next((found for found in accounts if found.headline is None), None)
         return unproven if unproven is not None else max(accounts, key=lambda found: found.mu)
 
+    if len(adversaries) == 1:
+        return least_sigma_against(one, adversaries[0], noise, target)
     return least_sigma(at, noise, target)

@@ -141,7 +141,10 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
             )  # fmt: skip
     if before is not None:
         return before
-    report = report_privacy(accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view)
+    report = report_privacy(
+        accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view,
+        final_models=wanted.and_final_models,
+    )  # fmt: skip
     return {**report.document(), "versions": versions(), "fingerprint": public}
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sottovoce.config import Document
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import from_json
+from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
 from sottovoce.privacy.views import View, read_view
@@ -28,8 +30,8 @@ class StoredView:
         view, headline = read_view(document["view"]), document["headline"]
         return cls(
             view=view,
-            headline=None if headline is None else PrivacyFigure.read(headline, view),
-            guarantees=tuple(PrivacyFigure.read(one, view) for one in document["guarantees"]),
+            headline=None if headline is None else PrivacyFigure.read(headline),
+            guarantees=tuple(PrivacyFigure.read(one) for one in document["guarantees"]),
             refusals=tuple(document["refusals"]),
         )
 
@@ -44,7 +46,8 @@ class PrivacyDocument:
     """The guarantees of a run, and the algorithm, topology and noise that they are about.
 
     `sigma` is a list where it differs from node to node, None without noise; `grid_step` is None where released values
-    are on no grid; `over_rounds` has pairs (round, epsilon).
+    are on no grid; `over_rounds` has pairs (round, epsilon). `covers` says whom the headline covers, `final_models`
+    which of these its adversaries see beside messages.
     """
 
     algorithm: str
@@ -57,6 +60,8 @@ class PrivacyDocument:
     participation: str
     delta: float
     headline: PrivacyFigure | None
+    covers: Coverage | None
+    final_models: FinalModels
     sampled: PrivacyFigure | None
     grid_step: float | None
     not_covered: tuple[NotCovered, ...]
@@ -79,6 +84,8 @@ class PrivacyDocument:
             **{key: document[key] for key in plain},
             sensitivity=from_json(document["sensitivity"]),
             headline=headline,
+            covers=None if document["covers"] is None else Coverage.read(document["covers"]),
+            final_models=FinalModels(document["final_models"]),
             sampled=sampled,
             not_covered=tuple(NotCovered(sentence) for sentence in document["not_covered"]),
             refusals=tuple(document["refusals"]),
@@ -93,5 +100,17 @@ class PrivacyDocument:
 
     @property
     def node_views(self) -> dict[int, StoredView]:
-        """The views of single nodes, by node."""
-        return {view.node: view for view in self.views if view.node is not None}
+        """The views of single nodes that see messages only, by node."""
+        return self._of_nodes(with_models=False)
+
+    @property
+    def node_views_with_models(self) -> dict[int, StoredView]:
+        """The views of single nodes that see final models as well, by node."""
+        return self._of_nodes(with_models=True)
+
+    def _of_nodes(self, *, with_models: bool) -> dict[int, StoredView]:
+        return {
+            view.node: view
+            for view in self.views
+            if view.node is not None and (view.view.final_models is not FinalModels.NONE) == with_models
+        }

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import grid_step
 from sottovoce.core.json_numbers import to_json
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, ZeroSum
@@ -22,11 +23,10 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
-from sottovoce.privacy.covering_views import NODE_ROUNDS, covering_views, shares_secrets
-from sottovoce.privacy.final_models import models_follow_from_messages
+from sottovoce.privacy.covering_views import NODE_ROUNDS, Coverage, coverage, covering_views, shares_secrets
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
-from sottovoce.privacy.views import View, parse_view
+from sottovoce.privacy.views import View, parse_view, with_final_models
 from sottovoce.run.attackers import choose_attackers
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
 from sottovoce.run.sampled_batches import sampled_headline
@@ -42,7 +42,8 @@ class PrivacyReport:
 
     `sampled` is the figure that counts on batches drawn by chance. `attackers` says which nodes were taken as
     adversaries; `convexity` which check established that local steps are non-expansive, or why none did.
-    `messages_only`: models at the end hold more than was sent, so no figure is about them.
+    `final_models` are those that every adversary of the headline sees; of single nodes there are figures with and
+    without them.
     """
 
     accountant: RunAccountant
@@ -52,7 +53,7 @@ class PrivacyReport:
     attackers: str
     convexity: str
     refusals: tuple[str, ...]
-    messages_only: bool = False
+    final_models: FinalModels = FinalModels.NONE
 
     @cached_property
     def headline(self) -> PrivacyFigure | None:
@@ -67,8 +68,6 @@ class PrivacyReport:
 
     def _assumptions(self) -> Iterator[Assumption]:
         """What is assumed about this run, whatever the proof."""
-        if self.messages_only:
-            yield AssumptionKind.MESSAGES_ONLY.of()
         if self._run.reproducible and not isinstance(self._run.algorithm.noise, NoNoise):
             yield AssumptionKind.REPRODUCIBLE_RUN.of()
         if self._run.task.public_statistics:
@@ -78,11 +77,24 @@ class PrivacyReport:
         if not self.accounts:
             return self.sampled
         if shares_secrets(self.accountant.system):
-            if any(found.headline is None for found in self.accounts):
+            if any(found.headline is None for found in self._counted):
                 return None
-            return _headline(max(self.accounts, key=lambda found: found.mu), self.delta)
+            return _headline(max(self._counted, key=lambda found: found.mu), self.delta)
         options = [self.sampled, _headline(self.accounts[0], self.delta)]
         return min((one for one in options if one is not None), key=lambda one: one.epsilon, default=None)
+
+    @property
+    def coverage(self) -> Coverage | None:
+        """Whom the headline covers; None where there is none."""
+        if self.headline is None:
+            return None
+        held = self._counted if shares_secrets(self.accountant.system) else self._counted[:1]
+        return coverage([found.view for found in held] or [self.headline.view], self.accountant.system)
+
+    @property
+    def _counted(self) -> list[Account]:
+        """The accounts of adversaries that see what the headline is about."""
+        return [found for found in self.accounts if found.view.final_models is self.final_models]
 
     @property
     def _run(self) -> TrainingRun:
@@ -114,7 +126,7 @@ class PrivacyReport:
             return self.accountant.headline_after(rounds, last.view).epsilon(self.delta)
         try:
             sampled = sampled_headline(
-                replace(self._run, rounds=rounds), self.accountant.first_rounds(rounds), self.delta
+                replace(self._run, rounds=rounds), self.accountant.first_rounds(rounds), self.delta, last.view
             )
         except Unaccountable:
             return math.inf
@@ -136,6 +148,8 @@ class PrivacyReport:
             "headline": None if self.headline is None else self.headline.document(),
             "grid_step": grid_step(run.algorithm, run.topology.at(0)) if run.algorithm.exact_noise else None,
             "not_covered": [one.value for one in NotCovered],
+            "covers": None if self.coverage is None else self.coverage.document(),
+            "final_models": self.final_models.value,
             "over_rounds": self.over_rounds(),
             "sampled": None if self.sampled is None else self.sampled.document(),
             "attackers": self.attackers,
@@ -146,7 +160,7 @@ class PrivacyReport:
 
 
 def _headline(found: Account, delta: float) -> PrivacyFigure | None:
-    return None if found.headline is None else PrivacyFigure.of(found.headline, found.view, delta)
+    return None if found.headline is None else PrivacyFigure.of(found.headline, delta)
 
 
 def sigma_of(noise: Noise) -> Any:
@@ -168,34 +182,38 @@ def report_privacy(
     run: TrainingRun | RunAccountant,
     *,
     delta: float = 1e-5,
-    attackers: str | int | Sequence[int] = "auto",
+    attackers: str | int | Sequence[int | str] = "auto",
     target: str | View = "everyone",
+    final_models: str = FinalModels.NONE,
 ) -> PrivacyReport:
-    """Account for a run. `attackers` are node numbers, how many to sample, `all`, `none`, or `auto`: all if cheap.
+    """Account for a run. `attackers` are nodes, how many to sample, `all`, `none`, or `auto`: all if cheap.
 
-    The view `target`, for which noise may have been chosen, is accounted for in any case. What the run's accountant
-    knows already, if it is given, is not computed again.
+    The view `target`, for which noise may have been chosen, is accounted for in any case. With `final_models`,
+    adversaries see these as well; of single nodes there are figures with and without them in any case, with the average
+    unless something else is said. What the run's accountant knows already, if it is given, is not computed again.
     """
     accountant = run if isinstance(run, RunAccountant) else RunAccountant(run)
     training_run, noisy = accountant.training_run, not isinstance(accountant.training_run.algorithm.noise, NoNoise)
-    target = parse_view(target, labels=training_run.topology.names)
+    target = with_final_models(parse_view(target, labels=training_run.topology.names), final_models)
     if noisy and not training_run.clipped:
         return PrivacyReport(accountant, delta, (), None, "none", UNCLIPPED, (UNCLIPPED,))
-    chosen = choose_attackers(training_run, attackers)
-    adversaries = dict.fromkeys((*_adversaries(accountant, chosen.nodes), target))
+    chosen, which = choose_attackers(training_run, attackers), target.final_models
+    adversaries = dict.fromkeys((*_adversaries(accountant, chosen.nodes, which), target))
     accounts = tuple(accountant.account(view) for view in adversaries)
     refusals: tuple[str, ...] = ()
     try:
-        sampled = sampled_headline(training_run, accountant.system, delta)
+        everyone = with_final_models(views.everyone(), which)
+        sampled = sampled_headline(training_run, accountant.system, delta, everyone)
     except Unaccountable as refusal:
         sampled, refusals = None, (str(refusal),)
-    messages_only = noisy and not models_follow_from_messages(accountant.system)
     return PrivacyReport(
-        accountant, delta, accounts, sampled, chosen.description, accountant.convexity.sentence, refusals, messages_only
+        accountant, delta, accounts, sampled, chosen.description, accountant.convexity.sentence, refusals, which
     )
 
 
-def _adversaries(accountant: RunAccountant, nodes: Sequence[int]) -> list[View]:
-    """Everyone, the nodes that were chosen as attackers, and whomever the headline must hold for."""
-    everyone = views.everyone()
-    return [everyone, *(views.node(node) for node in nodes), *covering_views(everyone, accountant.system)]
+def _adversaries(accountant: RunAccountant, nodes: Sequence[int], which: FinalModels) -> list[View]:
+    """Everyone, the chosen attackers with final models and without, and whomever the headline must hold for."""
+    everyone = with_final_models(views.everyone(), which)
+    published = FinalModels.AVERAGE if which is FinalModels.NONE else which
+    lines = [with_final_models(views.node(node), line) for node in nodes for line in (FinalModels.NONE, published)]
+    return [everyone, *lines, *covering_views(everyone, accountant.system)]

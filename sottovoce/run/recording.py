@@ -34,7 +34,9 @@ from sottovoce.config import RecordingSettings
 from sottovoce.core import arrays
 from sottovoce.core.files import read_npz, write
 from sottovoce.core.messages import PlayedRound
+from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
+from sottovoce.privacy.views import node_numbers
 from sottovoce.run.training_run import RunState, TrainingRun
 
 PER_FILE, PER_MESSAGE = 2000, 12
@@ -103,7 +105,7 @@ class Recorder:
     def __init__(
         self, training_run: TrainingRun, record: RecordingSettings, folder: Path | None = None, rank: int = 0
     ) -> None:
-        self._attackers = np.array(_attackers(record, training_run.topology.n), dtype=np.intp)
+        self._attackers = np.array(_attackers(record, training_run.topology), dtype=np.intp)
         self._every, self._last, self._folder, self._rank = record.every, training_run.rounds - 1, folder, rank
         self._recorded: dict[int, RecordedRound | list[Path]] = {}
         self._check_size(training_run, record)
@@ -169,7 +171,7 @@ def recorder_in(folder: Path, training_run: TrainingRun, record: RecordingSettin
 
 def read_recording(folder: Path, training_run: TrainingRun, record: RecordingSettings) -> Messages:
     """What a finished run has recorded; refuses one that recorded nothing."""
-    wanted = _attackers(record, training_run.topology.n)
+    wanted = _attackers(record, training_run.topology)
     files = _files(folder)
     if not wanted or not files:
         raise InputError(
@@ -216,13 +218,15 @@ def _joined(parts: list[RecordedRound]) -> RecordedRound:
     return RecordedRound(sender[order], receiver[order], row[order], np.concatenate([part.rows for part in parts]))
 
 
-def _attackers(record: RecordingSettings, n: int) -> tuple[int, ...]:
+def _attackers(record: RecordingSettings, topology: Topology) -> tuple[int, ...]:
+    n = topology.n
     if isinstance(record.attackers, str):
         return tuple(range(n)) if record.attackers == "all" else ()
-    for node in record.attackers:
+    named = node_numbers(record.attackers, topology.names)
+    for node in named:
         if not 0 <= node < n:
             raise InputError(f"record.attackers: node {node}", f"nodes are 0..{n - 1}", "choose among them")
-    return tuple(sorted(set(record.attackers)))
+    return tuple(named)
 
 
 def _write(folder: Path, round: int, rank: int, recorded: RecordedRound) -> None:

@@ -8,24 +8,25 @@ from sottovoce.core.adjacency import Adjacency, Change
 from sottovoce.core.noise import CombinedNoise
 from sottovoce.errors import Unaccountable
 from sottovoce.learning.batches import Sampling
-from sottovoce.privacy import views
 from sottovoce.privacy.amplification import noise_for, noise_multiplier, sampled_epsilon
 from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind, rounding
 from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.calibration import Target
 from sottovoce.privacy.covering_views import lacks_secrets
+from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure, TrainingProof
+from sottovoce.privacy.views import View
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.tracing.linear_system import LinearSystem
 
 
-def sampled_headline(training_run: TrainingRun, system: LinearSystem, delta: float) -> PrivacyFigure | None:
+def sampled_headline(training_run: TrainingRun, system: LinearSystem, delta: float, view: View) -> PrivacyFigure | None:
     """The figure that counts on chance, for the node with the least noise; None where batches are not drawn by chance.
 
-    Refused where sampling has no proof for this system.
+    `view` is everyone, with final models or without. Refused where sampling has no proof for this system.
     """
-    view, samplings = views.everyone(), _samplings(training_run)
+    samplings = _samplings(training_run)
     if not samplings:
         return None
     epsilon = max(
@@ -40,21 +41,20 @@ def sampled_headline(training_run: TrainingRun, system: LinearSystem, delta: flo
     return PrivacyFigure(
         view=view, change=change, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None, epsilon=epsilon,
         proven_for_training=TrainingProof.PROVEN, assumptions=tuple(assumptions),
+        final_models=covered_final_models(system, view),
     )  # fmt: skip
 
 
-def sampled_sigma(reference: RunAccountant, target: Target) -> float | None:
+def sampled_sigma(reference: RunAccountant, target: Target, view: View) -> float | None:
     """The sigma at which every node's sampling meets a target, from the accountant at sigma 1.
 
-    None where sampling counts for nothing.
+    `view` is everyone, with final models or without. None where sampling counts for nothing.
     """
     run = reference.training_run
 
     def excess(accountant: RunAccountant) -> float:
         """The noise there is over what is needed, for the node that has least of it."""
-        return min(
-            noise_multiplier(accountant.system, views.everyone(), sensitivity) / noise for noise, sensitivity in needed
-        )
+        return min(noise_multiplier(accountant.system, view, sensitivity) / noise for noise, sensitivity in needed)
 
     try:
         needed = [

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.correlation import Correlation
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.noise_sources import Sources
@@ -36,7 +37,10 @@ def map_equal_steps(function: Callable[[Step], Result], steps: Iterable[Step]) -
 
 
 class TracedMessages(NamedTuple):
-    """`SentMessages` whose rows are linear forms, as a matrix over the inputs of their round."""
+    """`SentMessages` whose rows are linear forms, as a matrix over the inputs of their round.
+
+    Of published models, which all get, the sender is -1 and the receiver the node whose model it is (-1: the average).
+    """
 
     sender: NDArray[np.intp]
     receiver: NDArray[np.intp]
@@ -113,7 +117,7 @@ class LinearSystem:
     """What a run sends, as step matrices. Equal rounds share one object.
 
     Where `only_gradients` gives a reason, messages were not traced as they are sent: only how noise is added to
-    gradients can be taken from it.
+    gradients can be taken from it. `final_models` says whether its last messages are those models, for all to see.
     """
 
     n: int
@@ -122,6 +126,7 @@ class LinearSystem:
     algorithm: Algorithm
     topology: Topology
     only_gradients: str = ""
+    final_models: FinalModels = FinalModels.NONE
 
     @property
     def rounds(self) -> int:
@@ -131,6 +136,20 @@ class LinearSystem:
     def first_rounds(self, rounds: int) -> LinearSystem:
         """The system of a run that ends after so many rounds: what happens in a round does not depend on later ones."""
         return replace(self, steps=self.steps[:rounds])
+
+    def publishing(self, which: FinalModels) -> LinearSystem:
+        """The system of a run whose final models are published: messages to everybody, after all others."""
+        if which is self.final_models:
+            return self
+        assert self.final_models is FinalModels.NONE, f"{self.final_models} of the final models are published already"
+        if which not in self._publishing:
+            last = _with_published_models(self.steps[-1], self.n, which)
+            self._publishing[which] = replace(self, steps=(*self.steps[:-1], last), final_models=which)
+        return self._publishing[which]
+
+    @cached_property
+    def _publishing(self) -> dict[FinalModels, LinearSystem]:
+        return {}
 
     def dense(self) -> tuple[NDArray[np.float64], NDArray[np.float64], Labels]:
         """A, B and the labels of their rows, by unrolling the step matrices; for small systems."""
@@ -167,6 +186,16 @@ class LinearSystem:
             for _, rows in sources.draw(key, round, number, dimension, dtype)
         ]
         return np.concatenate(blocks) if blocks else np.zeros((0, dimension), dtype=dtype)
+
+
+def _with_published_models(step: StepMatrices, n: int, which: FinalModels) -> StepMatrices:
+    rows = step.models
+    if which is FinalModels.AVERAGE:
+        rows = sparse.csr_array(sparse.csr_array(np.full((1, rows.shape[0]), 1 / rows.shape[0])) @ rows)
+    whose = np.arange(n) if which is FinalModels.ALL else np.array([-1])
+    published = TracedMessages(np.full(len(whose), -1), whose, rows)
+    nowhere = Mixing(sparse.csr_array(sparse.eye_array(n)))
+    return replace(step, sent=(*step.sent, published), mixings=(*step.mixings, nowhere))
 
 
 def labelled(labels: list[tuple[int, int, TracedMessages]]) -> Labels:

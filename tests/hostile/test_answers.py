@@ -34,6 +34,8 @@ from sottovoce.report.page import write_page_of
 from sottovoce.report.wording import adversary
 from sottovoce.run.build import build
 from sottovoce.run.execute import run_experiment
+from sottovoce.run.finished_run import open_run
+from sottovoce.run.privacy_document import PrivacyDocument
 from tests.report.test_page import inside
 from tests.run.test_privacy_report import rows
 
@@ -343,12 +345,53 @@ def test_sentence_and_card_show_the_same_guess(settings, tmp_path):
     assert "accuracyText(one.guess)" in script.split("function drawSummary")[1].split("\nfunction ")[0]
 
 
+def test_lists_of_attackers_take_names(tmp_path):
+    (tmp_path / "edges.csv").write_text(ring_of(NAMES))
+    settings = tomllib.loads(SMALL) | {
+        "topology": {"graph": f"file:{tmp_path / 'edges.csv'}"}, "privacy": {"attackers": ["Mercy", "Hill"]},
+        "record": {"attackers": ["Mercy"]},
+    }  # fmt: skip
+    run_experiment(parse_experiment(settings), tmp_path / "run")
+    privacy = PrivacyDocument.read(json.loads((tmp_path / "run" / "privacy.json").read_text()))
+    assert {sorted(NAMES)[node] for node in privacy.node_views} == {"Mercy", "Hill"}
+    assert open_run(tmp_path / "run").messages.attackers == (NODE,)
+    with pytest.raises(InputError, match="no node called 'Marcy'"):
+        run_experiment(parse_experiment(settings | {"privacy": {"attackers": ["Marcy"]}}), tmp_path / "other")
+
+
+@pytest.mark.parametrize(("asked", "seen"), [("none", "average"), ("all", "all")])
+def test_a_run_has_figures_of_single_nodes_with_its_final_models_and_without(asked, seen, tmp_path):
+    document = tomllib.loads(SMALL) | {"topology": {"graph": "ring:7"}, "privacy": {"and_final_models": asked}}
+    run_experiment(parse_experiment(document), tmp_path / "run")
+    write_page_of(tmp_path / "run", again=False)
+    stored = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert (stored["final_models"], stored["covers"]) == (asked, {"everyone": True, "colluders": "any"})
+    (shown,) = inside(tmp_path / "run" / "report.html")["runs"]
+    for node in range(7):
+        without, published = (
+            {one["victim"]: one for view in stored["views"] for one in view["guarantees"]
+             if view["view"].split(" and ")[0] == f"node:{node}" and one["kind"] == "fixed-streams"
+             and one["final_models"] == which}
+            for which in ("none", seen)
+        )  # fmt: skip
+        assert all(published[victim]["epsilon"] >= one["epsilon"] for victim, one in without.items())
+        far = (node + 3) % 7
+        assert published[far]["epsilon"] > 1.3 * without[far]["epsilon"]
+        lines = [shown["leaks"][key]["fixed-streams"]["epsilon"][node][far] for key in ("ways", "with_models")]
+        for line, figure in zip(lines, (without, published), strict=True):
+            assert line == pytest.approx(figure[far]["epsilon"], rel=2e-3)
+    assert shown["leaks"]["with_models"]["fixed-streams"]["models"][1].startswith("It covers")
+    assert "any number of nodes together" in shown["verdict"]
+
+
 def options_of(command: str) -> dict[str, object]:
     found = typer.main.get_command(app).commands[command]
     return {option.name: option.default for option in found.params}
 
 
-@pytest.mark.parametrize("name", ["rounds", "adjacency", "delta", "view", "participation", "convex", "weights"])
+@pytest.mark.parametrize(
+    "name", ["rounds", "adjacency", "delta", "view", "participation", "convex", "weights", "and_final_models"]
+)
 def test_an_option_has_one_default(name):
     defaults = {command: options_of(command)[name] for command in ("account", "calibrate", "plan")}
     assert len(set(defaults.values())) == 1, defaults
@@ -364,6 +407,7 @@ NODE = sorted(NAMES).index("Mercy")
         "account --graph file:edges.csv --rounds 3 --json --view node:{}",
         "account --graph file:edges.csv --rounds 3 --json --view node:Hill --victim {}",
         "calibrate --graph file:edges.csv --rounds 3 --epsilon 2 --json --view coalition:{},Hill",
+        "account --graph file:edges.csv --rounds 3 --json --view coalition:any-2 --victim {}",
         "noise --graph file:edges.csv --participation 2x2 --no-cache --json --view node:{}",
         "attack runs/small --json --attacker {}",
         "attack runs/small --json --attack reconstruction --attacker {}",

@@ -187,7 +187,9 @@ def test_documents_are_json():
     document = account(trace(algorithm("d-psgd"), metropolis("path:3"), rounds=2), "node:0").document(1e-5)
     assert json.loads(json.dumps(document))["headline"]["mu"] == "inf"
     first = document["guarantees"][0]
-    assert set(first) == {"victim", "distance", "kind", "mu", "epsilon", "proven_for_training", "assumptions"}
+    assert set(first) == {
+        "view", "victim", "distance", "kind", "mu", "epsilon", "proven_for_training", "final_models", "assumptions"
+    }  # fmt: skip
     assert (first["victim"], first["distance"]) == (1, 1)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from sottovoce import InputError, account, algorithm, metropolis, trace
 from sottovoce.core.adjacency import Adjacency, Change, parse_adjacency
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import from_json, is_number, to_json
 from sottovoce.privacy import calibration, views
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
@@ -39,7 +40,7 @@ def test_every_assumption_is_read_back_from_its_sentence(kind):
 @pytest.mark.parametrize("built", [DECOR, PLAIN, algorithm("d-psgd")])
 def test_a_headline_is_read_as_it_was_written(built, view):
     found = account(trace(built, RING, rounds=3), view, convex=True)
-    headline = PrivacyFigure.of(found.headline, found.view, 1e-5)
+    headline = PrivacyFigure.of(found.headline, 1e-5)
     document = json.loads(json.dumps(headline.document(), allow_nan=False))
     assert PrivacyFigure.read(document) == headline
     assert {key: document[key] for key in found.headline.document(1e-5)} == found.headline.document(1e-5)
@@ -48,7 +49,7 @@ def test_a_headline_is_read_as_it_was_written(built, view):
 def test_a_headline_may_have_no_mu_and_no_limit():
     headline = PrivacyFigure(
         view=views.everyone(), change=Change.ZERO_OUT, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None,
-        epsilon=math.inf, proven_for_training=TrainingProof.PROVEN, assumptions=(AssumptionKind.MESSAGES_ONLY.of(),),
+        epsilon=math.inf, proven_for_training=TrainingProof.PROVEN, assumptions=(), final_models=FinalModels.AVERAGE,
     )  # fmt: skip
     document = json.loads(json.dumps(headline.document(), allow_nan=False))
     assert (document["mu"], document["epsilon"], document["proven_for_training"]) == (None, "inf", True)
@@ -68,7 +69,9 @@ def test_what_counts_as_proven():
 
 
 def test_documents_hold_plain_words():
-    document = Guarantee(0, 1, Kind.FIXED_STREAMS, 1.0, TrainingProof.NOT_PROVEN, ()).document(1e-5)
+    document = Guarantee(
+        0, 1, Kind.FIXED_STREAMS, 1.0, TrainingProof.NOT_PROVEN, (), views.node(1), FinalModels.NONE
+    ).document(1e-5)
     assert type(document["kind"]) is str
     assert document["kind"] == "fixed-streams"
     assert parse_adjacency("user") is Adjacency.USER

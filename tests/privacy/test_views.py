@@ -19,10 +19,12 @@ from sottovoce import (
     views,
 )
 from sottovoce.core.participation import parse_participation
+from sottovoce.privacy import covering_views
 from sottovoce.privacy.closedness import closedness
+from sottovoce.privacy.exact import routes
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import observe
-from sottovoce.privacy.views import View, ViewKind, parse_view, read_view
+from sottovoce.privacy.views import View, ViewKind, coalition, node, parse_view, read_view, with_final_models
 from sottovoce.tracing.policy import trace_noisy_gradients
 
 EVERY = parse_participation("every")
@@ -229,3 +231,60 @@ def test_a_view_that_would_hear_nothing_is_refused_however_it_is_made(make, erro
     """A guarantee against it would be a proven epsilon of 0."""
     with pytest.raises(error, match=message):
         make()
+
+
+# --- any coalition, and final models ---------------------------------------------------------------------------------
+
+
+def test_any_coalition_is_the_worst_of_all():
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("path:5"), rounds=3)
+    found = account(system, "coalition:any-2", convex=True)
+    every = [account(system, coalition(a, b), convex=True) for a in range(5) for b in range(a)]
+    assert found.mu == max(one.mu for one in every)
+    for guarantee in found.guarantees:
+        others = [one for one in every if guarantee.victim not in one.view.members]
+        assert guarantee.mu == max(one.of(guarantee.victim, guarantee.kind).mu for one in others)
+        assert guarantee.mu == account(system, guarantee.view, convex=True).of(guarantee.victim, guarantee.kind).mu
+
+
+def test_any_single_node_is_every_node():
+    system = trace(algorithm("decor", sigma=1.0, sigma_pair=3.0), metropolis("star:4"), rounds=3)
+    found = account(system, "coalition:any-1")
+    assert found.mu == max(account(system, node(a)).mu for a in range(4))
+    assert found.headline.view == node(0), "the hub shares a secret with everybody"
+
+
+def test_more_coalitions_than_can_be_asked_are_bounded_by_whoever_knows_everything(monkeypatch):
+    system = trace(algorithm("decor", sigma=1.0, sigma_pair=3.0), metropolis("ring:6"), rounds=2)
+    exact = account(system, "coalition:any-2")
+    monkeypatch.setattr(covering_views, "COALITIONS", 10)
+    bound = account(system, "coalition:any-2")
+    assert bound.mu >= exact.mu * (1 - 1e-9)
+    assert str(bound.headline.view) == "everyone with the secrets of 0,1,2,3,4,5"
+    assert bound.coverage == covering_views.Coverage(everyone=True, colluders=None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "match"), [("coalition:any-0", "coalitions of 0 nodes"), ("coalition:any-4", "at most 3")]
+)
+def test_coalitions_of_nobody_or_of_all_are_refused(spec, match):
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:4"), rounds=2)
+    with pytest.raises(InputError, match=match):
+        account(system, spec)
+
+
+def test_one_adversary_is_asked_for_where_many_make_no_sense():
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:4"), rounds=2)
+    with pytest.raises(InputError, match="one adversary is needed here, and it stands for many; name its nodes"):
+        observe(system, parse_view("coalition:any-2"))
+
+
+@pytest.mark.parametrize("which", ["average", "all"])
+@pytest.mark.parametrize("name", ["dp-d-sgd", "dp2sgd", "anti-pgd", "muffliato-sgd"])
+def test_every_route_counts_published_models(name, which):
+    system = trace(algorithm(name, sigma=1.0), metropolis("path:4"), rounds=4)
+    seen = observe(system, with_final_models(node(0), which))
+    plain = observe(system, node(0))
+    expected = routes.dense(seen)
+    assert routes.losses(seen) == pytest.approx(expected, abs=1e-9)
+    assert np.trace(expected, axis1=1, axis2=2).sum() > np.trace(routes.dense(plain), axis1=1, axis2=2).sum() + 0.1

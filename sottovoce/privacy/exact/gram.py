@@ -32,28 +32,32 @@ from sottovoce.privacy.observation import Observation
 class Effects:
     """`gradient(t, s)` and `noise(t, s)`: the effect of round s's inputs on round t's observations, P x V and P x S.
 
-    Built from the observations' side: `H F^j` needs one sparse product per lag once rounds repeat.
+    Built from the observations' side: `H F^j` needs one sparse product per lag once rounds repeat, from round `tail` on
+    and before round `end`: what is published after the last round makes that another one.
     """
 
     def __init__(self, observation: Observation) -> None:
         self.steps = observation.steps
-        self.tail = len(self.steps) - 1
-        while self.tail > 0 and self.steps[self.tail - 1] is self.steps[-1]:
+        self.end = len(self.steps) - (len(self.steps) > 2 and self.steps[-1] is not self.steps[-2])
+        self.tail = self.end - 1
+        while self.tail > 0 and self.steps[self.tail - 1] is self.steps[self.tail]:
             self.tail -= 1
         self._rows: dict[tuple[int, int], Array] = {}
         self._blocks: dict[tuple[str, int, int], Array] = {}
         self.starts = whitening.starts(self.steps)
 
     def _key(self, t: int, s: int) -> tuple[int, int]:
-        return (self.tail + t - s, self.tail) if s >= self.tail else (t, s)
+        return (self.tail + t - s, self.tail) if s >= self.tail and t < self.end else (t, s)
 
     def _of_state(self, t: int, s: int) -> Array:
         """The effect of the state after round s on round t, P x X."""
-        t, s = self._key(t, s) if s + 1 >= self.tail and t >= self.tail else (t, s)
+        t, s = self._key(t, s) if s + 1 >= self.tail else (t, s)
         if (t, s) not in self._rows:
             if t == s + 1:
                 self._rows[t, s] = self.steps[t].observed.state.toarray()
             else:
+                for later in range(t - 1, s + 1, -1) if t >= self.end and (t, s + 1) not in self._rows else ():
+                    self._of_state(t, later)  # from the last on, so that calls do not pile up
                 self._rows[t, s] = _times(self._of_state(t, s + 1), self.steps[s + 1].out.state)
         return self._rows[t, s]
 
@@ -169,19 +173,31 @@ def _with_gaps(matrix: Array, alive: NDArray[np.bool_]) -> Array:
 
 def _covariance(effects: Effects) -> Array:
     """`B B^T`: rounds that repeat add the same products, shifted by one round."""
-    starts, tail, T = effects.starts, effects.tail, len(effects.steps)
+    starts, tail, end, T = effects.starts, effects.tail, effects.end, len(effects.steps)
     G_RR = np.zeros((starts[-1], starts[-1]))
-    lags = effects.column(effects.noise, tail)
+    stop = starts[end]
+    lags = effects.column(effects.noise, tail)[: stop - starts[tail]]
     if lags.shape[1]:
         at, width = starts[tail], starts[tail + 1] - starts[tail]
-        np.matmul(lags, lags.T, out=G_RR[at:, at:])
-        for t in range(tail + 1, T):
+        np.matmul(lags, lags.T, out=G_RR[at:stop, at:stop])
+        for t in range(tail + 1, end):
             here, before = slice(starts[t], starts[t + 1]), slice(starts[t - 1], starts[t])
-            G_RR[here, at + width :] += G_RR[before, at:-width]
+            G_RR[here, at + width : stop] += G_RR[before, at : stop - width]
+    if end < T:
+        _add_last_round_(G_RR, effects)
     for s in range(tail):
         column = effects.column(effects.noise, s)
         G_RR[starts[s] :, starts[s] :] += column @ column.T
     return G_RR
+
+
+def _add_last_round_(G_RR: Array, effects: Effects) -> None:
+    """The covariance of the last round's observations with all others, as far as rounds from `tail` on make it."""
+    first, last = effects.starts[effects.tail], effects.starts[effects.end]
+    for s in range(effects.tail, len(effects.steps)):
+        column = effects.column(effects.noise, s)
+        G_RR[last:, effects.starts[s] :] += column[last - effects.starts[s] :] @ column.T
+    G_RR[first:last, last:] = G_RR[last:, first:last].T
 
 
 def _correlated_covariance(effects: Effects, inverse_TT: Array) -> Array:

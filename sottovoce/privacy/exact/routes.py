@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.conjugate import conjugate
@@ -47,6 +48,11 @@ FILTER_STATE = 6_000
 """Up to this many components of the state the filter may be taken."""
 
 
+CANCELLED = 1e20
+"""mu^2 of a view with final models above which it counts as infinite: noise that cancels in an average is left as
+rounding, which protects nobody."""
+
+
 def squared(observation: Observation, scheme: Participation) -> Array:
     """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise."""
     if not any(part.noise.nnz for step in observation.steps for part in (step.observed, step.out)):
@@ -59,6 +65,8 @@ def squared(observation: Observation, scheme: Participation) -> Array:
         found = np.full(len(M_VTT), np.inf)
         if covered.any():
             found[covered] = worst_case(M_VTT if covered.all() else M_VTT[covered], scheme, M_VTT.shape[1])
+        if observation.view.final_models is not FinalModels.NONE:
+            found[found > CANCELLED] = np.inf
         out[group] = found
     return np.minimum(out, _largest_of_averaging(observation, scheme))
 

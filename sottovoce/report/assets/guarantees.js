@@ -11,6 +11,7 @@ function guaranteeRow(one) {
         ? "No limit: nothing here keeps a change of data from being seen."
         : data.kinds[one.kind] || "",
     ),
+    made("p", one.models + "."),
   );
   one.assumptions.forEach((line) => assumed.append(made("p", first(line) + ".")));
   return [
@@ -23,11 +24,18 @@ function guaranteeRow(one) {
   ];
 }
 
-// What the chosen adversary can learn about the node it can learn most about, and about the one it can learn least about.
+// What the chosen adversary can learn from messages, and what if it sees final models as well.
 function adversaryGuarantees() {
-  if (!figures() || !figures().epsilon) return [];
+  if (!figures()) return [];
+  const published = leakage().with_models[state.figureKind];
+  return [...guaranteesOf(figures(), ""), ...(published ? guaranteesOf(published, `, with ${published.models[0]}`) : [])];
+}
+
+// About the node it can learn most about, and about the one it can learn least about.
+function guaranteesOf(shown, models) {
+  if (!shown.epsilon) return [];
   const row = leakage().attackers.indexOf(state.attacker),
-    epsilon = figures().epsilon[row],
+    epsilon = shown.epsilon[row],
     size = (i) => (isInf(epsilon[i]) ? Infinity : epsilon[i]);
   const order = epsilon
     .map((_, i) => i)
@@ -38,12 +46,15 @@ function adversaryGuarantees() {
     [order[0], "most"],
     [order[order.length - 1], "least"],
   ].map(([victim, how]) => ({
-    adversary: `node ${node(state.attacker)}, the chosen adversary, about node ${node(victim)}, of which it can learn ${how}`,
+    adversary:
+      `node ${node(state.attacker)}, the chosen adversary${models}, ` +
+      `about node ${node(victim)}, of which it can learn ${how}`,
     protects: run().promises.length ? run().protects : "",
     epsilon: epsilon[victim],
-    guess: figures().guess[row][victim],
-    kind: figures().kinds[figures().kind[row][victim]],
-    assumptions: figures().assumptions[figures().kinds[figures().kind[row][victim]]],
+    guess: shown.guess[row][victim],
+    kind: shown.kinds[shown.kind[row][victim]],
+    models: shown.models[1],
+    assumptions: shown.assumptions[shown.kinds[shown.kind[row][victim]]],
   }));
 }
 
