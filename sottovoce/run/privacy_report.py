@@ -198,7 +198,8 @@ def report_privacy(
     if noisy and not training_run.clipped:
         return PrivacyReport(accountant, delta, (), None, "none", UNCLIPPED, (UNCLIPPED,))
     chosen, which = choose_attackers(training_run, attackers), target.final_models
-    adversaries = dict.fromkeys((*_adversaries(accountant, chosen.nodes, which), target))
+    counted = _adversaries(accountant, chosen.nodes, which)
+    adversaries = dict.fromkeys((*counted, target, *_other_lines(chosen.nodes, which)))
     accounts = tuple(accountant.account(view) for view in adversaries)
     refusals: tuple[str, ...] = ()
     try:
@@ -212,8 +213,13 @@ def report_privacy(
 
 
 def _adversaries(accountant: RunAccountant, nodes: Sequence[int], which: FinalModels) -> list[View]:
-    """Everyone, the chosen attackers with final models and without, and whomever the headline must hold for."""
+    """Everyone, the nodes that were chosen as attackers, and whomever the headline must hold for."""
     everyone = with_final_models(views.everyone(), which)
-    published = FinalModels.AVERAGE if which is FinalModels.NONE else which
-    lines = [with_final_models(views.node(node), line) for node in nodes for line in (FinalModels.NONE, published)]
-    return [everyone, *lines, *covering_views(everyone, accountant.system)]
+    chosen = [with_final_models(views.node(node), which) for node in nodes]
+    return [everyone, *chosen, *covering_views(everyone, accountant.system)]
+
+
+def _other_lines(nodes: Sequence[int], which: FinalModels) -> list[View]:
+    """The attackers once more: with the average of the final models, or without models where they have some already."""
+    other = FinalModels.AVERAGE if which is FinalModels.NONE else FinalModels.NONE
+    return [with_final_models(views.node(node), other) for node in nodes]
