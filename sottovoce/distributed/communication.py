@@ -1,4 +1,4 @@
-"""Communication between ranks: tensors point to point, sums over all ranks, small values from every rank to every rank.
+"""Communication between ranks: tensors point to point, sums over all ranks, and numbers of every rank at every rank.
 
 Every byte of a message that is handed to the backend is counted, and every wait ends: with what was waited for, or with
 `PeerLost`.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,8 @@ from torch import Tensor
 
 from sottovoce.errors import PeerLost
 
-Value = TypeVar("Value")
+LONGEST = 1 << 24
+"""No rank gathers more numbers than this."""
 
 
 class Communicator:
@@ -43,12 +43,20 @@ class Communicator:
         with self.waiting(), backend_errors("adding up over all ranks"):
             dist.all_reduce(values)
 
-    def gather(self, value: Value) -> list[Value]:
-        """A small value of every rank, at every rank."""
-        values: list[Any] = [None] * self.size
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """The numbers of every rank, at every rank: one dimension, of one type, as many as each rank has."""
+        own = torch.tensor([len(values)])
+        lengths = [torch.zeros_like(own) for _ in range(self.size)]
         with backend_errors("gathering from all ranks"):
-            dist.all_gather_object(values, value)
-        return values
+            dist.all_gather(lengths, own)
+            counts = [int(length) for length in lengths]
+            if not 0 <= min(counts) <= max(counts) <= LONGEST:
+                raise PeerLost(f"a rank has {max(counts)} numbers to gather, more than {LONGEST}; start again")
+            padded = values.new_zeros(max(counts))
+            padded[: len(values)] = values
+            found = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(found, padded)
+        return [numbers[:count] for numbers, count in zip(found, counts, strict=True)]
 
     def maximum(self, *numbers: int) -> list[int]:
         """The largest over all ranks of each number."""

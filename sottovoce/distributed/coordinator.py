@@ -34,7 +34,7 @@ class Coordinator(Protocol):
         """Refuse to go on where processes differ in any of these facts, saying in which."""
 
     def on_rank_zero(self, act: Callable[[], Value]) -> Value:
-        """What `act` returns at rank 0, at all ranks; what it raises there, all raise."""
+        """What `act` returns at rank 0, at all ranks: something that JSON has. What it raises there, all raise."""
 
     def on_every_rank(self, act: Callable[[], Value]) -> Value:
         """What `act` returns at this rank; if it raises at any rank, all raise."""
@@ -48,8 +48,8 @@ class Coordinator(Protocol):
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all processes of a measurement."""
 
-    def gather(self, value: Value) -> list[Value]:
-        """A small value of every process, by rank."""
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """The numbers of every process, by rank: tensors of one dimension and of one type."""
 
     def maximum(self, *numbers: int) -> list[int]:
         """The largest over all processes of each number."""
@@ -82,9 +82,9 @@ class SingleProcess:
         """The values themselves."""
         return values
 
-    def gather(self, value: Value) -> list[Value]:
-        """The value of this process."""
-        return [value]
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """The numbers of this process."""
+        return [values]
 
     def maximum(self, *numbers: int) -> list[int]:
         """The numbers themselves."""

@@ -21,7 +21,7 @@ from scipy.sparse.linalg import ArpackError, eigsh
 
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Nodes
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, PeerLost
 
 Placement: TypeAlias = tuple[Nodes, ...]
 """The nodes of each rank, in ascending order."""
@@ -37,6 +37,16 @@ REFINED = 2
 
 SWAPS = 200
 """At most so many pairs change sides in one pass, of which the best beginning is kept."""
+
+
+def read_placement(blocks: object, n: int, ranks: int) -> Placement:
+    """A placement that another rank made, checked: every node once, ascending, at every rank at least one."""
+    found = [block for block in blocks if isinstance(block, list)] if isinstance(blocks, list) else []
+    nodes = [node for block in found for node in block]
+    whole = all(isinstance(node, int) for node in nodes) and sorted(nodes) == list(range(n))
+    if len(found) != ranks or not whole or any(not block or block != sorted(block) for block in found):
+        raise PeerLost("rank 0 names no placement of these nodes; start again, where nobody else reaches the ranks")
+    return tuple(np.array(block, dtype=np.intp) for block in found)
 
 
 def place_nodes(topology: Topology, ranks: int, seed: int = 0) -> Placement:

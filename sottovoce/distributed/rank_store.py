@@ -1,14 +1,15 @@
 """The store that ranks share: values under keys, and heartbeats of ranks that are busy.
 
 Ranks use it where they may be busy for long, each with something else: they wait for each other as long as the others
-show that they are alive. Values are pickled, here and nowhere else: all ranks run the same code and trust each other.
+show that they are alive. Values are JSON: whoever reaches the store of torchrun can put anything there, and
+nothing that comes from it is ever run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import pickle
 import threading
 import time
 from collections.abc import Iterator
@@ -38,6 +39,14 @@ def open_store(rank: int, size: int, timeout: timedelta) -> Store:
     return PrefixStore(f"sottovoce/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
+def strange_value(key: str) -> PeerLost:
+    """What is wrong where the store holds something that no rank has put there."""
+    return PeerLost(
+        f"what the ranks share has something under {key} that no rank wrote; another program uses the same port: "
+        "use another one, and let nobody else reach it"
+    )
+
+
 class RankStore:
     """What ranks leave for each other. A rank that sends no heartbeat for `timeout` seconds is given up."""
 
@@ -45,16 +54,19 @@ class RankStore:
         self._store, self.rank, self.timeout = store, rank, timeout
 
     def put(self, key: str, value: Any) -> None:
-        """Leave a value for the others."""
-        self._store.set(key, pickle.dumps(value))  # type: ignore[arg-type]  # bytes are fine, but not in its stub
+        """Leave a value that JSON has for the others."""
+        self._store.set(key, json.dumps(value, allow_nan=False))
 
     def has(self, key: str) -> bool:
         """Whether a value was left under a key."""
         return bool(self._store.check([key]))
 
     def get(self, key: str) -> Any:
-        """A value that was left."""
-        return pickle.loads(self._store.get(key))
+        """A value that was left; refuses what no rank can have left."""
+        try:
+            return json.loads(self._store.get(key))
+        except (ValueError, RecursionError):
+            raise strange_value(key) from None
 
     def count(self, key: str) -> int:
         """How many ranks have called this for the key, this call among them."""

@@ -28,10 +28,10 @@ from sottovoce.core.topologies import Topology
 from sottovoce.distributed.communication import Communicator, backend_errors
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.launch import MEETING, leave_with_parent
-from sottovoce.distributed.placement import place_nodes
-from sottovoce.distributed.rank_store import POLL_SECONDS, RankStore, open_store
+from sottovoce.distributed.placement import place_nodes, read_placement
+from sottovoce.distributed.rank_store import POLL_SECONDS, RankStore, open_store, strange_value
 from sottovoce.distributed.rank_transport import RankTransport
-from sottovoce.errors import InputError, PeerLost, SottovoceError
+from sottovoce.errors import Diverged, InputError, PeerLost, SottovoceError, Unaccountable
 
 Value = TypeVar("Value")
 
@@ -63,6 +63,32 @@ class Outcome(Generic[Value]):
         if self.error is not None:
             raise self.error
         return cast("Value", self.value)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"value": self.value, "error": None if self.error is None else error_document(self.error)}
+
+
+ERRORS: dict[str, type[SottovoceError]] = {
+    kind.__name__: kind for kind in (SottovoceError, InputError, Diverged, PeerLost, Unaccountable)
+}
+"""The errors that one rank can raise for all."""
+
+
+def error_document(error: SottovoceError) -> dict[str, Any]:
+    """An error as JSON: its kind, and the parts of its message."""
+    kind = type(error) if type(error).__name__ in ERRORS else SottovoceError
+    parts = [error.found, error.rule, error.remedy] if isinstance(error, InputError) else [str(error)]
+    return {"kind": kind.__name__, "parts": parts}
+
+
+def read_error(document: Any, key: str) -> SottovoceError:
+    """The error that another rank has left under a key of the store."""
+    try:
+        kind, parts = ERRORS[document["kind"]], [str(part) for part in document["parts"]]
+        return kind(*parts)
+    except (KeyError, TypeError):
+        return strange_value(key)
 
 
 class Ranks:
@@ -103,7 +129,7 @@ class Ranks:
         """Rank 0 acts, the others wait for the outcome."""
         key = self._next_key()
         if self.rank:
-            waited: Outcome[Value] = self._store.wait_for(key, 0)
+            waited: Outcome[Value] = self._outcome(key, 0)
             return waited.result()
         outcome: Outcome[Value] = Outcome()
         with self._publishing(key, outcome):
@@ -117,14 +143,18 @@ class Ranks:
             outcome.value = act()
         for rank in range(self.size):
             if rank != self.rank:
-                self._store.wait_for(f"{key}/{rank}", rank).result()
+                self._outcome(f"{key}/{rank}", rank).result()
             else:
                 outcome.result()
         return outcome.result()
 
     def transport(self, topology: Topology, seed: int, *, keep_received: bool = False) -> RankTransport:
         """Nodes as rank 0 places them: eigenvectors may differ in sign from machine to machine."""
-        placement = self.on_rank_zero(lambda: place_nodes(topology, self.size, public_seed(seed, "placement")))
+
+        def blocks() -> list[list[int]]:
+            return [nodes.tolist() for nodes in place_nodes(topology, self.size, public_seed(seed, "placement"))]
+
+        placement = read_placement(self.on_rank_zero(blocks), topology.n, self.size)
         return RankTransport(NodeShard(placement, self.communicator), keep_received)
 
     def sum(self, values: Tensor) -> Tensor:
@@ -132,8 +162,8 @@ class Ranks:
         self.communicator.sum_(values, counted=False)
         return values
 
-    def gather(self, value: Value) -> list[Value]:
-        return self.communicator.gather(value)
+    def gather(self, values: Tensor) -> list[Tensor]:
+        return self.communicator.gather(values)
 
     def maximum(self, *numbers: int) -> list[int]:
         return self.communicator.maximum(*numbers)
@@ -160,9 +190,9 @@ class Ranks:
         except PeerLost as lost:
             raise (self._error_of_another() or lost) from None
         except Exception as error:
-            is_known = isinstance(error, SottovoceError)
-            unexpected = f"rank {self.rank}: unexpected {type(error).__name__}: {error}"
-            self._store.put("failed", error if is_known else SottovoceError(unexpected))
+            unexpected = SottovoceError(f"rank {self.rank}: unexpected {type(error).__name__}: {error}")
+            known = error if isinstance(error, SottovoceError) else unexpected
+            self._store.put("failed", error_document(known))
             dist.destroy_process_group()  # so that the others need not wait
             raise
 
@@ -170,8 +200,7 @@ class Ranks:
         """What another rank raised, if it could leave it in the store."""
         with contextlib.suppress(RuntimeError):
             if self._store.has("failed"):
-                error: SottovoceError = self._store.get("failed")
-                return error
+                return read_error(self._store.get("failed"), "failed")
         return None
 
     def _next_key(self) -> str:
@@ -192,4 +221,12 @@ class Ranks:
             raise
         finally:
             is_published = not only_error or outcome.error is not None
-            self._store.put(key, outcome if is_published else Outcome())
+            self._store.put(key, (outcome if is_published else Outcome()).document())
+
+    def _outcome(self, key: str, rank: int) -> Outcome[Any]:
+        """What another rank published of a call."""
+        found = self._store.wait_for(key, rank)
+        if not isinstance(found, dict) or found.keys() != {"value", "error"}:
+            raise strange_value(key)
+        error = found["error"]
+        return Outcome(found["value"], None if error is None else read_error(error, key))

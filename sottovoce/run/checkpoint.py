@@ -52,7 +52,7 @@ def save(
     state, nesting = checkpoint.state, _nesting(checkpoint.state.loop_state, transport, leaves)
     if coordinator.rank:
         _write(_part(path, state.rounds, coordinator.rank, coordinator.size), _rows_here(leaves, transport))
-    counts = coordinator.gather((state.nonfinite, state.wire_bytes))
+    counts = [part.tolist() for part in coordinator.gather(torch.tensor([state.nonfinite, state.wire_bytes]))]
     if coordinator.rank:
         return
     parts = [_part(path, state.rounds, rank, coordinator.size).name for rank in range(1, coordinator.size)]

@@ -15,6 +15,7 @@ A run that is killed at any moment goes on from its checkpoint and ends with the
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TextIO
+
+import torch
 
 from sottovoce.config import Document, Experiment, first_difference
 from sottovoce.core.files import write, write_text
@@ -64,7 +67,7 @@ def run_experiment(
     in step with the others by its `coordinator`.
     """
     files, coordinator = RunFiles(folder), coordinator or SingleProcess()
-    coordinator.require_equal({**versions(), "settings": comparable(experiment.document()), "resume": resume})
+    coordinator.require_equal({**versions(), "settings": _shown_settings(experiment), "resume": resume})
     result = coordinator.on_rank_zero(lambda: _result_unless_locked(files, experiment, resume))
     if result is not None:
         return result
@@ -92,9 +95,16 @@ def run_experiment(
         with coordinator.propagate_errors():
             training = _Training(experiment, part, files, digest, coordinator)
             end = training.play(checkpoint, progress, call_all(on_round, recorder))
-            private = PrivateFacts(digest, sum(coordinator.gather(end.state.nonfinite)))
+            private = PrivateFacts(digest, int(coordinator.sum(torch.tensor(end.state.nonfinite))))
         coordinator.on_rank_zero(lambda: write_private_facts(files, private))
         return coordinator.on_rank_zero(lambda: _write_result(experiment, files, privacy, end.seconds))
+
+
+def _shown_settings(experiment: Experiment) -> Document:
+    """The settings as ranks show them to each other: a key that they name stays with whoever has the file."""
+    settings = comparable(experiment.document())
+    named = experiment.noise_key
+    return settings | {"noise_key": None if named is None else hashlib.sha256(named.encode()).hexdigest()}
 
 
 def _part_of(training_run: TrainingRun, transport: Transport) -> TrainingRun:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import Diverged
@@ -74,7 +75,7 @@ def measure(
     own = _Figures(
         training_run.transport.nodes, np.stack([evaluation.loss, evaluation.metric, distances]), state.wire_bytes
     )  # fmt: skip
-    everyone = _Figures.joined(coordinator.gather(own))
+    everyone = _Figures.joined([_Figures.unpacked(numbers) for numbers in coordinator.gather(own.packed())])
     if not (np.isfinite(everyone.figures).all() and math.isfinite(evaluation.average_loss)):
         raise Diverged(
             f"models or losses with nan or infinity after round {state.rounds}",
@@ -96,6 +97,17 @@ class _Figures(NamedTuple):
     nodes: NDArray[np.intp]
     figures: NDArray[np.float64]
     wire_bytes: int
+
+    def packed(self) -> Tensor:
+        """All of it as numbers in one row: what was sent, then nodes and figures."""
+        rows = np.vstack([self.nodes, self.figures])
+        return torch.from_numpy(np.concatenate([[self.wire_bytes], rows.ravel()]))
+
+    @classmethod
+    def unpacked(cls, numbers: Tensor) -> _Figures:
+        """What `packed` packed."""
+        wire_bytes, rows = int(numbers[0]), numbers[1:].numpy().reshape(4, -1)
+        return cls(rows[0].astype(np.intp), rows[1:], wire_bytes)
 
     @staticmethod
     def joined(parts: list[_Figures]) -> _Figures:
