@@ -59,15 +59,21 @@ def test_what_no_rank_wrote_is_refused_in_one_line(name, port):
     assert "\n" not in str(refused.value)
 
 
+def hear_of_rank_zero(ranks, key):
+    """What it returned, or why it is gone."""
+    with ranks.propagate_errors():
+        if key == "failed":
+            raise PeerLost("rank 0 is gone")
+        ranks.on_rank_zero(lambda: None)
+
+
 @pytest.mark.parametrize("key", ["call/1", "failed"])
 def test_a_pickle_is_not_run(key, port, tmp_path):
     store, stranger = port
     ranks, trap = Ranks(Communicator(1, 2), RankStore(store, 1, timeout=5.0)), tmp_path / "trap"
     stranger.set(key, pickle.dumps(Touch(trap)))
-    with pytest.raises(PeerLost), ranks.propagate_errors():
-        if key == "failed":
-            raise PeerLost("rank 0 is gone")
-        ranks.on_rank_zero(lambda: None)
+    with pytest.raises(PeerLost):
+        hear_of_rank_zero(ranks, key)
     assert not trap.exists()
     pickle.loads(pickle.dumps(Touch(trap)))
     assert trap.exists(), "the trap works"
