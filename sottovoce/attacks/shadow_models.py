@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.candidate_losses import LARGEST_LOSS, Candidates, LossSeries, candidates_of, loss_series
+from sottovoce.core.files import Arrays
 from sottovoce.errors import InputError
 from sottovoce.run.callbacks import Progress
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.recording import Messages
-from sottovoce.run.rerun import Arrays, load_or_compute, open_run_once, record_rerun, with_other_rows
+from sottovoce.run.rerun import load_or_compute, open_run_once, record_rerun, with_other_rows
 
 Array = NDArray[np.float64]
 

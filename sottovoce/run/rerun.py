@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.config import RecordingSettings
-from sottovoce.core.files import read_npz, write
+from sottovoce.core.files import Arrays, read_npz, write
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.threads import WORKERS, threads
 from sottovoce.learning.lazy_rows import Examples
@@ -28,8 +28,6 @@ from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.parallel import map_in_processes
 from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import TrainingRun
-
-Arrays = dict[str, NDArray[Any]]
 
 
 @lru_cache(maxsize=1)
