@@ -67,7 +67,7 @@ class Rows(Protocol):
 class Operator(Protocol):
     """A sparse matrix, scipy's or torch's, ready to multiply rows of one kind and precision."""
 
-    def __matmul__(self, rows: Any, /) -> Rows: ...
+    def __matmul__(self, rows: Operand, /) -> Rows: ...
 
 
 class StructuredRows(Rows, Protocol):
