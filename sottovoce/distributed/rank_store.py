@@ -44,7 +44,7 @@ class RankStore:
     def __init__(self, store: Store, rank: int, timeout: float) -> None:
         self._store, self.rank, self.timeout = store, rank, timeout
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """Leave a value for the others."""
         self._store.set(key, pickle.dumps(value))  # type: ignore[arg-type]  # bytes are fine, but not in its stub
 

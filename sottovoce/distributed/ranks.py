@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -84,7 +84,7 @@ class Ranks:
     def size(self) -> int:
         return self.communicator.size
 
-    def require_equal(self, facts: Mapping[str, Any]) -> None:
+    def require_equal(self, facts: Mapping[str, object]) -> None:
         """Every rank compares all ranks with rank 0."""
         key = self._next_key()
         self._store.put(f"{key}/{self.rank}", dict(facts))
@@ -138,7 +138,7 @@ class Ranks:
     def maximum(self, *numbers: int) -> list[int]:
         return self.communicator.maximum(*numbers)
 
-    def report_once(self, error: BaseException, report: Callable[[], Any]) -> None:
+    def report_once(self, error: BaseException, report: Callable[[], object]) -> None:
         """One rank reports what went wrong, before any of them ends: rank 0, or the first to miss another."""
         with contextlib.suppress(RuntimeError):
             if self.rank == 0 or isinstance(error, PeerLost):
