@@ -208,7 +208,7 @@ def apply_overrides(document: Document, settings: list[str]) -> Document:
     return document
 
 
-def _path(table: Any) -> tuple[str, ...]:
+def _path(table: object) -> tuple[str, ...]:
     if not isinstance(table, dict):
         return ()
     ((key, inner),) = table.items()
@@ -231,7 +231,7 @@ def merge(one: Document, other: Document) -> Document:
     return out
 
 
-def set_key(document: Document, path: Sequence[str], value: Any) -> Document:
+def set_key(document: Document, path: Sequence[str], value: object) -> Document:
     """A copy with the value at a path of keys."""
     first, *rest = path
     if not rest:
@@ -301,7 +301,7 @@ def _keys(path: list[str]) -> list[str]:
     return list(section.model_fields)
 
 
-def first_difference(one: Document, other: Document) -> tuple[str, Any, Any] | None:
+def first_difference(one: Document, other: Document) -> tuple[str, object, object] | None:
     """The first key in which two documents differ, with both values; None where they do not.
 
     >>> first_difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}})

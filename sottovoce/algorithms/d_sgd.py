@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, StepSettings
 from sottovoce.core.arrays import Rows
@@ -27,13 +27,13 @@ class StepDuringGossip(Gossip):
         if self.gossip_steps != 1:
             raise InputError(f"{self.gossip_steps} gossip steps", "a step waits for one mix", "use one")
 
-    def init(self, x0: Rows) -> Any:
+    def init(self, x0: Rows) -> Delayed:
         return Delayed(x0, None)
 
-    def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
+    def local(self, state: Delayed, grad: Rows, noise: Rows | float) -> Delayed:
         return Delayed(state.x, self.step_size * (grad + noise))
 
-    def absorb(self, state: Any, mixed: Any) -> Any:
+    def absorb(self, state: Delayed, mixed: Rows) -> Delayed:
         return Delayed(mixed - state.step, None)
 
 

@@ -7,7 +7,7 @@ starting points, so that only the weights change by it: they start at `W 1`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
@@ -41,23 +41,24 @@ class PushSum(Gossip):
         super().on(topology)
         return replace(self, first=topology.at(0))
 
-    def init(self, x0: Rows) -> Any:
+    def init(self, x0: Rows) -> PushSumState:
         assert self.first is not None
         weight = arrays.column(self.first.weights @ np.ones(self.first.n), x0)
         return PushSumState(x0 * weight, weight)
 
-    def point(self, state: Any) -> Rows:
+    def point(self, state: PushSumState) -> Rows:
         return state.x / state.weight
 
-    def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
+    def local(self, state: PushSumState, grad: Rows, noise: Rows | float) -> PushSumState:
         return PushSumState(state.x - self.step_size * (grad + noise), state.weight)
 
-    def message(self, state: Any) -> Any:
+    def message(self, state: PushSumState) -> Weighted:
         return Weighted(state.x, state.weight)
 
-    def absorb(self, state: Any, mixed: Any) -> Any:
-        if not bool((mixed.weight > 0).all()):
-            node = int(np.argmin(np.asarray(mixed.weight)))
+    def absorb(self, state: PushSumState, mixed: Weighted) -> PushSumState:
+        weight = arrays.to_numpy(mixed.weight)
+        if not (weight > 0).all():
+            node = int(np.argmin(weight))
             raise InputError(f"node {node} is left without weight", "push-sum divides by it", "give it a self-weight")
         return PushSumState(mixed.value, mixed.weight)
 
@@ -71,7 +72,7 @@ class DpCsgpSettings(NoisyStepSettings):
     )
 
 
-def dp_csgp(settings: DpCsgpSettings) -> PushSum:
+def dp_csgp(settings: DpCsgpSettings) -> Gossip:
     """DP-CSGP (Algorithm 1); with `compression="identity"` its uncompressed form."""
     return PushSum(
         name="dp-csgp",

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
+from sottovoce.core.arrays import Rows
 from sottovoce.core.correlation import Correlation, Differences, Triangular
 from sottovoce.core.files import read_npz
 from sottovoce.core.gossip import Gossip
@@ -20,6 +21,19 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 
+
+@runtime_checkable
+class HasCorrelation(Protocol):
+    """What brings a C along, as a `Factorization` does."""
+
+    @property
+    def correlation(self) -> Correlation:
+        """Its C."""
+
+
+CorrelationSource: TypeAlias = ArrayLike | Path | Correlation | HasCorrelation
+"""A C, or where it is found."""
+
 C_SOURCES = "C: a matrix, a `Correlation`, a `Factorization`, or the path of an npz file"
 
 
@@ -27,14 +41,16 @@ C_SOURCES = "C: a matrix, a `Correlation`, a `Factorization`, or the path of an 
 class MfDSgdSettings(NoisyStepSettings):
     """Noise, and the C that correlates it over rounds."""
 
-    correlation: Annotated[object, Meaning(C_SOURCES, Role.CORRELATION)]
+    correlation: Annotated[CorrelationSource, Meaning(C_SOURCES, Role.CORRELATION)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MafaldaSettings(NoisyStepSettings):
     """Noise, and what decides the C that correlates it over rounds."""
 
-    correlation: Annotated[object, Meaning(f"{C_SOURCES}; found for the graph unless given", Role.CORRELATION)] = None
+    correlation: Annotated[
+        CorrelationSource | None, Meaning(f"{C_SOURCES}; found for the graph unless given", Role.CORRELATION)
+    ] = None
     rounds: Annotated[
         int | None, Meaning("number of rounds that C is found for", Role.FROM_RUN, "it is training.rounds")
     ] = None
@@ -98,10 +114,10 @@ class PendingCorrelation:
     def inverse(self, rounds: int) -> NDArray[np.float64]:
         return self._refuse()
 
-    def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
+    def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
         return self._refuse()
 
-    def _refuse(self) -> Any:
+    def _refuse(self) -> NoReturn:
         raise InputError("mafalda away from a topology", "its C follows from the weights", "ask algorithm.on(topology)")
 
 
@@ -124,20 +140,20 @@ def _optimised_correlation(topology: Topology, rounds: int, participation: str) 
     return factorize(topology, rounds=rounds, participation=participation).correlation
 
 
-def read_correlation(source: object) -> Correlation:
+def read_correlation(source: CorrelationSource) -> Correlation:
     """C from a matrix, a `Factorization`, or an npz file that holds one under the name `C`."""
-    source = getattr(source, "correlation", source)
-    if isinstance(source, Correlation):
-        return source
-    if not isinstance(source, str | Path):
-        return Triangular(source)
-    stored = read_npz(Path(source))
+    found = source.correlation if isinstance(source, HasCorrelation) else source
+    if isinstance(found, Correlation):
+        return found
+    if not isinstance(found, str | Path):
+        return Triangular(found)
+    stored = read_npz(Path(found))
     if "C" not in stored:
-        raise InputError(f"{source}: no array named C", "the file holds C under that name", "save it as C")
+        raise InputError(f"{found}: no array named C", "the file holds C under that name", "save it as C")
     return Triangular(stored["C"])
 
 
-def _band(rounds: int, *below: float) -> np.ndarray[Any, Any]:
+def _band(rounds: int, *below: float) -> NDArray[np.float64]:
     return np.eye(rounds) + sum(value * np.eye(rounds, k=-lag) for lag, value in enumerate(below, start=1))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role, SensitivitySettings
 from sottovoce.core.arrays import Rows
@@ -67,15 +67,15 @@ class Muffliato(Gossip):
             f"Chebyshev gossip on {topology.name}", "its polynomials need one W for all their steps", "use plain gossip"
         )
 
-    def init(self, x0: Rows) -> Any:
+    def init(self, x0: Rows) -> ChebyshevState:
         return ChebyshevState(x0, None, -1)
 
-    def local(self, state: Any, grad: Rows, noise: Rows | float) -> Any:
+    def local(self, state: ChebyshevState, grad: Rows, noise: Rows | float) -> ChebyshevState:
         x = state.x - self.step_size * (grad + noise)
         assert self.topology is not None
         return ChebyshevState(x, None, 0 if self.topology.static else state.round + 1)
 
-    def absorb(self, state: Any, mixed: Any) -> Any:
+    def absorb(self, state: ChebyshevState, mixed: Rows) -> ChebyshevState:
         if not self.chebyshev:
             return state._replace(x=mixed)
         if state.previous is not None:
@@ -104,7 +104,7 @@ class MuffliatoSettings(SensitivitySettings):
     chebyshev: Annotated[bool, CHEBYSHEV] = False
 
 
-def muffliato(settings: MuffliatoSettings) -> Muffliato:
+def muffliato(settings: MuffliatoSettings) -> Gossip:
     """Muffliato averaging: each node adds noise to its value once; every round is one gossip step."""
     return Muffliato(
         name="muffliato",
@@ -125,7 +125,7 @@ class MuffliatoSgdSettings(NoisyStepSettings):
     chebyshev: Annotated[bool, CHEBYSHEV] = False
 
 
-def muffliato_sgd(settings: MuffliatoSgdSettings) -> Muffliato:
+def muffliato_sgd(settings: MuffliatoSgdSettings) -> Gossip:
     """Muffliato-SGD, and -GD with full gradients: a noisy local step, then `gossip_steps` gossip steps."""
     return Muffliato(
         name="muffliato-sgd",

@@ -18,10 +18,9 @@ import pkgutil
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any
 
 import sottovoce.algorithms
-from sottovoce.algorithms.spec import AlgorithmSpec, Example, Role
+from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Example, Role
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.errors import InputError
 
@@ -30,9 +29,9 @@ NO_ALGORITHMS = ("registry", "spec")
 
 
 @cache
-def algorithm_specs() -> Mapping[str, AlgorithmSpec[Any]]:
+def algorithm_specs() -> Mapping[str, AlgorithmSpec[AlgorithmSettings]]:
     """All algorithms of all files, by name in alphabetical order."""
-    found: dict[str, AlgorithmSpec[Any]] = {}
+    found: dict[str, AlgorithmSpec[AlgorithmSettings]] = {}
     for module in pkgutil.iter_modules(sottovoce.algorithms.__path__):
         if module.name not in NO_ALGORITHMS:
             declared = importlib.import_module(f"sottovoce.algorithms.{module.name}").ALGORITHMS
@@ -50,7 +49,7 @@ def examples() -> tuple[Example, ...]:
     return tuple(example for spec in algorithm_specs().values() for example in spec.examples)
 
 
-def algorithm_spec(name: str) -> AlgorithmSpec[Any]:
+def algorithm_spec(name: str) -> AlgorithmSpec[AlgorithmSettings]:
     """What is known of the algorithm of that name before it is built."""
     if not isinstance(name, str):
         raise InputError(f"a {type(name).__name__} as an algorithm's name", "it is a word", "see algorithm_names()")
@@ -62,7 +61,7 @@ def algorithm_spec(name: str) -> AlgorithmSpec[Any]:
     return found
 
 
-def algorithm(name: str, **settings: Any) -> Algorithm:
+def algorithm(name: str, **settings: object) -> Algorithm:
     """Build an algorithm by name; settings it does not have are refused, naming those it has.
 
     Names and settings are in docs/algorithms.md; noise is in units of the sensitivity.

@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import numpy as np
 
@@ -141,7 +141,7 @@ class Example:
     The algorithm's name is filled in by its `AlgorithmSpec`.
     """
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, object] = field(default_factory=dict)
     weights: str = "metropolis"
     unlike_d_psgd: str = ""
     name: str = ""
@@ -171,7 +171,7 @@ class AlgorithmSpec(Generic[S]):
     def __post_init__(self) -> None:
         object.__setattr__(self, "examples", tuple(replace(example, name=self.name) for example in self.examples))
 
-    def build(self, **given: Any) -> Algorithm:
+    def build(self, **given: object) -> Algorithm:
         """The algorithm with these settings; refuses one that it does not have, that is missing, or of a wrong type."""
         self.check(given)
         missing = next((one.name for one in self.settings if one.required and one.name not in given), None)
@@ -179,7 +179,7 @@ class AlgorithmSpec(Generic[S]):
             raise InputError(f"{self.name} without {missing}", "it needs one", f"give {missing}=...")
         return self.builder(self.settings_type(**given))
 
-    def build_at(self, sigma: float, given: Mapping[str, Any]) -> Algorithm:
+    def build_at(self, sigma: float, given: Mapping[str, object]) -> Algorithm:
         """The algorithm with these settings and noise of this size, where it has any."""
         noise = self.noise_setting()
         return self.build(**given, **({} if noise is None else {noise: sigma}))
@@ -263,7 +263,7 @@ class AlgorithmSpec(Generic[S]):
         return type(self._example.noise) is Independent
 
 
-def _setting(declared: dataclasses.Field[Any], hint: Any) -> Setting:
+def _setting(declared: dataclasses.Field[object], hint: object) -> Setting:
     """The setting that a field declares: `name: Annotated[type, Meaning(...)] = default`."""
     value, meaning = typing.get_args(hint)
     united = isinstance(value, types.UnionType) or typing.get_origin(value) is typing.Union

@@ -8,9 +8,9 @@ Shapes: M rounds, R models, B candidates, F inputs, D parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sottovoce.attacks.registry import AttackOptions
 from sottovoce.errors import InputError
+from sottovoce.learning.catalogue import Targets
 from sottovoce.learning.engines import VALUES, chunks
 from sottovoce.learning.tasks import Task
 from sottovoce.run.finished_run import FinishedRun
@@ -82,7 +83,7 @@ def candidates(job: Task, victim: int, *, samples: int = SAMPLES, spare: int = 0
     return found if len(found.members) >= FEWEST_MEMBERS else Candidates(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
-def _kinds(job: Task, tests: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _kinds(job: Task, tests: int) -> tuple[Targets, Targets]:
     """What each training row and each of the first test rows is: its label, its user, or the same for all."""
     data = job.dataset
     if data.entities and data.groups is not None and data.test_groups is not None:
@@ -173,7 +174,7 @@ def losses_on_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions)
 
 
 def _of_round(
-    job: Task, messages: Messages, round: int, wanted: Any, chosen: dict[int, Candidates]
+    job: Task, messages: Messages, round: int, wanted: Container[tuple[int, int]], chosen: dict[int, Candidates]
 ) -> list[tuple[tuple[int, int], tuple[Array, Array]]]:
     """For each wanted pair of a round its losses; a model that several attackers received is tried once."""
     sender, receiver, row, rows = messages.at(round)
@@ -197,16 +198,14 @@ def losses_of_candidates(job: Task, models_RD: Tensor, chosen: Sequence[Candidat
 
 
 @torch.no_grad()
-def losses_of(
-    job: Task, models_RD: Tensor, inputs: Tensor, targets: Tensor, rows: Sequence[Positions]
-) -> list[NDArray[Any]]:
+def losses_of(job: Task, models_RD: Tensor, inputs: Tensor, targets: Tensor, rows: Sequence[Positions]) -> list[Array]:
     """The losses of some rows on each model, all models at once as far as they fit into memory.
 
     In double precision: in single precision all rows that a model is sure of would have the same loss, 0.
     """
     longest = max(map(len, rows))
     padded = torch.from_numpy(np.stack([np.resize(one, longest) for one in rows]))
-    found: list[NDArray[Any]] = []
+    found: list[Array] = []
     for some in chunks(len(rows), max(1, VALUES // (longest * inputs.shape[1]))):
         models, picked = models_RD[some], padded[some]
         parts = []

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,7 +175,7 @@ def roc_auc_variance(members: Array, nonmembers: Array) -> float:
 
 
 def _auc_estimate(
-    scores: Sequence[Scores], cluster: NDArray[np.intp], times: NDArray[Any] | None, error: float
+    scores: Sequence[Scores], cluster: NDArray[np.intp], times: NDArray[np.int64] | None, error: float
 ) -> Estimate:
     aucs = np.array([roc_auc(one.members, one.nonmembers) for one in scores])
     count = np.bincount(cluster)
@@ -247,7 +247,7 @@ def _tpr(pool: Pool, weight: Array) -> list[float]:
     return [float(true[at - 1]) if at else 0.0 for at in last]
 
 
-def _tpr_estimates(pool: Pool, times: NDArray[Any] | None, error: float, pairs: int) -> list[Estimate]:
+def _tpr_estimates(pool: Pool, times: NDArray[np.int64] | None, error: float, pairs: int) -> list[Estimate]:
     values = _tpr(pool, np.ones(len(pool.values)))
     if times is None:
         return [
@@ -287,7 +287,9 @@ def _limits(rate: float, of: int, pool: Pool, error: float, pairs: int) -> tuple
     return float(lower_limit(count, of, error / 2)), float(upper_limit(count, of, error / 2))
 
 
-def _advantage(pool: Pool, rng: np.random.Generator, times: NDArray[Any] | None, error: float, pairs: int) -> Estimate:
+def _advantage(
+    pool: Pool, rng: np.random.Generator, times: NDArray[np.int64] | None, error: float, pairs: int
+) -> Estimate:
     # by rows: a row that several attackers score must not choose the threshold that it is tried with
     half = rng.integers(0, 2, int(pool.example.max()) + 1).astype(bool)[pool.example]
     called = np.zeros(len(pool.values), dtype=bool)

@@ -54,10 +54,10 @@ def receive(
     x0 = _checked_start(x0, observation)
     own: list[Array] = []
 
-    def noted(round: int, point: Array) -> Array:
+    def noted(round: int, point: Array) -> Rows:
         grad = gradient(round, point)
         if round == len(own):
-            own.append(np.array(grad[members]))
+            own.append(np.asarray(grad)[members])
         return grad
 
     def replayed(round: int, point: Array) -> Array:

@@ -19,11 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.attacks.candidate_losses import LARGEST_LOSS, Candidates, LossSeries, candidates_of, loss_series
+from sottovoce.core.files import Arrays
+from sottovoce.core.json_numbers import JSON
 from sottovoce.errors import InputError
 from sottovoce.run.callbacks import Progress
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.recording import Messages
-from sottovoce.run.rerun import Arrays, load_or_compute, open_run_once, record_rerun, with_other_rows
+from sottovoce.run.rerun import load_or_compute, open_run_once, record_rerun, with_other_rows
 
 Array = NDArray[np.float64]
 
@@ -80,7 +82,7 @@ def run_shadow_models(
         raise InputError("shadow runs of a secure sum", "they need a victim", "use the threshold attack")
     settings = ShadowSettings(finished_run.folder, finished_run.data, tuple(pairs), samples, seed)
     chosen = _candidates(finished_run, settings)
-    about = {"pairs": [list(pair) for pair in pairs], "samples": samples, "seed": seed}
+    about: JSON = {"pairs": [list(pair) for pair in pairs], "samples": samples, "seed": seed}
     found = load_or_compute(
         finished_run.folder / "shadows", partial(_shadow, settings), shadows, about=about, jobs=jobs, progress=progress
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from sottovoce.core.json_numbers import JSON
 from sottovoce.errors import InputError
 
 
@@ -74,12 +76,12 @@ class Audit:
             f"({self.method}, confidence {self.confidence:g})"
         )
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, JSON]:
         """As JSON."""
         return as_json(asdict(self))
 
 
-def as_json(values: dict[str, Any]) -> dict[str, Any]:
+def as_json(values: Mapping[str, JSON]) -> dict[str, JSON]:
     """Figures as JSON can say them: an infinite one is the word "inf"."""
     return {name: "inf" if value == math.inf else value for name, value in values.items()}
 

@@ -21,10 +21,10 @@ upon v - 1, then v - 2, and so on; if more than all the mass there is, `R_0 + H_
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import betainc, gammaln, ndtr, ndtri
 
 from sottovoce.attacks.confidence import check_confidence
@@ -45,8 +45,8 @@ SHARE = 0.2
 
 
 def audit_one_run(
-    scores: Any,
-    included: Any,
+    scores: ArrayLike,
+    included: ArrayLike,
     *,
     guesses: int | None = None,
     delta: float = 1e-5,
@@ -87,7 +87,7 @@ def audit_guesses(*, canaries: int, guesses: int, correct: int, delta: float = 1
     )
 
 
-def p_value(counts: Guesses, epsilon: Any, delta: float) -> Array:
+def p_value(counts: Guesses, epsilon: ArrayLike, delta: float) -> Array:
     """How likely at most so many right guesses are, or more, if the run was (epsilon, delta)-DP.
 
     >>> float(p_value(Guesses(canaries=1000, guesses=1000, correct=600), 0.0, 0.0).round(13))
@@ -128,7 +128,7 @@ def impossible(counts: Guesses, mus: Array, tau: float) -> NDArray[np.bool_]:
     return right + wrong > r / m
 
 
-def _largest(refuted: Any) -> float:
+def _largest(refuted: Callable[[Array], NDArray[np.bool_]]) -> float:
     """Where the refuted values from 0 upwards end, rounded down; 0 if 0 itself is not refuted."""
     low, high = 0.0, LARGEST
     for _ in range(PASSES):

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from sottovoce.attacks.confidence import check_confidence, lower_limit, upper_limit
@@ -39,8 +39,8 @@ CANDIDATES, CAUTION = 200, 100
 
 
 def audit_scores(
-    without: Any,
-    with_canary: Any,
+    without: ArrayLike,
+    with_canary: ArrayLike,
     *,
     threshold: float | Sequence[float] | None = None,
     aim: str = "mu",
@@ -139,7 +139,7 @@ def _choose(negatives: Array, positives: Array, aim: str, delta: float, error: f
 # --- what is refused -----------------------------------------------------------------------------------------------
 
 
-def score_array(scores: Any, which: str) -> Array:
+def score_array(scores: ArrayLike, which: str) -> Array:
     """Scores as a plain array of numbers; infinities may be scores, NaN may not."""
     try:
         values = np.asarray(scores, dtype=float)

@@ -1,13 +1,17 @@
 """`sotto graph` and `sotto data`: what there is to run on."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphName, Json, Weights
 from sottovoce.cli.output import answer, facts, print_note, show_elapsed, size
+
+if TYPE_CHECKING:
+    from sottovoce.core.json_numbers import JSON
+    from sottovoce.learning.datasets import DatasetListing
 
 
 @app.command()
@@ -70,7 +74,7 @@ def data(
         print_note(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.")
 
 
-def _data_facts(entry: Any) -> dict[str, Any]:
+def _data_facts(entry: "DatasetListing") -> "dict[str, JSON]":
     training, test = entry.rows or (None, None)
     return {
         "name": entry.name, "kind": entry.kind, "found": entry.found, "files": list(entry.files),

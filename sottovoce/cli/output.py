@@ -7,10 +7,9 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import typer
 
@@ -37,7 +36,7 @@ verbosity = Verbosity()
 """The verbosity of the command that runs; set by the options before its name."""
 
 
-def answer(document: dict[str, Any], as_json: bool, table: Table, *after: str) -> None:
+def answer(document: Mapping[str, object], as_json: bool, table: Table, *after: str) -> None:
     """All that a command prints on stdout: a JSON document, or a table, its first row the heading, and lines below."""
     if as_json:
         typer.echo(json.dumps(document))
@@ -63,12 +62,12 @@ def show(table: Table) -> None:
         typer.echo("  ".join(cells).rstrip())
 
 
-def facts(values: dict[str, Any]) -> Table:
+def facts(values: Mapping[str, object]) -> Table:
     """A table of names and values, without a heading."""
     return [["", ""], *([key.replace("_", " "), short(value)] for key, value in values.items())]
 
 
-def short(value: Any) -> str:
+def short(value: object) -> str:
     """A value for reading."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 

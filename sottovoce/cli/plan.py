@@ -1,7 +1,7 @@
 """`sotto plan`: which algorithm to take, before anything is trained."""
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -68,7 +68,7 @@ def plan_(
     answer(_document(found), as_json, _table(found), *_words(found))
 
 
-def _document(found: "Plan") -> dict[str, Any]:
+def _document(found: "Plan") -> dict[str, object]:
     question = found.question
     best = found.recommended
     return {
@@ -83,7 +83,7 @@ def _document(found: "Plan") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _entry(entry: "Entry", delta: float) -> dict[str, Any]:
+def _entry(entry: "Entry", delta: float) -> dict[str, object]:
     return {
         "algorithm": entry.algorithm, "settings": dict(entry.settings), "weights": entry.weights, "sigma": entry.sigma,
         "guarantee": entry.guarantee.document(delta), "covers": entry.covers.document(),

@@ -1,8 +1,9 @@
 """`sotto account`, `sotto calibrate` and `sotto noise`."""
 
 import math
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +16,7 @@ from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import LISTED
 
 if TYPE_CHECKING:
+    from sottovoce.core.json_numbers import JSON
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee
     from sottovoce.tracing.linear_system import LinearSystem
@@ -82,7 +84,7 @@ def _fits_together(
         raise InputError("--out without --all-pairs", "only all pairs are kept", "add --all-pairs, or use --json")
 
 
-def _what(setting: Setting, sigma: float) -> dict[str, Any]:
+def _what(setting: Setting, sigma: float) -> "dict[str, JSON]":
     """What the figures are about, besides what an account says itself: enough to repeat it."""
     return {
         "version": __version__,
@@ -286,7 +288,9 @@ def noise_(
     if out is not None:
         files.write(out, lambda file: cache.write(file, found))
     document = {"graph": net.name, **found.document()}
-    shown = {key: value for key, value in document.items() if key != "for_view"} | document.get("for_view", {})
+    shown: dict[str, object] = {key: value for key, value in document.items() if key != "for_view"}
+    if found.for_view is not None:
+        shown |= asdict(found.for_view)
     times = f"{short(found.over_independent)} times less error than independent noise"
     answer(
         document,

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -229,7 +229,7 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
     final = {figure: run.final_metric(figure) for figure in ("average", "mean", "min", "max")}
     headline = None if result["headline"] is None else PrivacyFigure.read(result["headline"])
     uncovered = headline is not None and not headline.covers_final_models
-    shown: dict[str, Any] = {
+    shown = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
         f"test {metric} of the average model": f"{final['average']:.4f}",

@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Reals: TypeAlias = NDArray[np.floating]
+"""Numbers in the precision of a run: float32 or float64."""
+
+Precision: TypeAlias = np.dtype[np.floating]
+"""float32 or float64."""
+
+Plain: TypeAlias = "Reals | Tensor"
+"""An array of numbers: numpy's or torch's."""
 
 Operand: TypeAlias = Any
 """Rows of the same kind, a number, or one public number per node (N x 1, numpy or torch).
@@ -55,10 +64,16 @@ class Rows(Protocol):
     def __neg__(self) -> Rows: ...
 
 
+class Operator(Protocol):
+    """A sparse matrix, scipy's or torch's, ready to multiply rows of one kind and precision."""
+
+    def __matmul__(self, rows: Operand, /) -> Rows: ...
+
+
 class StructuredRows(Rows, Protocol):
     """Rows that are no plain array, and know themselves how to do what arrays do."""
 
-    def converted(self, values: NDArray[Any]) -> NDArray[Any] | Tensor:
+    def converted(self, values: Reals) -> Plain:
         """Public numbers, N x 1, ready to multiply or divide these rows."""
 
     def taken(self, index: NDArray[np.intp]) -> Rows:
@@ -75,7 +90,7 @@ def is_torch(rows: object) -> TypeGuard[Tensor]:
     return type(rows).__module__.partition(".")[0] == "torch"
 
 
-def convert(values: NDArray[Any], like: Rows) -> Rows:
+def convert(values: Reals, like: Rows) -> Rows:
     """A numpy array as an array of the kind, precision and device of `like`."""
     if is_torch(like):
         torch = sys.modules["torch"]
@@ -85,7 +100,7 @@ def convert(values: NDArray[Any], like: Rows) -> Rows:
     return structured(like).converted(values)
 
 
-def add_(rows: NDArray[Any] | Tensor, factor: float, others: NDArray[Any] | Tensor) -> None:
+def add_(rows: Rows, factor: float, others: Rows) -> None:
     """`rows += factor * others` in one pass, in place."""
     if is_torch(rows):
         rows.add_(cast("Tensor", others), alpha=factor)
@@ -93,19 +108,27 @@ def add_(rows: NDArray[Any] | Tensor, factor: float, others: NDArray[Any] | Tens
         rows += factor * others
 
 
-def column(values: NDArray[Any], like: Rows) -> Rows:
+def column(values: ArrayLike, like: Rows) -> Rows:
     """One public number per node, N x 1, ready to multiply or divide `like`."""
     return convert(np.asarray(values, dtype=float).reshape(-1, 1), like)
 
 
-def numpy_dtype(rows: Rows) -> np.dtype[Any]:
+def numpy_dtype(rows: Rows) -> Precision:
     """The numpy precision that matches `rows`; traced rows are float64."""
     if is_torch(rows):
         return np.dtype(str(rows.dtype).removeprefix("torch."))
     return np.dtype(rows.dtype) if isinstance(rows, np.ndarray) else np.dtype(np.float64)
 
 
-def operator(matrix: sparse.csr_array, like: Rows) -> Any:
+@overload
+def operator(matrix: sparse.csr_array, like: Tensor) -> Tensor: ...
+
+
+@overload
+def operator(matrix: sparse.csr_array, like: Rows) -> Operator: ...
+
+
+def operator(matrix: sparse.csr_array, like: Rows) -> Operator:
     """A sparse matrix in the form whose product with `like` is fast and keeps its precision."""
     if is_torch(like):
         torch = sys.modules["torch"]
@@ -120,17 +143,17 @@ def operator(matrix: sparse.csr_array, like: Rows) -> Any:
     return matrix.astype(numpy_dtype(like), copy=False)
 
 
-def is_plain(rows: object) -> TypeGuard[NDArray[Any] | Tensor]:
+def is_plain(rows: object) -> TypeGuard[Plain]:
     """Whether `rows` is a plain array of numbers: numpy or torch."""
     return isinstance(rows, np.ndarray) or is_torch(rows)
 
 
-def to_numpy(rows: Rows) -> NDArray[Any]:
+def to_numpy(rows: Rows) -> Reals:
     """A plain array as one of numpy's."""
     return rows.detach().cpu().numpy() if is_torch(rows) else np.asarray(rows)
 
 
-def all_finite(rows: NDArray[Any] | Tensor) -> bool:
+def all_finite(rows: Plain) -> bool:
     """Whether there is no nan and no infinity."""
     return bool((rows - rows == 0).all())
 
@@ -149,7 +172,7 @@ def read_only(rows: Rows) -> Rows:
     return shown
 
 
-def check_start(x0: Any, n: int) -> None:
+def check_start(x0: object, n: int) -> None:
     """Refuse a starting point that is not one row of floats per node."""
     if is_plain(x0) and str(x0.dtype).removeprefix("torch.") not in ("float32", "float64"):
         raise InputError(f"x0 of type {x0.dtype}", "it is float32 or float64", "convert it")

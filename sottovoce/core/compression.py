@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.arrays import Precision, Reals
 from sottovoce.errors import InputError
 
 Streams: TypeAlias = list[np.random.Generator]
@@ -49,16 +50,16 @@ class Compression(Protocol):
     def describe(self, dimension: int) -> str:
         """One line: what it does to messages of this dimension."""
 
-    def apply(self, rows: NDArray[Any], streams: Streams) -> NDArray[Any]:
+    def apply(self, rows: Reals, streams: Streams) -> Reals:
         """Q of every row."""
 
-    def payload(self, dimension: int, dtype: np.dtype[Any]) -> int:
+    def payload(self, dimension: int, dtype: Precision) -> int:
         """Bytes of one message as `encode` writes it; values have the precision of the rows."""
 
-    def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
+    def encode(self, rows: Reals, streams: Streams) -> NDArray[np.uint8]:
         """What travels: the bytes of one message a row."""
 
-    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: Precision) -> Reals:
         """Q of every row, from what travelled: exactly what `apply` gives on fresh streams of the same keys."""
 
 
@@ -78,16 +79,16 @@ class Identity:
     def bits(self, dimension: int) -> int:
         return 32 * dimension
 
-    def apply(self, rows: NDArray[Any], streams: Streams) -> NDArray[Any]:
+    def apply(self, rows: Reals, streams: Streams) -> Reals:
         return rows
 
-    def payload(self, dimension: int, dtype: np.dtype[Any]) -> int:
+    def payload(self, dimension: int, dtype: Precision) -> int:
         return dimension * dtype.itemsize
 
-    def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
+    def encode(self, rows: Reals, streams: Streams) -> NDArray[np.uint8]:
         return _as_bytes(rows)
 
-    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: Precision) -> Reals:
         return _as_values(sent, dtype)
 
 
@@ -145,16 +146,16 @@ class RandomK(_Sparse):
             row[stream.permutation(dimension)[: self.kept(dimension)]] = True
         return mask
 
-    def apply(self, rows: NDArray[Any], streams: Streams) -> NDArray[Any]:
+    def apply(self, rows: Reals, streams: Streams) -> Reals:
         return rows * self.mask(rows.shape[1], streams)
 
-    def payload(self, dimension: int, dtype: np.dtype[Any]) -> int:
+    def payload(self, dimension: int, dtype: Precision) -> int:
         return self.kept(dimension) * dtype.itemsize
 
-    def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
+    def encode(self, rows: Reals, streams: Streams) -> NDArray[np.uint8]:
         return _as_bytes(rows[self.mask(rows.shape[1], streams)].reshape(len(rows), self.kept(rows.shape[1])))
 
-    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: Precision) -> Reals:
         rows = np.zeros((len(sent), dimension), dtype=dtype)
         rows[self.mask(dimension, streams)] = _as_values(sent, dtype).ravel()
         return rows
@@ -206,7 +207,7 @@ class Quantized:
             f"rescaled by 1/(1 + omega^2), omega^2 = {plain / (1 + plain):.3g}"
         )
 
-    def apply(self, rows: NDArray[Any], streams: Streams) -> NDArray[Any]:
+    def apply(self, rows: Reals, streams: Streams) -> Reals:
         out = np.zeros_like(rows)
         for row, result, stream in zip(rows, out, streams, strict=True):
             norm, levels = self._dithered(row, stream)
@@ -214,21 +215,21 @@ class Quantized:
                 result[:] = self._valued(norm, levels, np.signbit(row))
         return out
 
-    def _dithered(self, row: NDArray[Any], stream: np.random.Generator) -> tuple[float, NDArray[np.float64]]:
+    def _dithered(self, row: Reals, stream: np.random.Generator) -> tuple[float, NDArray[np.float64]]:
         """The norm of a row, and each coordinate's level, from 0 to 2^(b-1)."""
         norm = float(np.linalg.norm(row))
         if not norm > 0:
             return 0.0, np.zeros(len(row))
         return norm, np.floor(2.0 ** (self.levels - 1) * np.abs(row) / norm + stream.random(len(row)))
 
-    def _valued(self, norm: float, levels: NDArray[Any], negative: NDArray[np.bool_]) -> NDArray[np.float64]:
+    def _valued(self, norm: float, levels: Reals, negative: NDArray[np.bool_]) -> NDArray[np.float64]:
         value = levels * (self.scale(len(levels)) * norm / 2.0 ** (self.levels - 1))
         return np.asarray(np.copysign(value, np.where(negative, -1.0, 1.0)))
 
-    def payload(self, dimension: int, dtype: np.dtype[Any]) -> int:
+    def payload(self, dimension: int, dtype: Precision) -> int:
         return dtype.itemsize + 4 * ESCAPES + _packed_size(dimension, self.levels)
 
-    def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
+    def encode(self, rows: Reals, streams: Streams) -> NDArray[np.uint8]:
         """The norm, where levels are the highest one, and b bits a coordinate: its sign, and its level."""
         top, sent = 2 ** (self.levels - 1), np.empty((len(rows), self.payload(rows.shape[1], rows.dtype)), np.uint8)
         for row, out, stream in zip(rows, sent, streams, strict=True):
@@ -241,7 +242,7 @@ class Quantized:
             out[:] = np.concatenate([*(part.view(np.uint8) for part in head), _packed(codes, self.levels)])
         return sent
 
-    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: Precision) -> Reals:
         top, rows = 2 ** (self.levels - 1), np.zeros((len(sent), dimension), dtype=dtype)
         begin = dtype.itemsize + 4 * ESCAPES
         for row, bits in zip(rows, sent, strict=True):
@@ -264,13 +265,13 @@ class TopK(_Sparse):
     def bits(self, dimension: int) -> int:
         return self.kept(dimension) * (32 + self._width(dimension))
 
-    def apply(self, rows: NDArray[Any], streams: Streams) -> NDArray[Any]:
+    def apply(self, rows: Reals, streams: Streams) -> Reals:
         out = np.zeros_like(rows)
         largest = self._largest(rows)
         np.put_along_axis(out, largest, np.take_along_axis(rows, largest, axis=1), axis=1)
         return out
 
-    def _largest(self, rows: NDArray[Any]) -> NDArray[np.intp]:
+    def _largest(self, rows: Reals) -> NDArray[np.intp]:
         k = self.kept(rows.shape[1])
         return np.argpartition(-np.abs(rows), k - 1, axis=1)[:, :k]
 
@@ -278,11 +279,11 @@ class TopK(_Sparse):
         """Bits of a position."""
         return max(1, math.ceil(math.log2(dimension)))
 
-    def payload(self, dimension: int, dtype: np.dtype[Any]) -> int:
+    def payload(self, dimension: int, dtype: Precision) -> int:
         kept = self.kept(dimension)
         return kept * dtype.itemsize + _packed_size(kept, self._width(dimension))
 
-    def encode(self, rows: NDArray[Any], streams: Streams) -> NDArray[np.uint8]:
+    def encode(self, rows: Reals, streams: Streams) -> NDArray[np.uint8]:
         largest, width = self._largest(rows), self._width(rows.shape[1])
         values, places = np.take_along_axis(rows, largest, axis=1), largest.astype(np.uint32)
         sent = np.empty((len(rows), self.payload(rows.shape[1], rows.dtype)), np.uint8)
@@ -290,7 +291,7 @@ class TopK(_Sparse):
             out[:] = np.concatenate([value.view(np.uint8), _packed(place, width)])
         return sent
 
-    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    def decode(self, sent: NDArray[np.uint8], streams: Streams, dimension: int, dtype: Precision) -> Reals:
         kept, rows = self.kept(dimension), np.zeros((len(sent), dimension), dtype=dtype)
         begin = kept * dtype.itemsize
         for row, bits in zip(rows, sent, strict=True):
@@ -318,11 +319,11 @@ def parse_compression(spec: str | Compression) -> Compression:
     raise InputError(f"compression {spec!r}", "known: identity, rand:A, gsgd:B, top:A", "write rand:0.5, say")
 
 
-def _as_bytes(rows: NDArray[Any]) -> NDArray[np.uint8]:
+def _as_bytes(rows: Reals) -> NDArray[np.uint8]:
     return np.ascontiguousarray(rows).view(np.uint8)
 
 
-def _as_values(sent: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _as_values(sent: NDArray[np.uint8], dtype: Precision) -> Reals:
     return np.ascontiguousarray(sent).view(dtype)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import linalg
 
 from sottovoce.core import arrays
+from sottovoce.core.arrays import Rows
 from sottovoce.errors import InputError
 
 
@@ -28,7 +29,7 @@ class Correlation(Protocol):
     def inverse(self, rounds: int) -> NDArray[np.float64]:
         """C^-1 for that many rounds."""
 
-    def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
+    def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
         """`(C^-1 Z)_t` from the draw of round t and what was kept of earlier rounds, newest last; and what to keep."""
 
 
@@ -52,7 +53,7 @@ class Differences:
     def inverse(self, rounds: int) -> NDArray[np.float64]:
         return np.eye(rounds) - np.eye(rounds, k=-1)
 
-    def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
+    def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
         return (fresh - past[-1] if past else fresh), fresh
 
 
@@ -67,7 +68,7 @@ class Triangular:
            [-0.5,  1. ]])
     """
 
-    def __init__(self, matrix: Any) -> None:
+    def __init__(self, matrix: ArrayLike) -> None:
         try:
             if np.iscomplexobj(matrix):
                 raise TypeError
@@ -110,7 +111,7 @@ class Triangular:
         C = self.matrix(rounds)
         return np.asarray(linalg.solve_triangular(C, np.eye(rounds), lower=True))
 
-    def next(self, round: int, fresh: Any, past: Sequence[Any]) -> tuple[Any, Any]:
+    def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
         """Forward substitution: `(z_t - sum_{s<t} C[t,s] result_s) / C[t,t]`."""
         row = self.matrix(round + 1)[round]
         result = fresh * (1.0 / float(row[round]))

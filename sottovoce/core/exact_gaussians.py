@@ -21,11 +21,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.arrays import Reals
 from sottovoce.core.philox import Words, philox_words
 
 Floats = NDArray[np.float64]
@@ -93,7 +94,7 @@ def fine_(rng: np.random.Generator, out: Floats) -> None:
                 part[place] = float(GaussianStream(key, out.size).decimal(start + place, 1).value)
 
 
-def _parts(out: NDArray[Any]) -> Iterator[NDArray[Any]]:
+def _parts(out: Reals) -> Iterator[Reals]:
     flat = out.reshape(-1)
     return (flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK))
 

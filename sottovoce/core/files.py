@@ -7,12 +7,15 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+"""Arrays by name, as a file holds them. Who reads the file checks their kinds."""
 
 PIECE = 1 << 24
 """About so many bytes are read at once where most of them are skipped."""
@@ -75,7 +78,7 @@ def _umask() -> int:
     return mask
 
 
-def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, NDArray[Any]]:
+def read_npz(path: Path, names: Iterable[str] | None = None) -> Arrays:
     """Arrays of an npz file (of `names`, those that are there); checksums first: numpy skips them if a header lies."""
     try:
         with zipfile.ZipFile(path) as archive:

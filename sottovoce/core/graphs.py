@@ -19,10 +19,10 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
@@ -30,6 +30,9 @@ from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     import networkx as nx
+
+Option: TypeAlias = str | float
+"""The value of an option in a spec, such as `0.5` in `p=0.5`."""
 
 MOST_NODES = 20_000_000
 MOST_EDGES = 100_000_000
@@ -133,7 +136,7 @@ class Graph:
     @classmethod
     def from_edges(
         cls,
-        edges: Iterable[tuple[Any, Any]] | NDArray[Any],
+        edges: Iterable[tuple[Hashable, Hashable]] | NDArray[np.generic],
         *,
         name: str = "edges",
         directed: bool = False,
@@ -167,7 +170,7 @@ class Graph:
         return cls(_pattern(matrix), directed, name, labels)
 
     @classmethod
-    def from_networkx(cls, source: nx.Graph[Any], *, name: str = "networkx") -> Graph:
+    def from_networkx(cls, source: nx.Graph[Hashable], *, name: str = "networkx") -> Graph:
         """From a networkx graph, nodes in its own order; edge attributes are ignored."""
         labels = tuple(source.nodes)
         index = {label: i for i, label in enumerate(labels)}
@@ -176,7 +179,7 @@ class Graph:
         return cls(built.adjacency, built.directed, name, labels)
 
 
-def _pattern(matrix: Any) -> sparse.csr_array:
+def _pattern(matrix: sparse.sparray) -> sparse.csr_array:
     """The nonzero pattern as ones, duplicates merged, indices sorted."""
     pattern = sparse.csr_array(matrix, dtype=bool)
     pattern.sum_duplicates()
@@ -191,7 +194,7 @@ def kinds() -> list[str]:
     return sorted([*_SPECS, "file"])
 
 
-def graph(spec: str | Graph | nx.Graph[Any]) -> Graph:
+def graph(spec: str | Graph | nx.Graph[Hashable]) -> Graph:
     """Build the graph that `spec` names, such as `ring:30` or `file:edges.txt.gz`, or take a networkx one.
 
     >>> graph("grid:2x3").edges
@@ -233,7 +236,7 @@ def graph(spec: str | Graph | nx.Graph[Any]) -> Graph:
     return build(spec, *sizes, **settings)
 
 
-def _options(spec: str, options: list[str], allowed: dict[str, Callable[[str], Any]]) -> dict[str, Any]:
+def _options(spec: str, options: list[str], allowed: dict[str, Callable[[str], Option]]) -> dict[str, Option]:
     settings = {}
     for option in map(str.strip, options):
         key, _, value = option.partition("=")
@@ -260,7 +263,7 @@ def _few(name: str, edges: float) -> None:
         raise InputError(f"{name}: {edges:,.0f} edges", f"at most {MOST_EDGES:,} are built", "use a smaller one")
 
 
-def _numbered(name: str, n: int, edges: Any, *, directed: bool = False) -> Graph:
+def _numbered(name: str, n: int, edges: ArrayLike, *, directed: bool = False) -> Graph:
     _need(name, n, 1, "give a positive number of nodes")
     return Graph.from_edges(np.asarray(edges, dtype=np.int64).reshape(-1, 2), name=name, directed=directed, nodes=n)
 
@@ -370,7 +373,7 @@ def _flag(value: str) -> bool:
 
 _flag.__name__ = "true|false"
 
-_SPECS: dict[str, tuple[Callable[..., Graph], str, dict[str, Callable[[str], Any]]]] = {
+_SPECS: dict[str, tuple[Callable[..., Graph], str, dict[str, Callable[[str], Option]]]] = {
     "ring": (_ring, "size", {}),
     "path": (_path, "size", {}),
     "complete": (_complete, "size", {}),
@@ -399,12 +402,12 @@ def _from_file(spec: str, rest: str) -> Graph:
     component = settings.get("component", "all")
     if component not in ("all", "giant"):
         raise InputError(f"component={component} in graph {spec!r}", "it is 'all' or 'giant'", "write component=giant")
-    directed = settings.get("directed", False)
+    directed = bool(settings.get("directed", False))
     built = Graph.from_edges(_read_edges(Path(rest)), name=f"file:{rest}", directed=directed)
     return built.giant() if component == "giant" else built
 
 
-def _read_edges(path: Path) -> NDArray[Any]:
+def _read_edges(path: Path) -> NDArray[np.int64 | np.str_]:
     """Two labels a line, separated by blanks or, in names with blanks, a comma; what follows # or % is left out.
 
     Further columns may hold numbers only, which are left out: words there are more likely a mistake. So is a heading;

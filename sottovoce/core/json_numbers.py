@@ -1,4 +1,4 @@
-"""Numbers in JSON documents: JSON knows no infinity, so an infinite number is the word "inf".
+"""JSON documents, and numbers in them: JSON knows no infinity, so an infinite number is the word "inf".
 
 >>> to_json(math.inf), to_json(0.5), to_json(None)
 ('inf', 0.5, None)
@@ -9,7 +9,11 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias, TypeVar
+
+JSON: TypeAlias = "bool | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+"""What a document may hold."""
 
 Number = TypeVar("Number", float, None, float | None)
 

@@ -47,7 +47,7 @@ class RunInputs(LoopInputs, Protocol):
         """Each of these rounds will ask for this noise in turn; `exact`: for its rounded sum with the gradient."""
 
 
-Gradient: TypeAlias = Callable[[int, Any], Any]
+Gradient: TypeAlias = Callable[[int, Any], Rows]
 """`gradient(round, points)`: every node's gradient at its own point, one row per node, clipped to the sensitivity.
 
 It must not change `points`. What it is given and returns are plain arrays, numpy or torch as the starting point is.

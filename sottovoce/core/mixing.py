@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import linalg, sparse
 from scipy.sparse.linalg import ArpackNoConvergence, eigs, eigsh
 
@@ -52,7 +52,7 @@ class Mixing:
     weights: sparse.csr_array
     active: NDArray[np.bool_] | None = None
     planned: sparse.csr_array | None = None
-    _operators: dict[tuple[str, str, str], Any] = field(default_factory=dict, repr=False)
+    _operators: dict[tuple[str, str, str], arrays.Operator] = field(default_factory=dict, repr=False)
     _met: set[Requirement] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
@@ -164,7 +164,7 @@ def _edges(weights: sparse.csr_array) -> Edges:
     return Edges(sender, by_sender.indices.astype(np.intp), by_sender.data)
 
 
-def _checked(weights: Any) -> sparse.csr_array:
+def _checked(weights: ArrayLike | sparse.sparray) -> sparse.csr_array:
     """W as sorted CSR without stored zeros: square, finite, non-negative."""
     try:
         matrix = sparse.csr_array(weights, dtype=np.float64)

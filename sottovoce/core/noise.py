@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from sottovoce.core.correlation import Correlation
@@ -303,7 +303,7 @@ LARGEST = 1e100
 """Largest standard deviation: squares of it, and sums of them, are still numbers."""
 
 
-def _size(name: str, value: Any, *, single: bool = False) -> PerNode:
+def _size(name: str, value: ArrayLike, *, single: bool = False) -> PerNode:
     """A standard deviation, one for all nodes or (unless `single`) one for each, in a form that can be hashed."""
     try:
         if np.asarray(value).dtype.kind not in "iuf":

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core import arrays
-from sottovoce.core.arrays import Rows
+from sottovoce.core.arrays import Precision, Reals, Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.exact_gaussians import fine_, guess_
@@ -107,8 +107,8 @@ class NoiseFeed:
         sum_of = self._fresh_sum if noise.correlation is None else self._correlated_sum
         return arrays.convert(sum_of(values, noise, round), gradient)
 
-    def _fresh_sum(self, values: NDArray[Any], noise: NoiseOnGrid, round: int) -> NDArray[Any]:
-        guesses = np.zeros(values.shape, dtype=np.float32) if len(noise.terms) > 1 else None
+    def _fresh_sum(self, values: Reals, noise: NoiseOnGrid, round: int) -> Reals:
+        guesses: Reals | None = np.zeros(values.shape, dtype=np.float32) if len(noise.terms) > 1 else None
         for term in noise.terms:
             used = term.matrix.used()
             blocks = self._ahead(term.sources, used, round, 0) or self._draw_guesses(term.sources, used, round, 0)
@@ -119,12 +119,12 @@ class NoiseFeed:
         assert guesses is not None
         return rounded_sum_(values, guesses, guess_bounds(noise.terms, len(values)), noise.step, exact.decide)
 
-    def _correlated_sum(self, values: NDArray[Any], noise: NoiseOnGrid, round: int) -> NDArray[Any]:
+    def _correlated_sum(self, values: Reals, noise: NoiseOnGrid, round: int) -> Reals:
         (term,), correlation, D = noise.terms, noise.correlation, values.shape[1]
         assert correlation is not None
         used = term.matrix.used()
 
-        def fresh(t: int) -> NDArray[Any]:
+        def fresh(t: int) -> Reals:
             blocks = term.sources.draw(self._key, t, 0, D, np.float64, used, CHUNK, fine_)
             return _times(_identity(used), blocks, D, np.dtype(np.float64))
 
@@ -158,7 +158,7 @@ class NoiseFeed:
         result = self._recursion(correlation, round, lambda t: self.noise(sources, own, t, 0))
         return arrays.operator(matrix.whole(), self._like) @ result
 
-    def _recursion(self, correlation: Correlation, round: int, fresh: Callable[[int], Any]) -> Any:
+    def _recursion(self, correlation: Correlation, round: int, fresh: Callable[[int], Rows]) -> Rows:
         """`(C^-1 Z)_t` from the draws of each round, which `fresh` gives."""
         if round < self._next_round:
             self._past, self._next_round = [], 0
@@ -182,12 +182,12 @@ def _identity(used: NDArray[np.bool_]) -> FactoredMatrix:
     return FactoredMatrix(sparse.diags_array(used.astype(float), format="csr"))
 
 
-def _times(matrix: FactoredMatrix, blocks: Iterator[Block], D: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _times(matrix: FactoredMatrix, blocks: Iterator[Block], D: int, dtype: Precision) -> Reals:
     sizes = matrix.diagonal()
     return _product(matrix, blocks, D, dtype) if sizes is None else _scaled(sizes, blocks, D, dtype)
 
 
-def _scaled(sizes: NDArray[Any], blocks: Iterator[Block], D: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _scaled(sizes: Reals, blocks: Iterator[Block], D: int, dtype: Precision) -> Reals:
     """Every target has a source of its own: rows are scaled where they were drawn, and stay there if they are all."""
     total = np.zeros((len(sizes), D), dtype=dtype)
     for which, rows in blocks:
@@ -199,7 +199,7 @@ def _scaled(sizes: NDArray[Any], blocks: Iterator[Block], D: int, dtype: np.dtyp
     return total
 
 
-def _product(matrix: FactoredMatrix, blocks: Iterator[Block], D: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _product(matrix: FactoredMatrix, blocks: Iterator[Block], D: int, dtype: Precision) -> Reals:
     total = np.zeros((matrix.shape[0], D), dtype=dtype)
     targets = [(sparse.csc_array(matrix.plain, dtype=dtype), total)]
     if matrix.left is not None and matrix.right is not None:
@@ -214,7 +214,7 @@ def _product(matrix: FactoredMatrix, blocks: Iterator[Block], D: int, dtype: np.
     return total
 
 
-def _add_product_(out: NDArray[Any], block: sparse.csc_array, rows: NDArray[Any]) -> None:
+def _add_product_(out: Reals, block: sparse.csc_array, rows: Reals) -> None:
     """`out += block @ rows`, touching only the rows of `out` that the block reaches."""
     touched, row = np.unique(block.indices, return_inverse=True)
     small = sparse.csc_array((block.data, row, block.indptr), shape=(len(touched), block.shape[1]))

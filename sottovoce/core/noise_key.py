@@ -18,11 +18,10 @@ import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from sottovoce.errors import InputError
 
@@ -102,7 +101,7 @@ class _Key(ISeedSequence):
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[np.uint32 | np.uint64]:
         return np.frombuffer(self._key, dtype, n_words)
 
 

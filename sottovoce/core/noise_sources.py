@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
+from sottovoce.core.arrays import Reals
 from sottovoce.core.noise_key import NoiseKey
 
 MANY = 2048
@@ -22,6 +23,12 @@ MANY = 2048
 
 BLOCK = 1 << 15
 """So many values are made at once: their arrays stay in the processor's cache."""
+
+Fill: TypeAlias = (
+    Callable[[np.random.Generator, NDArray[np.float32]], None]
+    | Callable[[np.random.Generator, NDArray[np.float64]], None]
+)
+"""Fills an array from a stream, in place."""
 
 ENDS = np.uint32(1 << 24)
 """How many of 2^32 equal parts of (0, 1) are divided further at either end."""
@@ -50,11 +57,11 @@ class Sources:
         round: int,
         step: int,
         dimension: int,
-        dtype: Any = np.float64,
+        dtype: DTypeLike = np.float64,
         needed: NDArray[np.bool_] | None = None,
         at_once: int | None = None,
-        fill_: Callable[[np.random.Generator, NDArray[Any]], None] | None = None,
-    ) -> Iterator[tuple[NDArray[np.intp], NDArray[Any]]]:
+        fill_: Fill | None = None,
+    ) -> Iterator[tuple[NDArray[np.intp], Reals]]:
         """The draws of one step: (which sources, their rows), in blocks of about `at_once` values.
 
         Groups in which no source is needed are left out. `fill_` draws from a stream: `gaussians_` unless given.
@@ -84,7 +91,7 @@ def _batches(groups: NDArray[np.intp], counts: NDArray[np.int64], limit: int) ->
         yield from np.split(groups, np.flatnonzero(np.diff(number)) + 1)
 
 
-def gaussians_(rng: np.random.Generator, out: NDArray[Any]) -> None:
+def gaussians_(rng: np.random.Generator, out: Reals) -> None:
     """Fill an array with N(0, 1): by numpy's ziggurat, or, for many float32 at once, by Box and Muller's pairs.
 
     Many are filled in blocks of one size, so that the numbers depend on the stream and on how many there are alone.

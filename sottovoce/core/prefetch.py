@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Block: TypeAlias = tuple[NDArray[np.intp], NDArray[Any]]
+from sottovoce.core.arrays import Reals
+
+Block: TypeAlias = tuple[NDArray[np.intp], Reals]
 """Which sources, and their draws."""
 
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal, localcontext
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
+from sottovoce.core.arrays import Reals
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.exact_gaussians import FINE_ERROR, GUESS_ERROR, Floats, GaussianStream, Places, fine_numbers
 from sottovoce.core.noise import NoiseTerm
@@ -44,9 +45,7 @@ class NoiseBounds(NamedTuple):
     largest_N: Floats
 
 
-def rounded_sum_(
-    gradient_ND: NDArray[Any], noise_ND: NDArray[Any], known: NoiseBounds, step: float, decide: Decide
-) -> NDArray[Any]:
+def rounded_sum_(gradient_ND: Reals, noise_ND: Reals, known: NoiseBounds, step: float, decide: Decide) -> Reals:
     """`round(gradient / step + noise) step` for noise that is known within bounds, in steps; nan: not at all.
 
     The result takes the place of the noise where it has the same type: new memory costs more than what is done with it.
@@ -165,7 +164,7 @@ def guess_bounds(terms: tuple[NoiseTerm, ...], n: int) -> NoiseBounds:
 class FreshSum:
     """Gradients plus fresh noise of several terms, each with its draws."""
 
-    gradient_ND: NDArray[Any]
+    gradient_ND: Reals
     terms: tuple[NoiseTerm, ...]
     draws: tuple[KeyedGaussians, ...]
     step: float
@@ -243,7 +242,7 @@ class CorrelationErrors:
 class CorrelatedSum:
     """Gradients plus noise correlated over rounds: `draws` are those of all rounds so far."""
 
-    gradient_ND: NDArray[Any]
+    gradient_ND: Reals
     term: NoiseTerm
     draws: tuple[KeyedGaussians, ...]
     correlation: Correlation

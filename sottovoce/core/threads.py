@@ -11,9 +11,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sottovoce.errors import InputError
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
 
 WORKERS = min(4, os.cpu_count() or 1)
 """Threads of our own: sparse and batched products leave the others free to run."""
@@ -28,7 +31,7 @@ def physical_memory() -> float:
 
 
 @lru_cache(maxsize=1)
-def _controller() -> Any:
+def _controller() -> ThreadpoolController:
     import scipy.linalg  # noqa: F401  its BLAS must be loaded to be found
     from threadpoolctl import ThreadpoolController
 

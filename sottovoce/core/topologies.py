@@ -17,10 +17,9 @@ import math
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from sottovoce.core.graphs import Graph, graph
@@ -147,7 +146,7 @@ def push(source: str | Graph) -> Topology:
     return _fixed(graph(source), "push", _push_weights)
 
 
-def from_matrix(weights: Any, *, name: str = "matrix") -> Topology:
+def from_matrix(weights: ArrayLike | sparse.sparray, *, name: str = "matrix") -> Topology:
     """A topology from your own W; its rows or its columns must sum to one.
 
     >>> from_matrix([[0.5, 0.5], [0.2, 0.7]])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport
@@ -30,7 +30,7 @@ class Coordinator(Protocol):
     def size(self) -> int:
         """How many processes there are."""
 
-    def require_equal(self, facts: Mapping[str, Any]) -> None:
+    def require_equal(self, facts: Mapping[str, object]) -> None:
         """Refuse to go on where processes differ in any of these facts, saying in which."""
 
     def on_rank_zero(self, act: Callable[[], Value]) -> Value:
@@ -63,7 +63,7 @@ class SingleProcess:
 
     rank, size = 0, 1
 
-    def require_equal(self, facts: Mapping[str, Any]) -> None:
+    def require_equal(self, facts: Mapping[str, object]) -> None:
         """One process is equal to itself."""
 
     def on_rank_zero(self, act: Callable[[], Value]) -> Value:

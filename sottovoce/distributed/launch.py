@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 from sottovoce.errors import SottovoceError
 
@@ -109,7 +109,7 @@ def _forwarding_signals(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Interrupts go to the ranks, which save and end; a second one ends them at once."""
     received = []
 
-    def forward(kind: int, _: Any) -> None:
+    def forward(kind: int, _: FrameType | None) -> None:
         received.append(kind)
         for rank in ranks:
             if rank.poll() is None:

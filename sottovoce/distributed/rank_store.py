@@ -53,7 +53,7 @@ class RankStore:
     def __init__(self, store: Store, rank: int, timeout: float) -> None:
         self._store, self.rank, self.timeout = store, rank, timeout
 
-    def put(self, key: str, value: Any) -> None:
+    def put(self, key: str, value: object) -> None:
         """Leave a value that JSON has for the others."""
         self._store.set(key, json.dumps(value, allow_nan=False))
 

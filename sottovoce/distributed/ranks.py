@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -64,7 +64,7 @@ class Outcome(Generic[Value]):
             raise self.error
         return cast("Value", self.value)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, object]:
         """As JSON."""
         return {"value": self.value, "error": None if self.error is None else error_document(self.error)}
 
@@ -75,18 +75,19 @@ ERRORS: dict[str, type[SottovoceError]] = {
 """The errors that one rank can raise for all."""
 
 
-def error_document(error: SottovoceError) -> dict[str, Any]:
+def error_document(error: SottovoceError) -> dict[str, object]:
     """An error as JSON: its kind, and the parts of its message."""
     kind = type(error) if type(error).__name__ in ERRORS else SottovoceError
     parts = [error.found, error.rule, error.remedy] if isinstance(error, InputError) else [str(error)]
     return {"kind": kind.__name__, "parts": parts}
 
 
-def read_error(document: Any, key: str) -> SottovoceError:
+def read_error(document: object, key: str) -> SottovoceError:
     """The error that another rank has left under a key of the store."""
+    if not isinstance(document, dict):
+        return strange_value(key)
     try:
-        kind, parts = ERRORS[document["kind"]], [str(part) for part in document["parts"]]
-        return kind(*parts)
+        return ERRORS[document["kind"]](*map(str, document["parts"]))
     except (KeyError, TypeError):
         return strange_value(key)
 
@@ -110,7 +111,7 @@ class Ranks:
     def size(self) -> int:
         return self.communicator.size
 
-    def require_equal(self, facts: Mapping[str, Any]) -> None:
+    def require_equal(self, facts: Mapping[str, object]) -> None:
         """Every rank compares all ranks with rank 0."""
         key = self._next_key()
         self._store.put(f"{key}/{self.rank}", dict(facts))
@@ -168,7 +169,7 @@ class Ranks:
     def maximum(self, *numbers: int) -> list[int]:
         return self.communicator.maximum(*numbers)
 
-    def report_once(self, error: BaseException, report: Callable[[], Any]) -> None:
+    def report_once(self, error: BaseException, report: Callable[[], object]) -> None:
         """One rank reports what went wrong, before any of them ends: rank 0, or the first to miss another."""
         with contextlib.suppress(RuntimeError):
             if self.rank == 0 or isinstance(error, PeerLost):
@@ -223,7 +224,7 @@ class Ranks:
             is_published = not only_error or outcome.error is not None
             self._store.put(key, (outcome if is_published else Outcome()).document())
 
-    def _outcome(self, key: str, rank: int) -> Outcome[Any]:
+    def _outcome(self, key: str, rank: int) -> Outcome[Value]:
         """What another rank published of a call."""
         found = self._store.wait_for(key, rank)
         if not isinstance(found, dict) or found.keys() != {"value", "error"}:

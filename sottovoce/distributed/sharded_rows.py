@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.core import arrays
-from sottovoce.core.arrays import Operand
+from sottovoce.core.arrays import Operand, Reals
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.transport import Nodes
 from sottovoce.distributed.exchange_plan import Crossing, NodeShard
 
-Arithmetic: TypeAlias = Callable[[Any, Any], Tensor]
+Arithmetic: TypeAlias = Callable[[Tensor, Operand], Tensor]
 """An operation on tensors, number by number."""
 
 
@@ -60,7 +59,7 @@ class ShardedRows:
         """Of the whole array."""
         return self.shard.n, int(self.own.shape[1])
 
-    def converted(self, values: NDArray[Any]) -> Tensor:
+    def converted(self, values: Reals) -> Tensor:
         """Public numbers of all nodes, in the precision of the rows."""
         return as_tensor(arrays.convert(values, self.own))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,10 @@ FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt",
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
+Targets: TypeAlias = NDArray[np.int64 | np.float32]
+"""What rows are to give: positions of classes (int64), or values (float32)."""
+
+
 class PublicStatistic(StrEnum):
     """What of the rows is used before a run begins; taken to be public, and covered by no privacy figure."""
 
@@ -43,9 +47,9 @@ class Rows:
     """What a reader hands over; `load` adds name, licence and source."""
 
     examples: Examples
-    targets: NDArray[Any]
+    targets: Targets
     test_inputs: Floats
-    test_targets: NDArray[Any]
+    test_targets: Targets
     shape: tuple[int, ...]
     notes: tuple[str, ...]
     classes: tuple[str, ...] = ()
@@ -72,7 +76,7 @@ class Entry:
 # --- splitting and scaling -----------------------------------------------------------------------------------------
 
 
-def held_out(strata: NDArray[Any], seed: int) -> NDArray[np.bool_]:
+def held_out(strata: NDArray[np.generic], seed: int) -> NDArray[np.bool_]:
     """Which rows are for testing: a fifth of every stratum, rounded, drawn without replacement.
 
     >>> [int(held_out(np.repeat([0, 1], [10, 40]), seed=0)[part].sum()) for part in (slice(10), slice(10, 50))]
@@ -87,7 +91,7 @@ def held_out(strata: NDArray[Any], seed: int) -> NDArray[np.bool_]:
     return mask
 
 
-def _standardised(train: NDArray[Any], test: NDArray[Any]) -> tuple[Floats, Floats]:
+def _standardised(train: NDArray[np.float64], test: NDArray[np.float64]) -> tuple[Floats, Floats]:
     mean, deviation = train.mean(axis=0), train.std(axis=0)
     scale = np.where(deviation > 0, deviation, 1.0)
     return ((train - mean) / scale).astype(np.float32), ((test - mean) / scale).astype(np.float32)
@@ -147,8 +151,8 @@ def _breast_cancer(folder: Path, seed: int) -> Rows:
 
 
 def _table(
-    features: NDArray[Any],
-    targets: NDArray[Any],
+    features: NDArray[np.float64],
+    targets: Targets,
     test: NDArray[np.bool_],
     notes: tuple[str, ...],
     classes: tuple[str, ...] = (),

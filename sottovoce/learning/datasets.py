@@ -15,13 +15,12 @@ import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.errors import InputError
-from sottovoce.learning.catalogue import CATALOGUE, Entry, PublicStatistic, Rows
+from sottovoce.learning.catalogue import CATALOGUE, Entry, PublicStatistic, Rows, Targets
 from sottovoce.learning.lazy_rows import LARGEST_NORM, SMALLEST_NORM, Examples, Floats, clip_to_norm
 from sottovoce.learning.user_data import read_rows, rows_of
 
@@ -47,9 +46,9 @@ class Dataset:
     name: str
     kind: str
     examples: Examples
-    targets: NDArray[Any]
+    targets: Targets
     test_inputs: Floats
-    test_targets: NDArray[Any]
+    test_targets: Targets
     shape: tuple[int, ...]
     classes: tuple[str, ...]
     groups: NDArray[np.int64] | None
@@ -166,11 +165,11 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
 
 
 def from_arrays(
-    inputs: Any,
-    targets: Any,
+    inputs: ArrayLike,
+    targets: ArrayLike,
     *,
-    test: tuple[Any, Any] | None = None,
-    groups: Any = None,
+    test: tuple[ArrayLike, ArrayLike] | None = None,
+    groups: ArrayLike | None = None,
     name: str = "mine",
     seed: int = 0,
 ) -> Dataset:

@@ -63,7 +63,7 @@ class Examples:
         """Values of one row."""
         return int(self._stored.shape[1])
 
-    def __getitem__(self, rows: Any) -> Floats:
+    def __getitem__(self, rows: slice | list[int] | NDArray[np.int64]) -> Floats:
         chosen = self._stored[rows]
         if self._act is None:
             return chosen

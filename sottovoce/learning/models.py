@@ -21,7 +21,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -243,7 +243,7 @@ def _check_images(name: str, shape: tuple[int, ...], channels: Sequence[int], gr
         raise InputError(f"{groups} groups of {channels[0]} channels", "groups are equally large", "use a divisor")
 
 
-def model(name: str, dataset: Dataset, **settings: Any) -> Model:
+def model(name: str, dataset: Dataset, **settings: object) -> Model:
     """The model of that name for a data set, which says how many inputs and outputs there are.
 
     Two classes need one output with `logistic` and `mlp`; values and ratings are learned by squared error. `mlp`
@@ -269,7 +269,7 @@ def model(name: str, dataset: Dataset, **settings: Any) -> Model:
         raise InputError(f"{name} with {settings}", str(error).partition(") ")[2], "see docs/models.md") from None
 
 
-def _mlp_for(dataset: Dataset, hidden: Sequence[int] = (64,), **settings: Any) -> Model:
+def _mlp_for(dataset: Dataset, hidden: Sequence[int] = (64,), **settings: str) -> Model:
     one = len(dataset.classes) <= 2
     loss = "squared" if dataset.kind == "value" else "logistic" if one else "cross-entropy"
     outputs = 1 if one else len(dataset.classes)
@@ -289,15 +289,15 @@ BUILDERS: dict[str, tuple[tuple[str, ...], Callable[..., Model]]] = {
 """For each name: what it can learn, and how it is built for a data set."""
 
 
-def _whole(value: Any) -> bool:
+def _whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _wholes(value: Any) -> bool:
+def _wholes(value: object) -> TypeGuard[Sequence[int]]:
     return isinstance(value, list | tuple) and all(_whole(part) for part in value)
 
 
-SETTINGS: dict[str, tuple[Callable[[Any], bool], str]] = {
+SETTINGS: dict[str, tuple[Callable[[object], bool], str]] = {
     "bias": (lambda value: isinstance(value, bool), "true or false"),
     "hidden": (_wholes, "a list of whole numbers"),
     "filters": (lambda value: _wholes(value) and len(value) > 0, "a list of whole numbers"),

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +99,7 @@ def partition(
     return Partition(kept, how, seed, _sizes(dataset, kept))
 
 
-def _read_only(rows: NDArray[Any]) -> Rows:
+def _read_only(rows: NDArray[np.integer]) -> Rows:
     fixed = rows.astype(np.int64)
     fixed.flags.writeable = False
     return fixed
@@ -216,11 +215,15 @@ def check_names(dataset: Dataset, shards: Partition, node_names: Sequence[Hashab
 
 def _sizes(dataset: Dataset, shards: tuple[Rows, ...]) -> Sizes:
     counts = [len(shard) for shard in shards]
-    skew = _label_skew(dataset.targets, len(dataset.classes), shards) if dataset.classes else None
+    skew = (
+        _label_skew(np.asarray(dataset.targets, dtype=np.int64), len(dataset.classes), shards)
+        if dataset.classes
+        else None
+    )
     return Sizes(min(counts), float(np.mean(counts)), max(counts), skew)
 
 
-def _label_skew(targets: NDArray[Any], classes: int, shards: tuple[Rows, ...]) -> float:
-    held = np.stack([np.bincount(targets[shard], minlength=classes) for shard in shards])
+def _label_skew(labels: Rows, classes: int, shards: tuple[Rows, ...]) -> float:
+    held = np.stack([np.bincount(labels[shard], minlength=classes) for shard in shards])
     everyone = held.sum(axis=0) / held.sum()
     return float(np.mean(np.abs(held / held.sum(axis=1, keepdims=True) - everyone).sum(axis=1) / 2))

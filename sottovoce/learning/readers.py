@@ -15,13 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from sottovoce.core.files import read_npz
+from sottovoce.core.files import Arrays, read_npz
 from sottovoce.errors import InputError
 
 LONGEST_TEXT = 1 << 26
@@ -105,7 +104,9 @@ class File:
         named = first.strip() == ",".join(columns)
         return self._table(path, rest if named else text, len(columns), rows, above=int(named))
 
-    def arff(self, folder: Path, attributes: tuple[str, ...], labels: tuple[str, ...], rows: int) -> NDArray[Any]:
+    def arff(
+        self, folder: Path, attributes: tuple[str, ...], labels: tuple[str, ...], rows: int
+    ) -> NDArray[np.float64]:
         """A table of numbers whose last attribute is a label, given as its position in `labels`."""
         path, text = self.text(folder)
         head, *body = re.split(r"^@data\s*$", text, maxsplit=1, flags=re.IGNORECASE | re.MULTILINE)
@@ -131,7 +132,7 @@ class File:
             raise self.wrong(path, f"{len(table):,} rows")
         return table
 
-    def npz(self, folder: Path, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, NDArray[Any]]:
+    def npz(self, folder: Path, wanted: Mapping[str, tuple[str, tuple[int, ...]]]) -> Arrays:
         """The wanted arrays, each of a kind (`pixels` or `integers`) and a shape, where -1 stands for any length."""
         path = self.path(folder)
         try:
@@ -145,7 +146,7 @@ class File:
             self._check(path, name, arrays[name], kind, shape)
         return arrays
 
-    def _check(self, path: Path, name: str, array: NDArray[Any], kind: str, shape: tuple[int, ...]) -> None:
+    def _check(self, path: Path, name: str, array: NDArray[np.generic], kind: str, shape: tuple[int, ...]) -> None:
         fits = array.ndim == len(shape) and all(b in (-1, a) for a, b in zip(array.shape, shape, strict=True))
         typed = array.dtype == np.uint8 if kind == "pixels" else array.dtype.kind in "iu"
         if not (fits and typed and array.size):

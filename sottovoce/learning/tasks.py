@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, Sampling, parse_batches
-from sottovoce.learning.catalogue import PublicStatistic
+from sottovoce.learning.catalogue import PublicStatistic, Targets
 from sottovoce.learning.clipping import Clipping, parse_clipping
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.engine_choice import engine_for
@@ -95,7 +94,7 @@ class Task:
         """What the test rows are to give."""
         return self._targets(self.dataset.test_targets)
 
-    def _targets(self, given: NDArray[Any]) -> Tensor:
+    def _targets(self, given: Targets) -> Tensor:
         found = torch.from_numpy(given)
         return found if self.model.loss.name == "cross-entropy" else found.to(self.dtype)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.core.files import read_npz
 from sottovoce.errors import InputError
-from sottovoce.learning.catalogue import PublicStatistic, Rows, held_out, split_note
+from sottovoce.learning.catalogue import PublicStatistic, Rows, Targets, held_out, split_note
 from sottovoce.learning.lazy_rows import Examples
 
 ARRAYS = ("inputs", "targets", "test_inputs", "test_targets", "groups")
@@ -31,7 +30,7 @@ def read_rows(path: Path, seed: int) -> Rows:
     return rows_of(found, seed, f"{path}: ")
 
 
-def rows_of(arrays: Mapping[str, Any], seed: int, where: str = "") -> Rows:
+def rows_of(arrays: Mapping[str, ArrayLike | None], seed: int, where: str = "") -> Rows:
     """Checked rows; without test rows a fifth of the rows, of each class or of each group, is held out."""
     given = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
     if ("test_inputs" in given) != ("test_targets" in given):
@@ -72,8 +71,8 @@ def rows_of(arrays: Mapping[str, Any], seed: int, where: str = "") -> Rows:
 
 
 def _checked(
-    inputs: NDArray[Any], targets: NDArray[Any], where: str
-) -> tuple[NDArray[np.float32], NDArray[Any], tuple[str, ...]]:
+    inputs: NDArray[np.generic], targets: NDArray[np.generic], where: str
+) -> tuple[NDArray[np.float32], NDArray[np.generic], tuple[str, ...]]:
     """Flat float32 rows, targets, and the classes that they name; a fraction names none."""
     if inputs.ndim < 2 or inputs.dtype.kind not in "biuf" or inputs.size == 0:
         raise InputError(
@@ -98,14 +97,16 @@ def _checked(
     return flat, targets, ()
 
 
-def _positions(targets: NDArray[Any], classes: tuple[str, ...]) -> NDArray[Any]:
+def _positions(targets: NDArray[np.generic], classes: tuple[str, ...]) -> Targets:
     if not classes:
         return targets.astype(np.float32)
     place = {name: position for position, name in enumerate(classes)}
     return np.array([place[str(target)] for target in targets], dtype=np.int64)
 
 
-def _grouped(groups: NDArray[Any] | None, rows: int, where: str) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
+def _grouped(
+    groups: NDArray[np.generic] | None, rows: int, where: str
+) -> tuple[NDArray[np.int64] | None, tuple[str, ...]]:
     """For each row the position of its group among the names of all groups, and these names."""
     if groups is None:
         return None, ()

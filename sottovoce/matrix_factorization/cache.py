@@ -14,15 +14,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from sottovoce._version import __version__
 from sottovoce.core import files
+from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -47,7 +48,7 @@ def folder() -> Path | None:
     return base / "sottovoce" / "noise"
 
 
-def key(topology: Topology, rounds: int, settings: dict[str, Any]) -> str:
+def key(topology: Topology, rounds: int, settings: Mapping[str, JSON]) -> str:
     """A hash of the weights of every round and of all settings."""
     digest = hashlib.blake2b(digest_size=20)
     digest.update(json.dumps([FORMAT, __version__, rounds, settings], sort_keys=True).encode())
@@ -106,7 +107,7 @@ def store(name: str, found: Factorization) -> None:
         files.write(place / f"{name}.npz", lambda file: write(file, found, key=name))
 
 
-def write(file: Any, found: Factorization, **more: str) -> None:
+def write(file: BinaryIO, found: Factorization, **more: str) -> None:
     """As npz: C under that name, so that `--correlation FILE` reads it, and the figures beside it."""
     figures: dict[str, Any] = {name: np.array(getattr(found, name)) for name in (*NUMBERS, *WORDS)}
     figures |= {name: np.array(value) for name, value in more.items()}

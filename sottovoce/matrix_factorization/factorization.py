@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -48,7 +49,7 @@ class _Settings:
     seed: int
     nodes: tuple[int, ...] | None = None
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, JSON]:
         return {**vars(self), "scheme": str(self.scheme)}
 
 
@@ -203,7 +204,7 @@ def _settings(
     )  # fmt: skip
 
 
-def _whole(name: str, value: Any, least: int) -> None:
+def _whole(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise InputError(f"{name} = {value!r}", f"a whole number from {least}", f"give {name}={max(least, 1)}, say")
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
 from sottovoce.core.correlation import Triangular
+from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation
 from sottovoce.privacy.worst_case import worst_case
 
@@ -78,9 +78,9 @@ class Factorization:
         """How many times less error than AntiPGD at the same privacy."""
         return self.antipgd / self.objective
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, JSON]:
         """As JSON."""
-        facts: dict[str, Any] = {
+        facts: dict[str, JSON] = {
             "objective": self.objective,
             "lower_bound": self.lower_bound,
             "gap": self.gap,

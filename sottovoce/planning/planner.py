@@ -17,12 +17,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from sottovoce.algorithms.registry import algorithm_spec, algorithm_specs
-from sottovoce.algorithms.spec import AlgorithmSpec, Role
+from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Role
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.final_models import parse_final_models
 from sottovoce.core.graphs import Graph
@@ -32,6 +32,7 @@ from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology, weigh, weights_for
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.planning.noise_accumulation import noise_in_models
+from sottovoce.privacy.account_settings import AccountSettings
 from sottovoce.privacy.accountant import Account, account
 from sottovoce.privacy.calibration import (
     Calibrated,
@@ -123,7 +124,7 @@ class Question:
         scheme = parse_participation(self.participation)
         return parse_batches("full" if scheme.times is None else f"cycle:{scheme}", [self.records])
 
-    def terms(self, rounds: int) -> dict[str, Any]:
+    def terms(self, rounds: int) -> AccountSettings:
         """What is proven of so many rounds: settings of `account`."""
         kinds = (Kind.ANY_TRAINING, Kind.CONVEX_TRAINING) if self.convex else (Kind.ANY_TRAINING,)
         scheme = parse_participation(self.participation).within(rounds)
@@ -154,7 +155,7 @@ class Entry:
     """
 
     algorithm: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     weights: str
     sigma: float
     guarantee: Guarantee
@@ -175,7 +176,7 @@ class Refused(NamedTuple):
     """An algorithm that does not apply, and why."""
 
     algorithm: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     reason: str
 
 
@@ -215,10 +216,10 @@ class _Candidate:
     """An algorithm with those of its settings that neither the target nor the graph nor the batches decide."""
 
     name: str
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
 
     @property
-    def spec(self) -> AlgorithmSpec[Any]:
+    def spec(self) -> AlgorithmSpec[AlgorithmSettings]:
         """What is known of the algorithm before it is built."""
         return algorithm_spec(self.name)
 
@@ -270,7 +271,9 @@ def _best(question: Question, one: _Candidate) -> Entry:
     return min(tried, key=lambda entry: entry.error_node or math.inf)
 
 
-def _with_secrets(spec: AlgorithmSpec[Any], given: dict[str, Any], times: float) -> Callable[[float], Algorithm]:
+def _with_secrets(
+    spec: AlgorithmSpec[AlgorithmSettings], given: Mapping[str, object], times: float
+) -> Callable[[float], Algorithm]:
     return lambda sigma: spec.build_at(sigma, {**given, **spec.shared_noise(times * sigma)})
 
 
@@ -344,7 +347,7 @@ def _of_average(entry: Entry) -> float:
     return math.inf if entry.error_average is None else entry.error_average
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """Sizes of noise are rounded up, as sigma is: with less of it the target is missed."""
     from sottovoce.privacy.rounding import round_up
 

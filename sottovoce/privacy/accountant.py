@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption import Coupling, couple, late_cost, least_cost
@@ -92,7 +93,7 @@ class Account:
     def _convex(self) -> bool:
         return self.headline is not None and self.headline.kind is Kind.CONVEX_TRAINING
 
-    def document(self, delta: float) -> dict[str, Any]:
+    def document(self, delta: float) -> dict[str, JSON]:
         """As JSON, in the form of the command line's contract."""
         return {
             "algorithm": self.system.algorithm.name,

@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.json_numbers import from_json, is_number, to_json
+from sottovoce.core.json_numbers import JSON, from_json, is_number, to_json
 from sottovoce.core.participation import Participation
 from sottovoce.core.threads import WORKERS, one_thread
 from sottovoce.errors import InputError
@@ -66,7 +66,14 @@ def all_pairs(
     return out
 
 
-def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dict[str, Any]:
+class _Row(TypedDict):
+    """A line of a store: what one attacker learns of each node."""
+
+    attacker: int
+    mu: list[float | str]
+
+
+def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dict[str, JSON]:
     """What figures depend on, by content: the step matrices themselves."""
     digest = hashlib.blake2b(digest_size=16)
     for step in dict.fromkeys(system.steps):
@@ -88,7 +95,7 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
     }
 
 
-def _stored(store: Path, title: dict[str, Any], n: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
+def _stored(store: Path, title: dict[str, JSON], n: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Rows that are there already; a last line that was cut short is dropped. A new store gets its title."""
     lines = _lines(store)
     if not lines:
@@ -115,7 +122,7 @@ def _lines(store: Path) -> list[str]:
         raise InputError(f"{store} is not a store of figures", "it is a text file", "name another file") from None
 
 
-def _same(store: Path, found: Any, title: dict[str, Any]) -> None:
+def _same(store: Path, found: object, title: dict[str, JSON]) -> None:
     if found == title:
         return
     if not isinstance(found, dict):
@@ -126,21 +133,21 @@ def _same(store: Path, found: Any, title: dict[str, Any]) -> None:
     )
 
 
-def _is_row(row: Any, n: int) -> bool:
+def _is_row(row: object, n: int) -> TypeGuard[_Row]:
     if not isinstance(row, dict) or not isinstance(row.get("attacker"), int) or not 0 <= row["attacker"] < n:
         return False
     values = row.get("mu")
     return isinstance(values, list) and len(values) == n and all(is_number(value) for value in values)
 
 
-def _read(line: str) -> Any:
+def _read(line: str) -> object:
     try:
         return json.loads(line)
     except json.JSONDecodeError:
         return None
 
 
-def _append(store: Path, row: dict[str, Any]) -> None:
+def _append(store: Path, row: Mapping[str, JSON]) -> None:
     with _writable(store), store.open("a") as file:
         file.write(json.dumps(row) + "\n")
         file.flush()

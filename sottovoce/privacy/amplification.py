@@ -10,13 +10,16 @@ noise correlated over rounds, or for a partial view, nothing is proven.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.bisection import Answer, Search, least_noise
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent, PrivacyAccountant
 
 LEAST = 0.3
 """Below this noise multiplier sampling is not counted: epsilon is beyond any use, and loss distributions are huge."""
@@ -45,21 +48,21 @@ def epsilon_of_batches(
     return float(_accountant(noise, share, rounds, size, accountant).get_epsilon(delta))
 
 
-def _accountant(noise: float, share: float, rounds: int, size: int | None, kind: str) -> Any:
+def _accountant(noise: float, share: float, rounds: int, size: int | None, kind: str) -> PrivacyAccountant:
     import dp_accounting
     from dp_accounting import pld, rdp
 
     relation = dp_accounting.NeighboringRelation
     gaussian = dp_accounting.GaussianDpEvent(noise)
     if size is None:
-        event: Any = dp_accounting.PoissonSampledDpEvent(share, gaussian)
+        event: DpEvent = dp_accounting.PoissonSampledDpEvent(share, gaussian)
         neighbours = relation.ADD_OR_REMOVE_ONE
     else:
         batch = max(1, round(share * size))
         event = dp_accounting.SampledWithoutReplacementDpEvent(size, batch, gaussian)
         neighbours = relation.REPLACE_ONE
     if kind == "pld" and size is None:
-        built: Any = pld.PLDAccountant(neighbours)
+        built: PrivacyAccountant = pld.PLDAccountant(neighbours)
     else:  # dp-accounting has no exact distribution for fixed-size batches
         built = rdp.RdpAccountant(neighboring_relation=neighbours)
     return built.compose(event, rounds)

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from sottovoce.core.noise import CombinedNoise, Noise
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.account_settings import AccountSettings
 from sottovoce.privacy.accountant import Account, account
 from sottovoce.privacy.bisection import Answer, Search, least_noise
 from sottovoce.privacy.gaussian_dp import mu_of
@@ -66,7 +67,7 @@ def calibrate(
     rounds: int,
     epsilon: float,
     delta: float,
-    **settings: Any,
+    **settings: Unpack[AccountSettings],
 ) -> float:
     """The least sigma with which the headline of `account` is (epsilon, delta)-DP, rounded up.
 
@@ -88,14 +89,16 @@ def calibrated(
     rounds: int,
     epsilon: float,
     delta: float,
-    **settings: Any,
+    **settings: Unpack[AccountSettings],
 ) -> Calibrated:
     """`calibrate` with the account at that sigma; `settings` are those of `account`."""
     reference = trace_possible(with_sigma(algorithm, 1.0), topology, rounds=rounds)
     return calibrated_system(reference, adversary, Target(epsilon, delta), **settings)
 
 
-def calibrated_system(reference: LinearSystem, adversary: str | View, target: Target, **settings: Any) -> Calibrated:
+def calibrated_system(
+    reference: LinearSystem, adversary: str | View, target: Target, **settings: Unpack[AccountSettings]
+) -> Calibrated:
     """The least sigma of a system that was traced at sigma 1, and the account there."""
 
     def at(sigma: float, view: View) -> Account:

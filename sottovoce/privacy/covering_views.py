@@ -22,11 +22,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import comb
-from typing import Any
+from typing import TYPE_CHECKING
 
+from sottovoce.core.json_numbers import JSON
 from sottovoce.privacy import views
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
+
+if TYPE_CHECKING:
+    from sottovoce.config import Document
 
 NODE_ROUNDS = 40_000
 """Adversaries times nodes times rounds that are accounted for unasked: some seconds to a minute."""
@@ -108,12 +112,12 @@ class Coverage:
         """How many nodes together it covers."""
         return "any number" if self.colluders is None else str(self.colluders)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, JSON]:
         """As JSON."""
         return {"everyone": self.everyone, "colluders": "any" if self.colluders is None else self.colluders}
 
     @classmethod
-    def read(cls, document: dict[str, Any]) -> Coverage:
+    def read(cls, document: Document) -> Coverage:
         """What `document` wrote."""
         return cls(document["everyone"], None if document["colluders"] == "any" else document["colluders"])
 

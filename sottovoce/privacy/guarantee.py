@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sottovoce.core.adjacency import Change
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.json_numbers import from_json, to_json
+from sottovoce.core.json_numbers import JSON, from_json, to_json
 from sottovoce.errors import InputError
 from sottovoce.privacy import gaussian_dp
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.views import View, read_view
+
+if TYPE_CHECKING:
+    from sottovoce.config import Document
 
 
 class Kind(StrEnum):
@@ -80,7 +83,7 @@ class Guarantee:
         """Renyi divergence of order alpha."""
         return gaussian_dp.renyi_of(self.mu, alpha)
 
-    def document(self, delta: float) -> dict[str, Any]:
+    def document(self, delta: float) -> dict[str, JSON]:
         """As JSON."""
         return {
             "view": str(self.view),
@@ -139,7 +142,7 @@ class PrivacyFigure:
         """An upper bound on how often the adversary guesses right which of two data sets was used."""
         return gaussian_dp.guessing_accuracy_bound(self.mu, self.epsilon, delta)
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, JSON]:
         """As JSON."""
         return {
             "view": str(self.view),
@@ -155,7 +158,7 @@ class PrivacyFigure:
         }
 
     @classmethod
-    def read(cls, document: dict[str, Any]) -> PrivacyFigure:
+    def read(cls, document: Document) -> PrivacyFigure:
         """The figure that `document` wrote; guarantees inside an account name no change: data is replaced."""
         return cls(
             view=read_view(document["view"]),

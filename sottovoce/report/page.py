@@ -18,7 +18,6 @@ from dataclasses import asdict
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -172,7 +171,7 @@ def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
     }
 
 
-def _over(lines: Sequence[Sequence[Document]], metric: str, key: str) -> list[Any]:
+def _over(lines: Sequence[Sequence[Document]], metric: str, key: str) -> list[float | None]:
     values = np.array([[line[metric][key] for line in one] for one in lines], dtype=float).mean(axis=0)
     return [finite(value) for value in values.tolist()]
 

@@ -8,18 +8,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 from xml.sax.saxutils import escape
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.errors import InputError
 
 SIDE, GAP, LABEL = 72, 8, 150
 
 
-def gallery(rows: Mapping[str, Sequence[Any]], shape: tuple[int, ...]) -> str:
+def gallery(rows: Mapping[str, Sequence[ArrayLike]], shape: tuple[int, ...]) -> str:
     """Named rows of pictures, each scaled from its own least to its own largest value."""
     width = LABEL + (SIDE + GAP) * max(map(len, rows.values()))
     parts = [
@@ -34,7 +33,7 @@ def gallery(rows: Mapping[str, Sequence[Any]], shape: tuple[int, ...]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _colours(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def _colours(values: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.int64]:
     """Height x width x 3, from 0 to 255."""
     image = values.reshape(shape)
     if image.ndim == 3 and image.shape[0] in (1, 3):
@@ -48,7 +47,7 @@ def _colours(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return np.broadcast_to(scaled, (*scaled.shape[:2], 3))
 
 
-def _pixels(image: NDArray[Any], left: float, top: float) -> list[str]:
+def _pixels(image: NDArray[np.int64], left: float, top: float) -> list[str]:
     size = SIDE / max(image.shape[:2])
     return [
         f'<rect x="{left + column * size:.2f}" y="{top + line * size:.2f}" width="{size:.2f}" height="{size:.2f}" '

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -149,8 +148,8 @@ class GridAxis:
     """The first axis of a sweep's grid: the name of its setting, its values if they are numbers, and the middle one."""
 
     name: str
-    numbers: list[Any]
-    middle: Any
+    numbers: list[float]
+    middle: object
 
     @property
     def where(self) -> str:
@@ -170,7 +169,9 @@ def grid_axis(rows: Sequence[SweepRow]) -> GridAxis:
     return GridAxis(name, grid if numbers else [], grid[len(grid) // 2] if grid else None)
 
 
-def across(rows: Sequence[SweepRow], grid: list[Any], figure: Callable[[SweepRow], tuple[float, float]]) -> list[Line]:
+def across(
+    rows: Sequence[SweepRow], grid: list[float], figure: Callable[[SweepRow], tuple[float, float]]
+) -> list[Line]:
     """For each variant a figure and its deviation over the grid; a variant without a grid is a flat line."""
     series = []
     for variant in dict.fromkeys(row.variant for row in rows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sottovoce.algorithms.registry import algorithm_spec, settings_from_run
-from sottovoce.algorithms.spec import AlgorithmSpec
+from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec
 from sottovoce.config import Experiment
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.participation import Participation
@@ -40,11 +40,11 @@ def local_step_size(experiment: Experiment) -> float:
     return experiment.algorithm.settings.get("step_size", default)
 
 
-def _spec(experiment: Experiment) -> AlgorithmSpec[Any]:
+def _spec(experiment: Experiment) -> AlgorithmSpec[AlgorithmSettings]:
     return algorithm_spec(experiment.algorithm.name)
 
 
-def _settings(experiment: Experiment, participation: Participation) -> dict[str, Any]:
+def _settings(experiment: Experiment, participation: Participation) -> dict[str, object]:
     """The settings given, with those that a run fills in, and noise of size 1 where it is not given."""
     spec, from_run = _spec(experiment), settings_from_run()
     given = {name: value for name, value in experiment.algorithm.settings.items() if name not in from_run}

@@ -12,15 +12,15 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, TypeAlias, TypedDict
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sottovoce.core import arrays
-from sottovoce.core.arrays import Rows
-from sottovoce.core.files import read_npz, read_rows, write
+from sottovoce.core.algorithm import State
+from sottovoce.core.arrays import Reals, Rows
+from sottovoce.core.files import Arrays, read_npz, read_rows, write
 from sottovoce.core.messages import Traffic
 from sottovoce.core.transport import Nodes, Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
@@ -28,6 +28,19 @@ from sottovoce.errors import InputError
 from sottovoce.run.training_run import RunState, TrainingRun
 
 FORMAT = 1
+
+
+class _Leaf(TypedDict, total=False):
+    """A leaf of a state: a value, or which array it is, of what kind, and whether its rows lie in several parts."""
+
+    value: float | None
+    array: int
+    torch: bool
+    split: bool
+
+
+Nesting: TypeAlias = "list[Nesting] | _Leaf"
+"""How the leaves of a state are nested: a list stands for a tuple."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ def _part(path: Path, rounds: int, rank: int, size: int) -> Path:
     return path.with_name(f"{path.stem}.{rounds}.{rank}of{size}{path.suffix}")
 
 
-def _nesting(value: Any, transport: Transport, leaves: list[Rows]) -> Any:
+def _nesting(value: State, transport: Transport, leaves: list[Rows]) -> Nesting:
     """How arrays are nested in a state: a list for a tuple, the number of a leaf for an array, numbers as they are."""
     if value is None or isinstance(value, bool | int | float):
         return {"value": value}
@@ -81,23 +94,26 @@ def _nesting(value: Any, transport: Transport, leaves: list[Rows]) -> Any:
     leaves.append(value)
     partial = transport.is_partial(value)
     is_torch = arrays.is_torch(transport.local(value) if partial else value)
-    return {"array": len(leaves) - 1, "torch": is_torch, **({"split": True} if partial else {})}
+    leaf: _Leaf = {"array": len(leaves) - 1, "torch": is_torch}
+    if partial:
+        leaf["split"] = True
+    return leaf
 
 
-def _rows_here(leaves: list[Rows], transport: Transport) -> dict[str, NDArray[Any]]:
+def _rows_here(leaves: list[Rows], transport: Transport) -> Arrays:
     """The rows of the nodes here where other processes hold the rest, with the numbers of these nodes."""
     partial = {str(number): rows for number, rows in enumerate(leaves) if transport.is_partial(rows)}
     named = {number: arrays.to_numpy(transport.local(rows)) for number, rows in partial.items()}
     return {"nodes": transport.nodes, **named} if named else {}
 
 
-def _whole_arrays(leaves: list[Rows], transport: Transport) -> dict[str, NDArray[Any]]:
+def _whole_arrays(leaves: list[Rows], transport: Transport) -> Arrays:
     """What every process has whole."""
     whole = {str(number): rows for number, rows in enumerate(leaves) if not transport.is_partial(rows)}
     return {number: arrays.to_numpy(rows) for number, rows in whole.items()}
 
 
-def _write(path: Path, named: dict[str, NDArray[Any]]) -> None:
+def _write(path: Path, named: Arrays) -> None:
     def write_to(file: BinaryIO) -> None:
         np.savez(file, **named)  # type: ignore[arg-type]
 
@@ -131,7 +147,7 @@ def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: C
         ) from None
 
 
-def _restored(nesting: Any, files: _CheckpointFiles, transport: Transport, before: Any) -> Any:
+def _restored(nesting: Nesting, files: _CheckpointFiles, transport: Transport, before: State) -> State:
     """The state of a nesting; tuples are of the kind that was in their place before the first round."""
     if isinstance(nesting, list):
         places = before if isinstance(before, tuple) else [None] * len(nesting)
@@ -146,7 +162,7 @@ def _restored(nesting: Any, files: _CheckpointFiles, transport: Transport, befor
 class _CheckpointFiles:
     """The file of rank 0, and the parts of other ranks, each with the numbers of the nodes whose rows it holds."""
 
-    def __init__(self, path: Path, parts: list[str], stored: dict[str, NDArray[Any]]) -> None:
+    def __init__(self, path: Path, parts: list[str], stored: Arrays) -> None:
         self.path, self._stored = path, stored
         self.nodes = {path: stored["nodes"]} if parts else {}
         for name in parts:
@@ -160,13 +176,13 @@ class _CheckpointFiles:
         """Nodes of all parts together."""
         return sum(len(nodes) for nodes in self.nodes.values())
 
-    def whole(self, name: str) -> NDArray[Any]:
+    def whole(self, name: str) -> Reals:
         """An array that is stored whole."""
         return self._stored[name] if name in self._stored else read_npz(self.path, [name])[name]
 
-    def split_rows(self, name: str, nodes: Nodes) -> NDArray[Any]:
+    def split_rows(self, name: str, nodes: Nodes) -> Reals:
         """The rows of some nodes of an array that is stored in parts."""
-        found: NDArray[Any] | None = None
+        found: Reals | None = None
         for path, held in self.nodes.items():
             at = np.flatnonzero(np.isin(nodes, held))
             if len(at):
@@ -197,5 +213,5 @@ class _StoredArray:
             return self._kind(self.files.split_rows(self.name, nodes))
         return self._kind(read_rows(self.files.path, self.name, nodes))
 
-    def _kind(self, values: NDArray[Any]) -> Rows:
+    def _kind(self, values: Reals) -> Rows:
         return torch.from_numpy(values) if self.is_torch else arrays.read_only(values)

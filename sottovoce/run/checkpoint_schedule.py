@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any
 
 from sottovoce.distributed.coordinator import Coordinator
 
@@ -88,5 +87,5 @@ class CheckpointSchedule:
             for kind, handler in handlers.items():
                 signal.signal(kind, handler)
 
-    def _note_interrupt(self, *_: Any) -> None:
+    def _note_interrupt(self, *_: object) -> None:
         self._interrupted = True

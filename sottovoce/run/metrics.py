@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.core.json_numbers import JSON
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import Diverged
 from sottovoce.run.training_run import RunState, TrainingRun
@@ -49,7 +50,7 @@ class Measurement:
     seconds: float
     wire_bytes: int | None = None
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, JSON]:
         """As JSON, the metric under its own name."""
         wire_bytes = {} if self.wire_bytes is None else {"wire_bytes": self.wire_bytes}
         return {

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sottovoce.config import Document, Experiment
 from sottovoce.core.threads import WORKERS
@@ -106,7 +106,7 @@ class _Stopped:
 def _interruptible(act: Callable[[Item], Answer], item: Item) -> Answer:
     """In a process of its own: one interrupt stops what is done, which then saves undisturbed."""
 
-    def stop(*_: Any) -> None:
+    def stop(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise KeyboardInterrupt
 

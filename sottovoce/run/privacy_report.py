@@ -10,14 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import grid_step
-from sottovoce.core.json_numbers import to_json
-from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, ZeroSum
+from sottovoce.core.json_numbers import JSON, to_json
+from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
@@ -105,7 +104,7 @@ class PrivacyReport:
         """Epsilon of the headline; infinite where nothing is proven."""
         return math.inf if self.headline is None else self.headline.epsilon
 
-    def over_rounds(self) -> list[dict[str, Any]]:
+    def over_rounds(self) -> list[dict[str, JSON]]:
         """The headline, as it would be if the run had ended earlier; empty where none is proven and in large runs.
 
         Epsilon cannot decrease with rounds, so each figure is capped by the next.
@@ -132,7 +131,7 @@ class PrivacyReport:
             return math.inf
         return math.inf if sampled is None else sampled.epsilon
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, JSON]:
         """As JSON: `privacy.json` of a run."""
         run = self._run
         return {
@@ -163,7 +162,7 @@ def _headline(found: Account, delta: float) -> PrivacyFigure | None:
     return None if found.headline is None else PrivacyFigure.of(found.headline, delta)
 
 
-def sigma_of(noise: Noise) -> Any:
+def sigma_of(noise: Noise) -> PerNode | None:
     """The setting that decides how large a noise is, where there is one: of a node's own noise beside pair secrets."""
     if isinstance(noise, CombinedNoise):
         return sigma_of(noise.parts[0])
@@ -172,7 +171,7 @@ def sigma_of(noise: Noise) -> Any:
     return getattr(noise, "sigma", None)
 
 
-def _view_document(found: Account, delta: float) -> dict[str, Any]:
+def _view_document(found: Account, delta: float) -> dict[str, JSON]:
     document = found.document(delta)
     return {key: document[key] for key in ("view", "headline", "guarantees", "refusals")}
 

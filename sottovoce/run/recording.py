@@ -25,13 +25,14 @@ import re
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.config import RecordingSettings
 from sottovoce.core import arrays
+from sottovoce.core.arrays import Reals
 from sottovoce.core.files import read_npz, write
 from sottovoce.core.messages import PlayedRound
 from sottovoce.core.topologies import Topology
@@ -46,10 +47,10 @@ PER_FILE, PER_MESSAGE = 2000, 12
 class RecordedRound(NamedTuple):
     """What attackers received in a round: `receiver[i]` got `rows[row[i]]` from `sender[i]`; -1 is a sum over all."""
 
-    sender: NDArray[Any]
-    receiver: NDArray[Any]
-    row: NDArray[Any]
-    rows: NDArray[Any]
+    sender: NDArray[np.int32]
+    receiver: NDArray[np.int32]
+    row: NDArray[np.int32]
+    rows: Reals
 
 
 class Messages:
@@ -84,7 +85,7 @@ class Messages:
             found |= set(zip(receiver.tolist(), sender.tolist(), strict=True))
         return tuple(sorted(found))
 
-    def of(self, attacker: int, sender: int) -> NDArray[Any]:
+    def of(self, attacker: int, sender: int) -> Reals:
         """The models that an attacker received of a sender, one row for each round in which it did."""
         if (attacker, sender) not in self.pairs:
             raise InputError(f"models of {sender} at {attacker}", f"recorded were {self.pairs[:6]}...", "choose a pair")
@@ -105,7 +106,7 @@ class Recorder:
     def __init__(
         self, training_run: TrainingRun, record: RecordingSettings, folder: Path | None = None, rank: int = 0
     ) -> None:
-        self._attackers = np.array(_attackers(record, training_run.topology), dtype=np.intp)
+        self._attackers: NDArray[np.intp] = np.array(_attackers(record, training_run.topology), dtype=np.intp)
         self._every, self._last, self._folder, self._rank = record.every, training_run.rounds - 1, folder, rank
         self._recorded: dict[int, RecordedRound | list[Path]] = {}
         self._check_size(training_run, record)

@@ -12,14 +12,15 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.config import RecordingSettings
-from sottovoce.core.files import read_npz, write
+from sottovoce.core.files import Arrays, read_npz, write
+from sottovoce.core.json_numbers import JSON
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.threads import WORKERS, threads
 from sottovoce.learning.lazy_rows import Examples
@@ -29,8 +30,6 @@ from sottovoce.run.parallel import map_in_processes
 from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import TrainingRun
 
-Arrays = dict[str, NDArray[Any]]
-
 
 @lru_cache(maxsize=1)
 def open_run_once(folder: Path, data: Path | None) -> FinishedRun:
@@ -39,7 +38,7 @@ def open_run_once(folder: Path, data: Path | None) -> FinishedRun:
 
 
 def with_other_rows(
-    finished_run: FinishedRun, seed: int, rows: Mapping[int, NDArray[Any]], extra: Sequence[Tensor] = ()
+    finished_run: FinishedRun, seed: int, rows: Mapping[int, NDArray[np.int64]], extra: Sequence[Tensor] = ()
 ) -> TrainingRun:
     """The run from another seed, with noise that follows from it. `rows` gives nodes new rows, as many as they had:
     positions among the training rows, followed by the test rows, followed by `extra` inputs and targets.
@@ -77,7 +76,7 @@ def record_rerun(training_run: TrainingRun, record: RecordingSettings, attackers
 
 
 def load_or_compute(
-    folder: Path, act: Callable[[int], Arrays], count: int, *, about: Any, jobs: int | None, progress: Progress | None
+    folder: Path, act: Callable[[int], Arrays], count: int, *, about: JSON, jobs: int | None, progress: Progress | None
 ) -> list[Arrays]:
     """`act(0)` to `act(count - 1)`, in processes of their own; finished ones are stored in the folder and only read.
 

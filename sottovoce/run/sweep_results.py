@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -106,7 +105,7 @@ def sweep_rows(finished: Iterable[FinishedSweepRun], tuned_for: str = "average")
 
     They are the best for the `average` of all models, or for the `mean` over nodes.
     """
-    groups: dict[tuple[Any, Any], dict[Any, list[FinishedSweepRun]]] = {}
+    groups: dict[tuple[str, Point], dict[Point, list[FinishedSweepRun]]] = {}
     for one in finished:
         at = groups.setdefault((one.run.variant, one.run.values), {})
         at.setdefault(one.run.tuned, []).append(one)

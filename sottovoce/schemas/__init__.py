@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sottovoce.errors import InputError
+
+if TYPE_CHECKING:
+    from sottovoce.config import Document
 
 FOLDER = Path(__file__).parent
 SHARED = "shared"
@@ -27,7 +30,7 @@ def names() -> list[str]:
     return [*commands, *sorted([SETTINGS, *(path.name for path in (FOLDER / "files").iterdir())])]
 
 
-def schema(name: str) -> dict[str, Any]:
+def schema(name: str) -> Document:
     """The schema of a command's document (`account`) or of a run's file (`privacy.json`)."""
     if name not in names():
         raise InputError(f"schema {name!r}", f"known: {', '.join(names())}", "choose one of them")
@@ -41,9 +44,9 @@ def schema(name: str) -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, **({"$defs": needed} if needed else {})}
 
 
-def _needed(found: Any, shared: dict[str, Any]) -> dict[str, Any]:
+def _needed(found: object, shared: Document) -> Document:
     """The shared definitions that a schema refers to, and those that they refer to."""
-    needed: dict[str, Any] = {}
+    needed: Document = {}
     waiting = _references(found)
     while waiting:
         name = waiting.pop()
@@ -53,7 +56,7 @@ def _needed(found: Any, shared: dict[str, Any]) -> dict[str, Any]:
     return {name: needed[name] for name in shared if name in needed}
 
 
-def _references(part: Any) -> set[str]:
+def _references(part: object) -> set[str]:
     if isinstance(part, dict):
         own = {str(part["$ref"]).rpartition("/")[2]} if "$ref" in part else set()
         return own.union(*(_references(value) for value in part.values()))

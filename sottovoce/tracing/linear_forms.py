@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from sottovoce.core.arrays import Rows
+from sottovoce.core.arrays import Operand, Reals, Rows
 from sottovoce.core.mixing import Mixing
 from sottovoce.errors import Unaccountable
 
@@ -22,7 +22,7 @@ class LinearRows:
 
     __slots__ = ("matrix",)
 
-    def __init__(self, matrix: Any) -> None:
+    def __init__(self, matrix: sparse.sparray | tuple[int, int]) -> None:
         self.matrix: sparse.csr_array = sparse.csr_array(matrix)
 
     def wide(self, width: int) -> sparse.csr_array:
@@ -36,22 +36,22 @@ class LinearRows:
         """Number of nodes; how many parameters they have is not known while tracing."""
         return self.matrix.shape[0], UNKNOWN
 
-    def __add__(self, other: Any) -> LinearRows:
+    def __add__(self, other: Operand) -> LinearRows:
         if isinstance(other, LinearRows):
             width = max(self.matrix.shape[1], other.matrix.shape[1])
             return LinearRows(self.wide(width) + other.wide(width))
         return self if isinstance(other, int | float) and other == 0 else self._refuse("adding a constant")
 
-    def __sub__(self, other: Any) -> LinearRows:
+    def __sub__(self, other: Operand) -> LinearRows:
         return self + (-other)
 
-    def __rsub__(self, other: Any) -> LinearRows:
+    def __rsub__(self, other: Operand) -> LinearRows:
         return -self + other
 
     def __neg__(self) -> LinearRows:
         return LinearRows(-self.matrix)
 
-    def __mul__(self, factor: Any) -> LinearRows:
+    def __mul__(self, factor: Operand) -> LinearRows:
         if isinstance(factor, int | float | np.integer | np.floating) and np.isfinite(factor):
             return LinearRows(self.matrix * float(factor)) if factor else LinearRows(self.matrix.shape)
         per_node = isinstance(factor, np.ndarray) and factor.shape == (self.shape[0], 1) and factor.dtype.kind in "fiub"
@@ -59,14 +59,14 @@ class LinearRows:
             return LinearRows(sparse.diags_array(factor.ravel().astype(float)) @ self.matrix)
         return self._refuse("multiplying by anything but a number per node")
 
-    def __truediv__(self, divisor: Any) -> LinearRows:
+    def __truediv__(self, divisor: Operand) -> LinearRows:
         return self * (1.0 / divisor) if not isinstance(divisor, LinearRows) else self._refuse("dividing by itself")
 
     def mixed_by(self, mixing: Mixing) -> LinearRows:
         """`W @ rows`: what nodes hold after a gossip step. Only a `Mixing` moves values from node to node."""
         return LinearRows(mixing.weights @ self.matrix)
 
-    def converted(self, values: NDArray[Any]) -> NDArray[Any]:
+    def converted(self, values: Reals) -> Reals:
         """Public numbers beside traced rows stay as they are."""
         return values
 
@@ -76,20 +76,20 @@ class LinearRows:
 
     __radd__, __rmul__ = __add__, __mul__
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> LinearRows:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Operand, **_: object) -> LinearRows:
         """`array * rows` and the like come here first; any other function of numpy's is not linear."""
         reflected = {np.add: self.__radd__, np.subtract: self.__rsub__, np.multiply: self.__rmul__}
         if method == "__call__" and ufunc in reflected and inputs[-1] is self:
             return reflected[ufunc](inputs[0])
         return self._refuse(f"{ufunc.__name__} of a node's values")
 
-    def _refuse(self, what: str) -> LinearRows:
+    def _refuse(self, what: str) -> NoReturn:
         raise Unaccountable(f"{what} is not linear, so what is sent cannot be traced; use linear maps only")
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._refuse(f"{name!r} of a node's values")
+        self._refuse(f"{name!r} of a node's values")
 
 
 def as_linear(rows: Rows) -> LinearRows:
@@ -98,9 +98,9 @@ def as_linear(rows: Rows) -> LinearRows:
     return rows
 
 
-def _refusing(name: str) -> Callable[..., Any]:
-    def method(self: LinearRows, *_: Any) -> Any:
-        return self._refuse(f"{name} of a node's values")
+def _refusing(name: str) -> Callable[..., NoReturn]:
+    def method(self: LinearRows, *_: object) -> NoReturn:
+        self._refuse(f"{name} of a node's values")
 
     return method
 
@@ -135,7 +135,7 @@ for _name in ("add", "bool", "eq", "float", "floordiv", "ge", "gt", "index", "in
     setattr(_Unknown, f"__{_name}__", lambda *_: _refuse_unknown())
 
 
-def _refuse_unknown() -> Any:
+def _refuse_unknown() -> NoReturn:
     raise Unaccountable("the number of parameters is not known while tracing; do not scale by it")
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from sottovoce.core.correlation import Correlation
@@ -23,6 +23,7 @@ from sottovoce.core.topologies import Topology
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
+    from sottovoce.core.arrays import Reals
 
 
 Step = TypeVar("Step", bound=Hashable)
@@ -177,7 +178,7 @@ class LinearSystem:
     def __repr__(self) -> str:
         return f"LinearSystem({self.algorithm.name} on {self.topology.name}, {self.n} nodes, {self.rounds} rounds)"
 
-    def draw(self, key: NoiseKey, dimension: int, dtype: Any = np.float64) -> NDArray[Any]:
+    def draw(self, key: NoiseKey, dimension: int, dtype: DTypeLike = np.float64) -> Reals:
         """Z of a run with this noise key and precision: its rows are the columns of B."""
         blocks = [
             rows

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,9 @@ from sottovoce.tracing.linear_forms import LinearRows, as_linear
 from sottovoce.tracing.linear_system import Labels, LinearSystem, StepMatrices, TracedMessages, labelled
 
 if TYPE_CHECKING:
-    from sottovoce.core.algorithm import Algorithm
+    from sottovoce.core.algorithm import Algorithm, Message, State
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -97,21 +99,21 @@ def trace(
     return LinearSystem(topology.n, tuple(steps), algorithm.noise.correlation, algorithm, topology)
 
 
-def _nodes(topology: Any) -> int:
+def _nodes(topology: object) -> int:
     return int(getattr(topology, "n", 0))
 
 
 class _Known(NamedTuple):
     """All that the matrices of a round depend on besides the algorithm: public values, the mixings, the first round."""
 
-    public: list[Any]
+    public: list[object]
     mixings: list[Mixing]
     takes_gradients: bool
     repeatable: bool
 
     @classmethod
     def of(cls, loop_state: LoopState, topology: Topology, algorithm: Algorithm, round: int) -> _Known:
-        public: list[Any] = []
+        public: list[object] = []
         _map(loop_state, lambda leaf: public.append(leaf.matrix.shape[0] if isinstance(leaf, LinearRows) else leaf))
         mixings = [topology.at(round, step) for step in range(algorithm.gossip_steps)]
         takes = round == 0 or not algorithm.averaging
@@ -131,11 +133,13 @@ def _same(a: sparse.csr_array, b: sparse.csr_array) -> bool:
     return a.shape == b.shape and (a != b).nnz == 0
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b)
+def _equal(a: object, b: object) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return type(a) is type(b) and np.array_equal(a, b)
+    return type(a) is type(b) and bool(a == b)
 
 
-def _map(tree: Any, function: Callable[[Any], Any]) -> Any:
+def _map(tree: State, function: Callable[[State], State]) -> State:
     """The same tuple of tuples with every leaf mapped."""
     if isinstance(tree, tuple):
         leaves = [_map(leaf, function) for leaf in tree]
@@ -143,7 +147,7 @@ def _map(tree: Any, function: Callable[[Any], Any]) -> Any:
     return function(tree)
 
 
-def _slots(tree: Any) -> list[LinearRows]:
+def _slots(tree: State) -> list[LinearRows]:
     found: list[LinearRows] = []
     _map(tree, lambda leaf: found.append(leaf) if isinstance(leaf, LinearRows) else None)
     return found
@@ -209,19 +213,19 @@ class _RowLocal:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def point(self, state: Any) -> Any:
+    def point(self, state: State) -> Rows:
         return self._watched("point", self._inner.point(state), state)
 
-    def local(self, state: Any, grad: Any, noise: Any) -> Any:
+    def local(self, state: State, grad: Rows, noise: Rows | float) -> State:
         return self._watched("local", self._inner.local(state, grad, noise), (state, grad, noise))
 
-    def message(self, state: Any) -> Any:
+    def message(self, state: State) -> Message:
         return self._watched("message", self._inner.message(state), state)
 
-    def absorb(self, state: Any, mixed: Any) -> Any:
+    def absorb(self, state: State, mixed: Message) -> State:
         return self._watched("absorb", self._inner.absorb(state, mixed), (state, mixed))
 
-    def _watched(self, name: str, result: Any, given: Any) -> Any:
+    def _watched(self, name: str, result: Result, given: State) -> Result:
         sources = _slots(given)
         width = max((rows.matrix.shape[1] for rows in sources), default=0)
         for rows in _slots(result):
