@@ -160,6 +160,11 @@ def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) ->
         raise InputError(
             "nodes that begin apart", "inversion needs a public beginning", "attack a run with training.same_start=true"
         )
+    if not finished_run.has_key and training_run.gradients.batches.sampling(0) is not None:
+        raise InputError(
+            f"{finished_run.folder}: no noise.key", "it says which rows were in the first batch, to compare with",
+            "put it back, or attack a run on full or cyclic batches",
+        )  # fmt: skip
     order = torch.randperm(len(job.test_inputs), generator=torch.Generator().manual_seed(options.seed))
     unrelated = job.test_inputs[order[:UNRELATED]]
     delivery, start = finished_run.messages.at(0), training_run.starting_models(np.array([0]))[0]

@@ -16,6 +16,7 @@ from sottovoce.run.build import build
 from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import fingerprint, public_fingerprint
 from sottovoce.run.layout import RunFiles
+from sottovoce.run.noise_key_file import read_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.recording import Messages, read_recording
 from sottovoce.run.run_documents import unfinished_run
@@ -28,13 +29,17 @@ STEADY_AFTER = 3
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """A run's folder and all that follows from its settings. `data` is the folder of data sets, where one is named."""
+    """A run's folder and all that follows from its settings. `data` is the folder of data sets, where one is named.
+
+    Noise and batches are those of the run if the folder still `has_key`, and others if the key was taken out.
+    """
 
     folder: Path
     data: Path | None
     experiment: Experiment
     training_run: TrainingRun
     privacy: PrivacyDocument
+    has_key: bool
 
     @cached_property
     def messages(self) -> Messages:
@@ -69,8 +74,12 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
     experiment = parse_experiment(settings, str(files.config))
     privacy = files.document(files.privacy)
     training_run = build(experiment, data)
-    load(files.checkpoint, training_run, fingerprint(experiment, training_run))
+    digest = fingerprint(experiment, training_run)
+    load(files.checkpoint, training_run, digest)
     if privacy is None or privacy.get("fingerprint") != public_fingerprint(experiment, training_run):
         what = "not there" if privacy is None else "of another run"
         raise InputError(f"{files.privacy}: {what}", "it holds the guarantees of the run", "run again")
-    return FinishedRun(folder, data, experiment, training_run, PrivacyDocument.read(privacy))
+    has_key = experiment.noise_key is not None or files.noise_key.exists()
+    if has_key:
+        training_run = training_run.keyed(read_noise_key(files, experiment, digest))
+    return FinishedRun(folder, data, experiment, training_run, PrivacyDocument.read(privacy), has_key)

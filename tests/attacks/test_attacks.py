@@ -370,6 +370,20 @@ def test_inversion_finds_the_row_behind_a_gradient_unless_noise_hides_it(sotto, 
     assert picture.read_text().count("<rect") == 4 * 64
 
 
+def test_inversion_compares_with_the_batch_that_was_drawn(sotto, tmp_path):
+    """Which rows these are follows from the key that the run made for itself."""
+    settings = DOCUMENT | {
+        "noise_key": None, "training": {"rounds": 1, "batch": "fixed:1", "clip": "per-example", "bound": 1.0},
+        "record": {"attackers": [0]},
+    }  # fmt: skip
+    run_experiment(parse_experiment(settings), tmp_path / "run")
+    found = json.loads(sotto(f"attack {tmp_path / 'run'} --attack inversion --json")[1])
+    assert max(likeness for one in found["victims"] for likeness in one["likeness"]) > 0.99
+    (tmp_path / "run" / "noise.key").unlink()
+    code, _, err = sotto(f"attack {tmp_path / 'run'} --attack inversion")
+    assert (code, "no noise.key; it says which rows were in the first batch" in err) == (2, True), err
+
+
 @pytest.mark.parametrize("size", [1e-3, 1.0, 50.0])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_inversion_reads_labels_from_gradients_of_any_length(size, rows):

@@ -166,6 +166,7 @@ def typed(session: str) -> list[tuple[str, str]]:
     return [(line, said) for line, said in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", session, flags=re.M)]
 
 
+@pytest.mark.usefixtures("repeatable_keys")
 @pytest.mark.parametrize("page", TYPED, ids=lambda page: page.stem)
 def test_commands_of_a_page_print_what_it_says(page, sotto, tmp_path, monkeypatch, capsys):
     """In the order of the page, with the files that it tells to save, in a folder where recipes are at hand."""
