@@ -12,12 +12,13 @@ from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.tracing.tracer import trace, trace_dense
-from tests.cases import DIMENSION, PLACES, ROUNDS, Case, Silenced, cases, refused, task
+from tests.cases import DIMENSION, FIXED, PLACES, ROUNDS, Case, Silenced, cases, refused, task
+from tests.selection import rest_slow
 
 CASES = list(cases())
 LINEAR = [case for case in CASES if case.algorithm.compression.linear]
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
-every_linear_case = pytest.mark.parametrize("case", LINEAR, ids=str)
+every_case = pytest.mark.parametrize("case", rest_slow(CASES))
+every_linear_case = pytest.mark.parametrize("case", rest_slow(LINEAR))
 every_example = pytest.mark.parametrize("example", examples(), ids=str)
 
 
@@ -98,7 +99,7 @@ def test_step_matrices_unrolled_are_the_whole_run_on_basis_rows(case):
         np.testing.assert_array_equal(ours, oracle)
 
 
-@pytest.mark.parametrize("case", [case for case in cases(Silenced) if not case.example.unlike_d_psgd], ids=str)
+@pytest.mark.parametrize("case", rest_slow(case for case in cases(Silenced) if not case.example.unlike_d_psgd))
 def test_without_noise_every_algorithm_is_d_psgd(case):
     silent, net = case.algorithm, case.topology
     base = task(net.n)
@@ -118,6 +119,13 @@ def test_some_topology_is_admitted(example):
     assert "complete:4" in places
     if example.name != "dp-fedavg":
         assert {"ring:5", "path:4"} <= set(places)
+
+
+def test_the_fast_tests_meet_every_example_and_every_topology():
+    fast = [one.values[0] for one in rest_slow(CASES) if not one.marks]
+    assert {case.place for case in fast} == set(PLACES)
+    assert [case.example for case in fast if case.place in FIXED] == list(examples())
+    assert {case.example.name for case in fast if case.place not in FIXED} == set(algorithm_names()) - {"dp-fedavg"}
 
 
 def test_refusals_are_these_and_no_others():
@@ -140,7 +148,7 @@ def preserving(case):
     return cancels and all(case.topology.at(t).column_stochastic for t in range(ROUNDS))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if preserving(case)], ids=str)
+@pytest.mark.parametrize("case", rest_slow(filter(preserving, CASES)))
 def test_mixing_preserves_the_sum_of_messages(case):
     """zip-dl Corollary 3.2, exactly; push-sum's weighted sum; every doubly stochastic W."""
     n, spy = case.topology.n, RecordingAlgorithm(case.algorithm)

@@ -21,6 +21,7 @@ from sottovoce import (
 )
 from sottovoce.privacy.observation import observe
 from tests.cases import Case, cases
+from tests.selection import rest_slow
 
 
 def values(n, columns=1, seed=0):
@@ -65,7 +66,9 @@ def test_gradients_of_the_first_round_and_of_all_where_everything_is_heard():
     np.testing.assert_allclose(hub.deviation_TV, 1.5)
 
 
-@pytest.mark.parametrize("case", [c for c in cases() if c.place in ("ring:5", "exponential:6", "dropout")], ids=str)
+@pytest.mark.parametrize(
+    "case", rest_slow(case for case in cases() if case.place in ("ring:5", "exponential:6", "dropout"))
+)
 def test_real_runs_have_the_stated_errors(case: Case):
     """Whatever can be solved for is unbiased, with the stated deviation: two-sided, for every algorithm and view."""
     if case.algorithm.compression.name != "identity":

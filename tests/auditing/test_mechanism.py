@@ -17,6 +17,7 @@ from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
 from tests.cases import Case, cases
+from tests.selection import rest_slow
 
 ROUNDS, VICTIM = 3, 3
 SURE = 1 - 1e-6
@@ -35,7 +36,7 @@ def adversaries(case: Case):
         yield from (views.coalition(0, 2), views.node(1, secure_sum=True), views.eavesdropper((4, 0), (2, 1)))
 
 
-@pytest.mark.parametrize("case", LAW, ids=str)
+@pytest.mark.parametrize("case", rest_slow(LAW))
 def test_audit_is_never_above_account_for_fixed_streams(case: Case):
     """And the likelihood ratio reaches the exact loss: it lies in the interval of what the attack achieves."""
     system = trace(case.algorithm, case.topology, rounds=ROUNDS)
@@ -64,7 +65,7 @@ REACTIONS = {"any-training": -2.0, "convex-training": 1.0}
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in LAW if not case.algorithm.averaging and case.place != "fresh"], ids=str
+    "case", rest_slow(case for case in LAW if not case.algorithm.averaging and case.place != "fresh")
 )
 def test_audit_is_never_above_account_for_reacting_streams(case: Case):
     system = trace(case.algorithm, case.topology, rounds=ROUNDS)

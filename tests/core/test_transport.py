@@ -25,6 +25,7 @@ from sottovoce.run.checkpoint import Checkpoint
 from sottovoce.run.training_run import TrainingRun, prepare_run
 from tests.cases import DIMENSION, cases
 from tests.cases import task as made_up
+from tests.selection import rest_slow
 
 ROUNDS, SEED, DEADLINE = 3, 7, 20.0
 CASES = [case for case in cases() if case.place in ("ring:5", "dropout", "complete:4")]
@@ -102,7 +103,7 @@ def played(case, transport):
     return transport.local(list(rounds)[-1].models)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", rest_slow(CASES))
 def test_one_node_in_each_process_plays_the_same_run(case):
     """Bit for bit, but where noise on single messages or a secure sum is added up in another order."""
     alone = played(case, InProcess(case.topology.n))

@@ -30,6 +30,7 @@ from sottovoce.core.noise_key import NoiseKey
 from sottovoce.privacy.amplification import epsilon_of_batches, sampled_epsilon
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import TrainingProof
+from tests.selection import in_turn
 
 
 def figures(net, view, rounds, name="dp-d-sgd", **settings):
@@ -39,18 +40,20 @@ def figures(net, view, rounds, name="dp-d-sgd", **settings):
     return {kind: np.array([g.mu**2 for g in result.guarantees if g.kind == kind]) for kind in kinds}
 
 
-@pytest.mark.parametrize("view", [views.node(0), views.node(4), views.coalition(0, 7)])
+NETS = [
+    metropolis("ring:12"),
+    metropolis("florentine"),
+    uniform("karate"),
+    metropolis("erdos-renyi:20,p=0.2,seed=2"),
+    fresh_erdos_renyi(12, 0.3, seed=1),
+    dropout("ring:12", rate=0.2, seed=1),
+]
+
+
 @pytest.mark.parametrize(
-    "net",
-    [
-        metropolis("ring:12"),
-        metropolis("florentine"),
-        uniform("karate"),
-        metropolis("erdos-renyi:20,p=0.2,seed=2"),
-        fresh_erdos_renyi(12, 0.3, seed=1),
-        dropout("ring:12", rate=0.2, seed=1),
-    ],
-    ids=lambda net: net.name,
+    ("net", "view"),
+    in_turn(NETS, [views.node(0), views.node(4), views.coalition(0, 7)]),
+    ids=lambda part: getattr(part, "name", str(part)),
 )
 def test_absorption_lies_between_exact_and_everyone(net, view):
     found = figures(net, view, 8)
@@ -202,8 +205,10 @@ def test_bad_questions(settings, message):
         account(trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("path:3"), rounds=5), **settings)
 
 
-@pytest.mark.parametrize("view", ["everyone", "node:0"])
-@pytest.mark.parametrize("name", ["dp-d-sgd", "zip-dl", "anti-pgd", "muffliato", "decor", "dp-fedavg"])
+@pytest.mark.parametrize(
+    ("name", "view"),
+    in_turn(["dp-d-sgd", "zip-dl", "anti-pgd", "muffliato", "decor", "dp-fedavg"], ["everyone", "node:0"]),
+)
 def test_calibration_meets_its_target_and_not_by_much(name, view):
     net = uniform("complete:5") if name == "dp-fedavg" else metropolis("ring:6")
     settings = {"sigma_pair": 3.0} if name == "decor" else {}
@@ -264,8 +269,10 @@ def test_sampling_only_for_everyone_and_fresh_noise():
         epsilon_of_batches(noise=1.0, share=0.0, rounds=3, delta=1e-5)
 
 
-@pytest.mark.parametrize("name", ["dp-d-sgd", "dp2sgd", "zip-dl", "decor", "anti-pgd", "dp-csgp", "muffliato-sgd"])
-@pytest.mark.parametrize("view", ["everyone", "node:0"])
+@pytest.mark.parametrize(
+    ("name", "view"),
+    in_turn(["dp-d-sgd", "dp2sgd", "zip-dl", "decor", "anti-pgd", "dp-csgp", "muffliato-sgd"], ["node:0", "everyone"]),
+)
 def test_figures_depend_neither_on_the_sensitivity_nor_on_the_step_size(name, view):
     net = push("ring:6") if name == "dp-csgp" else metropolis("ring:6")
     more = {"sigma_pair": 2.0} if name == "decor" else {}

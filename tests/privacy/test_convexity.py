@@ -7,6 +7,7 @@ import pytest
 
 from sottovoce import InputError, Unaccountable
 from sottovoce.privacy.convexity import CURVATURE, non_expansive, smoothness
+from tests.selection import in_turn
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((30, 4))
@@ -41,8 +42,7 @@ def expansion(model, eta, batch, clip=None, trials=3000, spread=1.0):
     return worst
 
 
-@pytest.mark.parametrize("batch", [3, 30])
-@pytest.mark.parametrize("model", CURVATURE)
+@pytest.mark.parametrize(("model", "batch"), in_turn(CURVATURE, [3, 30]))
 def test_steps_up_to_2_over_L_do_not_expand(model, batch):
     assert expansion(model, 2 / smoothness(model, R), batch) <= 1 + 1e-9
 

@@ -31,8 +31,10 @@ from sottovoce.privacy.exact.whitening import Singular
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
 from tests.cases import Case, cases
+from tests.selection import rest_slow
 
 EVERY = parse_participation("every")
+IDENTITY = [case for case in cases() if case.algorithm.compression.name == "identity"]
 
 
 def seen(name, net, view, rounds, **settings):
@@ -111,7 +113,7 @@ def test_every_route_agrees_with_fifty_digits(case, secure_sum):
     assert agreed >= 3
 
 
-@pytest.mark.parametrize("case", [c for c in cases() if c.algorithm.compression.name == "identity"], ids=str)
+@pytest.mark.parametrize("case", rest_slow(IDENTITY))
 def test_routes_agree_for_every_algorithm(case: Case):
     system = trace(case.algorithm, case.topology, rounds=4)
     for view in (views.everyone(), views.node(1), views.coalition(0, 2)):
@@ -123,7 +125,7 @@ def test_routes_agree_for_every_algorithm(case: Case):
         np.testing.assert_allclose(found[there], oracle[there], rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", [c for c in cases() if c.algorithm.compression.name == "identity"], ids=str)
+@pytest.mark.parametrize("case", rest_slow(IDENTITY))
 def test_the_closed_form_of_everyone_is_the_exact_loss(case: Case):
     view_of = observe(trace(case.algorithm, case.topology, rounds=4), views.everyone())
     plain = routes.losses(view_of)
@@ -377,7 +379,7 @@ def test_conjugate_gradients_end_above_the_truth_wherever_they_stop(case, monkey
     np.testing.assert_allclose(found, truth, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", [c for c in cases() if c.algorithm.compression.name == "identity"], ids=str)
+@pytest.mark.parametrize("case", rest_slow(IDENTITY))
 def test_a_view_without_what_was_said_is_the_same_view(case: Case):
     system = trace(case.algorithm, case.topology, rounds=4)
     for view in (views.node(1), views.coalition(0, 2), views.everyone(), views.node(1, secure_sum=True)):

@@ -16,6 +16,7 @@ from sottovoce.tracing import policy
 from sottovoce.tracing.noise_scaling import scale_noise
 from sottovoce.tracing.policy import trace_possible, trace_with_noise
 from tests.cases import cases
+from tests.selection import rest_slow
 
 NOISY = [
     case for case in cases()
@@ -31,7 +32,7 @@ def figures(system, view):
     return np.array([guarantee.mu for guarantee in found.guarantees]), found
 
 
-@pytest.mark.parametrize("case", NOISY, ids=str)
+@pytest.mark.parametrize("case", rest_slow(NOISY))
 def test_a_scaled_system_is_what_a_new_trace_gives(case):
     built = with_sigma(case.algorithm, 1.0)
     system = trace_possible(built, case.topology, rounds=3)

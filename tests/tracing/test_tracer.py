@@ -12,6 +12,7 @@ from sottovoce.core.algorithm import Weighted
 from sottovoce.core.gossip import Gossip, Model
 from sottovoce.privacy.final_models import models_follow_from_messages
 from tests.cases import ROUNDS, cases
+from tests.selection import rest_slow
 
 
 class Squares(Gossip):
@@ -219,7 +220,7 @@ def test_chebyshev_messages_span_those_of_plain_gossip():
     assert np.linalg.matrix_rank(joint) == np.linalg.matrix_rank(spans[0]) == np.linalg.matrix_rank(spans[1])
 
 
-@pytest.mark.parametrize("case", [case for case in cases() if case.algorithm.compression.name == "identity"], ids=str)
+@pytest.mark.parametrize("case", rest_slow(case for case in cases() if case.algorithm.compression.name == "identity"))
 def test_models_are_said_where_no_model_adds_to_the_rank_of_all_messages(case):
     """The whole run as one dense matrix: messages of all rounds, then models at the end."""
     system = trace(case.algorithm, case.topology, rounds=ROUNDS)
