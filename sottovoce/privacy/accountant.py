@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sottovoce.core.adjacency import Adjacency, parse_adjacency
+from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.absorption import Coupling, couple, late_cost, least_cost
-from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
-from sottovoce.privacy.closedness import closedness, reaching_gradients
-from sottovoce.privacy.convexity import least_weight
-from sottovoce.privacy.covering_views import Coverage, coalitions, coverage, covering_views, lacks_secrets
-from sottovoce.privacy.exact import routes
-from sottovoce.privacy.final_models import covered_final_models
-from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, TrainingProof, parse_kind
-from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
-from sottovoce.privacy.observation import Observation, observe
+from sottovoce.privacy.assumptions import Assumption
+from sottovoce.privacy.covering_views import Coverage, coalitions, coverage, covering_views
+from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, parse_kind
+from sottovoce.privacy.kind_bounds import KindBounds, Terms
+from sottovoce.privacy.observation import observe
 from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
-
-UNBOUNDED = 1e100
-"""Clipped growth in units of a record's sensitivity, which is smaller than Clip by the unknown size of a batch."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +133,7 @@ def account(
     """
     view = with_final_models(parse_view(adversary, labels=system.topology.names), final_models)
     wanted = tuple(parse_kind(kind) for kind in kinds)
-    terms = _Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz)
+    terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz)
     found = _account_for(system, view, terms, wanted, victims)
     if not covering or found.headline is None:
         return found
@@ -155,24 +142,15 @@ def account(
     return replace(_with_worst_headline(found, others), coverage=coverage((view, *every), system))
 
 
-class _Terms(NamedTuple):
-    """What may change, in which rounds it shows, and what is known of local steps."""
-
-    adjacency: Adjacency
-    scheme: Participation
-    convex: bool
-    lipschitz: float | None
-
-
 def _account_for(
-    system: LinearSystem, view: View, terms: _Terms, kinds: Sequence[Kind], victims: Sequence[int] | None
+    system: LinearSystem, view: View, terms: Terms, kinds: Sequence[Kind], victims: Sequence[int] | None
 ) -> Account:
     """The account of one adversary, or of any coalition of a size, whoever else the headline has to cover."""
     if view.kind is ViewKind.ANY_COALITION:
         return _account_for_coalitions(system, view, terms, kinds, victims)
     observation = observe(system, view, victims=victims)
     terms.scheme.check(observation.gradient_rounds)
-    work = _Accounting(system, view, observation, terms)
+    work = KindBounds(system, view, observation, terms)
     found: list[Guarantee] = []
     refusals: list[str] = []
     for kind in kinds:
@@ -187,7 +165,7 @@ def _account_for(
 
 
 def _account_for_coalitions(
-    system: LinearSystem, view: View, terms: _Terms, kinds: Sequence[Kind], victims: Sequence[int] | None
+    system: LinearSystem, view: View, terms: Terms, kinds: Sequence[Kind], victims: Sequence[int] | None
 ) -> Account:
     """For each victim and kind the worst of all coalitions; the headline is that of the coalition that learns most."""
     asked = [kind for kind in kinds if kind is not Kind.AS_PUBLISHED]
@@ -217,7 +195,7 @@ def _worst_guarantees(accounts: Sequence[Account]) -> Iterator[Guarantee]:
             yield max(found[victim, kind], key=lambda guarantee: guarantee.mu)
 
 
-def _headline_account(found: Account, view: View, terms: _Terms, victims: Sequence[int] | None) -> Account | None:
+def _headline_account(found: Account, view: View, terms: Terms, victims: Sequence[int] | None) -> Account | None:
     """The account of another adversary by those kinds that can be a headline; None if all victims are its members."""
     averaging = found.system.algorithm.averaging
     kinds = [kind for kind in found.kinds if kind in KINDS and (averaging or kind is not Kind.FIXED_STREAMS)]
@@ -251,170 +229,3 @@ def _headline(found: list[Guarantee], averaging: bool, convex: bool) -> Guarante
             now = best.get(guarantee.victim)
             best[guarantee.victim] = guarantee if now is None or guarantee.mu < now.mu else now
     return max(best.values(), key=lambda guarantee: guarantee.mu) if best else None
-
-
-NEAR = 1e-6
-"""A figure this close to one that covers rounding is rounded up to it."""
-
-
-class _Bound(NamedTuple):
-    """mu^2 of every victim, whether it is proven for training, and what it assumes."""
-
-    squares: NDArray[np.float64]
-    proof: TrainingProof
-    assumptions: tuple[Assumption, ...]
-
-
-class _Accounting:
-    """One accounting: what the kinds share is computed once."""
-
-    def __init__(self, system: LinearSystem, view: View, observation: Observation, terms: _Terms) -> None:
-        self.system, self.view, self.observation = system, view, observation
-        self.scheme, self.adjacency, self.lipschitz = terms.scheme, terms.adjacency, terms.lipschitz
-        self._exact: dict[View, NDArray[np.float64]] = {}
-        self._couplings: dict[View, tuple[Coupling, ...]] = {}
-
-    def guarantees(self, kind: Kind) -> list[Guarantee]:
-        """The guarantees of one kind for every victim; refused where it does not apply."""
-        if kind is Kind.AS_PUBLISHED:
-            return self._as_published()
-        bounds: dict[Kind, Callable[[], _Bound]] = {
-            Kind.ANY_TRAINING: self._any_training,
-            Kind.CONVEX_TRAINING: self._convex_training,
-            Kind.FIXED_STREAMS: self._fixed_streams,
-        }
-        squares, proof, assumptions = bounds[kind]()
-        squares, covered = self._rounded_up(squares)
-        if lacks_secrets(self.view, self.system):
-            assumptions = (*assumptions, AssumptionKind.NO_SHARED_SECRETS.of())
-        final_models = covered_final_models(self.system, self.view)
-        each = zip(self.observation.victims, self.observation.distances(), np.sqrt(squares), covered, strict=True)
-        found = []
-        for number, (victim, distance, mu, is_covered) in enumerate(each):
-            unobserved = mu == 0 and not self._observed[number]
-            last = AssumptionKind.NOTHING_OBSERVED.of() if unobserved else rounding(self.system, covered=is_covered)
-            assumed = (*assumptions, last)
-            found.append(Guarantee(int(victim), distance, kind, float(mu), proof, assumed, self.view, final_models))
-        return found
-
-    def _rounded_up(self, squares: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """mu^2, and for which victims it covers rounding: where it is not below what all noisy gradients tell.
-
-        With exact noise everything that is sent is a function of the noisy gradients on their grid, in any arithmetic.
-        Smaller figures count on sums of several nodes' noise, which on grids, and in floating point, tell more.
-        """
-        if not self.system.algorithm.exact_noise:
-            return squares, np.zeros(len(squares), dtype=bool)
-        enough = self._given_noisy_gradients()
-        covered = squares >= (1 - NEAR) * enough
-        return np.where(covered, np.maximum(squares, enough), squares), covered
-
-    @cached_property
-    def _observed(self) -> NDArray[np.bool_]:
-        """Which victims' gradients reach the view, directly or through the reactions of others."""
-        return np.asarray(reaching_gradients(self.observation).any(axis=0))
-
-    def _exact_losses(self, view: View) -> NDArray[np.float64]:
-        """mu^2 of every victim, exact for fixed streams; of each view once."""
-        if view not in self._exact:
-            seen = self.observation
-            if view != self.view:
-                seen = observe(self.system, view, victims=self.observation.victims.tolist())
-            self._exact[view] = routes.squared(seen, self.scheme)
-        return self._exact[view]
-
-    def _require_messages(self) -> None:
-        if self.system.only_gradients:
-            raise Unaccountable(self.system.only_gradients)
-
-    def _require_training(self) -> None:
-        if self.system.algorithm.averaging:
-            raise Unaccountable(f"{self.system.algorithm.name} does not train: fixed-streams is its proof")
-
-    def _fixed_streams(self) -> _Bound:
-        """The exact loss of fixed streams."""
-        self._require_messages()
-        if self.system.algorithm.averaging:
-            assumed: tuple[AssumptionKind, ...] = (AssumptionKind.BOUNDED_VALUES,)
-        else:
-            assumed = (AssumptionKind.BOUNDED_GRADIENTS, AssumptionKind.FIXED_STREAMS)
-        return _Bound(self._exact_losses(self.view), TrainingProof.NOT_PROVEN, tuple(kind.of() for kind in assumed))
-
-    def _any_training(self) -> _Bound:
-        """The best of: the view given all noisy gradients, clipped growth, the exact loss where the view is closed."""
-        self._require_training()
-        options, reasons = [], []
-        for bound in (self._given_noisy_gradients, self._clipped_growth):
-            try:
-                options.append(bound())
-            except Unaccountable as refusal:
-                reasons.append(str(refusal))
-        closed, open_because = self._closed_view(or_all_messages=not options)
-        if closed is not None:
-            options.append(self._exact_losses(closed))
-        if not options:
-            raise Unaccountable("; ".join([*reasons, *open_because]))
-        return _Bound(np.min(options, axis=0), TrainingProof.PROVEN, (AssumptionKind.BOUNDED_GRADIENTS.of(),))
-
-    def _given_noisy_gradients(self) -> NDArray[np.float64]:
-        return self._noisy_gradient_losses
-
-    @cached_property
-    def _noisy_gradient_losses(self) -> NDArray[np.float64]:
-        return loss_given_noisy_gradients(self.system, self.view, self.observation.victims, self.scheme)
-
-    def _clipped_growth(self) -> NDArray[np.float64]:
-        self._require_messages()
-        growth = 2.0 if self.adjacency is Adjacency.USER else UNBOUNDED
-        published = self.view.final_models is not FinalModels.NONE
-        hearing_more = replace(  # sums and averages are made of what it would hear and see
-            self.view, secure_sum=False, final_models=FinalModels.ALL if published else FinalModels.NONE
-        )
-        return late_cost(self._coupled(hearing_more), self.observation.victims, self.scheme, growth)
-
-    def _coupled(self, view: View) -> tuple[Coupling, ...]:
-        """The rounds as the coupling sees them; of each view once."""
-        if view not in self._couplings:
-            self._couplings[view] = couple(self.system, view)
-        return self._couplings[view]
-
-    def _closed_view(self, *, or_all_messages: bool) -> tuple[View | None, list[str]]:
-        """The view if it is closed; else, if asked for, all messages with what it knows; and why others are open."""
-        tried = [] if self.system.only_gradients else [self.view]
-        if tried and self.view.kind is not ViewKind.EVERYONE and or_all_messages:
-            tried.append(replace(self.view, kind=ViewKind.EVERYONE, edges=(), secure_sum=False))
-        reasons: list[str] = []
-        for view in tried:
-            status = closedness(self.system, view, self.observation if view == self.view else None)
-            if status.closed and not (status.user_level_only and not self._reacts_freely()):
-                return view, reasons
-            reasons.append(status.reason or "closed only where a user's data may change in every round")
-        return None, reasons
-
-    def _reacts_freely(self) -> bool:
-        """Whether Delta bounds the difference of a victim's gradients in every round, whatever it reacts to."""
-        return self.adjacency is Adjacency.USER and self.scheme.times is None
-
-    def _convex_training(self) -> _Bound:
-        """The absorption bound."""
-        self._require_training()
-        self._require_messages()
-        views = dict.fromkeys([self.view, replace(self.view, secure_sum=False)])
-        costs = [least_cost(self._coupled(option), self.observation.victims, self.scheme) for option in views]
-        weight = least_weight(self.system)
-        largest_step = "2/L" if weight >= 1 else f"{2 * weight:.6g}/L (2 w/L with the least push-sum weight w)"
-        assumptions = (
-            AssumptionKind.BOUNDED_GRADIENTS.of(),
-            AssumptionKind.NON_EXPANSIVE_STEPS.of(largest_step=largest_step),
-        )
-        return _Bound(np.min(costs, axis=0), TrainingProof.IF_CONVEX, assumptions)
-
-    def _as_published(self) -> list[Guarantee]:
-        """Every formula of the papers that applies, with a word where it is below the exact loss."""
-        from sottovoce.privacy.published_bounds import published
-
-        self._require_messages()
-        found = published(self.system, self.view, lipschitz=self.lipschitz, victims=self.observation.victims.tolist())
-        if not found:
-            raise Unaccountable(f"no paper has a formula for {self.system.algorithm.name} and the view {self.view}")
-        return [guarantee for figure in found for guarantee in figure.guarantees]
