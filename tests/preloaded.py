@@ -1,4 +1,4 @@
-"""All that a run imports sooner or later: loaded once, before tests fork their processes (forked.py)."""
+"""All that a run or a rank imports sooner or later: loaded once, before tests fork their processes (forked.py)."""
 
 import sklearn.datasets  # noqa: F401
 import torch
@@ -7,5 +7,6 @@ import sottovoce.cli.run
 import sottovoce.distributed.ranks
 import sottovoce.report.page
 import sottovoce.run.parallel  # noqa: F401
+import tests.distributed.ranked  # noqa: F401
 
 torch.set_num_threads(1)  # a pool of threads would not survive a fork

@@ -45,7 +45,13 @@ def epsilon_of_batches(
         return 0.0
     if noise < LEAST:
         return epsilon_of(rounds**0.5 / noise, delta)
-    return float(_accountant(noise, share, rounds, size, accountant).get_epsilon(delta))
+    return _composed_epsilon(noise, share, rounds, delta, size, accountant)
+
+
+@lru_cache(maxsize=256)
+def _composed_epsilon(noise: float, share: float, rounds: int, delta: float, size: int | None, kind: str) -> float:
+    """Runs of a sweep that differ in their seeds alone ask the same."""
+    return float(_accountant(noise, share, rounds, size, kind).get_epsilon(delta))
 
 
 def _accountant(noise: float, share: float, rounds: int, size: int | None, kind: str) -> PrivacyAccountant:

@@ -50,6 +50,7 @@ def test_the_command_spreads_a_run_over_processes(whole, tmp_path, command):
     assert (models(tmp_path / "runs" / "long") == models(whole)).all()
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_is_one_line(tmp_path, command):
     (tmp_path / "long.toml").write_text(SHORT)
     process = command(tmp_path, "run", "long.toml", "--processes", "2", "--set", "topology.graph=path:1")

@@ -31,6 +31,7 @@ from tests.distributed.ranked import (
 )
 from tests.distributed.ranks import environment
 from tests.forked import forking
+from tests.selection import in_turn
 
 # --- runs in their folders -------------------------------------------------------------------------------------------
 
@@ -111,18 +112,28 @@ def runs():
     return [(name, where) for name in (*TRAINING, *COMPRESSED) for where in PLACES if admitted(name, where)]
 
 
+def some_runs():
+    """Every algorithm once, compressed in each way, at one of its places: they take turns."""
+    for number, name in enumerate((*TRAINING, *COMPRESSED)):
+        own = [where for other, where in runs() if other == name]
+        yield name, own[number % len(own)]
+
+
 @pytest.fixture(scope="module")
 def alone(trained):
     """`alone(name, where)` is the folder of that run in one process."""
     return cache(lambda name, where: trained(document(name, where)))
 
 
-def test_every_algorithm_trains_the_same_with_the_same_guarantees(pool, alone, tmp_path):
-    """Each run in two processes or in three: an algorithm's places take turns."""
-    places = {where for _, where in runs()}
-    assert places == set(PLACES)
+@pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_algorithm_trains_the_same_with_the_same_guarantees(rest, pool, alone, tmp_path):
+    """Each run in two processes or in three: an algorithm's places take turns. Slow: at its other places."""
     assert {name.partition(" ")[0] for name, _ in runs()} == set(TRAINING)
+    fast = set(some_runs())
+    assert {where for _, where in fast} == set(PLACES)
     for name, where in runs()[pool.size % 2 :: 2]:
+        if ((name, where) in fast) is rest:
+            continue
         place = tmp_path / f"{name} {where}".replace(":", "")
         assert pool(ranked, document(name, where), place) == [None] * pool.size, (name, where)
         exact = name not in ("zip-dl", "rss-lb", "dp-fedavg")
@@ -139,9 +150,13 @@ def test_every_algorithm_trains_the_same_with_the_same_guarantees(pool, alone, t
 @pytest.mark.parametrize(
     "change",
     [
-        {"training": {"batch": "poisson:0.4"}, "model": {"name": "mlp", "hidden": [16]}},
+        {
+            "training": {"batch": "poisson:0.4"},
+            "model": {"name": "mlp", "hidden": [16]},
+            "privacy": {"adjacency": "user"},
+        },
         {"training": {"batch": "fixed:3", "clip": "whole-gradient", "local_steps": 3}},
-        {"model": {"name": "cnn"}},
+        pytest.param({"model": {"name": "cnn"}}, marks=pytest.mark.slow),
         {"machine": {"precision": "float64"}},
         {"algorithm": {"name": "anti-pgd"}, "privacy": {"exact_noise": True}},
         {"privacy": {"exact_noise": False}},
@@ -196,19 +211,23 @@ def go_on(pools, size, wanted, place, stop=None):
         run_experiment(parse_experiment(wanted), place, resume=True, on_round=interrupt)
 
 
-@pytest.mark.parametrize(("name", "where"), CARRIED)
-def test_a_run_goes_on_in_any_number_of_processes(name, where, pools, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "where", "sizes"),
+    [
+        pytest.param(*run, sizes, marks=() if run == CARRIED[number] else pytest.mark.slow)
+        for run in CARRIED for number, sizes in enumerate([(1, 2, 3), (3, 1, 2), (2, 3, 1)])
+    ],
+)  # fmt: skip
+def test_a_run_goes_on_in_any_number_of_processes(name, where, sizes, trained, pools, tmp_path):
     wanted = document(name, where, **LONG)
-    run_experiment(parse_experiment(wanted), tmp_path / "whole")
-    for number, sizes in enumerate([(1, 2, 3), (3, 1, 2), (2, 3, 1)]):
-        place = tmp_path / str(number)
-        for size, stop in zip(sizes, (3, 5, None), strict=True):
-            go_on(pools, size, wanted, place, stop)
-            parts = list(place.glob("checkpoint*.npz"))
-            assert len(parts) == size, "its own part, those it names, and no others"
-        assert contents(place) == contents(tmp_path / "whole")
-        np.testing.assert_array_equal(models(place), models(tmp_path / "whole"))
-        load(place / "checkpoint.npz", build(parse_experiment(wanted)), contents(place)["about"]["fingerprint"])
+    whole = trained(wanted)
+    for size, stop in zip(sizes, (3, 5, None), strict=True):
+        go_on(pools, size, wanted, tmp_path, stop)
+        parts = list(tmp_path.glob("checkpoint*.npz"))
+        assert len(parts) == size, "its own part, those it names, and no others"
+    assert contents(tmp_path) == contents(whole)
+    np.testing.assert_array_equal(models(tmp_path), models(whole))
+    load(tmp_path / "checkpoint.npz", build(parse_experiment(wanted)), contents(tmp_path)["about"]["fingerprint"])
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------
@@ -247,8 +266,7 @@ def started():
     return start
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if "astray" not in fault])
+@pytest.mark.parametrize(("fault", "victim"), in_turn((fault for fault in FAULTS if "astray" not in fault), (0, 1)))
 def test_a_rank_that_is_lost_stops_the_others_and_the_run_goes_on(fault, victim, started, unhurt, pools, tmp_path):
     """The one that is left ends by itself, saying so; nothing half-written is taken up; in the end nothing shows."""
     codes = started(fault, victim, tmp_path, 3.0 if "answer" in fault else TIMEOUT)
@@ -268,8 +286,9 @@ def test_a_rank_that_is_lost_stops_the_others_and_the_run_goes_on(fault, victim,
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("dp-d-sgd", "undirected"), ("dp-d-sgd", "dropout"), ("zip-dl", "undirected"), ("dp-csgp rand:0.5", "directed"),
-     ("dp-fedavg", "undirected"), ("muffliato-sgd", "changing")],
+    [("dp-d-sgd", "dropout"), ("zip-dl", "undirected"), ("dp-csgp rand:0.5", "directed"), ("dp-fedavg", "undirected"),
+     pytest.param("dp-d-sgd", "undirected", marks=pytest.mark.slow),
+     pytest.param("muffliato-sgd", "changing", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_attackers_record_the_same(name, where, pools, tmp_path):
     wanted = document(name, where, record={"attackers": [0, 1, 4, 5], "every": 2})

@@ -10,12 +10,13 @@ import pytest
 from sottovoce.algorithms.registry import examples
 from tests.cases import DIMENSION
 from tests.distributed.ranked import (
-    CASES,
     ROUNDS,
     alone_rounds,
+    hosted_cases,
     hosted_end,
     overheard,
 )
+from tests.selection import rest_slow
 
 FEW = ("complete:4", "exponential:6", "fresh", "dropout")
 
@@ -25,10 +26,15 @@ def alone_end(name):
     return list(alone_rounds(name))[-1].models.numpy()
 
 
-def test_every_algorithm_on_every_topology_ends_the_same(pool):
-    """Bit for bit, but where noise on single messages or a secure sum is added up in another order."""
-    chosen = {name: case for name, case in CASES.items() if pool.size == 2 or case.place in FEW}
-    assert {str(case.example) for case in chosen.values()} == set(map(str, examples()))
+@pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_algorithm_on_every_topology_ends_the_same(rest, pool):
+    """Bit for bit, but where noise on single messages or a secure sum is added up in another order.
+
+    Fast: every algorithm, on topologies that take turns; slow: the rest.
+    """
+    admitted = [case for case in hosted_cases().values() if pool.size == 2 or case.place in FEW]
+    chosen = {one.id: one.values[0] for one in rest_slow(admitted) if bool(one.marks) is rest}
+    assert rest or {str(case.example) for case in chosen.values()} == set(map(str, examples()))
     ends = pool(hosted_end, list(chosen))
     for name, case in chosen.items():
         alone = alone_end(name)
@@ -46,7 +52,7 @@ def test_every_algorithm_on_every_topology_ends_the_same(pool):
 
 def crossing(name, blocks, rank, peer, round):
     """Edges from a rank to another in a round."""
-    sender, receiver, _ = CASES[name].topology.at(round).edges
+    sender, receiver, _ = hosted_cases()[name].topology.at(round).edges
     some = np.isin(sender, blocks[rank]) & np.isin(receiver, blocks[peer])
     return sender[some], receiver[some]
 
@@ -92,7 +98,7 @@ def test_noise_on_single_messages_is_added_before_they_cross(name, pool):
 )
 def test_compressed_messages_cross_compressed(name, pool):
     found = pool(overheard, name)
-    operator = CASES[name].algorithm.compression
+    operator = hosted_cases()[name].algorithm.compression
     size, blocks = operator.payload(DIMENSION, np.dtype(np.float32)), [each[0] for each in found]
     for rank, (_, sent, _) in enumerate(found):
         assert len(sent) == ROUNDS
@@ -107,7 +113,7 @@ def test_compressed_messages_cross_compressed(name, pool):
      ("zip-dl on ring:5", "edge"), (DECOR, "pair"), (DECOR, "node")],
 )  # fmt: skip
 def test_a_rank_draws_for_its_own_nodes_and_for_the_secrets_they_share(name, kind, pool):
-    net = CASES[name].topology.at(0)
+    net = hosted_cases()[name].topology.at(0)
     for nodes, _, drawn in pool(overheard, name):
         ids = {tuple(each[1:]) for each in drawn if each[0] == kind}
         if kind == "pair":

@@ -27,6 +27,7 @@ from sottovoce import (
     views,
 )
 from sottovoce.core.noise_key import NoiseKey
+from sottovoce.privacy import amplification
 from sottovoce.privacy.amplification import epsilon_of_batches, sampled_epsilon
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import TrainingProof
@@ -267,6 +268,15 @@ def test_sampling_only_for_everyone_and_fresh_noise():
     assert epsilon_of_batches(noise=0.01, share=0.1, rounds=4, delta=1e-5) == epsilon_of(200, 1e-5)
     with pytest.raises(InputError, match="batch share 0"):
         epsilon_of_batches(noise=1.0, share=0.0, rounds=3, delta=1e-5)
+
+
+def test_the_same_question_about_batches_is_answered_once(monkeypatch):
+    asked, really = [], amplification._accountant
+    monkeypatch.setattr(amplification, "_accountant", lambda *question: asked.append(question) or really(*question))
+    question = {"noise": 3.21, "share": 0.1, "rounds": 3, "size": 50}
+    first, again, other = (epsilon_of_batches(**question, delta=delta) for delta in (1e-5, 1e-5, 1e-3))
+    assert first == again > other
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize(
