@@ -158,6 +158,7 @@ training = {rounds = 40, batch = "full", clip = "per-example", bound = 1.0}
 algorithm = {sigma = 0.5, step_size = 0.5}
 data.rows = 20
 metrics.every = 1
+privacy.attackers = "none"
 grid = {"algorithm.sigma" = [0.5, 5.0]}
 """
 
