@@ -291,7 +291,7 @@ def _near_key(path: list[str]) -> str:
 
 def _without_union_types(path: list[str]) -> list[str]:
     """A path of keys without the names of types that pydantic adds where a value may have several."""
-    return [part for part in path if not part.startswith(("literal[", "list[")) and part not in ("int", "str")]
+    return [part for part in path if not part.startswith(("literal[", "list[")) and part not in ("int", "str", "bool")]
 
 
 def _keys(path: list[str]) -> list[str]:

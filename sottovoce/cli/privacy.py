@@ -102,6 +102,8 @@ def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[st
     figure = f"epsilon {round_up(best.epsilon(setting.delta))} at delta {setting.delta:g} (mu {round_up(best.mu)})"
     unobserved = sorted({g.victim for g in result.guarantees if g.victim is not None and not g.observed})
     scope = "no observed node is worse off" if unobserved else "nobody is worse off"
+    if len({one.victim for one in result.guarantees}) + len(result.view.members) < result.system.n:
+        scope = "of the nodes that were asked about, none is worse off"
     if not best.observed:
         scope = "no observed message depends on this data, and final models are not covered"
     lines = [f"Headline: {figure}, {best.kind}, {_whom(setting, result, best)}; {scope}."]

@@ -221,14 +221,22 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
 
 def _facts(result: "Document", run: "RunDocuments") -> Table:
     """The result of one run; metrics are means over its last rounds, as in `sotto compare`."""
-    from sottovoce.privacy.assumptions import FINAL_MODELS
+    from sottovoce.privacy.assumptions import FINAL_MODELS, AssumptionKind
     from sottovoce.privacy.guarantee import PrivacyFigure
     from sottovoce.report.wording import noise_text
 
     last, metric = result["metrics"], run.metric
     final = {figure: run.final_metric(figure) for figure in ("average", "mean", "min", "max")}
     headline = None if result["headline"] is None else PrivacyFigure.read(result["headline"])
-    uncovered = headline is not None and not headline.covers_final_models
+    uncovered = (
+        []
+        if headline is None
+        else [
+            *([] if headline.covers_final_models else [FINAL_MODELS]),
+            *([] if headline.covers_rounding else ["rounding of floating-point numbers"]),
+        ]
+    )
+    wanted, key = run.experiment.privacy, run.experiment.noise_key
     shown = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
@@ -238,7 +246,9 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
         "noise": noise_text(run.privacy),
         "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
         **({"it holds": str(run.privacy.covers)} if run.privacy.covers is not None else {}),
-        **({"not covered": FINAL_MODELS} if uncovered else {}),
+        **({"target": f"epsilon {wanted.epsilon:g} against {wanted.view}"} if wanted.epsilon is not None else {}),
+        **({"not covered": "; ".join(uncovered)} if uncovered else {}),
+        **({} if key is None else {"noise key": AssumptionKind.REPRODUCIBLE_RUN.value}),
         "seconds of training": f"{result['seconds']:.1f}",
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",

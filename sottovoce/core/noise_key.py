@@ -72,6 +72,11 @@ class NoiseKey:
         """The key as `parse` reads it."""
         return self.secret.hex()
 
+    @property
+    def check(self) -> str:
+        """What shows that a key was copied right, and tells nothing about it."""
+        return _hash(self.secret, "check").hex()
+
     def for_run(self, seed: int) -> NoiseKey:
         """The key of one run: runs from other seeds have other noise, even if one file names one key for all."""
         return type(self)(_hash(self.secret, f"run|{seed}"))

@@ -16,7 +16,7 @@ from sottovoce.core.adjacency import Change
 from sottovoce.core.grid import grid_step
 from sottovoce.tracing.linear_system import LinearSystem
 
-FINAL_MODELS = "models at the end, if they are published: they hold more than was sent"
+FINAL_MODELS = "the final models: whoever sees them, once they are published, can learn more"
 """What is not covered where figures are about messages only and models do not follow from these."""
 
 CHANGED_RECORD = {

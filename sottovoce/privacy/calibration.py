@@ -138,7 +138,10 @@ def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) ->
     """
     reference = at(1.0)
     if reference.mu == 0:
-        return Calibrated(0.0, reference)
+        raise Unaccountable(
+            f"nothing that {reference.view} observes depends on anybody's data, so no noise is needed against it, and "
+            "none would protect the final models; count these among what it sees"
+        )
     if isinstance(noise, CombinedNoise):
         return _bisected(at, reference, target)
     return in_proportion(at, reference, target)

@@ -105,7 +105,7 @@ class Coverage:
         if not self.colluders:
             return f"against {strangers if self.everyone else 'the named adversary'} only"
         both = f"{strangers} and " if self.everyone else ""
-        return f"against {both}{together(self.colluders)}; more nodes together can learn more"
+        return f"against {both}{together(self.colluders)}; larger coalitions are not covered"
 
     @property
     def count(self) -> str:

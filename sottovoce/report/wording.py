@@ -39,6 +39,10 @@ ROUNDING = (
     "Rounding: the last bits of floating-point numbers can betray what figures about real numbers say is hidden. Set "
     "privacy.exact_noise = true, if the algorithm has it."
 )
+ROUNDING_OF_SOME = (
+    "Rounding, in figures for single nodes that are below the figure for everyone: they count on noise of several "
+    "nodes that adds up, and the last bits of floating-point numbers can undo that."
+)
 SINGLE_NODES = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
 WITHOUT_MODELS = (
     "Figures for single nodes leave out the final models unless they say otherwise. "
@@ -112,10 +116,13 @@ def not_covered(privacy: PrivacyDocument) -> list[str]:
     """What no figure of a run is about."""
     found = [*NOT_COVERED, *privacy.not_covered]
     if privacy.headline is not None and not privacy.headline.covers_final_models:
-        found.insert(0, f"M{FINAL_MODELS[1:]}.")
-    found += [f"T{one.sentence[1:]}." for one in _public_statistics(privacy)]
+        found.insert(0, f"T{FINAL_MODELS[1:]}.")
+    found += [f"T{one.sentence[1:]}." for one in _assumed(privacy, AssumptionKind.PUBLIC_STATISTICS)]
+    found += [f"R{one.sentence[1:]}." for one in _assumed(privacy, AssumptionKind.REPRODUCIBLE_RUN)]
     if privacy.headline is not None and not privacy.headline.covers_rounding:
         found.insert(0, ROUNDING)
+    elif any(not one.covers_rounding for view in privacy.node_views.values() for one in view.guarantees):
+        found.append(ROUNDING_OF_SOME)
     if privacy.adjacency == "record":
         found.insert(0, SEVERAL_RECORDS)
     if privacy.node_views:
@@ -125,9 +132,10 @@ def not_covered(privacy: PrivacyDocument) -> list[str]:
     return found
 
 
-def _public_statistics(privacy: PrivacyDocument) -> list[Assumption]:
+def _assumed(privacy: PrivacyDocument, kind: AssumptionKind) -> list[Assumption]:
+    """What the headline assumes of a kind."""
     assumptions = () if privacy.headline is None else privacy.headline.assumptions
-    return [one for one in assumptions if one.kind is AssumptionKind.PUBLIC_STATISTICS]
+    return [one for one in assumptions if one.kind is kind]
 
 
 def headline_sentence(privacy: PrivacyDocument, names: Sequence[str] | None = None) -> str:

@@ -30,7 +30,8 @@ def write_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) -
             f"{files.noise_key}: not there", "the run has begun, and goes on with the noise that it began with",
             "restore the file, or start anew with another --out",
         )  # fmt: skip
-    document = {"about": WARNING, "noise_key": NoiseKey.fresh().hexadecimal, "run": fingerprint}
+    key = NoiseKey.fresh()
+    document = {"about": WARNING, "noise_key": key.hexadecimal, "check": key.check, "run": fingerprint}
     write_text(files.noise_key, json.dumps(document, indent=1) + "\n", private=True)
 
 
@@ -43,6 +44,11 @@ def read_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) ->
     if found.get("run") != fingerprint or not isinstance(found.get("noise_key"), str):
         raise InputError(
             f"{files.noise_key}: not the key of this run", "noise is drawn once, from one key",
+            "restore the file, or start anew with another --out",
+        )  # fmt: skip
+    if NoiseKey.parse(found["noise_key"]).check != found.get("check"):
+        raise InputError(
+            f"{files.noise_key}: damaged", "noise is drawn once, from one key",
             "restore the file, or start anew with another --out",
         )  # fmt: skip
     return _run_key(found["noise_key"], experiment)

@@ -85,7 +85,7 @@ class PrivacyDocument:
             sensitivity=from_json(document["sensitivity"]),
             headline=headline,
             covers=None if document["covers"] is None else Coverage.read(document["covers"]),
-            final_models=FinalModels(document["final_models"]),
+            final_models=FinalModels(document["and_final_models"]),
             sampled=sampled,
             not_covered=tuple(NotCovered(sentence) for sentence in document["not_covered"]),
             refusals=tuple(document["refusals"]),

@@ -148,7 +148,7 @@ class PrivacyReport:
             "grid_step": grid_step(run.algorithm, run.topology.at(0)) if run.algorithm.exact_noise else None,
             "not_covered": [one.value for one in NotCovered],
             "covers": None if self.coverage is None else self.coverage.document(),
-            "final_models": self.final_models.value,
+            "and_final_models": self.final_models.value,
             "over_rounds": self.over_rounds(),
             "sampled": None if self.sampled is None else self.sampled.document(),
             "attackers": self.attackers,

@@ -156,6 +156,7 @@ def test_every_algorithm_trains_the_same_with_the_same_guarantees(rest, pool, al
             "privacy": {"adjacency": "user"},
         },
         {"training": {"batch": "fixed:3", "clip": "whole-gradient", "local_steps": 3}},
+        pytest.param({"training": {"batch": "poisson:0.4"}}, marks=pytest.mark.slow),
         pytest.param({"model": {"name": "cnn"}}, marks=pytest.mark.slow),
         {"machine": {"precision": "float64"}},
         {"algorithm": {"name": "anti-pgd"}, "privacy": {"exact_noise": True}},

@@ -28,6 +28,7 @@ from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.privacy_report import report_privacy, sigma_of
 from sottovoce.run.training_run import prepare_run
 from sottovoce.tracing.policy import trace_possible
+from tests.selection import in_turn
 
 DELTA = 1e-5
 
@@ -135,11 +136,9 @@ def test_account_calibrate_and_run_agree(example, place, view, seen):
     assert sigma_of(met.algorithm.noise) == pytest.approx(sigma, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("view", "seen"), [*ASKED[:3], *(pytest.param(*one, marks=pytest.mark.slow) for one in ASKED[3:])]
-)
-@pytest.mark.parametrize("place", GRAPHS)
-def test_account_at_the_sigma_of_a_plan_meets_the_target(place, view, seen):
+@pytest.mark.parametrize(("place", "asked"), in_turn(GRAPHS, ASKED))
+def test_account_at_the_sigma_of_a_plan_meets_the_target(place, asked):
+    view, seen = asked
     question = Question(
         graph=graph(place), rounds=3, epsilon=2.0, delta=DELTA, records=10, dimension=4, view=view, adjacency="user",
         final_models=seen,
@@ -253,7 +252,7 @@ def shares_of_noise(W, listener, rounds):
         return np.array([float(mpmath.fsum(known[k] ** 2 for known in basis)) for k in range(n - 1)])
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", [*range(15), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(15, 50))])
 def test_averaging_on_random_trees_is_never_above_what_noisy_values_tell(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(6, 16))

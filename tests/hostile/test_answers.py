@@ -160,6 +160,7 @@ training = {rounds = 40, batch = "full", clip = "per-example", bound = 1.0}
 algorithm = {sigma = 0.5, step_size = 0.5}
 data.rows = 20
 metrics.every = 1
+privacy.attackers = "none"
 grid = {"algorithm.sigma" = [0.5, 5.0]}
 """
 
@@ -365,7 +366,7 @@ def test_a_run_has_figures_of_single_nodes_with_its_final_models_and_without(ask
     run_experiment(parse_experiment(document), tmp_path / "run")
     write_page_of(tmp_path / "run", again=False)
     stored = json.loads((tmp_path / "run" / "privacy.json").read_text())
-    assert (stored["final_models"], stored["covers"]) == (asked, {"everyone": True, "colluders": "any"})
+    assert (stored["and_final_models"], stored["covers"]) == (asked, {"everyone": True, "colluders": "any"})
     (shown,) = inside(tmp_path / "run" / "report.html")["runs"]
     for node in range(7):
         without, published = (

@@ -102,7 +102,7 @@ def test_pairs_of_nodes_beat_what_decor_says_about_single_ones_and_that_is_said(
     assert all(epsilon_reached(mu) <= said for mu in alone.values())
     assert sum(epsilon_reached(mu) > said for mu in pairs.values()) >= NODES  # two neighbours know all secrets
     assert document["covers"] == {"everyone": True, "colluders": 1}
-    assert "and every single node; more nodes together can learn more." in " ".join(sotto(line)[1].split())
+    assert "and every single node; larger coalitions are not covered." in " ".join(sotto(line)[1].split())
 
 
 def test_no_pair_beats_what_decor_says_about_pairs(decor):

@@ -126,7 +126,9 @@ def brute_force(H, k, b):
     return value(found)
 
 
-@pytest.mark.parametrize(("T", "k", "b"), [(2, 1, 2), (2, 2, 1), (3, 1, 3), (4, 2, 2)])
+@pytest.mark.parametrize(
+    ("T", "k", "b"), [(2, 1, 2), (2, 2, 1), (3, 1, 3), pytest.param(4, 2, 2, marks=pytest.mark.slow)]
+)
 def test_brute_force_finds_nothing_better(T, k, b):
     H = prefix(T)
     value, bound, _ = best(H, f"{k}x{b}")

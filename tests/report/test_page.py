@@ -339,6 +339,17 @@ def chromium():
         browser.close()
 
 
+def open_page(context, file: Path, wrong: list[str]):
+    """The page of a file when it is drawn; complaints and requests are appended to `wrong`."""
+    page = context.new_page()
+    page.on("console", lambda message: wrong.append(message.text))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("request", lambda request: request.url != file.as_uri() and wrong.append(request.url))
+    page.goto(file.as_uri())
+    page.wait_for_selector("#graph figure h3")
+    return page
+
+
 @pytest.fixture
 def opened(chromium):
     """`opened(file, width=360)` is its page from disk, offline; nothing may complain and nothing may be asked for."""
@@ -349,17 +360,30 @@ def opened(chromium):
             viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", offline=True
         )
         contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: request.url != file.as_uri() and wrong.append(request.url))
-        page.goto(file.as_uri())
-        page.wait_for_selector("#graph figure h3")
-        return page
+        return open_page(context, file, wrong)
 
     yield show
     for context in contexts:
         context.close()
+    assert wrong == []
+
+
+@pytest.fixture(scope="module")
+def shown(chromium, written):
+    """The page about all kinds of runs, drawn once for the tests that only look and choose; and what went wrong."""
+    wrong = []
+    context = chromium.new_context(viewport={"width": 1280, "height": 900}, color_scheme="light", offline=True)
+    yield open_page(context, written, wrong), wrong
+    context.close()
+
+
+@pytest.fixture
+def page(shown):
+    """The same page with its first choices; nothing may complain and nothing may be asked for."""
+    page, wrong = shown
+    for choice, first in (("#run", "0"), ("#attacker", "0"), ("#figure-kind", "proven")):
+        page.select_option(choice, first)
+    yield page
     assert wrong == []
 
 
@@ -378,8 +402,7 @@ def numbers(page, figure: str) -> str:
     return page.locator(f"#{figure} details table").evaluate("table => table.textContent")
 
 
-def test_every_figure_is_drawn_from_disk_without_a_single_request(written, opened):
-    page = opened(written)
+def test_every_figure_is_drawn_from_disk_without_a_single_request(page):
     for figure in ("graph", "distance", "pairs", "rounds", "bytes", "epsilon-over-rounds", "roc", "privacy", "success"):
         assert page.locator(f"#{figure} .plot svg.main-svg").count() > 0, figure
         assert len(text(page, f"#{figure} figcaption")) > 80, figure
@@ -387,8 +410,8 @@ def test_every_figure_is_drawn_from_disk_without_a_single_request(written, opene
     assert "any-training" in text(page, "#guarantees")
 
 
-def test_clicking_a_node_changes_figures_table_and_captions(written, opened):
-    page, data = opened(written), inside(written)["runs"][0]
+def test_clicking_a_node_changes_figures_table_and_captions(written, page):
+    data = inside(written)["runs"][0]
     pairs = data["leaks"]["ways"]["proven"]
     before = {figure: (text(page, f"#{figure} figcaption"), numbers(page, figure)) for figure in ("graph", "pairs")}
     assert "Node 0 is the adversary." in before["graph"][0]
@@ -416,8 +439,7 @@ def test_clicking_a_node_changes_figures_table_and_captions(written, opened):
     assert sorted(drawn) == sorted(value for value in pairs["epsilon"][5] if value is not None)
 
 
-def test_keys_do_what_clicks_do_and_the_idealisation_is_named(written, opened):
-    page = opened(written)
+def test_keys_do_what_clicks_do_and_the_idealisation_is_named(written, page):
     page.focus("#attacker")
     page.keyboard.press("ArrowDown")
     page.wait_for_function("document.getElementById('attacker').value === '1'")
@@ -429,8 +451,7 @@ def test_keys_do_what_clicks_do_and_the_idealisation_is_named(written, opened):
     assert str(ideal[0]) in numbers(page, "graph")
 
 
-def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, opened):
-    page = opened(written)
+def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, page):
     by_name = {run["run"]: number for number, run in enumerate(inside(written)["runs"])}
     page.select_option("#run", str(by_name["convex"]))
     assert "convex-training" in numbers(page, "graph")
@@ -450,7 +471,10 @@ def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, open
     assert page.locator("#graph .plot").is_visible()
 
 
-@pytest.mark.parametrize(("width", "height", "dark"), [(360, 740, False), (1280, 900, True)])
+@pytest.mark.parametrize(
+    ("width", "height", "dark"),
+    [(360, 740, True), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((360, 740, False), (1280, 900, True)))],
+)
 def test_it_fits_a_phone_and_follows_dark_mode(width, height, dark, written, opened, tmp_path):
     page = opened(written, width=width, height=height, dark=dark)
     assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -28,6 +28,7 @@ from tests.cases import cases
 from tests.forked import forking
 from tests.run.killed import MOMENTS, experiment, run_until
 from tests.run.test_simulation import job
+from tests.selection import rest_slow
 
 EXAMPLES = [
     case for case in cases() if not case.algorithm.averaging and case.place in ("complete:4", "fresh", "dropout")
@@ -55,7 +56,7 @@ def played(began, state, stop=None):
     return last, found
 
 
-@pytest.mark.parametrize("case", EXAMPLES, ids=str)
+@pytest.mark.parametrize("case", rest_slow(EXAMPLES))
 def test_stopped_after_any_round_and_taken_up_by_others_it_ends_the_same(case, tmp_path):
     def fresh():
         what = job(case.topology.n, rows=6).gradients("poisson:0.5", "per-example", 1.0, noise_key=NoiseKey.of_seed(2))

@@ -106,6 +106,7 @@ def test_one_key_for_all_seeds_of_a_sweep_gives_each_its_own_noise():
         (lambda path: path.write_text("x"), "noise.key: damaged"),
         (lambda path: _edit(path, run="of another"), "not the key of this run"),
         (lambda path: _edit(path, noise_key=5), "not the key of this run"),
+        (lambda path: _edit(path, noise_key=16 * "5a"), "noise.key: damaged; noise is drawn once"),
         (lambda path: _edit(path, noise_key="5a"), "a noise key of 2 characters; it has 32 hexadecimal digits"),
     ],
 )

@@ -22,6 +22,7 @@ from sottovoce.run.execute import run_experiment
 from sottovoce.run.recording import read_recording
 from tests.cases import DIMENSION, ROUNDS, Case, cases
 from tests.cases import task as made_up
+from tests.selection import rest_slow
 
 PLAIN = [case for case in cases() if case.algorithm.compression.name == "identity" and case.example.weights != "push"]
 
@@ -36,7 +37,7 @@ def played(case: Case):
         yield now
 
 
-@pytest.mark.parametrize("case", PLAIN, ids=str)
+@pytest.mark.parametrize("case", rest_slow(PLAIN))
 def test_what_nodes_hold_is_what_was_heard_by_them(case):
     by = np.array([0, 2])
     for now in played(case):
