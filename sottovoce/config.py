@@ -273,6 +273,8 @@ def _input_error(problem: ErrorDetails, alternatives: Sequence[ErrorDetails], wh
         return InputError(f"{at} is missing", "it has no default", f"give {path[-1]}")
     if problem["type"] == "model_type":
         return InputError(f"{at} = {problem['input']!r}", "it is a table of keys", f"write [{key}]")
+    if path == ["noise_key"]:
+        return InputError(at, "it is a string of 32 hexadecimal digits", "put it in quotes, or leave it out")
     message = re.sub(r"^(Input|String|Value) ", "it ", problem["msg"])
     if problem["type"] == "string_pattern_mismatch":
         message = "letters, digits and . _ = , + - from a letter or digit on, parts divided by /"

@@ -77,7 +77,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a file asks for: the runs, the attacks on them afterwards, and the command that repeats all of it."""
+    """What a file asks for: the runs, the attacks on them afterwards, and the command, without a noise key."""
 
     name: str
     command: str
@@ -99,9 +99,10 @@ def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> 
     attacks = check_attacks(document, runs)
     if only is not None and not any(only in run.experiment.name for run in runs):
         raise InputError(f"--only {only}", f"no run of {file} has that in its name", f"e.g. {runs[0].experiment.name}")
+    shown = [setting for setting in settings if not setting.lstrip().startswith("noise_key")]
     return RunPlan(
         name=str(document.get("name", "")),
-        command=" ".join(["sotto run", str(file), *(f"--set {setting}" for setting in settings)]),
+        command=" ".join(["sotto run", str(file), *(f"--set {setting}" for setting in shown)]),
         runs=[run for run in runs if only is None or only in run.experiment.name],
         attacks=attacks,
         single_run=len(runs) == 1 and not runs[0].variant,
@@ -221,22 +222,12 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
 
 def _facts(result: "Document", run: "RunDocuments") -> Table:
     """The result of one run; metrics are means over its last rounds, as in `sotto compare`."""
-    from sottovoce.privacy.assumptions import FINAL_MODELS, AssumptionKind
     from sottovoce.privacy.guarantee import PrivacyFigure
     from sottovoce.report.wording import noise_text
 
     last, metric = result["metrics"], run.metric
     final = {figure: run.final_metric(figure) for figure in ("average", "mean", "min", "max")}
     headline = None if result["headline"] is None else PrivacyFigure.read(result["headline"])
-    uncovered = (
-        []
-        if headline is None
-        else [
-            *([] if headline.covers_final_models else [FINAL_MODELS]),
-            *([] if headline.covers_rounding else ["rounding of floating-point numbers"]),
-        ]
-    )
-    wanted, key = run.experiment.privacy, run.experiment.noise_key
     shown = {
         "run": result["name"],
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
@@ -246,14 +237,29 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
         "noise": noise_text(run.privacy),
         "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
         **({"it holds": str(run.privacy.covers)} if run.privacy.covers is not None else {}),
-        **({"target": f"epsilon {wanted.epsilon:g} against {wanted.view}"} if wanted.epsilon is not None else {}),
-        **({"not covered": "; ".join(uncovered)} if uncovered else {}),
-        **({} if key is None else {"noise key": AssumptionKind.REPRODUCIBLE_RUN.value}),
+        **_limits(headline, run.experiment),
         "seconds of training": f"{result['seconds']:.1f}",
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",
     }
     return facts(shown)
+
+
+def _limits(headline: "PrivacyFigure | None", settings: "Experiment") -> dict[str, str]:
+    """Whom a target was set for, what the figure leaves out, who may know the noise: where that is not the usual."""
+    from sottovoce.privacy.assumptions import FINAL_MODELS, AssumptionKind
+
+    found = {}
+    if settings.privacy.epsilon is not None and settings.privacy.view != "everyone":
+        found["target"] = f"epsilon {settings.privacy.epsilon:g} against {settings.privacy.view}"
+    if headline is not None:
+        rounding = "rounding of floating-point numbers"
+        covered = {FINAL_MODELS: headline.covers_final_models, rounding: headline.covers_rounding}
+        if not all(covered.values()):
+            found["not covered"] = "; ".join(what for what, is_covered in covered.items() if not is_covered)
+    if settings.noise_key is not None:
+        found["noise key"] = AssumptionKind.REPRODUCIBLE_RUN.value
+    return found
 
 
 def _rounds(count: int) -> str:

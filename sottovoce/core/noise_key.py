@@ -37,6 +37,10 @@ class NoiseKey:
 
     secret: bytes
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.secret, bytes) or len(self.secret) != KEY_BYTES:
+            raise InputError("a noise key", f"it has {KEY_BYTES} bytes", "use NoiseKey.fresh()")
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(secret)"
 
@@ -55,6 +59,8 @@ class NoiseKey:
     @classmethod
     def parse(cls, text: str) -> NoiseKey:
         """A key from its 32 hexadecimal digits."""
+        if not isinstance(text, str):
+            raise InputError(f"a noise key of type {type(text).__name__}", "it is read from text", "give its digits")
         if not re.fullmatch(KEY_PATTERN, text):
             raise InputError(
                 f"a noise key of {len(text)} characters", f"it has {2 * KEY_BYTES} hexadecimal digits",
@@ -77,9 +83,9 @@ class NoiseKey:
         """What shows that a key was copied right, and tells nothing about it."""
         return _hash(self.secret, "check").hex()
 
-    def for_run(self, seed: int) -> NoiseKey:
-        """The key of one run: runs from other seeds have other noise, even if one file names one key for all."""
-        return type(self)(_hash(self.secret, f"run|{seed}"))
+    def for_run(self, name: str, seed: int) -> NoiseKey:
+        """The key of one run: the runs of a sweep have noise of their own, even if its file names one key for all."""
+        return type(self)(_hash(self.secret, f"run|{seed}|{name}"))
 
     def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> np.random.Generator:
         """The random stream of one source in one step."""

@@ -116,6 +116,8 @@ class Ranks:
         key = self._next_key()
         self._store.put(f"{key}/{self.rank}", dict(facts))
         facts_by_rank = [self._store.wait_for(f"{key}/{rank}", rank) for rank in range(self.size)]
+        if not all(isinstance(facts, dict) for facts in facts_by_rank):
+            raise strange_value(key)
         for rank, other in enumerate(facts_by_rank):
             found = first_difference(facts_by_rank[0], other)
             if found is not None:

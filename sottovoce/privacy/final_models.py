@@ -34,6 +34,22 @@ def covered_final_models(system: LinearSystem, view: View) -> FinalModels:
     return view.final_models
 
 
+def published(system: LinearSystem, view: View) -> LinearSystem:
+    """The system in which a view sees the final models that it has.
+
+    An average may hold noise that no message showed. Whoever hears every message stands for any number of nodes
+    together, and these take off the noise that they know: all but one of them have the last one's model. So all models
+    are counted there.
+    """
+    which = view.final_models
+    if system.final_models is FinalModels.ALL and which is FinalModels.AVERAGE:
+        return system
+    hears_all = view.kind is ViewKind.EVERYONE and not view.secure_sum
+    if hears_all and which is FinalModels.AVERAGE and not models_follow_from_messages(system):
+        which = FinalModels.ALL
+    return system.publishing(which)
+
+
 def models_follow_from_messages(system: LinearSystem) -> bool:
     """Whether all models at the end are linear combinations of messages; False where that cannot be shown.
 

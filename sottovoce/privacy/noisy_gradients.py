@@ -13,6 +13,7 @@ from scipy import linalg, sparse
 from sottovoce.core.memo import once_for_each
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
+from sottovoce.privacy.final_models import published
 from sottovoce.privacy.observation import known_noise
 from sottovoce.privacy.views import View
 from sottovoce.privacy.worst_case import worst_case
@@ -25,7 +26,7 @@ def loss_given_noisy_gradients(
     system: LinearSystem, view: View, victims: NDArray[np.intp], scheme: Participation
 ) -> Array:
     """mu^2 of each victim if the adversary had every honest node's `g + noise`, with what it knows removed."""
-    system = system.publishing(view.final_models)
+    system = published(system, view)
 
     rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
     precisions = map_equal_steps(lambda step: _precision(system, step, view), [step for step, _ in rounds])

@@ -20,6 +20,7 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.final_models import published
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages, map_equal_steps
 
@@ -114,7 +115,7 @@ def observe(
     _check_edges(system, adversary)
     if adversary.kind is ViewKind.ANY_COALITION:
         raise InputError(f"view {adversary}", "one adversary is needed here, and it stands for many", "name its nodes")
-    system = system.publishing(adversary.final_models)
+    system = published(system, adversary)
     concerned = np.setdiff1d(np.arange(system.n), adversary.members)
     if victims is not None:
         missing = [node for node in victims if not 0 <= node < system.n]

@@ -117,7 +117,7 @@ def _write(path: Path, named: Arrays) -> None:
     def write_to(file: BinaryIO) -> None:
         np.savez(file, **named)  # type: ignore[arg-type]
 
-    write(path, write_to)
+    write(path, write_to, private=True)
 
 
 def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: Coordinator | None = None) -> Checkpoint:

@@ -25,7 +25,7 @@ def write_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) -
     """Make the key of a run that begins, unless its settings name one."""
     if experiment.noise_key is not None or files.noise_key.exists():
         return
-    if files.privacy.exists():
+    if any(path.exists() for path in (files.privacy, files.private, files.checkpoint)):
         raise InputError(
             f"{files.noise_key}: not there", "the run has begun, and goes on with the noise that it began with",
             "restore the file, or start anew with another --out",
@@ -56,4 +56,4 @@ def read_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) ->
 
 def _run_key(text: str, experiment: Experiment) -> NoiseKey:
     """Settings that name the key of an earlier run repeat that run."""
-    return NoiseKey.parse(text).for_run(experiment.seed)
+    return NoiseKey.parse(text).for_run(experiment.name, experiment.seed)

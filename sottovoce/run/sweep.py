@@ -98,9 +98,9 @@ def _axes(document: Document, key: str) -> dict[str, list[Any]]:
     found = document.get(key, {})
     if not isinstance(found, dict) or not all(isinstance(values, list) and values for values in found.values()):
         raise InputError(key, "each of its keys has a list of values", 'write "privacy.epsilon" = [0.5, 1.0]')
-    for word in ("name", "seed"):
+    for word in ("name", "seed", "noise_key"):
         if word in found:
-            raise InputError(f"{key} over {word}", "it is not for that", "write seeds = [0, 1], or [[variants]]")
+            raise InputError(f"{key} over {word}", "names would show it", "write seeds = [0, 1], or [[variants]]")
     return found
 
 

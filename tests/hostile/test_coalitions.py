@@ -230,3 +230,18 @@ def test_zero_sum_noise_is_gone_from_the_average():
     assert account(system, "node:0").mu < math.inf
     found = account(system, "node:0", final_models="average")
     assert all(guarantee.mu == math.inf for guarantee in found.guarantees)
+
+
+@pytest.mark.parametrize("place", ["ring:5", "star:4"])
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_a_published_average_holds_noise_that_colluders_know(place, rounds):
+    """DP2SGD sends no message about its last step. All nodes but one take off their part of the published average, and
+    have the last one's noisy gradient of that step: mu^2 is the number of rounds, with sigma 1.
+    """
+    net = metropolis(place)
+    system = trace(algorithm("dp2sgd", sigma=1.0), net, rounds=rounds)
+    found = account(system, "everyone", final_models="average")
+    others = account(system, f"coalition:{','.join(map(str, range(1, net.n)))}", final_models="average")
+    assert others.of(0, "any-training").mu ** 2 == pytest.approx(rounds)
+    assert found.mu >= others.mu * (1 - 1e-9)
+    assert found.coverage.colluders is None

@@ -23,7 +23,7 @@ def streams(seed):
     """Every stream of node 1's first noise that a seed could lead to."""
     name = "node|1|0|0"
     master = hashlib.blake2b(f"public|{seed}".encode(), digest_size=16).digest()
-    for_run = hashlib.blake2b(f"run|{seed}".encode(), key=master, digest_size=16).digest()
+    for_run = hashlib.blake2b(f"run|{seed}|try".encode(), key=master, digest_size=16).digest()
     for words, key in [
         (f"{seed}|{name}", b""), (f"{seed}|{seed}|{name}", b""), (name, str(seed).encode()), (f"{seed}|{name}", master),
         (name, seed.to_bytes(16, "little")), (name, seed.to_bytes(16, "big")), (name, master), (name, for_run),

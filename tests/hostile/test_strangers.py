@@ -59,6 +59,15 @@ def test_what_no_rank_wrote_is_refused_in_one_line(name, port):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("value", [b"[1, 2]", b'"x"', b"null", b"7"])
+def test_facts_that_no_rank_wrote_are_refused(value, port):
+    store, stranger = port
+    ranks = Ranks(Communicator(0, 2), RankStore(store, 0, timeout=5.0))
+    stranger.set("call/1/1", value)
+    with pytest.raises(PeerLost, match="that no rank wrote"):
+        ranks.require_equal({"rounds": 5})
+
+
 def hear_of_rank_zero(ranks, key):
     """What it returned, or why it is gone."""
     with ranks.propagate_errors():

@@ -196,7 +196,7 @@ def test_the_command_prints_a_table_and_a_document(small, sotto, monkeypatch):
     code, out, err = sotto(line)
     assert (code, err) == (0, "")
     assert "Recommended: mafalda has the least predicted error" in out
-    assert "The target is met against whoever hears every message and every single node; more nodes" in out
+    assert "The target is met against whoever hears every message and every single node; larger" in out
     assert "Not applicable: d-psgd: it adds no noise" in out
     document = json.loads(sotto(line + " --json")[1])
     assert [replace(question, graph=small.question.graph) for question in asked] == [small.question] * 2

@@ -57,7 +57,7 @@ def test_the_key_is_for_the_owner_alone_and_in_no_other_file(begun, tmp_path):
     files = [path for path in begun.rglob("*") if path.is_file()]
     assert (begun / "noise.key").stat().st_mode & 0o777 == 0o600
     secret = NoiseKey.parse(key_of(begun))
-    shapes = [shape for key in (secret, secret.for_run(0)) for shape in (key.secret, key.hexadecimal.encode())]
+    shapes = [shape for key in (secret, secret.for_run("try", 0)) for shape in (key.secret, key.hexadecimal.encode())]
     showing = {path.name for path in files if any(shape in path.read_bytes() for shape in shapes)}
     assert showing == {"noise.key"}
 
@@ -132,10 +132,47 @@ def test_a_wrong_key_in_the_settings_is_one_line_that_does_not_show_it(key, tmp_
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_left_a_checkpoint_has_begun(begun, tmp_path):
+    folder = shutil.copytree(begun, tmp_path / "run")
+    for name in ("noise.key", "privacy.json", "private.json"):
+        (folder / name).unlink()
+    with pytest.raises(InputError, match="the run has begun"):
+        run(folder, resume=True)
+    assert not (folder / "noise.key").exists()
+
+
+def test_a_key_of_a_sweep_is_shown_nowhere(tmp_path, sotto, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "try.json").write_text(json.dumps(DOCUMENT))
+    sigmas = ("--set", 'grid."algorithm.sigma"=[1.0, 2.0]')
+    code, out, err = sotto("run try.json --jobs 1", "--set", f"noise_key='{NAMED}'", *sigmas)
+    assert (code, NAMED in out + err) == (0, False)
+    files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
+    assert {path.name for path in files if NAMED.encode() in path.read_bytes()} == {"config.json"}
+    settings = [json.loads(path.read_text()) for path in files if path.name == "config.json"]
+    assert len({build(parse_experiment(one)).noise_key for one in settings}) == 2, "variants have noise of their own"
+    digits = "12345678901234567890123456789012"
+    for wrong in (f'grid.noise_key=["{NAMED}"]', f"noise_key={digits}", f'noise_key=["{NAMED}"]'):
+        code, out, err = sotto("run try.json --out no", "--set", wrong)
+        assert (code, err.count("\n"), NAMED in err, digits in err) == (2, 1, False, False), err
+
+
+@pytest.mark.parametrize("secret", [b"", b"x" * 15, b"x" * 17, "x" * 16, None])
+def test_a_key_has_sixteen_bytes(secret):
+    with pytest.raises(InputError, match="it has 16 bytes"):
+        NoiseKey(secret)
+
+
+@pytest.mark.parametrize("text", [None, 5, b"5a" * 16])
+def test_a_key_is_read_from_text(text):
+    with pytest.raises(InputError, match="it is read from text"):
+        NoiseKey.parse(text)
+
+
 def test_reruns_do_not_draw_the_noise_of_the_run(tmp_path):
     run(tmp_path / "run")
     finished, files = open_run(tmp_path / "run"), RunFiles(tmp_path / "run")
-    key = NoiseKey.parse(key_of(tmp_path / "run")).for_run(0)
+    key = NoiseKey.parse(key_of(tmp_path / "run")).for_run("try", 0)
     reruns = [with_other_rows(finished, seed, {}) for seed in (0, 1)]
     assert len({key, *(one.noise_key for one in reruns)}) == 3
     assert all(one.gradients.batches.key == one.noise_key for one in reruns)
