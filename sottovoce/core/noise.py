@@ -299,8 +299,8 @@ class CombinedNoise(_FreshNoise):
         return tuple(term for part in self.parts for term in part.edge(mixing))
 
 
-LARGEST = 1e100
-"""Largest standard deviation: squares of it, and sums of them, are still numbers."""
+SMALLEST, LARGEST = 1e-100, 1e100
+"""Standard deviations lie between these, or are 0: squares of them, and sums of squares, are still numbers."""
 
 
 def _size(name: str, value: ArrayLike, *, single: bool = False) -> PerNode:
@@ -314,6 +314,11 @@ def _size(name: str, value: ArrayLike, *, single: bool = False) -> PerNode:
     bad = ~np.isfinite(values) | (values < 0)
     if not bad.any() and (values > LARGEST).any():
         raise InputError(f"{name} = {values.max():g}", f"variances must fit: at most {LARGEST:g}", "take less noise")
+    tiny = values[(values > 0) & (values < SMALLEST)]
+    if tiny.size and not bad.any():
+        raise InputError(
+            f"{name} = {tiny.min():g}", f"variances must fit: at least {SMALLEST:g}", "use 0, or more noise"
+        )
     if bad.any() or values.ndim > (0 if single else 1):
         shown = values[bad].ravel()[0] if bad.any() else f"an array of shape {values.shape}"
         raise InputError(f"{name} = {shown}", "a standard deviation is finite and not negative", "correct it")

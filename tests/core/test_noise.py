@@ -179,6 +179,7 @@ BAD = {
         ),
         "muffliato with correlated noise; it adds noise only once",
     ),
+    "tiny noise": (lambda: Independent(1e-320), "variances must fit: at least 1e-100"),
     "seed": (
         lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), None, rounds=1, seed=None),
         "seed None; it is a whole number",
