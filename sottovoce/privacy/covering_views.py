@@ -9,7 +9,7 @@ share secrets (DECOR): a node knows its own, and so can learn more than a strang
     >>> [str(view) for view in covering_views(views.everyone(), system)]
     ['everyone', 'node:0', 'node:1', 'node:2']
     >>> print(coverage(covering_views(views.everyone(), system), system))
-    against whoever hears every message and every single node; more nodes together can learn more
+    against whoever hears every message and every single node; larger coalitions are not covered
     >>> system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:3"), rounds=2)
     >>> [str(view) for view in covering_views(views.everyone(), system)]
     ['everyone']
