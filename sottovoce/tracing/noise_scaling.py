@@ -88,7 +88,9 @@ def _scaled(step: StepMatrices, factors: Factors) -> StepMatrices:
     every = np.concatenate([np.ones(step.state_size + step.gradients), factors])
 
     def scaled(matrix: sparse.csr_array) -> sparse.csr_array:
-        return sparse.csr_array((matrix.data * every[matrix.indices], matrix.indices, matrix.indptr), matrix.shape)
+        found = matrix.copy()  # with indices of its own: scipy may sort them in place
+        found.data *= every[found.indices]
+        return found
 
     return replace(
         step,

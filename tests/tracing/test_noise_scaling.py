@@ -82,6 +82,22 @@ class SharedByAll(Independent):
         return (replace(term, matrix=replace(term.matrix, plain=matrix.tocsr())),)
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_scaled_systems_share_no_arrays_that_scipy_may_sort(steps):
+    """Of matrices with the same indices, sorting those of one in place changes what the others say."""
+    built = algorithm("muffliato-sgd", sigma=1.0, gossip_steps=steps)
+    system = trace(built, metropolis("star:5"), rounds=3)
+    scaled = scale_noise(system, system.algorithm.noise.with_sigma(2.0))
+    for ours, theirs in zip(scaled.steps, system.steps, strict=True):
+        for one, other in zip(ours._own, theirs._own, strict=True):
+            for part in ("data", "indices", "indptr"):
+                assert not np.shares_memory(getattr(one, part), getattr(other, part))
+    first = account(scaled, "coalition:any-2").mu
+    again = account(scale_noise(system, system.algorithm.noise.with_sigma(2.0)), "coalition:any-2").mu
+    fresh = account(trace(with_sigma(built, 2.0), metropolis("star:5"), rounds=3), "coalition:any-2").mu
+    np.testing.assert_allclose([first, again], fresh, rtol=1e-12)
+
+
 def test_each_source_has_a_factor_of_its_own(monkeypatch):
     built, net = replace(algorithm("dp-d-sgd", sigma=1.0), noise=NeverBelowOne(2.0)), metropolis("ring:5")
     system, fresh = (trace(with_sigma(built, sigma), net, rounds=3) for sigma in (2.0, 0.5))

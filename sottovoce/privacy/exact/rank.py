@@ -67,7 +67,7 @@ class _Echelon:
 
 def _residues(matrix: sparse.csr_array) -> sparse.csr_array:
     values = np.array([_residue(value) for value in matrix.data.tolist()], dtype=np.int64)
-    return sparse.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape)
+    return sparse.csr_array((values, matrix.indices.copy(), matrix.indptr.copy()), shape=matrix.shape)
 
 
 def _residue(value: float) -> int:
