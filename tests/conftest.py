@@ -9,17 +9,14 @@ import multiprocessing
 import os
 import sys
 import tempfile
-from itertools import count
 from pathlib import Path
 
 import pytest
-from _pytest.doctest import DoctestItem
 
 # before numpy and torch are loaded: two threads that share a product wait for each other on a busy machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from sottovoce.cli import main
-from sottovoce.core.noise_key import NoiseKey
 from tests.forked import ENVIRONMENT, Command, forking
 
 DATA = Path(os.environ.get("SOTTOVOCE_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -32,20 +29,6 @@ def pytest_configure(config):
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_CACHE_HOME"] = folder.name
     ENVIRONMENT.update({**os.environ, **ENVIRONMENT})
-
-
-@pytest.fixture
-def repeatable_keys(monkeypatch):
-    """Keys that runs make for themselves are the same in every test: what pages print was printed with them."""
-    numbers = count(1)
-    monkeypatch.setattr(NoiseKey, "fresh", classmethod(lambda cls: cls.of_seed(next(numbers))))
-
-
-@pytest.fixture(autouse=True)
-def _repeatable_examples(request):
-    """Examples of docstrings and pages draw the same noise each time."""
-    if isinstance(request.node, DoctestItem):
-        request.getfixturevalue("repeatable_keys")
 
 
 @pytest.fixture
