@@ -12,12 +12,17 @@ from sottovoce._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sottovoce.algorithms.registry import algorithm, algorithm_names, cite
+    from sottovoce.attacks.candidate_losses import attacked_pairs as attacked_pairs
+    from sottovoce.attacks.candidate_losses import candidates_of as candidates_of
+    from sottovoce.attacks.candidate_losses import loss_series as loss_series
     from sottovoce.attacks.received_messages import receive
     from sottovoce.attacks.reconstruction import Reconstruction, reconstruct
+    from sottovoce.attacks.threshold import threshold as threshold
     from sottovoce.auditing.lower_bound import Audit
     from sottovoce.auditing.mechanism import audit
     from sottovoce.auditing.one_run import audit_guesses, audit_one_run
     from sottovoce.auditing.scores import audit_scores
+    from sottovoce.config import RecordingSettings, parse_experiment
     from sottovoce.core.algorithm import Algorithm
     from sottovoce.core.compression import parse_compression
     from sottovoce.core.graphs import Graph, graph
@@ -42,15 +47,22 @@ if TYPE_CHECKING:
     from sottovoce.learning.datasets import from_arrays as from_arrays
     from sottovoce.learning.datasets import load as load
     from sottovoce.learning.models import model as model
+    from sottovoce.learning.models import wrap_module as wrap_module
     from sottovoce.learning.partitioning import partition as partition
     from sottovoce.learning.tasks import task as task
     from sottovoce.matrix_factorization.factorization import factorize, factorize_by_class
     from sottovoce.matrix_factorization.result import Factorization
+    from sottovoce.planning.noise_accumulation import noise_in_models
     from sottovoce.privacy import views
     from sottovoce.privacy.accountant import Account, account
+    from sottovoce.privacy.amplification import sampled_epsilon
     from sottovoce.privacy.calibration import calibrate
     from sottovoce.privacy.guarantee import Guarantee
     from sottovoce.privacy.views import View
+    from sottovoce.report.page import write_page as write_page
+    from sottovoce.run.build import build_run as build_run
+    from sottovoce.run.execute import run_experiment as run_experiment
+    from sottovoce.run.privacy_report import report_privacy as report_privacy
     from sottovoce.run.simulation import Run as Run
     from sottovoce.run.simulation import simulate as simulate
     from sottovoce.tracing.linear_system import LinearSystem
@@ -74,6 +86,10 @@ _MODULE_OF = {
         "audit_one_run",
     ),
     "auditing.scores": ("audit_scores",),
+    "config": (
+        "RecordingSettings",
+        "parse_experiment",
+    ),
     "core.algorithm": ("Algorithm",),
     "core.compression": ("parse_compression",),
     "core.graphs": (
@@ -109,10 +125,12 @@ _MODULE_OF = {
         "factorize_by_class",
     ),
     "matrix_factorization.result": ("Factorization",),
+    "planning.noise_accumulation": ("noise_in_models",),
     "privacy.accountant": (
         "Account",
         "account",
     ),
+    "privacy.amplification": ("sampled_epsilon",),
     "privacy.calibration": ("calibrate",),
     "privacy.guarantee": ("Guarantee",),
     "privacy.views": ("View",),
@@ -124,14 +142,27 @@ _MODULE_OF = {
 }
 
 _WITH_TORCH = {
+    "attacks.candidate_losses": (
+        "attacked_pairs",
+        "candidates_of",
+        "loss_series",
+    ),
+    "attacks.threshold": ("threshold",),
     "learning.datasets": (
         "Dataset",
         "from_arrays",
         "load",
     ),
-    "learning.models": ("model",),
+    "learning.models": (
+        "model",
+        "wrap_module",
+    ),
     "learning.partitioning": ("partition",),
     "learning.tasks": ("task",),
+    "report.page": ("write_page",),
+    "run.build": ("build_run",),
+    "run.execute": ("run_experiment",),
+    "run.privacy_report": ("report_privacy",),
     "run.simulation": (
         "Run",
         "simulate",
@@ -153,6 +184,7 @@ __all__ = [
     "Mixing",
     "NoiseKey",
     "Reconstruction",
+    "RecordingSettings",
     "SottovoceError",
     "Topology",
     "Unaccountable",
@@ -175,11 +207,14 @@ __all__ = [
     "iterate_rounds",
     "max_degree",
     "metropolis",
+    "noise_in_models",
     "parse_compression",
+    "parse_experiment",
     "push",
     "random_edges",
     "receive",
     "reconstruct",
+    "sampled_epsilon",
     "trace",
     "train",
     "uniform",

@@ -23,7 +23,7 @@ from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun, prepare_run
 
 
-def build(experiment: Experiment, folder: Path | None = None) -> TrainingRun:
+def build_run(experiment: Experiment, folder: Path | None = None) -> TrainingRun:
     """Everything that a run needs, from its settings. `folder` holds the data sets that do not come with the package.
 
     With `privacy.epsilon` sigma is the least that meets it.

@@ -12,7 +12,7 @@ from sottovoce.core.compression import Identity
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, node_number
-from sottovoce.run.build import build
+from sottovoce.run.build import build_run
 from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import fingerprint, public_fingerprint
 from sottovoce.run.layout import RunFiles
@@ -73,7 +73,7 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
         raise unfinished_run(folder)
     experiment = parse_experiment(settings, str(files.config))
     privacy = files.document(files.privacy)
-    training_run = build(experiment, data)
+    training_run = build_run(experiment, data)
     digest = fingerprint(experiment, training_run)
     load(files.checkpoint, training_run, digest)
     if privacy is None or privacy.get("fingerprint") != public_fingerprint(experiment, training_run):

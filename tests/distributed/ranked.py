@@ -20,7 +20,7 @@ from sottovoce.distributed.communication import Communicator, PendingExchange
 from sottovoce.distributed.ranks import join_ranks
 from sottovoce.errors import Diverged, SottovoceError
 from sottovoce.run import checkpoint, checkpoint_schedule, fingerprint
-from sottovoce.run.build import build
+from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from tests.cases import DIMENSION, cases, task
 from tests.run.killed import Count, half_written
@@ -113,7 +113,7 @@ def overheard(ranks, name):
 
 
 def held_data(ranks, wanted):
-    training_run = build(parse_experiment(wanted))
+    training_run = build_run(parse_experiment(wanted))
     mine = training_run.hosted_by(ranks.transport(training_run.topology, training_run.seed))
     whole = "inputs" in vars(training_run.task) or "inputs" in vars(training_run.task.dataset)
     rows = [mine.task.inputs[mine.task.shards.indices[node]].numpy() for node in mine.transport.nodes]

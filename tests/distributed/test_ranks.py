@@ -16,7 +16,7 @@ from benchmarks.processes import measured
 from sottovoce import InputError
 from sottovoce.algorithms.registry import algorithm_names
 from sottovoce.config import merge, parse_experiment
-from sottovoce.run.build import build
+from sottovoce.run.build import build_run
 from sottovoce.run.checkpoint import load
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
@@ -95,7 +95,7 @@ def models(place):
 
 def admitted(name, where):
     try:
-        build(parse_experiment(document(name, where)))
+        build_run(parse_experiment(document(name, where)))
     except InputError:
         return False
     return True
@@ -183,7 +183,7 @@ def test_ranks_share_the_key_that_their_run_made_for_itself(pools, tmp_path):
 
 def test_each_rank_makes_numbers_of_the_rows_of_its_own_nodes_alone(pool):
     wanted = document("dp-d-sgd", "undirected")
-    whole = build(parse_experiment(wanted)).task
+    whole = build_run(parse_experiment(wanted)).task
     for nodes, rows, kept, all_of_them in pool(held_data, wanted):
         assert (kept, all_of_them) == (12 * len(nodes), False)
         for node, held in zip(nodes, rows, strict=True):
@@ -228,7 +228,7 @@ def test_a_run_goes_on_in_any_number_of_processes(name, where, sizes, trained, p
         assert len(parts) == size, "its own part, those it names, and no others"
     assert contents(tmp_path) == contents(whole)
     np.testing.assert_array_equal(models(tmp_path), models(whole))
-    load(tmp_path / "checkpoint.npz", build(parse_experiment(wanted)), contents(tmp_path)["about"]["fingerprint"])
+    load(tmp_path / "checkpoint.npz", build_run(parse_experiment(wanted)), contents(tmp_path)["about"]["fingerprint"])
 
 
 # --- faults ----------------------------------------------------------------------------------------------------------

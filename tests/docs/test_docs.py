@@ -118,6 +118,13 @@ def test_the_sweep_of_the_page_about_runs_is_one():
     assert "study/optimised,epsilon=4.0,seed=2" in names
 
 
+def test_examples_import_from_the_package_itself():
+    """All but a file that is added to the package."""
+    imports = re.compile(r"^>>> (?:from|import) (sottovoce[.\w]+)", re.M)
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    assert [found for page in pages for found in imports.findall(page.read_text())] == []
+
+
 def test_links_between_pages_lead_somewhere():
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):

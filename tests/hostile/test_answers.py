@@ -32,7 +32,7 @@ from sottovoce.planning.planner import Question
 from sottovoce.privacy import views
 from sottovoce.report.page import write_page_of
 from sottovoce.report.wording import adversary
-from sottovoce.run.build import build
+from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -261,7 +261,7 @@ def test_a_node_has_the_data_of_the_group_of_its_name(names, tmp_path):
             "data": {"name": f"file:{tmp_path / 'data.npz'}", "partition": "user"}, "model": {"name": "logistic"},
             "algorithm": {"sigma": 1.0, "step_size": 0.1},
         }  # fmt: skip
-        run = build(parse_experiment(settings))
+        run = build_run(parse_experiment(settings))
         held = [set(run.task.dataset.inputs[rows][:, 0]) for rows in run.task.shards.indices]
         assert held == [{float(names.index(str(label)))} for label in run.topology.graph.labels]
 
@@ -428,11 +428,11 @@ def test_a_name_is_as_good_as_a_number(line, at_named_run, sotto):
 
 def test_a_run_is_calibrated_for_a_name(at_named_run):
     settings = tomllib.loads(SMALL) | {"algorithm": {"step_size": 0.5}}
-    found = [
-        build(parse_experiment(settings | {"privacy": {"epsilon": 2.0, "view": f"node:{name}"}})).algorithm.noise.sigma
+    by_name, by_number = (
+        build_run(parse_experiment(settings | {"privacy": {"epsilon": 2.0, "view": f"node:{name}"}}))
         for name in ("Mercy", NODE)
-    ]
-    assert found[0] == found[1]
+    )
+    assert by_name.algorithm.noise.sigma == by_number.algorithm.noise.sigma
 
 
 def test_python_takes_names(at_named_run):

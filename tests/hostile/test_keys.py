@@ -13,7 +13,7 @@ import pytest
 
 from sottovoce import NoiseKey, algorithm, iterate_rounds, metropolis
 from sottovoce.config import parse_experiment
-from sottovoce.run.build import build
+from sottovoce.run.build import build_run
 
 D, SEEDS = 40, 300
 GRADIENT = np.linspace(-1.0, 1.0, D)
@@ -68,11 +68,11 @@ def test_neither_noise_nor_batches_nor_starts_of_a_run_file_show_each_other(batc
         "algorithm": {"name": "dp-d-sgd", "sigma": 1.0},
         "training": {"rounds": 2, "batch": batch, "clip": "per-example", "bound": 1.0},
     }  # fmt: skip
-    one, other = (build(parse_experiment(document)) for _ in range(2))
+    one, other = (build_run(parse_experiment(document)) for _ in range(2))
     np.testing.assert_array_equal(one.starting_models(np.arange(4)), other.starting_models(np.arange(4)))
     np.testing.assert_array_equal(one.task.shards.indices, other.task.shards.indices)
     assert one.noise_key != other.noise_key
     drawn = [[run.gradients.batches.rows_of(node, 0).tolist() for node in range(4)] for run in (one, other)]
     assert drawn[0] != drawn[1]
-    moved = build(parse_experiment(document | {"seed": 1}))
+    moved = build_run(parse_experiment(document | {"seed": 1}))
     assert not np.array_equal(moved.starting_models(np.arange(4)), one.starting_models(np.arange(4)))

@@ -12,7 +12,7 @@ from sottovoce import NoiseKey, algorithm, metropolis, simulate
 from sottovoce.config import parse_experiment
 from sottovoce.errors import InputError
 from sottovoce.privacy.assumptions import AssumptionKind
-from sottovoce.run.build import build
+from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
@@ -91,7 +91,7 @@ def test_a_run_of_the_api_says_whether_its_key_was_given():
 
 
 def test_one_key_for_all_seeds_of_a_sweep_gives_each_its_own_noise():
-    runs = [build(parse_experiment(DOCUMENT | {"noise_key": NAMED, "seed": seed})) for seed in (0, 1)]
+    runs = [build_run(parse_experiment(DOCUMENT | {"noise_key": NAMED, "seed": seed})) for seed in (0, 1)]
     draws = [one.noise_key.stream("node", [0], 0).standard_normal(4) for one in runs]
     batches = [one.gradients.batches.rows_of(0, 0).tolist() for one in runs]
     assert not np.isin(draws[0], draws[1]).any()
@@ -150,7 +150,8 @@ def test_a_key_of_a_sweep_is_shown_nowhere(tmp_path, sotto, monkeypatch):
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
     assert {path.name for path in files if NAMED.encode() in path.read_bytes()} == {"config.json"}
     settings = [json.loads(path.read_text()) for path in files if path.name == "config.json"]
-    assert len({build(parse_experiment(one)).noise_key for one in settings}) == 2, "variants have noise of their own"
+    keys = {build_run(parse_experiment(one)).noise_key for one in settings}
+    assert len(keys) == 2, "variants have noise of their own"
     digits = "12345678901234567890123456789012"
     for wrong in (f'grid.noise_key=["{NAMED}"]', f"noise_key={digits}", f'noise_key=["{NAMED}"]'):
         code, out, err = sotto("run try.json --out no", "--set", wrong)

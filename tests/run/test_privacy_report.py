@@ -27,7 +27,7 @@ from sottovoce.learning.tasks import task
 from sottovoce.privacy import views
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.gaussian_dp import epsilon_of
-from sottovoce.run.build import build
+from sottovoce.run.build import build_run
 from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.privacy_report import report_privacy
 from sottovoce.run.training_run import prepare_run
@@ -181,7 +181,7 @@ def test_mafalda_takes_the_c_of_the_participation_that_is_used():
         "algorithm": {"name": "mafalda", "sigma": 1.0},
         "training": {"rounds": 6, "batch": "cycle:4x3", "clip": "per-example", "bound": 1.0},
     }  # fmt: skip
-    began = build(parse_experiment(base))
+    began = build_run(parse_experiment(base))
     assert str(began.participation) == "2x3"
     C = began.algorithm.noise.correlation.matrix(6)
     by_hand = algorithm("mafalda", sigma=1.0, rounds=6, participation="2x3").on(began.topology)
@@ -189,7 +189,7 @@ def test_mafalda_takes_the_c_of_the_participation_that_is_used():
     M = C.T @ C
     worst = max(M[np.ix_([s, s + 3], [s, s + 3])].__abs__().sum() for s in range(3))
     assert report_privacy(began, attackers="none").headline.mu == pytest.approx(math.sqrt(worst), rel=1e-4)
-    everyone = build(parse_experiment(base | {"privacy": {"adjacency": "user"}}))
+    everyone = build_run(parse_experiment(base | {"privacy": {"adjacency": "user"}}))
     assert not np.array_equal(everyone.algorithm.noise.correlation.matrix(6), C)
     mu = report_privacy(everyone, attackers="none").headline.mu
     C = everyone.algorithm.noise.correlation.matrix(6)
@@ -202,8 +202,8 @@ def test_changing_topologies_follow_the_runs_seed_and_are_accounted_as_they_run(
         "name": "x", "topology": more, "data": {"rows": 12}, "algorithm": {"name": "muffliato-sgd", "sigma": 1.0},
         "training": {"rounds": 5, "clip": "per-example", "bound": 1.0},
     }  # fmt: skip
-    one, other = (build(parse_experiment(base | {"seed": seed})) for seed in (1, 2))
-    pinned = build(parse_experiment(base | {"seed": 2, "topology": more | {"seed": public_seed(1, "topology")}}))
+    one, other = (build_run(parse_experiment(base | {"seed": seed})) for seed in (1, 2))
+    pinned = build_run(parse_experiment(base | {"seed": 2, "topology": more | {"seed": public_seed(1, "topology")}}))
 
     def weights(began):
         return [began.topology.at(t).weights.toarray().tolist() for t in range(5)]
@@ -384,7 +384,7 @@ def test_calibration_for_one_view_promises_that_view():
         "privacy": {"epsilon": 2.0, "view": "coalition:0,1", "attackers": "none"},
     }  # fmt: skip
     experiment = parse_experiment(base)
-    began = build(experiment)
+    began = build_run(experiment)
     found = report_privacy(began, attackers="none", target=experiment.privacy.view)
     assert [str(view.view) for view in found.accounts] == ["everyone", "coalition:0,1"]
     assert 1.98 < found.accounts[1].epsilon(DELTA) <= 2.0

@@ -17,7 +17,7 @@ from sottovoce.learning.datasets import load
 from sottovoce.learning.models import model
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
-from sottovoce.run.build import build
+from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.recording import read_recording
 from tests.cases import DIMENSION, ROUNDS, Case, cases
@@ -147,7 +147,7 @@ def test_recording_changes_no_number_and_keeps_noisy_models(name):
 def test_files_hold_what_memory_holds(tmp_path):
     experiment = parse_experiment(DOCUMENT)
     run_experiment(experiment, tmp_path / "run")
-    training_run = build(experiment)
+    training_run = build_run(experiment)
     there = read_recording(tmp_path / "run", training_run, experiment.record)
     here = simulate(
         training_run.algorithm,
