@@ -146,7 +146,8 @@ def _ranked() -> bool:
 
 def _run_as_rank(wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
     """One rank's part of a run. Rank 0 shows progress and prints the result; an error is printed once."""
-    from sottovoce.distributed.launch import is_orphaned, unblock_signals
+    from sottovoce.core.processes import unblock_signals
+    from sottovoce.distributed.launch import is_orphaned
 
     unblock_signals()
     from sottovoce.distributed.ranks import join_ranks
