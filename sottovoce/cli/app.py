@@ -14,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sottovoce._version import __version__
-from sottovoce.cli.output import verbosity
+from sottovoce.cli.output import narrated, verbosity
 from sottovoce.errors import SottovoceError
 
 app = typer.Typer(
@@ -52,6 +52,8 @@ def _sotto(
         raise typer.BadParameter("--quiet and --verbose exclude each other.")
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+    else:
+        context.with_resource(narrated(context.invoked_subcommand))
 
 
 def main() -> None:
