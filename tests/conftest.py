@@ -16,7 +16,7 @@ import pytest
 # before numpy and torch are loaded: two threads that share a product wait for each other on a busy machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from sottovoce.cli import main
+from sottovoce.cli import main, progress_lines
 from tests.forked import ENVIRONMENT, Command, forking
 
 DATA = Path(os.environ.get("SOTTOVOCE_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -35,8 +35,9 @@ def pytest_configure(config):
 def sotto(monkeypatch, capsys):
     """`sotto("account --graph ring:6")` is what the command does here: its code, what it prints, and on stderr.
 
-    Processes that it starts are forked.
+    Processes that it starts are forked. On a busy machine, lines of progress would come between those that are tested.
     """
+    monkeypatch.setattr(progress_lines, "INTERVAL", 1e6)
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: forking())
 
     def run(line: str, *more: str) -> tuple[int, str, str]:

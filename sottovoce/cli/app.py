@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
 
 from sottovoce._version import __version__
-from sottovoce.cli.output import verbosity
+from sottovoce.cli.output import narrated, verbosity
 from sottovoce.errors import SottovoceError
 
 app = typer.Typer(
@@ -20,8 +24,8 @@ app = typer.Typer(
 )
 
 
-STOPPED = 130
-"""What a shell says of a command that an interrupt ended."""
+STOPPED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+"""What a shell says of a command that Ctrl-C, or SIGTERM, ended."""
 
 
 def _version(show: bool) -> None:
@@ -48,6 +52,8 @@ def _sotto(
         raise typer.BadParameter("--quiet and --verbose exclude each other.")
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+    else:
+        context.with_resource(narrated(context.invoked_subcommand))
 
 
 def main() -> None:
@@ -55,6 +61,15 @@ def main() -> None:
     verbosity.quiet = verbosity.verbose = False
     if sys.stdout is None:
         sys.exit(fail("stdout is closed; answers are written to it; redirect it, to /dev/null say", 1))
+    with _stopped_by_termination() as terminated:
+        code = _run_command()
+    if code == STOPPED and os.environ.get("RANK", "0") == "0":  # typer turns an interrupt into this code, silently
+        fail(*explained(KeyboardInterrupt()))
+    sys.exit(TERMINATED if code == STOPPED and terminated else code)
+
+
+def _run_command() -> int:
+    """Run the command, and return the code to exit with; a failure is one line."""
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()
@@ -71,9 +86,30 @@ def main() -> None:
         if verbosity.verbose:
             raise
         code = fail(*explained(error))
-    if code == STOPPED and os.environ.get("RANK", "0") == "0":  # typer turns an interrupt into this code, silently
-        fail(*explained(KeyboardInterrupt()))
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _stopped_by_termination() -> Iterator[list[int]]:
+    """SIGTERM stops a command as Ctrl-C does. The first counts: some send it twice, and what saves is not disturbed.
+
+    Yields the signals that came.
+    """
+    received: list[int] = []
+
+    def stop(kind: int, _: object) -> None:
+        received.append(kind)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _closed() -> int:

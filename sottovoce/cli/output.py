@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import threading
 import time
@@ -12,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import typer
+
+from sottovoce.cli.progress_lines import Activity, activity, lines_written
 
 Table = list[list[str]]
 
@@ -117,20 +120,34 @@ def _tick(what: str, begun: float, done: threading.Event) -> None:
 
 
 @contextmanager
-def _timed(what: str) -> Iterator[None]:
-    """Prints with --verbose how long some work took."""
-    begun = time.monotonic()
-    yield
+def _timed(what: str) -> Iterator[Activity]:
+    """Some work that lines on stderr tell of; prints with --verbose how long it took."""
+    with activity(what) as work:
+        yield work
     if verbosity.verbose:
-        typer.echo(f"sotto: {what}: {time.monotonic() - begun:.2f} s", err=True)
+        typer.echo(f"sotto: {what}: {time.monotonic() - work.begun:.2f} s", err=True)
 
 
 @contextmanager
-def progress(what: str, *, rate: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr with remaining time, and rounds a second on request; nothing where stderr is no terminal."""
-    with _timed(what):
+def narrated(command: str) -> Iterator[None]:
+    """Where stderr is no terminal: a line now and then while a command takes long."""
+    if verbosity.quiet or sys.stderr is None or sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    with activity(command), lines_written(lambda line: typer.echo(line, err=True)):
+        yield
+
+
+@contextmanager
+def progress(what: str, *, rate: bool = False, first: str = "") -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr with remaining time, and rounds a second on request; where it is no terminal, for its lines.
+
+    `first` is what is done before anything is counted.
+    """
+    with _timed(what) as work:
+        work.reached = first and f"{first}, "
         if not verbosity.shows_progress:
-            yield lambda done, total: None
+            yield work.tell
             return
         with _bar(what, rate) as tell:
             yield tell
@@ -159,14 +176,15 @@ def _bar(what: str, rate: bool) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def gap_shown(target: float) -> Iterator[Callable[[float], None]]:
-    """The gap on stderr while a search takes longer than two seconds; nothing where stderr is no terminal."""
-    begun, shown = time.monotonic(), verbosity.shows_progress
+    """The gap on stderr while a search takes longer than two seconds; where it is no terminal, for its lines."""
+    shown = verbosity.shows_progress
 
     def tell(gap: float) -> None:
-        if shown and time.monotonic() - begun > PATIENCE:
+        work.reached = f"gap {gap:.2e}, until {target:g}, "
+        if shown and time.monotonic() - work.begun > PATIENCE:
             typer.echo(f"gap {gap:.2e}, until {target:g}   \r", err=True, nl=False)
 
-    with _timed("search for the best correlation"):
+    with _timed("search for the best correlation") as work:
         try:
             yield tell
         finally:

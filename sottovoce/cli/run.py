@@ -15,6 +15,7 @@ import typer
 from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, size, verbosity
+from sottovoce.cli.progress_lines import activity
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from sottovoce.run.run_documents import RunDocuments
     from sottovoce.run.sweep import SweepRun
     from sottovoce.run.sweep_results import SweepRow
+
+BEFORE = "data and guarantees, before the first round"
 
 
 @app.command()
@@ -123,7 +126,7 @@ def _single_experiment(file: Path, settings: list[str], only: str | None, out: P
 def _run_one(experiment: "Experiment", how: Execution) -> None:
     """One run, in this process."""
     folder = how.out / experiment.name
-    with progress(experiment.name, rate=True) as tell:
+    with progress(experiment.name, rate=True, first=BEFORE) as tell:
         from sottovoce.run.execute import run_experiment
 
         result = run_experiment(experiment, folder, data=how.data, resume=how.resume, progress=tell)
@@ -146,7 +149,8 @@ def _ranked() -> bool:
 
 def _run_as_rank(wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
     """One rank's part of a run. Rank 0 shows progress and prints the result; an error is printed once."""
-    from sottovoce.distributed.launch import is_orphaned, unblock_signals
+    from sottovoce.core.processes import unblock_signals
+    from sottovoce.distributed.launch import is_orphaned
 
     unblock_signals()
     from sottovoce.distributed.ranks import join_ranks
@@ -156,7 +160,7 @@ def _run_as_rank(wanted: "Callable[[], Experiment]", timeout: float, how: Execut
     with join_ranks(timeout) as ranks:
         try:
             experiment = ranks.on_every_rank(wanted)
-            with progress(experiment.name, rate=True) if leads else nullcontext() as tell:
+            with progress(experiment.name, rate=True, first=BEFORE) if leads else nullcontext() as tell:
                 result = run_experiment(
                     experiment, how.out / experiment.name, data=how.data, resume=how.resume, progress=tell,
                     coordinator=ranks,
@@ -193,7 +197,8 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
     arguments += ["--data", str(how.data)] if how.data is not None else []
     arguments += ["--resume"] if how.resume else []
     arguments += ["--json"] if how.as_json else []
-    raise SystemExit(launch(arguments, processes))
+    with activity(""):  # rank 0 tells how far it is
+        raise SystemExit(launch(arguments, processes))
 
 
 def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:

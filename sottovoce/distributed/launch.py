@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from sottovoce.core.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked
 from sottovoce.errors import SottovoceError
 
 MEETING = "SOTTOVOCE_MEETING"
@@ -24,9 +25,6 @@ PARENT = "SOTTOVOCE_PARENT"
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 """The network interface between them, unless GLOO_SOCKET_IFNAME names another."""
-
-FORWARDED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals to the process that started them which are meant for them."""
 
 POLL_SECONDS = 0.05
 """Seconds between two looks at which ranks have ended."""
@@ -44,24 +42,25 @@ def launch(arguments: list[str], size: int) -> int:
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             with _forwarding_signals(ranks):
-                with _signals_blocked():
+                with signals_blocked():
                     ranks += [_start_rank(arguments, rank, size, Path(folder) / "meeting") for rank in range(size)]
                 _wait(ranks)
         finally:
             for rank in ranks:
-                if rank.poll() is None:
-                    rank.kill()
-                rank.wait()
+                with rank:  # which waits for it
+                    if rank.poll() is None:
+                        rank.kill()
     return _exit_code([rank.returncode for rank in ranks])
 
 
 def _start_rank(arguments: list[str], rank: int, size: int, meeting: Path) -> subprocess.Popen[bytes]:
+    """One rank. Nothing is written to its stdin, by which it notices that this process has ended."""
     assigned = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), MEETING: str(meeting)}
     assigned[PARENT] = str(os.getpid())
     defaults = {"GLOO_SOCKET_IFNAME": LOOPBACK, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "sottovoce", *arguments]
     environment = {**defaults, **os.environ, **assigned}
-    return subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
+    return subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.PIPE)
 
 
 def _wait(ranks: list[subprocess.Popen[bytes]]) -> None:
@@ -90,21 +89,6 @@ def _exit_code(codes: list[int]) -> int:
 
 
 @contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Interrupts wait until all ranks are started; in a rank, which inherits that, until `unblock_signals`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def unblock_signals() -> None:
-    """In a rank: from here on interrupts arrive, with one that came before."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
-
-
-@contextmanager
 def _forwarding_signals(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Interrupts go to the ranks, which save and end; a second one ends them at once."""
     received = []
@@ -118,7 +102,7 @@ def _forwarding_signals(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {kind: signal.signal(kind, forward) for kind in FORWARDED_SIGNALS}
+    before = {kind: signal.signal(kind, forward) for kind in STOPPING_SIGNALS}
     try:
         yield
     finally:
@@ -131,13 +115,7 @@ def is_orphaned() -> bool:
     return PARENT in os.environ and os.getppid() != int(os.environ[PARENT])
 
 
-def leave_with_parent() -> None:
+def leave_with_launcher() -> None:
     """In a rank: end when the process that started it is gone."""
-    parent = int(os.environ.get(PARENT, os.getppid()))
-
-    def wait_for_parent() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=wait_for_parent, daemon=True).start()
+    if PARENT in os.environ:
+        end_with_parent(sys.stdin.fileno())

@@ -27,7 +27,7 @@ from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.communication import Communicator, backend_errors
 from sottovoce.distributed.exchange_plan import NodeShard
-from sottovoce.distributed.launch import MEETING, leave_with_parent
+from sottovoce.distributed.launch import leave_with_launcher
 from sottovoce.distributed.placement import place_nodes, read_placement
 from sottovoce.distributed.rank_store import POLL_SECONDS, RankStore, open_store, strange_value
 from sottovoce.distributed.rank_transport import RankTransport
@@ -40,13 +40,12 @@ Value = TypeVar("Value")
 def join_ranks(timeout: float) -> Iterator[Ranks]:
     """Join the ranks that the environment names, and leave them at the end."""
     rank, size, deadline = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=timeout)
+    leave_with_launcher()
     with backend_errors("joining the other ranks"):
         store = open_store(rank, size, deadline)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         group_store = PrefixStore("group", store)
         dist.init_process_group(backend, store=group_store, rank=rank, world_size=size, timeout=deadline)
-    if MEETING in os.environ:
-        leave_with_parent()
     yield Ranks(Communicator(rank, size), RankStore(store, rank, timeout))
     dist.destroy_process_group()
 

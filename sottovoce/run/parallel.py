@@ -5,17 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import TypeVar
 
 from sottovoce.config import Document, Experiment
+from sottovoce.core.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked, unblock_signals
 from sottovoce.core.threads import WORKERS
 from sottovoce.errors import Diverged, SottovoceError
 from sottovoce.run.callbacks import Progress
@@ -72,8 +71,8 @@ def map_in_processes(act: Callable[[Item], Answer], items: Sequence[Item], jobs:
         return
     others, context = set(multiprocessing.active_children()), multiprocessing.get_context("spawn")
     stopped = context.Event()
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_Stopped.share, initargs=(stopped,)) as pool:
-        with _uninterrupted():  # which the processes inherit: they listen only while they act
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(stopped,)) as pool:
+        with signals_blocked():
             waiting = {pool.submit(_interruptible, act, item): item for item in items}
         try:
             for done in as_completed(waiting):
@@ -97,20 +96,30 @@ class _Stopped:
 
     event: Event | None = None
 
-    @classmethod
-    def share(cls, event: Event) -> None:
-        """Initialise a process of the pool with the event that is set when the sweep stops."""
-        cls.event = event
+
+def _begin(stopped: Event) -> None:
+    """In a process of its own: it ends with its parent, and heeds signals only while it acts."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    end_with_parent(parent.sentinel)
+    _Stopped.event = stopped
+    _heed_signals(signal.SIG_IGN)
+    unblock_signals()
+
+
+def _heed_signals(handler: Callable[..., None] | signal.Handlers) -> None:
+    for kind in STOPPING_SIGNALS:
+        signal.signal(kind, handler)
 
 
 def _interruptible(act: Callable[[Item], Answer], item: Item) -> Answer:
-    """In a process of its own: one interrupt stops what is done, which then saves undisturbed."""
+    """In a process of its own: one signal stops what is done, which then saves undisturbed."""
 
     def stop(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _heed_signals(signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, stop)
+    _heed_signals(stop)
     try:
         if (
             _Stopped.event is not None and _Stopped.event.is_set()
@@ -118,17 +127,4 @@ def _interruptible(act: Callable[[Item], Answer], item: Item) -> Answer:
             raise KeyboardInterrupt
         return act(item)
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Without interrupts, where they can be turned off: in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+        _heed_signals(signal.SIG_IGN)

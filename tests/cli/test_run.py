@@ -14,6 +14,7 @@ import pytest
 from sottovoce import InputError, Unaccountable
 from sottovoce.run.parallel import run_experiments
 from sottovoce.run.sweep import SweepRun, expand_sweep
+from tests.distributed.test_launch import children
 from tests.run.killed import experiment
 from tests.run.test_checkpoint import contents
 from tests.test_config import SMALL
@@ -128,8 +129,17 @@ def test_the_first_failure_in_one_process_leaves_the_finished_runs(tmp_path):
     assert not (tmp_path / "wrong").exists()
 
 
-def test_an_interrupted_sweep_saves_and_stops_in_one_line(here, command):
+ENDINGS = {
+    "interrupted": (os.killpg, signal.SIGINT, 130, "sotto: stopped\n"),
+    "terminated": (os.kill, signal.SIGTERM, 143, "sotto: stopped\n"),
+    "killed": (os.kill, signal.SIGKILL, -signal.SIGKILL, ""),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_sweep_that_is_ended_leaves_no_process_behind(ending, here, command):
     """Without clipping nothing is promised, so that a run that never ends begins at once."""
+    send, kind, code, said = ENDINGS[ending]
     endless = "training = {rounds = 1000000}\n" + SWEEP[: SWEEP.index("[training]")]
     (here / "sweep.toml").write_text(endless.replace("rows = 12", "rows = 2"))
     process = command(here, "run", "sweep.toml", "--jobs", "2")
@@ -137,11 +147,24 @@ def test_an_interrupted_sweep_saves_and_stops_in_one_line(here, command):
     while not all((place / "metrics.jsonl").exists() for place in begun):
         assert process.poll() is None, process.communicate()
         time.sleep(0.001)
-    os.killpg(process.pid, signal.SIGINT)
+    workers = [pid for pid in children(process) if "resource_tracker" not in command_line(pid)]
+    assert len(workers) == 2
+    send(process.pid, kind)
     out, err = process.communicate()
-    assert (process.returncode, out, err) == (130, "", "sotto: stopped\n")
-    assert [sorted(path.name for path in place.glob("checkpoint*")) for place in begun] == [["checkpoint.npz"]] * 2
+    assert (process.returncode, out, err) == (code, "", said)
+    if kind is not signal.SIGKILL:
+        assert [sorted(path.name for path in place.glob("checkpoint*")) for place in begun] == [["checkpoint.npz"]] * 2
+    deadline = time.monotonic() + 10
+    while any(map(command_line, workers)):
+        assert time.monotonic() < deadline, "workers outlive the sweep"
+        time.sleep(0.01)
     assert {path.name for path in (here / "runs" / "try").iterdir()} == {place.name for place in begun}
+
+
+def command_line(pid):
+    """The command of a process; empty when it has ended, whether or not somebody has asked for its code."""
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.read_text() if path.exists() else ""
 
 
 def test_recipes_are_valid():

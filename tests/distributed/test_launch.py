@@ -41,7 +41,7 @@ def whole(tmp_path, sotto, monkeypatch):
 
 
 def test_the_command_spreads_a_run_over_processes(whole, tmp_path, command):
-    process = command(tmp_path, "run", "long.toml", "--processes", "2", "--json")
+    process = command(tmp_path, "--quiet", "run", "long.toml", "--processes", "2", "--json")
     out, err = process.communicate()
     assert (process.returncode, err) == (0, "")
     result = json.loads(out)
@@ -53,7 +53,7 @@ def test_the_command_spreads_a_run_over_processes(whole, tmp_path, command):
 @pytest.mark.slow
 def test_a_wrong_setting_is_one_line(tmp_path, command):
     (tmp_path / "long.toml").write_text(SHORT)
-    process = command(tmp_path, "run", "long.toml", "--processes", "2", "--set", "topology.graph=path:1")
+    process = command(tmp_path, "--quiet", "run", "long.toml", "--processes", "2", "--set", "topology.graph=path:1")
     assert process.communicate() == (
         "",
         "sotto: 2 processes for 1 nodes; each hosts at least one node; use at most 1\n",
@@ -82,7 +82,7 @@ def test_interrupted_killed_and_left_alone_it_ends_the_same(tmp_path, sotto, com
         "parent": (-signal.SIGKILL, ""),
     }  # fmt: skip
     for number, (whom, (code, said)) in enumerate(stopped.items()):
-        process = command(tmp_path, "run", "long.toml", "--resume", "--processes", str(2 + number % 2))
+        process = command(tmp_path, "--quiet", "run", "long.toml", "--resume", "--processes", str(2 + number % 2))
         before = saved_at(place / "checkpoint.npz")
         until(process, lambda before=before: saved_at(place / "checkpoint.npz") > before)
         if whom == "interrupt":

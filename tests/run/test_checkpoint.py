@@ -428,25 +428,39 @@ def assert_repeats(place, sotto):
         assert disturbed[part] == undisturbed[part]
 
 
-def test_the_command_interrupted_and_killed_ends_the_same(tmp_path, sotto, command, monkeypatch):
+def test_the_command_stopped_and_killed_ends_the_same(tmp_path, sotto, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "long.toml").write_text(LONG % 800)
-    place = tmp_path / "runs" / "long"
-    process = command(tmp_path, "run", "long.toml")
-    until(process, (place / "metrics.jsonl").exists)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
-    assert (process.returncode, out, err) == (130, "", "sotto: stopped\n")
-    before = saved_at(place / "checkpoint.npz")
-    process = command(tmp_path, "run", "long.toml", "--resume")
-    until(process, lambda: saved_at(place / "checkpoint.npz") > before)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    place, before = tmp_path / "runs" / "long", 0
+    codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
+    for kind, code in codes.items():
+        process = command(tmp_path, "run", "long.toml", "--resume")
+        until(process, lambda before=before: saved_at(place / "checkpoint.npz") > before)
+        process.send_signal(kind)
+        assert process.communicate() == ("", "" if kind is signal.SIGKILL else "sotto: stopped\n")
+        assert process.returncode == code
+        before = saved_at(place / "checkpoint.npz")
     code, out, err = sotto("run long.toml --resume --json")
     assert (code, err) == (0, "")
     assert json.loads(out)["metrics"]["round"] == 800
     assert_repeats(place, sotto)
+
+
+def test_a_termination_saves_what_was_not_saved_yet(tmp_path, command):
+    """Checkpoints are an hour apart: the one that is there was written because of the signal. A second signal, as
+    some send it, does not disturb.
+    """
+    endless = (LONG % 10**6).replace("anti-pgd", "dp-d-sgd").replace("seconds = 0", "seconds = 3600")
+    (tmp_path / "long.toml").write_text(endless)
+    place = tmp_path / "runs" / "long"
+    process = command(tmp_path, "run", "long.toml")
+    until(process, lambda: saved_at(place / "metrics.jsonl") and len((place / "metrics.jsonl").read_text()) > 0)
+    assert not (place / "checkpoint.npz").exists()
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate() == ("", "sotto: stopped\n")
+    assert process.returncode == 143
+    assert (place / "checkpoint.npz").exists()
 
 
 @pytest.mark.slow

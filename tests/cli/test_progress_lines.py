@@ -1,0 +1,62 @@
+"""Lines of progress where stderr is no terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+
+import pytest
+
+from sottovoce.cli import options, output, progress_lines
+from sottovoce.cli.progress_lines import Activity, activity, lines_written
+
+
+def test_lines_tell_of_the_innermost_work_whether_or_not_it_tells_how_far_it_is(monkeypatch):
+    monkeypatch.setattr(progress_lines, "INTERVAL", 0.001)
+    written, more = [], threading.Event()
+
+    def write(line):
+        written.append(line)
+        more.set()
+
+    def next_line():
+        more.clear()
+        assert more.wait(60)
+        more.clear()  # one that was being written while the work went on
+        assert more.wait(60)
+        return re.sub(r"\d+ s$", "N s", written[-1])
+
+    with activity("run"), lines_written(write):
+        assert next_line() == "sotto: run: N s"
+        with activity("digits") as work:
+            assert next_line() == "sotto: digits: N s"
+            work.tell(1200, 10_000)
+            assert next_line() == "sotto: digits: 1,200 of 10,000, N s"
+        assert next_line() == "sotto: run: N s"
+    count = len(written)
+    more.clear()
+    assert not more.wait(0.01)
+    assert len(written) == count
+
+
+def test_a_command_writes_lines_on_stderr_and_its_answer_on_stdout(sotto, monkeypatch):
+    monkeypatch.setattr(progress_lines, "INTERVAL", 0.001)
+    written, line, system = threading.Event(), Activity.line, options.Setting.system
+
+    def note(work):
+        written.set()
+        return line(work)
+
+    def wait(setting, sigma):
+        assert written.wait(60)
+        return system(setting, sigma)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Activity, "line", note)
+        patch.setattr(options.Setting, "system", wait)
+        code, out, err = sotto("account --graph ring:6 --json")
+    assert (code, json.loads(out)["graph"]) == (0, "ring:6")
+    assert re.search(r"^sotto: tracing dp-d-sgd on ring:6: \d+ s$", err, re.MULTILINE)
+    monkeypatch.setattr(output, "lines_written", lambda _: pytest.fail("asked to be quiet"))
+    assert sotto("--quiet account --graph ring:6 --json") == (0, out, "")
