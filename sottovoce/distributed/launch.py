@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from sottovoce.distributed.environment import whole_number
 from sottovoce.errors import SottovoceError
 
 MEETING = "SOTTOVOCE_MEETING"
@@ -128,12 +129,12 @@ def _forwarding_signals(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 def is_orphaned() -> bool:
     """In a rank: whether the process that started it is gone, and with it all who would read its output."""
-    return PARENT in os.environ and os.getppid() != int(os.environ[PARENT])
+    return PARENT in os.environ and os.getppid() != whole_number(PARENT)
 
 
 def leave_with_parent() -> None:
     """In a rank: end when the process that started it is gone."""
-    parent = int(os.environ.get(PARENT, os.getppid()))
+    parent = whole_number(PARENT) if PARENT in os.environ else os.getppid()
 
     def wait_for_parent() -> None:
         while os.getppid() == parent:

@@ -26,6 +26,7 @@ from sottovoce.config import first_difference
 from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.communication import Communicator, backend_errors
+from sottovoce.distributed.environment import Place, place_among_ranks
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.launch import MEETING, leave_with_parent
 from sottovoce.distributed.placement import place_nodes, read_placement
@@ -39,7 +40,8 @@ Value = TypeVar("Value")
 @contextmanager
 def join_ranks(timeout: float) -> Iterator[Ranks]:
     """Join the ranks that the environment names, and leave them at the end."""
-    rank, size, deadline = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=timeout)
+    rank, size = place_among_ranks() or Place(0, 1)
+    deadline = timedelta(seconds=timeout)
     with backend_errors("joining the other ranks"):
         store = open_store(rank, size, deadline)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
