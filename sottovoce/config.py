@@ -14,21 +14,27 @@ Settings that only decide how fast a run is stand apart from the others, in `mac
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, shortened
+from sottovoce.text import parse_json, read_text, visible
 
 Document: TypeAlias = dict[str, Any]
 
 LARGEST_SEED = 2**63 - 1
+
+LONGEST_NUMBER = 4096
+"""Bits of a number that a message can show; settings have far fewer."""
+
+DEEPEST = 16
+"""Levels of tables and lists; no setting needs more than five."""
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._=,+-]*"
 
@@ -169,21 +175,49 @@ class Experiment(_Section):
 
 def read_settings_file(path: Path) -> Document:
     """A TOML file, or the `config.json` that a run leaves behind."""
+    text = read_text(path, "settings stand in a TOML file", "check the path")
     try:
-        text = path.read_text(encoding="utf-8")
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder", "settings stand in a TOML file", "name the file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise InputError(f"{path}: {reason}", "settings stand in a TOML file", "check the path") from None
-    try:
-        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
+        found = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         kind = "JSON" if path.suffix == ".json" else "TOML"
-        raise InputError(f"{path}: {error}", f"it is not valid {kind}", "correct that line") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{path}: a {type(found).__name__}", "settings are tables of keys", "see docs/run.md")
-    return found
+        reason = "nested too deeply" if isinstance(error, RecursionError) else shortened(str(error))
+        raise InputError(f"{path}: {reason}", f"it is not valid {kind}", "correct that line") from None
+    check_document(found, str(path))
+    return cast("Document", found)
+
+
+def check_document(document: object, where: str = "") -> None:
+    """Refuse what no setting is, before anything is read from a document; `where` names it in errors.
+
+    Settings are tables of a few levels, lists, words without hidden characters, and numbers that can be shown.
+    """
+    if not isinstance(document, dict):
+        raise InputError(
+            f"{where or 'settings'}: a {type(document).__name__}", "settings are tables of keys", "see docs/run.md"
+        )
+    key, problem = next(_problems(document, ()), ((), ""))
+    if problem:
+        at = visible(shortened(".".join(map(str, key))))
+        raise InputError(f"{where}: {at}" if where else at, problem, "correct it; see docs/run.md")
+
+
+def _problems(value: object, key: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], str]]:
+    """Keys of which the value can be no setting, and why."""
+    if len(key) > DEEPEST:
+        yield key, f"settings are nested at most {DEEPEST} deep"
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _problems(name, ()) if isinstance(name, str) else ((key, f"{name!r} is no key"),)
+            yield from _problems(inner, (*key, name))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _problems(inner, (*key, number))
+    elif isinstance(value, str):
+        shown = re.sub(r"[\n\t]", "", value) if key[:1] == ("about",) else value
+        if visible(shown) != shown:
+            yield key or (value,), "it has characters that cannot be seen"
+    elif isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
+        yield key, f"a whole number of {value.bit_length()} bits is no setting"
 
 
 def apply_overrides(document: Document, settings: list[str]) -> Document:
@@ -200,9 +234,9 @@ def apply_overrides(document: Document, settings: list[str]) -> Document:
             if not equals or len(setting.splitlines()) != 1:
                 raise ValueError
             path = _path(tomllib.loads(f"{key} = 0"))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise InputError(
-                f"--set {setting}", "it is written key=value", "write --set training.rounds=50, say"
+                f"--set {shortened(setting)}", "it is written key=value", "write --set training.rounds=50, say"
             ) from None
         document = set_key(document, path, _value(text))
     return document
@@ -218,7 +252,7 @@ def _path(table: object) -> tuple[str, ...]:
 def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.strip()
 
 
@@ -247,6 +281,7 @@ def parse_experiment(document: Document, where: str = "") -> Experiment:
 
     `run.build_algorithm` checks the settings of the algorithm, `learning.models` those of the model.
     """
+    check_document(document, where)
     try:
         return Experiment.model_validate(document)
     except ValidationError as error:

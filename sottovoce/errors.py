@@ -1,15 +1,19 @@
 """The errors of the package, as one tree.
 
-    SottovoceError        exit code 1
+    SottovoceError        exit code 1: the machine failed, or something else that no other input would mend
     ├── InputError        exit code 2: what the user gave is wrong
     │   └── Diverged      a run whose numbers grew beyond all bounds
     ├── PeerLost          another process of the run is gone, or does not answer
     └── Unaccountable     exit code 3: refused, because no guarantee exists
 
-Every message is one line and says what was found, which rule it breaks and what to do.
+Every message is one line and says what was found, which rule it breaks and what to do. `file_error` says which of them
+an error of the operating system about a file is.
 """
 
 from __future__ import annotations
+
+import errno
+import os
 
 
 class SottovoceError(Exception):
@@ -49,3 +53,54 @@ class Unaccountable(SottovoceError):
     """Refused: nothing is proven for this combination."""
 
     exit_code = 3
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""No room is left on the disk, or the user may not take more of it."""
+
+FORBIDDEN = (errno.EACCES, errno.EPERM)
+
+WRONG_PATH = (
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL, errno.ENXIO, errno.ENODEV,
+    errno.ESPIPE,
+)  # fmt: skip
+"""Another path would do."""
+
+LONGEST_SHOWN = 160
+"""Characters of a path that a message shows."""
+
+
+def file_error(path: str | os.PathLike[str], error: OSError, rule: str, remedy: str) -> SottovoceError:
+    """What to raise where the system refuses a file: the user's path or permissions are wrong, or the machine fails.
+
+    `rule` and `remedy` are for a path that is wrong; what else can be wrong has remedies of its own.
+
+    >>> file_error("runs/a", PermissionError(errno.EACCES, "Permission denied"), "a run is read", "check the path")
+    InputError('runs/a: Permission denied; a run is read; give yourself the permission (chmod u+rwX), or ...')
+    >>> file_error("page.html", OSError(errno.ENOSPC, "No space left on device"), "a page is written", "name another")
+    SottovoceError('page.html: the disk is full; what was there before is kept; make room, then ...')
+    """
+    shown = shortened(os.fspath(path))
+    is_folder = error.errno == errno.EISDIR
+    found = f"{shown} is a folder" if is_folder else f"{shown}: {error.strerror or type(error).__name__}"
+    if error.errno in FULL:
+        return SottovoceError(
+            f"{shown}: the disk is full; what was there before is kept; make room, then give the command again, "
+            "with --resume if it was a run"
+        )
+    if error.errno in FORBIDDEN:
+        return InputError(found, rule, "give yourself the permission (chmod u+rwX), or name another place")
+    if error.errno == errno.EROFS:
+        return InputError(found, rule, "name a place that can be written")
+    if error.errno == errno.ENAMETOOLONG:
+        return InputError(found, "a name has at most 255 bytes, a path 4,096", "use a shorter one")
+    if error.errno == errno.ELOOP:
+        return InputError(found, "links that lead to each other lead nowhere", "name the file itself")
+    if error.errno in WRONG_PATH:
+        return InputError(found, rule, remedy)
+    return SottovoceError(f"{found}; {rule}, and the system failed; look after the disk, then give the command again")
+
+
+def shortened(text: str, longest: int = LONGEST_SHOWN) -> str:
+    """A text for a message; of a long one its beginning and its end."""
+    return text if len(text) <= longest else f"{text[: longest // 2]}...{text[-longest // 2 :]}"

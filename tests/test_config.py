@@ -138,7 +138,7 @@ WRONG = {
     "name=.hidden": "name = '.hidden'",
     "name=": "name = ''",
     "name=a b": "name = 'a b'",
-    'name="a\\nb"': "name = 'a\\nb'",
+    'name="a\\nb"': "name; it has characters that cannot be seen",
     # derived, or decided twice
     "algorithm.sensitivity=1": "algorithm.sensitivity; it follows from clipping and batches; leave it out",
     "algorithm.rounds=3": "algorithm.rounds; it is training.rounds",
@@ -236,7 +236,7 @@ def test_what_has_no_default_is_asked_for(missing, sotto, recipe):
         (b"\xff\xfe", "not UTF-8"),
         (b"", "name is missing"),
         (b"[training", "it is not valid TOML"),
-        (b'"a\\nb" = 1\nname = "x"', "a b; there is no such key"),
+        (b'"a\\nb" = 1\nname = "x"', "a\\nb; it has characters that cannot be seen"),
     ],
 )
 def test_broken_files_are_one_line(text, message, sotto, tmp_path, monkeypatch):

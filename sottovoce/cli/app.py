@@ -15,7 +15,8 @@ from typer.exceptions import TyperException
 
 from sottovoce._version import __version__
 from sottovoce.cli.output import narrated, verbosity
-from sottovoce.errors import SottovoceError
+from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
+from sottovoce.errors import SottovoceError, file_error, shortened
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -24,13 +25,16 @@ app = typer.Typer(
 )
 
 
+LONGEST_LINE = 1000
+"""Characters of a message; of more than that the middle is left out."""
+
 STOPPED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """What a shell says of a command that Ctrl-C, or SIGTERM, ended."""
 
 
 def _version(show: bool) -> None:
     if show:
-        typer.echo(f"sotto {__version__}")
+        print_line(f"sotto {__version__}")
         raise typer.Exit
 
 
@@ -51,7 +55,7 @@ def _sotto(
     if quiet and verbose:
         raise typer.BadParameter("--quiet and --verbose exclude each other.")
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+        print_line(context.get_help())
     else:
         context.with_resource(narrated(context.invoked_subcommand))
 
@@ -59,29 +63,29 @@ def _sotto(
 def main() -> None:
     """Run `sotto`."""
     verbosity.quiet = verbosity.verbose = False
-    if sys.stdout is None:
-        sys.exit(fail("stdout is closed; answers are written to it; redirect it, to /dev/null say", 1))
     with _stopped_by_termination() as terminated:
         code = _run_command()
     if code == STOPPED and os.environ.get("RANK", "0") == "0":  # typer turns an interrupt into this code, silently
         fail(*explained(KeyboardInterrupt()))
+    close_streams()
     sys.exit(TERMINATED if code == STOPPED and terminated else code)
 
 
 def _run_command() -> int:
     """Run the command, and return the code to exit with; a failure is one line."""
     try:
+        open_streams()
         code = app(standalone_mode=False)
         sys.stdout.flush()
-    except (SottovoceError, MemoryError) as error:
+    except BrokenPipeError:  # nobody reads what is left: end without a word
+        code = 1
+    except (SottovoceError, MemoryError, OSError) as error:
         code = fail(*explained(error))
     except TyperException as error:
         hint = " Try 'sotto --help'." if error.exit_code == 2 else ""
         code = fail(error.format_message() + hint, error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         code = STOPPED
-    except BrokenPipeError:
-        code = _closed()
     except Exception as error:
         if verbosity.verbose:
             raise
@@ -112,16 +116,13 @@ def _stopped_by_termination() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _closed() -> int:
-    """Nobody reads what is left: end without a word, also when Python flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
-
-
 def explained(error: BaseException) -> tuple[str, int]:
     """What went wrong in one line, and the code to exit with."""
     if isinstance(error, SottovoceError):
         return str(error), error.exit_code
+    if isinstance(error, OSError):
+        path = "the system" if error.filename is None else os.fsdecode(error.filename)
+        return explained(file_error(path, error, "it is read or written here", "check the path"))
     if isinstance(error, MemoryError):
         return "not enough memory for this size; take fewer rounds, a smaller graph, or one --victim", 1
     if isinstance(error, Exception):
@@ -131,5 +132,5 @@ def explained(error: BaseException) -> tuple[str, int]:
 
 def fail(line: str, code: int) -> int:
     """Say what went wrong, in one line."""
-    typer.echo(f"sotto: {' '.join(line.split())}", err=True)
+    print_message(f"sotto: {shortened(' '.join(line.split()), LONGEST_LINE)}")
     return code

@@ -7,7 +7,7 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, size
+from sottovoce.cli.output import Table, answer, print_note, size
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def compare(
     document = {"page": str(target), "runs": documents, "left_out": [str(folder) for folder in left_out]}
     answer(document, as_json, _table(trade_offs))
     if left_out and not as_json:
-        typer.echo(f"Left out, stopped or diverged: {', '.join(map(str, left_out))}", err=True)
+        print_note(f"Left out, stopped or diverged: {', '.join(map(str, left_out))}")
     if not as_json:
-        typer.echo(f"Page: {target}", err=True)
+        print_note(f"Page: {target}")
 
 
 def _default_page(runs: list[Path]) -> Path:

@@ -8,6 +8,7 @@ import typer
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphName, Json, Weights
 from sottovoce.cli.output import answer, facts, print_note, show_elapsed, size
+from sottovoce.cli.terminal import print_line
 
 if TYPE_CHECKING:
     from sottovoce.core.json_numbers import JSON
@@ -67,10 +68,10 @@ def data(
     answer(document, as_json, table)
     if not as_json:
         for entry in listed:
-            typer.echo(f"{entry.name}: {entry.trap}.")
+            print_line(f"{entry.name}: {entry.trap}.")
         for entry in listed:
             if not entry.found:
-                typer.echo(f"{entry.name}: put {', '.join(entry.missing)} into the folder; from {entry.source}.")
+                print_line(f"{entry.name}: put {', '.join(entry.missing)} into the folder; from {entry.source}.")
         print_note(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.")
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import typer
-
 from sottovoce.cli.progress_lines import Activity, activity, lines_written
+from sottovoce.cli.terminal import print_line, print_message
+from sottovoce.text import visible
 
 Table = list[list[str]]
 
@@ -42,16 +42,16 @@ verbosity = Verbosity()
 def answer(document: Mapping[str, object], as_json: bool, table: Table, *after: str) -> None:
     """All that a command prints on stdout: a JSON document, or a table, its first row the heading, and lines below."""
     if as_json:
-        typer.echo(json.dumps(document))
+        print_line(json.dumps(document))
         return
     show(table)
     for line in after:
-        typer.echo(line)
+        print_line(line)
 
 
 def show(table: Table) -> None:
     """A table as wide as it has to be: a figure is never cut off."""
-    heading, *rows = table
+    heading, *rows = table = [[visible(cell) for cell in row] for row in table]
     widths = [max(len(row[column]) for row in table) for column in range(len(heading))]
     right = [
         number > 0 and all(row[number][:1].isdigit() or len(row[number]) < 12 for row in rows)
@@ -62,7 +62,7 @@ def show(table: Table) -> None:
             cell.rjust(width) if figures else cell.ljust(width)
             for cell, width, figures in zip(row, widths, right, strict=True)
         )
-        typer.echo("  ".join(cells).rstrip())
+        print_line("  ".join(cells).rstrip())
 
 
 def facts(values: Mapping[str, object]) -> Table:
@@ -90,7 +90,7 @@ def size(count: float) -> str:
 def print_note(line: str) -> None:
     """A message beside the answer."""
     if not verbosity.quiet:
-        typer.echo(line, err=True)
+        print_message(line)
 
 
 @contextmanager
@@ -113,10 +113,10 @@ def show_elapsed(what: str) -> Iterator[None]:
 def _tick(what: str, begun: float, done: threading.Event) -> None:
     wait = PATIENCE
     while not done.wait(wait):
-        typer.echo(f"{what}, {time.monotonic() - begun:.0f} s\r", err=True, nl=False)
+        print_message(f"{what}, {time.monotonic() - begun:.0f} s", end="\r")
         wait = 1.0
     if wait != PATIENCE:
-        typer.echo(" " * (len(what) + 10) + "\r", err=True, nl=False)
+        print_message(" " * (len(what) + 10), end="\r")
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def _timed(what: str) -> Iterator[Activity]:
     with activity(what) as work:
         yield work
     if verbosity.verbose:
-        typer.echo(f"sotto: {what}: {time.monotonic() - work.begun:.2f} s", err=True)
+        print_message(f"sotto: {what}: {time.monotonic() - work.begun:.2f} s")
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def narrated(command: str) -> Iterator[None]:
     if verbosity.quiet or sys.stderr is None or sys.stderr.isatty() or os.environ.get("RANK", "0") != "0":
         yield
         return
-    with activity(command), lines_written(lambda line: typer.echo(line, err=True)):
+    with activity(command), lines_written(print_message):
         yield
 
 
@@ -182,11 +182,11 @@ def gap_shown(target: float) -> Iterator[Callable[[float], None]]:
     def tell(gap: float) -> None:
         work.reached = f"gap {gap:.2e}, until {target:g}, "
         if shown and time.monotonic() - work.begun > PATIENCE:
-            typer.echo(f"gap {gap:.2e}, until {target:g}   \r", err=True, nl=False)
+            print_message(f"gap {gap:.2e}, until {target:g}   ", end="\r")
 
     with _timed("search for the best correlation") as work:
         try:
             yield tell
         finally:
             if shown:
-                typer.echo(" " * 40 + "\r", err=True, nl=False)
+                print_message(" " * 40, end="\r")

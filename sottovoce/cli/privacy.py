@@ -11,6 +11,7 @@ from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
 from sottovoce.cli.output import Table, answer, facts, gap_shown, progress, short, show_elapsed
+from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import LISTED
@@ -57,13 +58,13 @@ def account_(
     document = {**_what(setting, sigma), **result.document(setting.delta)}
     answer(document, as_json, _by_distance(result, setting.delta))
     if published and not as_json:
-        typer.echo()
+        print_line()
         answer({}, False, _as_published(result))
     if result.headline is None:
         raise Unaccountable("; ".join(result.refusals))
     if not as_json:
         for line in _in_words(setting, result, result.headline):
-            typer.echo(line)
+            print_line(line)
 
 
 def _fits_together(

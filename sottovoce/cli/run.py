@@ -16,6 +16,7 @@ from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, size, verbosity
 from sottovoce.cli.progress_lines import activity
+from sottovoce.distributed.environment import place_among_ranks
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
 
@@ -55,8 +56,9 @@ def run(
     if not math.isfinite(timeout):
         raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
     how = Execution(data=data, out=out, resume=resume, as_json=as_json)
-    if _ranked():
-        _run_as_rank(partial(_single_experiment, file, settings or [], only, out), timeout, how)
+    place = place_among_ranks()
+    if place is not None:
+        _run_as_rank(place.rank, partial(_single_experiment, file, settings or [], only, out), timeout, how)
         return
     if (processes or 1) > 1:
         _single_experiment(file, settings or [], only, out)
@@ -142,12 +144,7 @@ def _finish(result: "Document", folder: Path, as_json: bool) -> None:
     answer(result, as_json, _facts(result, read_runs([folder])[0]))
 
 
-def _ranked() -> bool:
-    """Whether torchrun, or `sotto` itself, started this process as one of several."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
-
-
-def _run_as_rank(wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
+def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
     """One rank's part of a run. Rank 0 shows progress and prints the result; an error is printed once."""
     from sottovoce.core.processes import unblock_signals
     from sottovoce.distributed.launch import is_orphaned
@@ -156,7 +153,7 @@ def _run_as_rank(wanted: "Callable[[], Experiment]", timeout: float, how: Execut
     from sottovoce.distributed.ranks import join_ranks
     from sottovoce.run.execute import run_experiment
 
-    leads = os.environ["RANK"] == "0"
+    leads = rank == 0
     with join_ranks(timeout) as ranks:
         try:
             experiment = ranks.on_every_rank(wanted)

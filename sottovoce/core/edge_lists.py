@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError
+from sottovoce.text import decode_text, read_bytes, visible
 
 
 def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
@@ -19,16 +20,12 @@ def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
     Further columns may hold numbers only, which are left out: words there are more likely a mistake. So is a heading;
     see `_check_heading`.
     """
-    try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or f"not readable as text or gzip ({type(error).__name__})"
-        raise InputError(f"edge list {path}: {reason}", "it must be a text file, or gzip", "check the path") from None
+    text = _text(path)
     ends: list[str] = []
     first_line = 0
     for number, line in enumerate(text.splitlines(), start=1):
         fields = _fields(re.split(r"[#%]", line, maxsplit=1)[0])
+        _check_labels(fields, f"edge list {path}, line {number}")
         if len(fields) == 1 or any(not _is_number(field) for field in fields[2:]) or "" in fields[:2]:
             raise InputError(
                 f"edge list {path}, line {number}: {line.strip()[:40]!r}",
@@ -45,6 +42,28 @@ def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
     except (ValueError, OverflowError):
         flat = np.array(ends)
     return flat.reshape(-1, 2)
+
+
+def _text(path: Path) -> str:
+    rule, remedy = "an edge list is a text file, or gzip", "check the path"
+    raw = read_bytes(path, rule, remedy)
+    try:
+        return decode_text(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise InputError(
+            f"edge list {path}: not readable as text or gzip ({type(error).__name__})", rule, remedy
+        ) from None
+
+
+def _check_labels(labels: list[str], where: str) -> None:
+    """Refuse characters that nobody sees: with a byte-order mark inside a file, one node would become two."""
+    hidden = next((label for label in labels if visible(label) != label), None)
+    if hidden is not None:
+        raise InputError(
+            f"{where}: {visible(hidden)!r:.60} has characters that cannot be seen",
+            "two labels that look alike must be one node",
+            "remove them; a file that was put together from others may have a byte-order mark inside",
+        )
 
 
 def _check_heading(ends: list[str], where: str) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from sottovoce.core.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked
+from sottovoce.distributed.environment import whole_number
 from sottovoce.errors import SottovoceError
 
 MEETING = "SOTTOVOCE_MEETING"
@@ -112,7 +113,7 @@ def _forwarding_signals(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 def is_orphaned() -> bool:
     """In a rank: whether the process that started it is gone, and with it all who would read its output."""
-    return PARENT in os.environ and os.getppid() != int(os.environ[PARENT])
+    return PARENT in os.environ and os.getppid() != whole_number(PARENT)
 
 
 def leave_with_launcher() -> None:

@@ -20,6 +20,7 @@ from typing import Any
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from sottovoce.distributed.communication import backend_errors
+from sottovoce.distributed.environment import whole_number
 from sottovoce.distributed.launch import MEETING
 from sottovoce.errors import InputError, PeerLost
 
@@ -31,11 +32,12 @@ def open_store(rank: int, size: int, timeout: timedelta) -> Store:
     """The store of torch: a file, or the address of torchrun, for each attempt another."""
     if MEETING in os.environ:
         return FileStore(os.environ[MEETING], size)
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if host is None or port is None:
+    host = os.environ.get("MASTER_ADDR")
+    if host is None or "MASTER_PORT" not in os.environ:
         raise InputError("RANK without MASTER_ADDR and MASTER_PORT", "ranks meet at an address", "start with torchrun")
     is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    store = TCPStore(host, int(port), size, is_master=is_master, timeout=timeout)
+    port = whole_number("MASTER_PORT", most=65535)
+    store = TCPStore(host, port, size, is_master=is_master, timeout=timeout)
     return PrefixStore(f"sottovoce/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 

@@ -9,7 +9,6 @@ with the others by torch.distributed: gloo for tensors on processors, NCCL for t
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from sottovoce.config import first_difference
 from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.communication import Communicator, backend_errors
+from sottovoce.distributed.environment import Place, place_among_ranks
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.launch import leave_with_launcher
 from sottovoce.distributed.placement import place_nodes, read_placement
@@ -39,7 +39,8 @@ Value = TypeVar("Value")
 @contextmanager
 def join_ranks(timeout: float) -> Iterator[Ranks]:
     """Join the ranks that the environment names, and leave them at the end."""
-    rank, size, deadline = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=timeout)
+    rank, size = place_among_ranks() or Place(0, 1)
+    deadline = timedelta(seconds=timeout)
     leave_with_launcher()
     with backend_errors("joining the other ranks"):
         store = open_store(rank, size, deadline)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, shortened
 from sottovoce.learning import networks
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.losses import LOSSES, Loss
@@ -260,13 +260,14 @@ def model(name: str, dataset: Dataset, **settings: object) -> Model:
     for key, value in settings.items():
         fits, wanted = SETTINGS.get(key, (lambda _: True, ""))
         if not fits(value):
-            raise InputError(f"{key} = {value!r} of {name}", f"it is {wanted}", "correct it")
+            raise InputError(f"{key} = {value!r:.60} of {name}", f"it is {wanted}", "correct it")
     try:
         return build(dataset, **settings)
     except TypeError as error:
         if "keyword argument" not in str(error):
             raise
-        raise InputError(f"{name} with {settings}", str(error).partition(") ")[2], "see docs/models.md") from None
+        rule = str(error).partition(") ")[2].replace("got an unexpected keyword argument", "it has no setting")
+        raise InputError(f"{name} with {shortened(str(settings))}", rule, "see docs/models.md") from None
 
 
 def _mlp_for(dataset: Dataset, hidden: Sequence[int] = (64,), **settings: str) -> Model:

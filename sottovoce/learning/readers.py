@@ -21,7 +21,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from sottovoce.core.files import Arrays, read_npz
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, file_error
+from sottovoce.text import decode_text
 
 LONGEST_TEXT = 1 << 26
 """Bytes after which a text file is taken for something else; the longest one here has 2.5 million."""
@@ -68,8 +69,9 @@ class File:
                 raw.seek(0)
                 content = (gzip.GzipFile(fileobj=raw) if packed else raw).read(most + 1)
         except _UNREADABLE as error:
-            reason = getattr(error, "strerror", None) or f"cut off or damaged gzip ({type(error).__name__})"
-            raise self.wrong(path, reason) from None
+            if isinstance(error, OSError) and error.errno:
+                raise file_error(path, error, f"expected {self.expected}", f"get it from {self.origin}") from None
+            raise self.wrong(path, f"cut off or damaged gzip ({type(error).__name__})") from None
         if len(content) > most:
             raise self.wrong(path, f"more than {most:,} bytes")
         return path, content
@@ -93,7 +95,7 @@ class File:
         """Its path and its text."""
         path, content = self.contents(folder, LONGEST_TEXT)
         try:
-            return path, content.decode("utf-8-sig")
+            return path, decode_text(content)
         except UnicodeDecodeError:
             raise self.wrong(path, "not text") from None
 

@@ -11,13 +11,13 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.files import check_writable, explaining, write_text
 from sottovoce.core.json_numbers import JSON, from_json, is_number, to_json
 from sottovoce.core.participation import Participation
 from sottovoce.core.threads import WORKERS, one_thread
@@ -25,10 +25,14 @@ from sottovoce.errors import InputError
 from sottovoce.privacy import views
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import observe
+from sottovoce.text import parse_json, read_text
 from sottovoce.tracing.linear_system import LinearSystem
 
 Progress = Callable[[int, int], None]
 """Called with how many attackers are done, and how many there are."""
+
+STORE = "figures are kept in a text file", "name another file"
+"""The rule that a store breaks where it cannot be read or written, and the remedy."""
 
 SHADES = " .:-=+*#%@"
 
@@ -105,21 +109,14 @@ def _stored(store: Path, title: dict[str, JSON], n: int) -> Iterator[tuple[int, 
     rows = [_read(line) for line in lines[1:]]
     valid = [row for row in rows if _is_row(row, n)]
     if len(valid) < len(rows):
-        with _writable(store):
-            store.write_text("".join(json.dumps(row) + "\n" for row in (title, *valid)))
+        write_text(store, "".join(json.dumps(row) + "\n" for row in (title, *valid)))
     for row in valid:
         yield row["attacker"], np.array([from_json(mu) for mu in row["mu"]])
 
 
 def _lines(store: Path) -> list[str]:
-    if store.exists() and not store.is_file():
-        raise InputError(f"{store} is no file", "figures are kept in a file", "name another")
-    try:
-        return store.read_text().splitlines() if store.exists() else []
-    except OSError as error:
-        raise InputError(f"{store}: {error.strerror}", "figures are kept in a file", "name another") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{store} is not a store of figures", "it is a text file", "name another file") from None
+    check_writable(store)
+    return read_text(store, *STORE).splitlines() if store.exists() else []
 
 
 def _same(store: Path, found: object, title: dict[str, JSON]) -> None:
@@ -142,24 +139,16 @@ def _is_row(row: object, n: int) -> TypeGuard[_Row]:
 
 def _read(line: str) -> object:
     try:
-        return json.loads(line)
-    except json.JSONDecodeError:
+        return parse_json(line)
+    except ValueError:
         return None
 
 
 def _append(store: Path, row: Mapping[str, JSON]) -> None:
-    with _writable(store), store.open("a") as file:
+    with explaining(store, *STORE), store.open("a") as file:
         file.write(json.dumps(row) + "\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-@contextmanager
-def _writable(store: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(f"{store}: {error.strerror}", "figures are kept as they come", "name another file") from None
 
 
 def heat_map(values: NDArray[np.float64], *, most: int = 60) -> str:

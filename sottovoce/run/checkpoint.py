@@ -26,6 +26,7 @@ from sottovoce.core.transport import Nodes, Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import InputError
 from sottovoce.run.training_run import RunState, TrainingRun
+from sottovoce.text import parse_json
 
 FORMAT = 1
 
@@ -126,7 +127,7 @@ def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: C
     everyone = len(transport.nodes) == transport.n
     stored = read_npz(path, None if everyone else ["about", "nodes"])
     try:
-        about = json.loads(stored["about"].tobytes())
+        about = parse_json(stored["about"].tobytes())
         if about["format"] != FORMAT:
             raise InputError(f"{path}: format {about['format']}", f"this version reads {FORMAT}", "start the run anew")
         if about["fingerprint"] != fingerprint:

@@ -40,7 +40,7 @@ from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
 from sottovoce.run.fingerprint import check_versions, comparable, fingerprint, public_fingerprint, versions
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.lock import check_token, locked, make_folder, unwritable, write_token
+from sottovoce.run.lock import check_token, locked, make_folder, write_token, writing_into_run
 from sottovoce.run.metrics import Measurement
 from sottovoce.run.noise_key_file import read_noise_key, write_noise_key
 from sottovoce.run.privacy_report import report_privacy
@@ -172,11 +172,12 @@ def _prepare_folder(
 
     `private.json` comes before `privacy.json`: where there are guarantees, it is known for which data.
     """
-    _truncate_metrics(files.metrics, checkpoint.lines)
-    remove_recordings_after(files.folder, checkpoint.state.rounds)
-    for part in (*files.folder.glob("*.part"), *files.folder.glob("messages/*.part")):
-        if part.is_file():
-            part.unlink()
+    with writing_into_run(files.folder):
+        _truncate_metrics(files.metrics, checkpoint.lines)
+        remove_recordings_after(files.folder, checkpoint.state.rounds)
+        for part in (*files.folder.glob("*.part"), *files.folder.glob("messages/*.part")):
+            if part.is_file():
+                part.unlink()
     if not files.config.exists():
         _write_json(files.config, experiment.document())
     if not files.private.exists():
@@ -268,11 +269,8 @@ class _Training:
 @contextmanager
 def _appending(path: Path) -> Iterator[TextIO]:
     """A file that grows; closing it may fail as well, where the disk is full."""
-    try:
-        with path.open("a") as lines:
-            yield lines
-    except OSError as error:
-        raise unwritable(path, error) from None
+    with writing_into_run(path), path.open("a") as lines:
+        yield lines
 
 
 def _truncate_metrics(path: Path, count: int) -> None:

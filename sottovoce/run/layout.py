@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from sottovoce.config import Document
 from sottovoce.errors import InputError
+from sottovoce.text import parse_json, read_text
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,12 @@ class RunFiles:
 
     def document(self, path: Path) -> Document | None:
         """A JSON file of the run, or None where it is not there."""
-        try:
-            found = json.loads(path.read_text())
-        except FileNotFoundError:
+        if not path.exists():
             return None
-        except (OSError, ValueError):
+        text = _text(path)
+        try:
+            found = parse_json(text)
+        except ValueError:
             found = None
         if not isinstance(found, dict):
             raise _damaged(path)
@@ -74,10 +75,15 @@ class RunFiles:
 
     def lines(self) -> list[Document]:
         """The lines of `metrics.jsonl`, one for each time that the models were measured."""
+        text = _text(self.metrics)
         try:
-            return [json.loads(line) for line in self.metrics.read_text().splitlines()]
-        except (OSError, ValueError):
+            return [parse_json(line) for line in text.splitlines()]
+        except ValueError:
             raise _damaged(self.metrics) from None
+
+
+def _text(path: Path) -> str:
+    return read_text(path, "it is written by sotto run", "restore the file, or run again in another folder")
 
 
 def _damaged(path: Path) -> InputError:

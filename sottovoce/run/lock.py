@@ -6,9 +6,10 @@ import fcntl
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from sottovoce.core.files import explaining
 from sottovoce.errors import InputError
 from sottovoce.run.layout import RunFiles
 
@@ -16,42 +17,37 @@ from sottovoce.run.layout import RunFiles
 def write_token(files: RunFiles) -> str:
     """Leave a random token in the lock: a folder of the same name that another machine has for itself lacks it."""
     token = secrets.token_hex(8)
-    try:
-        with files.lock.open("w") as file:
-            file.write(token)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise unwritable(files.lock, error) from None
+    with writing_into_run(files.lock), files.lock.open("w") as file:
+        file.write(token)
+        file.flush()
+        os.fsync(file.fileno())
     return token
 
 
 def check_token(files: RunFiles, token: str) -> None:
     """Refuse a folder that is not the one that rank 0 has made."""
-    if not files.lock.exists() or files.lock.read_text() != token:
+    with writing_into_run(files.lock):
+        same = files.lock.exists() and files.lock.read_bytes() == token.encode()
+    if not same:
         raise InputError(f"{files.folder}: not there for all ranks", "they write into one folder", "share it as --out")
 
 
 def make_folder(folder: Path) -> None:
     """Make the folder of a run, and those above it."""
-    try:
+    with writing_into_run(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: {error.strerror}", "a run needs a folder", "use another --out") from None
 
 
-def unwritable(path: Path, error: OSError) -> InputError:
-    """What to raise where a file of a run cannot be written."""
-    return InputError(f"{path}: {error.strerror}", "a run writes into its folder", "make room, or use another --out")
+def writing_into_run(path: Path) -> AbstractContextManager[None]:
+    """While a file of a run is written: what the system refuses becomes one line."""
+    return explaining(path, "a run writes into its folder", "use another --out")
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """One process at a time; the lock dies with its process."""
-    try:
+    with writing_into_run(path):
         file = path.open("a")  # what is written there stays, for the run that another process is at
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", "a run writes into its folder", "use another --out") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -38,6 +38,7 @@ from sottovoce.core.messages import PlayedRound
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.privacy.views import node_numbers
+from sottovoce.run.lock import make_folder
 from sottovoce.run.training_run import RunState, TrainingRun
 
 PER_FILE, PER_MESSAGE = 2000, 12
@@ -231,7 +232,7 @@ def _attackers(record: RecordingSettings, topology: Topology) -> tuple[int, ...]
 
 
 def _write(folder: Path, round: int, rank: int, recorded: RecordedRound) -> None:
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
 
     def write_to(file: BinaryIO) -> None:
         np.savez(file, **recorded._asdict())

@@ -26,6 +26,7 @@ from sottovoce.core.threads import WORKERS, threads
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.run.callbacks import Progress
 from sottovoce.run.finished_run import FinishedRun, open_run
+from sottovoce.run.lock import make_folder
 from sottovoce.run.parallel import map_in_processes
 from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import TrainingRun
@@ -84,7 +85,7 @@ def load_or_compute(
     """
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
     results = folder / digest
-    results.mkdir(parents=True, exist_ok=True)
+    make_folder(results)
     missing = [number for number in range(count) if not _file(results, number).exists()]
     if progress is not None:
         progress(count - len(missing), count)

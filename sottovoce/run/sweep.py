@@ -16,11 +16,13 @@ to tune, the one that does best over all seeds is reported, for every variant an
 from __future__ import annotations
 
 import itertools
+import math
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from sottovoce.config import Document, Experiment, merge, parse_experiment, set_key
+from sottovoce.config import Document, Experiment, check_document, merge, parse_experiment, set_key
 from sottovoce.errors import InputError
 
 Point = tuple[tuple[str, Any], ...]
@@ -28,6 +30,9 @@ Point = tuple[tuple[str, Any], ...]
 
 VARYING = ("variants", "grid", "tune", "seeds", "attacks")
 """Keys that make a sweep of a document."""
+
+
+MOST_RUNS = 10_000
 
 
 @dataclass(frozen=True)
@@ -42,31 +47,48 @@ class SweepRun:
 
 def expand_sweep(document: Document, where: str = "") -> list[SweepRun]:
     """All runs of a document; one, under its plain name, where nothing varies. `where` names it in errors."""
+    check_document(document, where)
     base = {key: value for key, value in document.items() if key not in VARYING}
     if len(base) == len(document):
         return [SweepRun(parse_experiment(base, where), "")]
-    seeds = _seeds(document)
+    seeds, variants = _seeds(document), _variants(document)
+    _check_size(document, variants, len(seeds))
     runs = [
         _sweep_run(base, variant, values, tuned, seed, where)
-        for variant in _variants(document)
+        for variant in variants
         for values in _points(document, variant, "grid")
         for tuned in _points(document, variant, "tune")
         for seed in seeds
     ]
-    names = [run.experiment.name for run in runs]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    twice, times = Counter(run.experiment.name for run in runs).most_common(1)[0]
+    if times > 1:
         raise InputError(f"two runs named {twice}", "names of variants and values differ", "rename one")
     return runs
 
 
+def _check_size(document: Document, variants: list[Document], seeds: int) -> None:
+    """Refuse more runs than anybody waits for, before they are all listed."""
+    sizes = (
+        math.prod(len(values) for key in ("grid", "tune") for values in _axes_of(document, variant, key).values())
+        for variant in variants
+    )
+    runs = seeds * sum(sizes)
+    if runs > MOST_RUNS:
+        raise InputError(f"a sweep of {runs:,} runs", f"it has at most {MOST_RUNS:,}", "take fewer values")
+
+
 def _points(document: Document, variant: Document, key: str) -> list[Point]:
-    """All combinations of the values of a variant's axes: its own, the document's, or none."""
+    """All combinations of the values of a variant's axes."""
+    axes = _axes_of(document, variant, key)
+    return [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _axes_of(document: Document, variant: Document, key: str) -> dict[str, list[Any]]:
+    """The axes of a variant with their values: its own, the document's, or none."""
     own = variant.get(key, True)
     if not isinstance(own, bool | dict):
         raise InputError(f"{key} = {own!r} of variant {variant['name']}", "it is true, false or a table", "correct it")
-    axes = _axes(document if own is True else {key: own or {}}, key)
-    return [tuple(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    return _axes(document if own is True else {key: own or {}}, key)
 
 
 def _sweep_run(base: Document, variant: Document, values: Point, tuned: Point, seed: int, where: str) -> SweepRun:

@@ -1,0 +1,80 @@
+r"""Text as it comes from files and goes to terminals.
+
+Files are UTF-8, with or without a byte-order mark; characters that cannot be seen are shown as escapes.
+
+    >>> decode_text(b"\xef\xbb\xbfa,b")
+    'a,b'
+    >>> print(visible("Mercy\x1b[2J"))
+    Mercy\x1b[2J
+    >>> parse_json("[" * 100_000)
+    Traceback (most recent call last):
+    ...
+    ValueError: nested too deeply
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from sottovoce.errors import InputError, file_error, shortened
+
+
+def read_text(path: Path, rule: str, remedy: str) -> str:
+    """The text of a file; `rule` and `remedy` are what a message says about a file that is none."""
+    content = read_bytes(path, rule, remedy)
+    try:
+        return decode_text(content)
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text", rule, remedy) from None
+
+
+def read_bytes(path: Path, rule: str, remedy: str) -> bytes:
+    """The bytes of a file."""
+    check_name(path)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise file_error(path, error, rule, remedy) from None
+
+
+def decode_text(content: bytes) -> str:
+    """Bytes as text, without the mark that some editors and spreadsheets put at the start of a file."""
+    return content.decode("utf-8-sig")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """A JSON document; whatever is wrong with the text is a `ValueError`, nesting without end too."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def visible(text: str) -> str:
+    """A text with every control character, and every other one that cannot be seen, as an escape.
+
+    What a file calls a node must not move the cursor, change the order of letters on a line, or pass for another name.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
+
+
+def _is_hidden(character: str) -> bool:
+    """Whether it is a control, format, private, unassigned or half character, or ends a line or a paragraph."""
+    kind = unicodedata.category(character)
+    return kind[0] == "C" or kind in ("Zl", "Zp")
+
+
+def check_name(path: str | Path) -> None:
+    """Refuse a path that no file can have: with a zero byte, or half a character."""
+    try:
+        possible = b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        possible = False
+    if not possible:
+        raise InputError(f"{shortened(str(path))!r}", "no file can have this name", "name another")
