@@ -25,7 +25,7 @@ from sottovoce.core.arrays import Rows
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.topologies import Topology
-from sottovoce.core.transport import Delivered, mixed_weight
+from sottovoce.core.transport import Delivered
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.shard_transport import ShardTransport
 from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
@@ -120,7 +120,7 @@ class PeerTransport(ShardTransport):
         sent, public = as_sharded(rows), as_tensor(weight)
         both = ShardedRows(self.shard, torch.cat([sent.own, self.shard.rows_here(public)], dim=1))
         mixed, _ = self.deliver_rows(gossip_step, both, absent=torch.zeros_like(both.own))
-        weights = as_tensor(mixed_weight(gossip_step, public)).clone()
+        weights = as_tensor(gossip_step.mixing @ public)
         weights[self.nodes] = mixed.own[:, -1:]
         return Delivered(ShardedRows(self.shard, mixed.own[:, :-1].contiguous()), sent, weights)
 

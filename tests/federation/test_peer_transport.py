@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce import InputError
 from tests.cases import FIXED, cases
 from tests.federation.members import Federation
 from tests.selection import rest_slow
