@@ -55,23 +55,35 @@ def _composed_epsilon(noise: float, share: float, rounds: int, delta: float, siz
 
 
 def _accountant(noise: float, share: float, rounds: int, size: int | None, kind: str) -> PrivacyAccountant:
+    built = loss_accountant(poisson=kind == "pld" and size is None, replace=size is not None)
+    return built.compose(sampled_event(noise, share, size), rounds)
+
+
+def sampled_event(noise: float, share: float, size: int | None) -> DpEvent:
+    """One Gaussian release on a batch that is drawn by chance, in the words of `dp-accounting`."""
+    import dp_accounting
+
+    gaussian = dp_accounting.GaussianDpEvent(noise)
+    if size is None:
+        return dp_accounting.PoissonSampledDpEvent(share, gaussian)
+    return dp_accounting.SampledWithoutReplacementDpEvent(size, max(1, round(share * size)), gaussian)
+
+
+def loss_accountant(*, poisson: bool, replace: bool) -> PrivacyAccountant:
+    """An accountant of loss distributions, or of Renyi divergences where `dp-accounting` has no distribution.
+
+    It has exact distributions for Poisson batches (add or remove a record), and none for batches of a fixed size
+    (`replace` a record).
+    """
     import dp_accounting
     from dp_accounting import pld, rdp
 
     relation = dp_accounting.NeighboringRelation
-    gaussian = dp_accounting.GaussianDpEvent(noise)
-    if size is None:
-        event: DpEvent = dp_accounting.PoissonSampledDpEvent(share, gaussian)
-        neighbours = relation.ADD_OR_REMOVE_ONE
-    else:
-        batch = max(1, round(share * size))
-        event = dp_accounting.SampledWithoutReplacementDpEvent(size, batch, gaussian)
-        neighbours = relation.REPLACE_ONE
-    if kind == "pld" and size is None:
-        built: PrivacyAccountant = pld.PLDAccountant(neighbours)
-    else:  # dp-accounting has no exact distribution for fixed-size batches
-        built = rdp.RdpAccountant(neighboring_relation=neighbours)
-    return built.compose(event, rounds)
+    neighbours = relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE
+    built: PrivacyAccountant = (
+        pld.PLDAccountant(neighbours) if poisson else rdp.RdpAccountant(neighboring_relation=neighbours)
+    )
+    return built
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,232 @@
+"""The file of a ledger: SQLite, flushed at every commit, readable by its owner alone, written by one process at a time.
+
+All facts are entries of one table, each with a hash over itself and the hash before it, so that an entry that was
+edited, taken out or put in between is noticed. Whoever computes every hash anew is not, nor whoever puts an older copy
+of the file back; the receipts of neighbours show both (`steps.py`).
+
+Bytes that may be needed again stand in a table of their own and can be deleted; their hashes are in entries.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from sottovoce.config import Document
+from sottovoce.core.json_numbers import JSON
+from sottovoce.errors import InputError, SottovoceError
+
+FORMAT = 1
+"""Of the tables; a file of another format is refused."""
+
+TABLES = """
+CREATE TABLE entries (
+    number INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, body TEXT NOT NULL, hash BLOB NOT NULL
+);
+CREATE INDEX entry_by_key ON entries (kind, key, number);
+CREATE TABLE payloads (key TEXT, kind TEXT, name TEXT, bytes BLOB NOT NULL, PRIMARY KEY (key, kind, name));
+"""
+
+BEGINNING = hashlib.sha256(b"sottovoce ledger").digest()
+"""What the hash of the first entry covers in place of a hash before it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One fact of a ledger; `key` is what it is about."""
+
+    number: int
+    kind: str
+    key: str
+    body: Document
+
+
+class Database:
+    """An open ledger. `add` belongs into a `transaction`, whose end is on the disk when it returns."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, lock: IO[bytes] | None) -> None:
+        self.path, self._connection, self._lock = path, connection, lock
+        self._failed = False
+        self._number, self._hash = _check_chain(path, connection)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing; on the disk at the end. A failure to write is final: the ledger is not used again."""
+        if self._failed:
+            raise SottovoceError(f"{self.path}: an earlier write failed; start again with --resume")
+        before = self._number, self._hash
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield self._connection
+            self._connection.execute("COMMIT")
+        except BaseException as error:
+            self._number, self._hash = before
+            if isinstance(error, sqlite3.Error):
+                self._failed = True
+                raise _unwritten(self.path, error) from None
+            self._connection.execute("ROLLBACK")
+            raise
+
+    def add(self, kind: str, key: str, body: Mapping[str, JSON]) -> None:
+        """A further entry, within a transaction."""
+        text, number = json.dumps(body, sort_keys=True, separators=(",", ":")), self._number + 1
+        self._number, self._hash = number, _hash(self._hash, number, kind, key, text)
+        self._connection.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", (number, kind, key, text, self._hash))
+
+    def entries(self, *kinds: str, after: int = 0) -> list[Entry]:
+        """All entries of these kinds with larger numbers, in the order in which they were written."""
+        where = f"WHERE number > ? AND kind IN ({', '.join('?' * len(kinds))}) ORDER BY number"
+        rows = self.rows(f"SELECT number, kind, key, body FROM entries {where}", (after, *kinds))
+        return [_entry(row) for row in rows]
+
+    def entries_about(self, kind: str, key: str) -> list[Entry]:
+        """The entries of a kind about one thing."""
+        where = "WHERE kind = ? AND key = ? ORDER BY number"
+        return [_entry(row) for row in self.rows(f"SELECT number, kind, key, body FROM entries {where}", (kind, key))]
+
+    def newest_first(self, kind: str, prefix: str) -> Iterator[Entry]:
+        """The entries of a kind whose keys begin so, from the last key on; read as they are asked for."""
+        where = "WHERE kind = ? AND key >= ? AND key < ? ORDER BY key DESC, number DESC"
+        query = f"SELECT number, kind, key, body FROM entries {where}"
+        return (_entry(row) for row in self._connection.execute(query, (kind, prefix, prefix + "~")))
+
+    def rows(self, query: str, values: tuple[object, ...] = ()) -> list[sqlite3.Row]:
+        """The rows that a query finds."""
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise damaged(self.path, str(error)) from None
+
+    def verify(self) -> None:
+        """Refuse a file that was edited: every hash, and SQLite's own structures."""
+        _check_chain(self.path, self._connection)
+        if (found := self.rows("PRAGMA integrity_check")[0][0]) != "ok":
+            raise damaged(self.path, found)
+
+    def close(self) -> None:
+        """Close the file and let other processes write."""
+        self._connection.close()
+        if self._lock is not None:
+            self._lock.close()
+
+
+@contextmanager
+def open_ledger(path: Path, *, read_only: bool = False) -> Iterator[Database]:
+    """The ledger in a file, made if it is not there yet; with `read_only`, also while another process writes."""
+    if read_only:
+        _check_file(path)
+    lock = None if read_only else _make_and_lock(path)
+    try:
+        database = Database(path, _connect(path, read_only), lock)
+    except BaseException:
+        if lock is not None:
+            lock.close()
+        raise
+    try:
+        yield database
+    finally:
+        database.close()
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise InputError(f"{path}: no such file", "a ledger is one file", "make it with sotto run --ledger, say")
+    if path.stat().st_mode & 0o077:
+        raise InputError(f"{path}: others can read it", "a ledger is for its owner alone", f"type chmod 600 {path}")
+
+
+def _make_and_lock(path: Path) -> IO[bytes]:
+    """Make the file, for its owner alone, unless it is there; one process holds the lock beside it."""
+    with ExitStack() as failed:
+        try:
+            lock = failed.enter_context(Path(f"{path}.lock").open("ab"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists():
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                _flush_folder(path.absolute().parent)
+        except BlockingIOError:
+            raise InputError(f"{path}: another process is at it", "one process writes it", "wait for it") from None
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror}", "a ledger is written", "name a file of yours") from None
+        _check_file(path)
+        failed.pop_all()
+    return lock
+
+
+def _flush_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
+    """A connection whose commits are on the disk when they return."""
+    mode = "ro" if read_only else "rw"
+    try:
+        connection = sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}", uri=True, isolation_level=None, timeout=10.0
+        )
+        connection.row_factory = sqlite3.Row
+        if not read_only:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA secure_delete=ON")
+        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        if found == 0 and not read_only and not connection.execute("SELECT * FROM sqlite_master").fetchone():
+            connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={FORMAT}; COMMIT;")
+            found = FORMAT
+    except sqlite3.DatabaseError as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise _unwritten(path, error) from None
+        raise damaged(path, str(error)) from None
+    if found != FORMAT:
+        connection.close()
+        raise InputError(f"{path}: not a ledger of this version", f"its format is {FORMAT}", "name another file")
+    return connection
+
+
+def _check_chain(path: Path, connection: sqlite3.Connection) -> tuple[int, bytes]:
+    """The number and hash of the last entry; refused where the hash of one does not fit it and the one before."""
+    found, before = 0, BEGINNING
+    try:
+        for number, kind, key, text, digest in connection.execute("SELECT * FROM entries ORDER BY number"):
+            found, before = found + 1, _hash(before, found + 1, kind, key, text)
+            if number != found or before != digest:
+                raise damaged(path, f"entry {found} does not fit its hash")
+    except sqlite3.Error as error:
+        raise damaged(path, str(error)) from None
+    return found, before
+
+
+def _entry(row: sqlite3.Row) -> Entry:
+    return Entry(row["number"], row["kind"], row["key"], json.loads(row["body"]))
+
+
+def _hash(before: bytes, number: int, *parts: str) -> bytes:
+    return hashlib.sha256(before + json.dumps([number, *parts]).encode()).digest()
+
+
+def damaged(path: Path, what: str) -> InputError:
+    """What to raise where a ledger is not as it was written."""
+    return InputError(
+        f"{path}: edited or damaged ({what})", "a ledger is used as it was written",
+        "restore nothing older; keep the file, and count its whole budget as spent",
+    )  # fmt: skip
+
+
+def _unwritten(path: Path, error: sqlite3.Error) -> SottovoceError:
+    """A write that failed: whether it is on the disk is not known, so the process must end."""
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    what = "the disk is full" if full else f"it could not be written ({error})"
+    remedy = "make room" if full else "check the disk"
+    return SottovoceError(f"{path}: {what}; nothing is sent that was not stored first; {remedy}, then use --resume")

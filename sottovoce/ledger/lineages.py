@@ -1,0 +1,150 @@
+"""Lineages of data, their budgets, and the runs on them: what each promised and has spent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sottovoce.config import Document
+from sottovoce.core.adjacency import Adjacency
+from sottovoce.core.json_numbers import JSON
+from sottovoce.errors import InputError
+from sottovoce.privacy.composition import Composition, GaussianLoss, Loss, compose, loss_document, read_loss
+from sottovoce.privacy.gaussian_dp import mu_of
+
+NOTHING = GaussianLoss(0.0)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent on a lineage, at a delta."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < math.inf:
+            raise InputError(f"a budget of epsilon {self.epsilon}", "it is positive and finite", "give 4, say")
+        if not 0 < self.delta < 1:
+            raise InputError(f"a budget at delta {self.delta}", "it lies between 0 and 1", "give 1e-5, say")
+
+
+class Stage(NamedTuple):
+    """What a run has cost after a round."""
+
+    round: int
+    loss: Loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRun:
+    """What a run will cost at its end, and after some of its rounds, the last among them.
+
+    `run` tells it from every other run: an agreement's hash, say. `data` is a fingerprint of the data, which is stored
+    with a salt. What was not sent is given back if the run is `refundable`: a Gaussian one, by its mu squared. Of
+    batches drawn by chance, and of `convex-training` figures, nothing is: no proof covers an end that depends on what
+    was seen.
+    """
+
+    run: str
+    name: str
+    rounds: int
+    loss: Loss
+    stages: tuple[Stage, ...]
+    refundable: bool
+    adjacency: Adjacency
+    data: str
+
+    def stage(self, round: int) -> Stage:
+        """The first stage that covers a round; between two of them the later one's cost holds."""
+        found = next((stage for stage in self.stages if stage.round >= round), None)
+        if found is None:
+            raise InputError(f"round {round} of run {self.name}", f"it has {self.rounds}", "plan more of them")
+        return found
+
+    def document(self, data: str) -> dict[str, JSON]:
+        """As JSON, with the salted hash in place of the data's fingerprint."""
+        return {
+            "name": self.name, "rounds": self.rounds, "loss": loss_document(self.loss),
+            "stages": [{"round": stage.round, "loss": loss_document(stage.loss)} for stage in self.stages],
+            "refundable": self.refundable, "adjacency": self.adjacency.value, "data": data,
+        }  # fmt: skip
+
+    @classmethod
+    def read(cls, run: str, document: Document) -> PlannedRun:
+        """What `document` wrote."""
+        return cls(
+            run=run, name=document["name"], rounds=document["rounds"], loss=read_loss(document["loss"]),
+            stages=tuple(Stage(one["round"], read_loss(one["loss"])) for one in document["stages"]),
+            refundable=document["refundable"], adjacency=Adjacency(document["adjacency"]), data=document["data"],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunSpending:
+    """How far a run has come: messages up to `round` are recorded for sending. It is open until it has ended."""
+
+    lineage: str
+    planned: PlannedRun
+    round: int
+    is_open: bool
+
+    @property
+    def spent(self) -> Loss:
+        """What has been spent so far."""
+        return self.planned.stage(self.round).loss if self.round else NOTHING
+
+    @property
+    def counted(self) -> Loss:
+        """What counts against a budget: the planned end, until the run has ended and gave back what it could."""
+        if self.is_open or (self.round and not self.planned.refundable):
+            return self.planned.loss
+        return self.spent
+
+    @property
+    def state(self) -> str:
+        """How it stands, in a word."""
+        if self.is_open:
+            return "reserved"
+        return "finished" if self.round == self.planned.rounds else "stopped"
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Data about the same people, with a budget if it has one, and the runs on it."""
+
+    name: str
+    budget: Budget | None
+    runs: tuple[RunSpending, ...]
+
+    @property
+    def counted(self) -> Composition:
+        """What counts against the budget: reservations of runs that go on, and what others have spent."""
+        return compose(run.counted for run in self.runs)
+
+    @property
+    def spent(self) -> Composition:
+        """What has been spent so far by all runs together."""
+        return compose(run.spent for run in self.runs)
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """Whose data the joint figure is about: one record, unless every run protects all data of a node."""
+        users = all(run.planned.adjacency is Adjacency.USER for run in self.runs)
+        return Adjacency.USER if self.runs and users else Adjacency.RECORD
+
+    def epsilon_left(self) -> float | None:
+        """The budget less what counts against it, rounded down; None without a budget."""
+        if self.budget is None:
+            return None
+        total = self.counted.epsilon(self.budget.delta)
+        return max(0.0, math.nextafter(self.budget.epsilon - total, -math.inf)) if total else self.budget.epsilon
+
+    def mu_left(self) -> float | None:
+        """The largest mu of a further Gaussian run that fits, rounded down; None unless all runs are Gaussian."""
+        mu = self.counted.mu
+        if self.budget is None or mu is None:
+            return None
+        squared = mu_of(self.budget.epsilon, self.budget.delta) ** 2 - mu**2
+        return math.sqrt(squared) * (1 - 1e-12) if squared > 0 else 0.0

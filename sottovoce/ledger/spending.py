@@ -1,0 +1,198 @@
+"""What runs may cost and have cost, for each lineage of data.
+
+A lineage is data about the same people, however its rows change: a budget belongs to it. What a run costs at its
+planned end is reserved before its first message; what it has cost is recorded before each message that costs more. At
+its end a Gaussian run gives back what was not sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.ledger.database import Database, Entry
+from sottovoce.ledger.lineages import Budget, Lineage, PlannedRun, RunSpending
+from sottovoce.privacy.composition import Loss, compose
+from sottovoce.privacy.rounding import round_up
+
+DEFAULT = "data"
+"""The lineage of a ledger that names none."""
+
+LINEAGE, BUDGET, RESERVED, SPENT, SETTLED, SALT = "lineage", "budget", "reserved", "spent", "settled", "salt"
+KINDS = (LINEAGE, BUDGET, RESERVED, SPENT, SETTLED)
+
+
+class Spending:
+    """The lineages and runs of an open ledger."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self._standing = _Standing()
+
+    def lineages(self) -> list[Lineage]:
+        """All lineages, with their budgets and runs as they stand now."""
+        for entry in self.database.entries(*KINDS, after=self._standing.number):
+            self._standing.apply(entry)
+        return self._standing.lineages()
+
+    def history(self) -> Iterator[tuple[Lineage, RunSpending]]:
+        """Each time that a run spent more: the run, and its lineage as it stood then."""
+        standing = _Standing()
+        for entry in self.database.entries(*KINDS):
+            standing.apply(entry)
+            if entry.kind == SPENT:
+                run = standing.runs[entry.key]
+                yield next(one for one in standing.lineages() if one.name == run.lineage), run
+
+    def lineage(self, name: str) -> Lineage:
+        """A lineage by its name; the default one is always there."""
+        found = {one.name: one for one in self.lineages()}
+        if name not in found:
+            path = self.database.path
+            raise InputError(
+                f"lineage {name!r}", f"{path} has: {', '.join(found)}",
+                f"if none of its people are in those, type sotto ledger {path} --new-lineage {name}",
+            )  # fmt: skip
+        return found[name]
+
+    def add_lineage(self, name: str) -> None:
+        """Declare data about people of whom none are in another lineage."""
+        if not name.isprintable() or not name.strip():
+            raise InputError(f"lineage {name!r}", "a lineage has a name", "give letters and digits")
+        if name not in {one.name for one in self.lineages()}:
+            with self.database.transaction():
+                self.database.add(LINEAGE, name, {})
+
+    def set_budget(self, budget: Budget, lineage: str = DEFAULT) -> None:
+        """What all runs on a lineage may cost together, from now on."""
+        if self.lineage(lineage).budget != budget:
+            with self.database.transaction():
+                self.database.add(BUDGET, lineage, {"epsilon": budget.epsilon, "delta": budget.delta})
+
+    def reserve(
+        self, planned: PlannedRun, lineage: str = DEFAULT, *, loss_after: Callable[[int], Loss] | None = None
+    ) -> None:
+        """Reserve what a run costs at its planned end, before its first message; refused if it passes the budget.
+
+        `loss_after` is the run's own accountant: what it would cost with fewer rounds. A run that goes on is asked
+        again if it had given something back.
+        """
+        found = self.lineage(lineage)
+        before = self._run(planned.run)
+        if before is not None and before.lineage != lineage:
+            raise InputError(f"run {planned.name}: in lineage {before.lineage}", "a run is in one", "drop --lineage")
+        salt = self._salt()
+        body = {"lineage": lineage, **planned.document(_salted(salt, planned.data))}
+        if before is not None and before.planned.data != body["data"]:
+            raise InputError(
+                f"run {planned.name}: other data than it began with", "a run goes on as it began", "restore its data"
+            )
+        if before is not None and before.is_open:
+            return
+        _check_budget(found, planned, loss_after)
+        with self.database.transaction():
+            if not self.database.entries(SALT):
+                self.database.add(SALT, "", {"salt": salt})
+            self.database.add(RESERVED, planned.run, body)
+
+    def spend(self, run: str, round: int) -> int:
+        """Record that messages up to a round may leave; returns the last round that is covered by what is recorded."""
+        before = self._known(run)
+        if not before.is_open:
+            raise InputError(
+                f"run {before.planned.name}: it has ended", "an ended run sends nothing", "reserve it anew"
+            )
+        stage = before.planned.stage(round)
+        if stage.round > before.round:
+            with self.database.transaction():
+                self.database.add(SPENT, run, {"round": stage.round})
+        return max(stage.round, before.round)
+
+    def settle(self, run: str) -> None:
+        """A run has ended: what it did not send is given back, where that is proven."""
+        if self._known(run).is_open:
+            with self.database.transaction():
+                self.database.add(SETTLED, run, {})
+
+    def _run(self, run: str) -> RunSpending | None:
+        return next((one for found in self.lineages() for one in found.runs if one.planned.run == run), None)
+
+    def _known(self, run: str) -> RunSpending:
+        found = self._run(run)
+        if found is None:
+            raise InputError(f"run {run}: nothing is reserved", "a run reserves what it costs first", "call reserve")
+        return found
+
+    def _salt(self) -> str:
+        """What makes the hash of data useless to whoever guesses the data, but has no ledger."""
+        found = self.database.entries(SALT)
+        return str(found[0].body["salt"]) if found else secrets.token_hex(32)
+
+
+def _salted(salt: str, data: str) -> str:
+    return hashlib.sha256(f"{salt} {data}".encode()).hexdigest()
+
+
+def _check_budget(lineage: Lineage, planned: PlannedRun, loss_after: Callable[[int], Loss] | None) -> None:
+    budget = lineage.budget
+    if budget is None:
+        return
+    others = [one.counted for one in lineage.runs if one.planned.run != planned.run]
+
+    def fits(loss: Loss) -> bool:
+        return compose([*others, loss]).epsilon(budget.delta) <= budget.epsilon
+
+    if fits(planned.loss):
+        return
+    total = compose([*others, planned.loss]).epsilon(budget.delta)
+    remedy = "more noise is needed"
+    if loss_after is not None:
+        left = _most_rounds(lambda rounds: fits(loss_after(rounds)), planned.rounds)
+        remedy = f"{left} of its {planned.rounds} rounds would still fit" if left else "not one round would still fit"
+    raise Unaccountable(
+        f"run {planned.name} would bring lineage {lineage.name} to epsilon {round_up(total, 6)} at delta "
+        f"{budget.delta:g}; its budget is {budget.epsilon!r}; {remedy}"
+    )
+
+
+def _most_rounds(fits: Callable[[int], bool], rounds: int) -> int:
+    """The largest number of rounds below `rounds` that fits; 0 where none does."""
+    low, high = 0, rounds
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+class _Standing:
+    """How budgets and runs stand after the entry with `number`."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.budgets: dict[str, Budget | None] = {DEFAULT: None}
+        self.runs: dict[str, RunSpending] = {}
+
+    def apply(self, entry: Entry) -> None:
+        """What a further entry changes."""
+        self.number, key, body = entry.number, entry.key, entry.body
+        if entry.kind == LINEAGE:
+            self.budgets[key] = None
+        elif entry.kind == BUDGET:
+            self.budgets[key] = Budget(body["epsilon"], body["delta"])
+        elif entry.kind == RESERVED:
+            spent = self.runs[key].round if key in self.runs else 0
+            self.runs[key] = RunSpending(body["lineage"], PlannedRun.read(key, body), spent, is_open=True)
+        elif entry.kind == SPENT:
+            self.runs[key] = replace(self.runs[key], round=body["round"])
+        else:
+            self.runs[key] = replace(self.runs[key], is_open=False)
+
+    def lineages(self) -> list[Lineage]:
+        """All lineages as they stand."""
+        return [
+            Lineage(name, budget, tuple(run for run in self.runs.values() if run.lineage == name))
+            for name, budget in self.budgets.items()
+        ]

@@ -1,0 +1,237 @@
+"""What several releases about the same data tell together.
+
+Each release has a loss: Gaussian, of batches drawn by chance, or an epsilon at a delta and nothing more. Gaussian
+losses add in mu squared, those of Poisson batches by their distributions (`dp-accounting`), those of batches of a fixed
+size by Renyi divergences; what these rules do not join is added as epsilons and deltas, which always holds.
+
+    >>> joint = compose([GaussianLoss(1.0), GaussianLoss(1.0)])
+    >>> round(joint.mu, 4), round(joint.epsilon(1e-5), 3)
+    (1.4142, 6.73)
+    >>> joint.rule.value
+    'mu squared adds'
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias
+
+from sottovoce.core.adjacency import Change
+from sottovoce.core.json_numbers import JSON, from_json, to_json
+from sottovoce.errors import InputError
+from sottovoce.privacy.accountant import Account
+from sottovoce.privacy.amplification import LEAST, loss_accountant, sampled_event
+from sottovoce.privacy.gaussian_dp import epsilon_of
+from sottovoce.privacy.guarantee import Guarantee
+
+if TYPE_CHECKING:
+    from sottovoce.config import Document
+
+
+class Rule(StrEnum):
+    """How losses were joined."""
+
+    GAUSSIAN = "mu squared adds"
+    DISTRIBUTIONS = "loss distributions are composed"
+    RENYI = "Renyi divergences add"
+    SUMS = "epsilons and deltas add"
+
+
+@dataclass(frozen=True)
+class GaussianLoss:
+    """A release that is mu-GDP, about data that is replaced by other data."""
+
+    mu: float
+
+    change = Change.REPLACE
+
+
+@dataclass(frozen=True)
+class SampledLoss:
+    """`rounds` Gaussian releases on batches drawn by chance: the arguments of `epsilon_of_batches`.
+
+    Without `size` batches are Poisson, and the loss is about a record that is made to count as nothing.
+    """
+
+    noise: float
+    share: float
+    rounds: int
+    size: int | None = None
+
+    @property
+    def change(self) -> Change:
+        """What sampling of this kind is about."""
+        return Change.ZERO_OUT if self.size is None else Change.REPLACE
+
+
+@dataclass(frozen=True)
+class StatedLoss:
+    """A release of which nothing is known but an epsilon at one delta."""
+
+    epsilon: float
+    delta: float
+    change: Change = Change.REPLACE
+
+
+Loss: TypeAlias = GaussianLoss | SampledLoss | StatedLoss
+
+_KINDS: dict[str, type[Loss]] = {"gaussian": GaussianLoss, "sampled": SampledLoss, "stated": StatedLoss}
+
+
+def loss_document(loss: Loss) -> dict[str, JSON]:
+    """A loss as JSON."""
+    name = next(name for name, kind in _KINDS.items() if isinstance(loss, kind))
+    return {"kind": name, **{key: to_json(value) for key, value in asdict(loss).items()}}
+
+
+def read_loss(document: Document) -> Loss:
+    """The loss that `loss_document` wrote."""
+    kind = document["kind"]
+    if kind == "gaussian":
+        return GaussianLoss(from_json(document["mu"]))
+    if kind == "sampled":
+        noise = from_json(document["noise"])
+        return SampledLoss(noise, document["share"], document["rounds"], document["size"])
+    return StatedLoss(from_json(document["epsilon"]), document["delta"], Change(document["change"]))
+
+
+@dataclass(frozen=True)
+class Composition:
+    """The joint loss of several releases about the same data.
+
+    It is about data that is replaced; with a loss that is about a record made to count as nothing among them, about
+    that smaller change, which the others cover as well.
+    """
+
+    losses: tuple[Loss, ...]
+
+    @property
+    def change(self) -> Change:
+        """The change of data that the joint figure is about."""
+        smaller = any(loss.change is Change.ZERO_OUT for loss in self.losses)
+        return Change.ZERO_OUT if smaller else Change.REPLACE
+
+    @property
+    def mu(self) -> float | None:
+        """mu of the joint loss; None where some loss is not Gaussian."""
+        mus = [loss.mu for loss in self.losses if isinstance(loss, GaussianLoss)]
+        return _joint_mu(mus) if len(mus) == len(self.losses) else None
+
+    @property
+    def rule(self) -> Rule:
+        """How the losses are joined."""
+        parts = _Parts.of(self.losses)
+        groups = [group for group in (parts.with_distributions, parts.with_renyi) if group]
+        if len(groups) + len(parts.stated) > 1:
+            return Rule.SUMS
+        if parts.with_renyi:
+            return Rule.RENYI
+        if parts.stated:
+            return Rule.SUMS
+        gaussian = all(isinstance(loss, GaussianLoss) for loss in parts.with_distributions)
+        return Rule.GAUSSIAN if gaussian else Rule.DISTRIBUTIONS
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon of all releases together at this delta, rounded up."""
+        return _epsilon(self.losses, delta)
+
+
+def compose(releases: Iterable[Loss | Guarantee | Account]) -> Composition:
+    """The joint loss of releases about the same data: losses, or guarantees against one and the same view.
+
+    >>> from sottovoce import account, algorithm, metropolis, trace
+    >>> once = account(trace(algorithm("dp-d-sgd", sigma=4.0), metropolis("ring:10"), rounds=16))
+    >>> round(compose([once, once]).mu, 4), once.mu
+    (1.4143, 1.0)
+    """
+    found = tuple(releases)
+    views = dict.fromkeys(str(one.view) for one in found if isinstance(one, Guarantee | Account))
+    if len(views) > 1:
+        raise InputError(
+            f"figures against {' and '.join(views)}", "a joint figure is about one adversary",
+            "give the figures of one view, of everyone say",
+        )  # fmt: skip
+    losses = (GaussianLoss(one.mu) if isinstance(one, Guarantee | Account) else one for one in found)
+    return Composition(tuple(losses))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Losses by the rule that joins them: each group has one, and groups are joined by sums."""
+
+    with_distributions: tuple[GaussianLoss | SampledLoss, ...]
+    with_renyi: tuple[GaussianLoss | SampledLoss, ...]
+    stated: tuple[StatedLoss, ...]
+
+    @classmethod
+    def of(cls, losses: Sequence[Loss]) -> _Parts:
+        plain = [_without_useless_sampling(loss) for loss in losses]
+        stated = tuple(loss for loss in plain if isinstance(loss, StatedLoss))
+        mus = [loss.mu for loss in plain if isinstance(loss, GaussianLoss) and loss.mu > 0]
+        sampled = [loss for loss in plain if isinstance(loss, SampledLoss)]
+        poisson = [loss for loss in sampled if loss.size is None]
+        fixed = tuple(loss for loss in sampled if loss.size is not None)
+        joint = _joint_mu(mus)
+        if joint > 1 / LEAST:
+            joint, poisson = _joint_mu([*mus, *(_unsampled(loss).mu for loss in poisson)]), []
+        gaussian = (GaussianLoss(joint),) if joint > 0 else ()
+        if fixed and not poisson and joint <= 1 / LEAST:
+            return cls((), (*gaussian, *fixed), stated)
+        return cls((*gaussian, *poisson), fixed, stated)
+
+
+def _without_useless_sampling(loss: Loss) -> Loss:
+    """A sampled loss as a Gaussian one where it is none, or where the noise is too small for sampling to count."""
+    if not isinstance(loss, SampledLoss):
+        return loss
+    if loss.rounds == 0 or loss.noise == math.inf:
+        return GaussianLoss(0.0)
+    return _unsampled(loss) if loss.noise < LEAST else loss
+
+
+def _unsampled(loss: SampledLoss) -> GaussianLoss:
+    return GaussianLoss(math.sqrt(loss.rounds) / loss.noise if loss.noise > 0 else math.inf)
+
+
+def _joint_mu(mus: Sequence[float]) -> float:
+    """The root of the sum of squares, rounded up; a single one is left as it is."""
+    if len(mus) < 2:
+        return sum(mus)
+    return _up(math.sqrt(_up(math.fsum(_up(mu * mu) for mu in mus))))
+
+
+def _up(value: float) -> float:
+    return math.nextafter(value, math.inf) if value else value
+
+
+@lru_cache(maxsize=1024)
+def _epsilon(losses: tuple[Loss, ...], delta: float) -> float:
+    """Of each group by its own rule, at an equal share of what stated losses leave of delta; then the sum."""
+    parts = _Parts.of(losses)
+    groups = [group for group in (parts.with_distributions, parts.with_renyi) if group]
+    taken = math.fsum(loss.delta for loss in parts.stated)
+    if taken > delta or (groups and taken >= delta):
+        return math.inf
+    left = math.nextafter((delta - taken) / len(groups), 0.0) if groups and (parts.stated or groups[1:]) else delta
+    found = [loss.epsilon for loss in parts.stated]
+    found += [_group_epsilon(group, left, poisson=group is parts.with_distributions) for group in groups]
+    return sum(found) if len(found) < 2 else _up(math.fsum(found))
+
+
+def _group_epsilon(group: tuple[GaussianLoss | SampledLoss, ...], delta: float, *, poisson: bool) -> float:
+    import dp_accounting
+
+    first = group[0]
+    if isinstance(first, GaussianLoss) and len(group) == 1:
+        return epsilon_of(first.mu, delta)
+    accountant = loss_accountant(poisson=poisson, replace=not poisson)
+    for loss in group:
+        if isinstance(loss, GaussianLoss):
+            accountant.compose(dp_accounting.GaussianDpEvent(1 / loss.mu))
+        else:
+            accountant.compose(sampled_event(loss.noise, loss.share, loss.size), loss.rounds)
+    return float(accountant.get_epsilon(delta))
