@@ -18,7 +18,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -27,6 +27,8 @@ from sottovoce.errors import InputError, shortened
 from sottovoce.text import parse_json, read_text, visible
 
 Document: TypeAlias = dict[str, Any]
+
+AnySection = TypeVar("AnySection", bound="Section")
 
 LARGEST_SEED = 2**63 - 1
 
@@ -39,7 +41,9 @@ DEEPEST = 16
 NAME = r"[A-Za-z0-9][A-Za-z0-9._=,+-]*"
 
 
-class _Section(BaseModel):
+class Section(BaseModel):
+    """A table of settings in which every key is known and every value has its type."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, str_strip_whitespace=True, allow_inf_nan=False)
 
 
@@ -54,14 +58,20 @@ class _OpenSection(BaseModel):
         return dict(self.model_extra or {})
 
 
-class DataSettings(_Section):
-    """Which data set, and who holds which rows."""
+class DataSettings(Section):
+    """Which data set, and who holds which rows.
+
+    `columns` says what the columns of tables are, or which file does. `shards` are the training rows of each node, by
+    name, where every node has a table of its own.
+    """
 
     name: str = "digits"
     partition: str = "iid"
     unit_norm: bool = False
     max_norm: float | None = Field(default=None, gt=0)
     rows: int | None = Field(default=None, ge=1)
+    columns: str | dict[str, Any] | None = None
+    shards: dict[str, int] | None = None
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
 
 
@@ -71,7 +81,7 @@ class ModelChoice(_OpenSection):
     name: str = "softmax"
 
 
-class TopologySettings(_Section):
+class TopologySettings(Section):
     """A graph and its weights; a fresh graph each round, one random edge a step, or nodes that drop out."""
 
     graph: str
@@ -90,7 +100,7 @@ class AlgorithmChoice(_OpenSection):
     name: str = "dp-d-sgd"
 
 
-class TrainingSettings(_Section):
+class TrainingSettings(Section):
     """How many rounds, on which batches, with which clipping."""
 
     rounds: int = Field(ge=1, le=10**7)
@@ -101,7 +111,7 @@ class TrainingSettings(_Section):
     same_start: bool = True
 
 
-class PrivacySettings(_Section):
+class PrivacySettings(Section):
     """Against which adversary, at which delta; with `epsilon`, the noise is chosen to meet it.
 
     `exact_noise`: whether nodes release values on a grid, so that figures cover rounding. With `and_final_models`,
@@ -117,7 +127,7 @@ class PrivacySettings(_Section):
     attackers: Literal["auto", "all", "none"] | int | list[int | str] = "auto"
 
 
-class MetricsSettings(_Section):
+class MetricsSettings(Section):
     """How often nodes are tested, on how many of the test rows, and over how many last rounds figures are averaged."""
 
     every: int = Field(default=10, ge=1)
@@ -125,7 +135,7 @@ class MetricsSettings(_Section):
     test_rows: int | None = Field(default=None, ge=1)
 
 
-class RecordingSettings(_Section):
+class RecordingSettings(Section):
     """Which nodes record what they receive, every how many rounds, and how many megabytes at most."""
 
     attackers: Literal["all", "none"] | list[int | str] = "none"
@@ -133,7 +143,7 @@ class RecordingSettings(_Section):
     limit_mb: float = Field(default=500.0, gt=0)
 
 
-class MachineSettings(_Section):
+class MachineSettings(Section):
     """What decides speed only."""
 
     threads: int = Field(default=1, ge=1, le=1024)
@@ -142,7 +152,7 @@ class MachineSettings(_Section):
     checkpoint_seconds: float = Field(default=30.0, ge=0)
 
 
-class About(_Section):
+class About(Section):
     """For readers: what the paper did, what is smaller here, how long it takes, what was claimed."""
 
     paper: str = ""
@@ -151,7 +161,7 @@ class About(_Section):
     claim: str = ""
 
 
-class Experiment(_Section):
+class Experiment(Section):
     """All settings of one run. The seed is public; noise and batches come from a secret key, unless one is named."""
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
@@ -281,14 +291,20 @@ def parse_experiment(document: Document, where: str = "") -> Experiment:
 
     `run.build_algorithm` checks the settings of the algorithm, `learning.models` those of the model.
     """
+    return parse_section(Experiment, document, where)
+
+
+def parse_section(section: type[AnySection], document: Document, where: str = "") -> AnySection:
+    """A section from its document, with all keys and values checked; `where` names the file in messages."""
     check_document(document, where)
     try:
-        return Experiment.model_validate(document)
+        return section.model_validate(document)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
         first, *others = unknown or problems
-        raise _input_error(first, [one for one in others if _key_of(one) == _key_of(first)], where) from None
+        alternatives = [one for one in others if _key_of(one) == _key_of(first)]
+        raise _input_error(section, first, alternatives, where) from None
 
 
 def _key_of(problem: ErrorDetails) -> list[str]:
@@ -297,13 +313,15 @@ def _key_of(problem: ErrorDetails) -> list[str]:
     return key[:-1] if key[-1].isdigit() else key
 
 
-def _input_error(problem: ErrorDetails, alternatives: Sequence[ErrorDetails], where: str) -> InputError:
+def _input_error(
+    section: type[Section], problem: ErrorDetails, alternatives: Sequence[ErrorDetails], where: str
+) -> InputError:
     """The first problem in one line; `alternatives` are what the value's other allowed types would need."""
     path = [str(part) for part in problem["loc"]]
     key = ".".join(_without_union_types(path))
     at = f"{where}: {key}" if where else key
     if problem["type"] == "extra_forbidden":
-        return InputError(at, "there is no such key", _near_key(path))
+        return InputError(at, "there is no such key", _near_key(section, path))
     if problem["type"] == "missing":
         return InputError(f"{at} is missing", "it has no default", f"give {path[-1]}")
     if problem["type"] == "model_type":
@@ -318,9 +336,9 @@ def _input_error(problem: ErrorDetails, alternatives: Sequence[ErrorDetails], wh
     return InputError(f"{at} = {problem['input']!r:.60}", re.sub(r" or input should be", ", or", rule), "correct it")
 
 
-def _near_key(path: list[str]) -> str:
+def _near_key(section: type[Section], path: list[str]) -> str:
     """What to type instead of an unknown key."""
-    known = _keys(path[:-1])
+    known = _keys(section, path[:-1])
     near = difflib.get_close_matches(path[-1], known, n=1)
     prefix = ".".join([*path[:-1], ""])
     return f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(known)}"
@@ -328,13 +346,15 @@ def _near_key(path: list[str]) -> str:
 
 def _without_union_types(path: list[str]) -> list[str]:
     """A path of keys without the names of types that pydantic adds where a value may have several."""
-    return [part for part in path if not part.startswith(("literal[", "list[")) and part not in ("int", "str", "bool")]
+    types = ("int", "str", "bool", "float")
+    return [part for part in path if not part.startswith(("literal[", "list[", "dict[")) and part not in types]
 
 
-def _keys(path: list[str]) -> list[str]:
-    section: Any = Experiment
+def _keys(section: Any, path: list[str]) -> list[str]:
+    """The keys of a section within a section; a part of the path may name one of several sections of a kind."""
     for part in path:
-        section = section.model_fields[part].annotation
+        fields = getattr(section, "model_fields", None)
+        section = get_args(section)[-1] if fields is None else fields[part].annotation
     return list(section.model_fields)
 
 

@@ -1,0 +1,233 @@
+"""The identity of a member: its private keys, in a folder that nobody else can read.
+
+    identity.json   private: the key of its TLS certificate, its X25519 key, its secret for noise
+    member.toml     the public part, which is also written beside the folder as NAME.member.toml, to hand to the others
+    lock            held by the one process that uses the identity
+
+The certificate is signed by its own key (ECDSA P-256: gRPC does not take Ed25519) and may sign no other. Whoever
+connects is recognised by the bytes of its certificate, never by a name; the name in it, which follows from its key, is
+there because TLS libraries compare one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, x25519
+from cryptography.x509.oid import NameOID
+
+from sottovoce.config import read_settings_file
+from sottovoce.core.files import write_text
+from sottovoce.errors import InputError
+from sottovoce.federation.member import SUFFIX, Member, check_member, check_name, read_member
+from sottovoce.run.lock import locked
+
+WARNING = "private: whoever has these keys can speak in this member's name and take the noise away from its messages"
+
+BACKDATED = datetime.timedelta(days=7)
+VALID = datetime.timedelta(days=3650)
+"""Certificates are valid from before they are made, because clocks are wrong, and for years."""
+
+SECRET_BYTES = 32
+
+UNENCRYPTED = serialization.NoEncryption()
+
+
+@dataclass(frozen=True, repr=False)
+class Identity:
+    """A member with its private keys.
+
+    `tls_key` is the key of its certificate as PEM, `exchange_key` its X25519 private key, `secret` what its noise is
+    drawn from together with fresh randomness.
+    """
+
+    folder: Path
+    member: Member
+    tls_key: bytes
+    exchange_key: bytes
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"Identity({self.member.name})"
+
+
+def create_identity(name: str, folder: Path, *, address: str | None, listen: bool = True) -> Identity:
+    """Make the keys of a new member in a folder, and its public file beside that; nothing is ever overwritten."""
+    tls_key, exchange_key = ec.generate_private_key(ec.SECP256R1()), x25519.X25519PrivateKey.generate()
+    check_name(name, "NAME")
+    member = Member(
+        name=name, address=address, listen=listen, certificate=_certificate(name, tls_key),
+        exchange_key=exchange_key.public_key().public_bytes_raw().hex(),
+    )  # fmt: skip
+    check_member(member, "--address")
+    secret = secrets.token_bytes(SECRET_BYTES)
+    identity = Identity(folder, member, _pem(tls_key), exchange_key.private_bytes_raw(), secret)
+    public_file = folder.absolute().parent / f"{name}{SUFFIX}"
+    _check_absent(public_file)
+    _make_folder(folder)
+    with locked(folder / "lock"):
+        _check_absent(folder / "identity.json", folder / "member.toml", public_file)
+        _write_private(identity)
+        write_text(folder / "member.toml", member.toml())
+        write_text(public_file, member.toml())
+    return identity
+
+
+def _check_absent(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise InputError(f"{path} exists", "an identity is never overwritten", "use another --folder or name")
+
+
+def load_identity(folder: Path) -> Identity:
+    """The identity that a folder holds; refused where others can read it, or where its parts do not belong together."""
+    path = folder / "identity.json"
+    if not path.exists():
+        raise InputError(f"{folder}: no identity", "a member has one", "make it with sotto peer init, or give --folder")
+    check_private(folder)
+    check_private(path)
+    document, member = read_settings_file(path), read_member(folder / "member.toml")
+    try:
+        identity = Identity(
+            folder,
+            member,
+            document["tls_key"].encode(),
+            *(bytes.fromhex(document[k]) for k in ("exchange_key", "secret")),
+        )
+        fits = _belongs_together(identity)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        fits = False
+    if not fits:
+        raise InputError(
+            f"{folder}: damaged, or of two members", "identity.json and member.toml are made together",
+            "restore both from one backup",
+        )  # fmt: skip
+    return identity
+
+
+@contextmanager
+def locked_identity(folder: Path) -> Iterator[Identity]:
+    """The identity of a folder, for one process at a time."""
+    found = load_identity(folder)
+    with locked(folder / "lock"):
+        yield found
+
+
+def check_private(path: Path) -> None:
+    """Refuse a file or folder that belongs to somebody else, or that others can read."""
+    found = path.stat()
+    if found.st_uid != os.geteuid():
+        raise InputError(f"{path} belongs to another user", "private keys belong to whoever uses them", "use your own")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        mode = "700" if path.is_dir() else "600"
+        raise InputError(f"{path} can be read by others", "private keys cannot", f"type chmod {mode} {path}")
+
+
+def check_certificate(member: Member, where: str) -> None:
+    """Refuse a certificate of another kind than `create_identity` makes: one that could sign others, say."""
+    try:
+        found = x509.load_der_x509_certificate(member.certificate_bytes)
+        key = found.public_key()
+        limits = found.extensions.get_extension_for_class(x509.BasicConstraints)
+        usage = found.extensions.get_extension_for_class(x509.KeyUsage).value
+        fits = (
+            isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp256r1"
+            and limits.critical and not limits.value.ca
+            and usage.digital_signature and not usage.key_cert_sign and not usage.crl_sign
+            and _names(found) == [_tls_name(key)]
+        )  # fmt: skip
+        found.verify_directly_issued_by(found)
+        x25519.X25519PublicKey.from_public_bytes(bytes.fromhex(member.exchange_key))
+    except Exception:  # parsers raise whatever a damaged certificate provokes
+        fits = False
+    if not fits:
+        raise InputError(
+            f"{where}: the certificate of {member.name} is not one that sotto peer init makes",
+            "members are recognised by certificates that can sign no other", f"ask for {member.name}{SUFFIX} again",
+        )  # fmt: skip
+
+
+def tls_name(member: Member) -> str:
+    """The name in a member's certificate, for TLS libraries that compare one; it follows from the key."""
+    return _names(x509.load_der_x509_certificate(member.certificate_bytes))[0]
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return names.get_values_for_type(x509.DNSName)
+
+
+def _tls_name(key: ec.EllipticCurvePublicKey) -> str:
+    digest = hashes.Hash(hashes.SHA256())
+    digest.update(key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo))
+    return f"{digest.finalize().hex()[:40]}.sottovoce.invalid"
+
+
+def _certificate(name: str, key: ec.EllipticCurvePrivateKey) -> str:
+    """A certificate for the key, signed by it, that can sign no other."""
+    now = datetime.datetime.now(datetime.UTC)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    usage = x509.KeyUsage(
+        digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=False, crl_sign=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+    names = x509.SubjectAlternativeName([x509.DNSName(_tls_name(key.public_key()))])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - BACKDATED)
+        .not_valid_after(now + VALID)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(names, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return made.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, UNENCRYPTED)
+
+
+def _write_private(identity: Identity) -> None:
+    document = {
+        "about": WARNING,
+        "tls_key": identity.tls_key.decode(),
+        "exchange_key": identity.exchange_key.hex(),
+        "secret": identity.secret.hex(),
+    }
+    write_text(identity.folder / "identity.json", json.dumps(document, indent=1) + "\n", private=True)
+
+
+def _belongs_together(identity: Identity) -> bool:
+    """Whether the private keys are those of the public part."""
+    key = serialization.load_pem_private_key(identity.tls_key, None)
+    certified = x509.load_der_x509_certificate(identity.member.certificate_bytes).public_key()
+    exchange = x25519.X25519PrivateKey.from_private_bytes(identity.exchange_key).public_key().public_bytes_raw()
+    return (
+        key.public_key() == certified
+        and exchange.hex() == identity.member.exchange_key
+        and len(identity.secret) == SECRET_BYTES
+    )
+
+
+def _make_folder(folder: Path) -> None:
+    """A folder for its owner alone; one that is there already must be that."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}", "an identity needs a folder", "use another --folder") from None
+    check_private(folder)

@@ -1,0 +1,116 @@
+"""A member of a federation as the others know it: name, address, certificate, public key. Nothing here is secret."""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import re
+import ssl
+from pathlib import Path
+
+from pydantic import ConfigDict
+
+from sottovoce.config import Section, parse_section, read_settings_file
+from sottovoce.core.toml_text import to_toml
+from sottovoce.errors import InputError
+
+SUFFIX = ".member.toml"
+"""How the name of a member's public file ends."""
+
+NAME_PATTERN = r"[A-Za-z][A-Za-z0-9_-]{0,62}"
+"""Names stand in views such as node:Mercy, and in the names of files."""
+
+KEY_PATTERN = r"[0-9a-f]{64}"
+
+
+class Member(Section):
+    """The public part of a member.
+
+    `listen` says whether others can open a connection to its `address`. `certificate` is its TLS certificate as PEM,
+    `exchange_key` its X25519 public key for shared secrets, in hexadecimal digits.
+    """
+
+    model_config = ConfigDict(str_strip_whitespace=False)
+
+    name: str
+    address: str | None = None
+    listen: bool = True
+    certificate: str
+    exchange_key: str
+
+    @property
+    def certificate_bytes(self) -> bytes:
+        """The certificate as DER: what a connection shows must be equal to it."""
+        return ssl.PEM_cert_to_DER_cert(self.certificate)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the certificate's bytes, in hexadecimal digits."""
+        return hashlib.sha256(self.certificate_bytes).hexdigest()
+
+    @property
+    def spoken_fingerprint(self) -> str:
+        """The fingerprint in groups of four, to be compared over the telephone."""
+        return " ".join(re.findall("....", self.fingerprint.upper()))
+
+    def toml(self) -> str:
+        """As a file holds it."""
+        return to_toml(self.model_dump())
+
+
+def read_member(path: Path) -> Member:
+    """The member whose public part a file holds."""
+    member = parse_section(Member, read_settings_file(path), str(path))
+    check_member(member, str(path))
+    return member
+
+
+def check_member(member: Member, where: str) -> None:
+    """Refuse a member whose name, address, certificate or key has a wrong form."""
+    check_name(member.name, where)
+    if member.address is not None:
+        check_address(member.address, where)
+    elif member.listen:
+        raise InputError(
+            f"{where}: {member.name} listens and has no address", "others open connections to it",
+            "give its address, or listen = false",
+        )  # fmt: skip
+    try:
+        whole = ssl.DER_cert_to_PEM_cert(member.certificate_bytes) == member.certificate
+    except (ValueError, binascii.Error):
+        whole = False
+    if not whole:
+        raise InputError(
+            f"{where}: the certificate of {member.name} is damaged", "it is one certificate in PEM form",
+            f"ask for {member.name}{SUFFIX} again",
+        )  # fmt: skip
+    if not re.fullmatch(KEY_PATTERN, member.exchange_key):
+        raise InputError(
+            f"{where}: the exchange_key of {member.name} is damaged", "it has 64 hexadecimal digits",
+            f"ask for {member.name}{SUFFIX} again",
+        )  # fmt: skip
+
+
+def check_name(name: str, where: str) -> None:
+    """Refuse a name that cannot stand in a view or in the name of a file."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise InputError(
+            f"{where}: {name!r:.80} as a member's name",
+            "a name has at most 63 letters, digits, _ and -, and begins with a letter", "choose another",
+        )  # fmt: skip
+
+
+def check_address(address: str, where: str) -> None:
+    """Refuse an address that is not HOST:PORT.
+
+    >>> check_address("hospital.example", "Mercy.member.toml")
+    Traceback (most recent call last):
+    ...
+    sottovoce.errors.InputError: Mercy.member.toml: the address 'hospital.example'; it is written HOST:PORT; ...
+    """
+    found = re.fullmatch(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", address)
+    if found is None or not 1 <= int(found[1]) <= 65535:
+        raise InputError(
+            f"{where}: the address {address!r:.80}", "it is written HOST:PORT",
+            "write peer.hospital.example:7443 or [2001:db8::1]:7443, say",
+        )  # fmt: skip
