@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, StepSettings
 from sottovoce.core.arrays import Rows
-from sottovoce.core.gossip import Gossip
+from sottovoce.core.gossip import Gossip, with_noise
 from sottovoce.core.noise import Independent
 from sottovoce.errors import InputError
 
@@ -31,7 +31,7 @@ class StepDuringGossip(Gossip):
         return Delayed(x0, None)
 
     def local(self, state: Delayed, grad: Rows, noise: Rows | float) -> Delayed:
-        return Delayed(state.x, self.step_size * (grad + noise))
+        return Delayed(state.x, self.step_size * with_noise(grad, noise))
 
     def absorb(self, state: Delayed, mixed: Rows) -> Delayed:
         return Delayed(mixed - state.step, None)

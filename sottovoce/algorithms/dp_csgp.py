@@ -16,7 +16,7 @@ from sottovoce.core import arrays
 from sottovoce.core.algorithm import Weighted
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, parse_compression
-from sottovoce.core.gossip import Gossip
+from sottovoce.core.gossip import Gossip, with_noise
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import Independent
 from sottovoce.core.topologies import Topology
@@ -50,7 +50,7 @@ class PushSum(Gossip):
         return state.x / state.weight
 
     def local(self, state: PushSumState, grad: Rows, noise: Rows | float) -> PushSumState:
-        return PushSumState(state.x - self.step_size * (grad + noise), state.weight)
+        return PushSumState(state.x - self.step_size * with_noise(grad, noise), state.weight)
 
     def message(self, state: PushSumState) -> Weighted:
         return Weighted(state.x, state.weight)

@@ -12,7 +12,7 @@ from typing import Annotated, NamedTuple
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role, SensitivitySettings
 from sottovoce.core.arrays import Rows
-from sottovoce.core.gossip import Gossip
+from sottovoce.core.gossip import Gossip, with_noise
 from sottovoce.core.noise import Independent, PerNode
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -71,7 +71,7 @@ class Muffliato(Gossip):
         return ChebyshevState(x0, None, -1)
 
     def local(self, state: ChebyshevState, grad: Rows, noise: Rows | float) -> ChebyshevState:
-        x = state.x - self.step_size * (grad + noise)
+        x = state.x - self.step_size * with_noise(grad, noise)
         assert self.topology is not None
         return ChebyshevState(x, None, 0 if self.topology.static else state.round + 1)
 

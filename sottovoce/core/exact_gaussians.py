@@ -7,8 +7,9 @@ A stream of random bits defines infinitely many digits of U and V, and with them
 
 - `guess_` gives all numbers of a stream in float32, within `GUESS_ERROR` of the true ones; where 32 bits of U do not
   suffice for that (one pair in 13,000), not-a-number;
-- `fine_` gives all in float64, within `FINE_ERROR`;
-- `GaussianStream` gives single ones, in float64, or as decimals with as many digits as are asked for.
+- `numbers_of_first_bits` gives single ones from the bits that were used for a guess, within errors that it tells;
+- `fine_` gives all in float64, within `FINE_ERROR`, and `fine_numbers` single ones;
+- `decimal_number` gives single ones as decimals, with as many digits as are asked for.
 
 The bounds are several times what a library with errors of four units in the last place needs, so that no processor
 and no version of a library has to be trusted to the last bit.
@@ -17,8 +18,7 @@ and no version of a library has to be trusted to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from decimal import Decimal, localcontext
 from functools import lru_cache
 from typing import NamedTuple
@@ -27,10 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.arrays import Reals
-from sottovoce.core.philox import Words, philox_words
+from sottovoce.core.random_streams import RandomStream, Words
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
+HalfWords = NDArray[np.uint32]
+
+WordsAt = Callable[[Words, int], Words]
+"""The words of some numbers' streams: for each number a counter, on one level; four words for each."""
 
 BLOCK = 1 << 15
 """So many numbers are made at once: their arrays stay in the processor's cache. The second half are the sines."""
@@ -51,8 +55,8 @@ UNDECIDED = np.uint64(1 << 54)
 class PairBits(NamedTuple):
     """The first bits of U and V of some pairs (32 each), and the 64 bits after them."""
 
-    u: NDArray[np.uint32]
-    v: NDArray[np.uint32]
+    u: HalfWords
+    v: HalfWords
     more_u: Words
     more_v: Words
 
@@ -60,11 +64,19 @@ class PairBits(NamedTuple):
 # --- whole streams -------------------------------------------------------------------------------------------------
 
 
-def guess_(rng: np.random.Generator, out: NDArray[np.float32]) -> None:
-    """Fill an array with the numbers of a fresh stream, within `GUESS_ERROR`, or not-a-number where that takes more."""
+def guess_(stream: RandomStream, out: NDArray[np.float32], kept: Words | None = None) -> None:
+    """Fill an array with the numbers of a fresh stream, within `GUESS_ERROR`, or not-a-number where that takes more.
+
+    The bits that were used are left in `kept`, which has `words_of(out.size)` words.
+    """
+    start = 0
     for part in _parts(out):
         half = -(-part.size // 2)
-        u, v = _first_bits(rng.bit_generator.random_raw(half + half % 2), half)
+        words = stream.words(half + half % 2)
+        if kept is not None:
+            kept[start : start + len(words)] = words
+            start += len(words)
+        u, v = _first_bits(words, half)
         radius = u.astype(np.float32)
         radius += np.float32(0.5)
         radius *= np.float32(2.0**-32)
@@ -78,20 +90,24 @@ def guess_(rng: np.random.Generator, out: NDArray[np.float32]) -> None:
         np.multiply(radius[: part.size - half], np.sin(angle[: part.size - half]), out=part[half:])
 
 
-def fine_(rng: np.random.Generator, out: Floats) -> None:
+def words_of(size: int) -> int:
+    """How many words the first bits of `size` numbers take."""
+    half = -(-(size % BLOCK) // 2)
+    return size // BLOCK * (BLOCK // 2) + half + half % 2
+
+
+def fine_(stream: RandomStream, out: Floats) -> None:
     """Fill an array with the numbers of a fresh stream, within `FINE_ERROR`."""
-    key = np.array(rng.bit_generator.state["state"]["key"], dtype=np.uint64)
-    more = np.random.Philox(key=key, counter=[0, 1, 0, 0])
     for start, part in zip(range(0, out.size, BLOCK), _parts(out), strict=True):
         half = -(-part.size // 2)
-        u, v = _first_bits(rng.bit_generator.random_raw(half + half % 2), half)
-        words = more.random_raw(4 * half).reshape(half, 4)
+        u, v = _first_bits(stream.words(half + half % 2), half)
+        words = stream.consecutive(start // 2, half, 1)
         radius, angle, decided = _polar(PairBits(u, v, words[:, 0], words[:, 2]))
         np.multiply(radius, np.cos(angle), out=part[:half])
         np.multiply(radius[: part.size - half], np.sin(angle[: part.size - half]), out=part[half:])
         for pair in np.flatnonzero(~decided).tolist():
             for place in (pair, half + pair)[: 1 + (half + pair < part.size)]:
-                part[place] = float(GaussianStream(key, out.size).decimal(start + place, 1).value)
+                part[place] = float(decimal_number(stream.words_at, start + place, out.size, 1).value)
 
 
 def _parts(out: Reals) -> Iterator[Reals]:
@@ -99,7 +115,7 @@ def _parts(out: Reals) -> Iterator[Reals]:
     return (flat[start : start + BLOCK] for start in range(0, flat.size, BLOCK))
 
 
-def _first_bits(words: Words, half: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+def _first_bits(words: Words, half: int) -> tuple[HalfWords, HalfWords]:
     u, v = words.astype("<u8", copy=False).view("<u4").reshape(2, -1)
     return u[:half], v[:half]
 
@@ -125,52 +141,65 @@ class DecimalInterval(NamedTuple):
     error: Decimal
 
 
-@dataclass(frozen=True, eq=False)
-class GaussianStream:
-    """The numbers of one stream of `size` numbers, at any places. `key` are its two words."""
+class PairPlaces(NamedTuple):
+    """Where the bits of some numbers' pairs stand in their streams.
 
-    key: Words
-    size: int
+    `u` and `v` count half words from the beginning, `pair` pairs; `is_sine` says which number of the pair it is.
+    """
 
-    def decimal(self, place: int, level: int) -> DecimalInterval:
-        """A number with about 38 digits more for each level."""
-        bits, is_sine, pair = _bits(self.key[None], np.array([place]), self.size)
-        u, v = int(bits.u[0]), int(bits.v.view(np.int32)[0])
-        for deeper in range(1, level + 1):
-            words = philox_words(self.key[None], pair + np.uint64(1), deeper)[0].tolist()
-            u, v = (u << 128) + (words[0] << 64) + words[1], (v << 128) + (words[2] << 64) + words[3]
-        return _decimal_gaussian(u, v, 32 + 128 * level, bool(is_sine[0]))
+    u: Places
+    v: Places
+    pair: Places
+    is_sine: NDArray[np.bool_]
 
 
-def fine_numbers(keys_K2: Words, places_K: Places, size: int) -> tuple[Floats, NDArray[np.bool_]]:
-    """Numbers of streams of `size` numbers each, within `FINE_ERROR`, and which of them are that exact."""
-    bits, is_sine, _ = _bits(keys_K2, places_K, size)
-    radius, angle, decided = _polar(bits)
-    return radius * np.where(is_sine, np.sin(angle), np.cos(angle)), decided
-
-
-def _bits(keys_K2: Words, places_K: Places, size: int) -> tuple[PairBits, NDArray[np.bool_], Words]:
-    """The bits of the pairs of some numbers, which of the numbers are sines, and the numbers of the pairs."""
+def pair_places(places_K: Places, size: int) -> PairPlaces:
+    """Of the numbers at these places in streams of `size` numbers."""
     block = places_K // BLOCK
     half = -(-np.minimum(BLOCK, size - block * BLOCK) // 2)
     within = places_K - block * BLOCK
     is_sine = within >= half
     at = within - half * is_sine
-    of_u, of_v = at, half + half % 2 + at  # halves of words, counted from the block's first word on
     first = block * (BLOCK // 2)
-    pair = (first + at).astype(np.uint64)
-    counters = [((first + of_u // 2) // 4).astype(np.uint64), ((first + of_v // 2) // 4).astype(np.uint64), pair]
-    words = philox_words(
-        np.concatenate([keys_K2] * 3), np.concatenate(counters) + np.uint64(1), np.repeat([0, 0, 1], len(at))
+    return PairPlaces(2 * first + at, 2 * first + half + half % 2 + at, first + at, is_sine)
+
+
+def numbers_of_first_bits(u: HalfWords, v: HalfWords, is_sine: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Numbers of pairs of which 32 bits of U and V are known, and how far they may be from the true ones."""
+    U = (u + 0.5) * 2.0**-32
+    logarithm = np.where(u >= np.uint32(1 << 31), np.log1p(-(~u + 0.5) * 2.0**-32), np.log(U))
+    radius = np.sqrt(-2.0 * logarithm)
+    angle = (math.pi * 2.0**-31) * (v.view(np.int32) + 0.5)
+    # d radius = dU / (U radius); the slope is at most four times that half a width further, since u > 0
+    error = 2.0**-31 / (U * radius) + 2.0**-30 * radius + FINE_ERROR
+    error[(u == 0) | (~u == 0)] = np.inf
+    return radius * np.where(is_sine, np.sin(angle), np.cos(angle)), error
+
+
+def fine_numbers(words_at: WordsAt, places_K: Places, size: int) -> tuple[Floats, NDArray[np.bool_]]:
+    """Numbers of streams of `size` numbers each, within `FINE_ERROR`, and which of them are that exact."""
+    places = pair_places(places_K, size)
+    more = words_at(places.pair.astype(np.uint64) + np.uint64(1), 1)
+    radius, angle, decided = _polar(
+        PairBits(_half(words_at, places.u), _half(words_at, places.v), more[:, 0], more[:, 2])
     )
-    words_u, words_v, more = words.reshape(3, -1, 4)
-    u, v = _half(words_u, first, of_u), _half(words_v, first, of_v)
-    return PairBits(u, v, more[:, 0], more[:, 2]), is_sine, pair
+    return radius * np.where(places.is_sine, np.sin(angle), np.cos(angle)), decided
 
 
-def _half(words_K4: Words, first_K: Places, at_K: Places) -> NDArray[np.uint32]:
-    """Of the four words of a counter, the half word at `at`, counted from word `first` on."""
-    chosen = words_K4[np.arange(len(at_K)), (first_K + at_K // 2) % 4]
+def decimal_number(words_at: WordsAt, place: int, size: int, level: int) -> DecimalInterval:
+    """One number of a stream of `size` numbers, with about 38 digits more for each level."""
+    places = pair_places(np.array([place]), size)
+    u, v = int(_half(words_at, places.u)[0]), int(_half(words_at, places.v).view(np.int32)[0])
+    for deeper in range(1, level + 1):
+        words = words_at(places.pair.astype(np.uint64) + np.uint64(1), deeper)[0].tolist()
+        u, v = (u << 128) + (words[0] << 64) + words[1], (v << 128) + (words[2] << 64) + words[3]
+    return _decimal_gaussian(u, v, 32 + 128 * level, bool(places.is_sine[0]))
+
+
+def _half(words_at: WordsAt, at_K: Places) -> HalfWords:
+    """The half words at these places, counted from the beginning of streams."""
+    words_K4 = words_at((at_K // 8).astype(np.uint64) + np.uint64(1), 0)
+    chosen = words_K4[np.arange(len(at_K)), at_K // 2 % 4]
     return (chosen >> (32 * (at_K % 2)).astype(np.uint64)).astype(np.uint32)
 
 

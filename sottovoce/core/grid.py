@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -45,6 +45,7 @@ class NoiseOnGrid:
     terms: tuple[NoiseTerm, ...]
     correlation: Correlation | None
 
+    @cached_property
     def in_units(self) -> tuple[NoiseTerm, ...]:
         """The same noise in the units of gradients."""
         return tuple(replace(term, matrix=term.matrix.scaled(self.step)) for term in self.terms)

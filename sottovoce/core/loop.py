@@ -162,7 +162,9 @@ def iterate_rounds(
     with transport.open_inputs(seed, NoiseKey.given_or_fresh(noise_key), gradient, x0) as inputs:
         if topology.static and not algorithm.averaging:
             exact, correlated = algorithm.exact_noise, algorithm.noise.correlation is not None
-            for term in algorithm.noise.local(topology.at(0))[: 0 if exact and correlated else 1]:
+            first_mixing = topology.at(0)
+            terms = noise_on_grid(algorithm, first_mixing).in_units if exact else algorithm.noise.local(first_mixing)
+            for term in terms[: 0 if exact and correlated else 1]:
                 inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
         for round in transport.rounds(first, rounds):
             played = play_round(algorithm, topology, loop_state, inputs, round, transport)

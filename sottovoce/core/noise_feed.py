@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self
+from functools import partial
+from typing import Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,18 +18,19 @@ from sottovoce.core import arrays
 from sottovoce.core.arrays import Precision, Reals, Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
-from sottovoce.core.exact_gaussians import fine_, guess_
+from sottovoce.core.drawn_gaussians import DrawnGaussians, Guesses, KeptBits, draw_guesses
+from sottovoce.core.exact_gaussians import fine_
 from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
-from sottovoce.core.noise_key import NoiseKey, public_stream
+from sottovoce.core.noise_key import public_stream
 from sottovoce.core.noise_sources import Sources
-from sottovoce.core.prefetch import Block, Prefetcher
+from sottovoce.core.prefetch import Prefetcher
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.rounded_sum import (
     CorrelatedSum,
     CorrelationErrors,
     FreshSum,
-    KeyedGaussians,
     NoiseBounds,
     guess_bounds,
     rounded_sum_,
@@ -47,18 +49,23 @@ For fewer a thread does not pay, and on a busy machine it costs: threads that bo
 """
 
 
+Block: TypeAlias = tuple[NDArray[np.intp], Reals]
+"""Which sources, and their draws."""
+
+
 class NoiseFeed:
-    """Real gradients, and noise drawn by (key, source, round). A context, which ends with its thread if it has one.
+    """Real gradients, and noise drawn by source and round. A context, which ends with its thread if it has one.
 
     `seed` is public, and decides how messages are compressed.
     """
 
-    def __init__(self, seed: int, key: NoiseKey, gradient: Gradient, like: Rows) -> None:
+    def __init__(self, seed: int, source: RandomSource, gradient: Gradient, like: Rows) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
             raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
-        self.seed, self._key, self._gradient, self._like = seed, key, gradient, like
-        self._expected: tuple[Sources, NDArray[np.bool_]] | None = None
-        self._prefetcher: Prefetcher | None = None
+        self.seed, self._source, self._gradient, self._like = seed, source, gradient, like
+        self._expected: NoiseTerm | None = None
+        self._draws: Prefetcher[Block] | None = None
+        self._guesses: Prefetcher[Guesses] | None = None
         self._past: list[Rows] = []
         self._errors: CorrelationErrors | None = None
         self._next_round = 0
@@ -67,15 +74,18 @@ class NoiseFeed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._prefetcher is not None:
-            self._prefetcher.close()
+        for prefetcher in (self._draws, self._guesses):
+            if prefetcher is not None:
+                prefetcher.close()
 
     def expect(self, term: NoiseTerm, rounds: range, *, exact: bool = False) -> None:
         """Each of these rounds will ask for this noise in turn: it is drawn ahead, within this context."""
         if WORKERS > 1 and term.sources.size * self._like.shape[1] >= PREFETCHED:
-            sources, used = self._expected = term.sources, term.matrix.used()
-            draw = self._draw_guesses if exact else self._draw
-            self._prefetcher = Prefetcher(lambda round: draw(sources, used, round, 0), rounds)
+            self._expected = term
+            if exact:
+                self._guesses = Prefetcher(partial(self._draw_guesses, term), rounds)
+            else:
+                self._draws = Prefetcher(partial(self._draw, term.sources, term.matrix.used()), rounds)
 
     def gradient(self, round: int, point: Rows) -> Rows:
         """Asks the task; refuses what would poison every neighbour."""
@@ -98,7 +108,10 @@ class NoiseFeed:
 
     def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> Rows:
         """`matrix @ Z`, a block of sources at a time."""
-        blocks = self._ahead(sources, matrix.used(), round, step) or self._draw(sources, matrix.used(), round, step)
+        used, ahead, expected = matrix.used(), self._draws, self._expected
+        blocks = self._draw(sources, used, round, step)
+        if ahead is not None and expected is not None and (ahead.round, 0, expected.sources) == (round, step, sources):
+            blocks = ahead.take() if np.array_equal(expected.matrix.used(), used) else blocks
         return arrays.convert(_times(matrix, blocks, self._like.shape[1], arrays.numpy_dtype(self._like)), self._like)
 
     def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> Rows:
@@ -108,16 +121,35 @@ class NoiseFeed:
         return arrays.convert(sum_of(values, noise, round), gradient)
 
     def _fresh_sum(self, values: Reals, noise: NoiseOnGrid, round: int) -> Reals:
-        guesses: Reals | None = np.zeros(values.shape, dtype=np.float32) if len(noise.terms) > 1 else None
-        for term in noise.terms:
-            used = term.matrix.used()
-            blocks = self._ahead(term.sources, used, round, 0) or self._draw_guesses(term.sources, used, round, 0)
-            product = _times(term.matrix, blocks, values.shape[1], np.dtype(np.float32))
-            guesses = product if guesses is None else guesses + product
-        draws = tuple(KeyedGaussians(self._key, term.sources, round, 0, values.shape[1]) for term in noise.terms)
-        exact = FreshSum(values, noise.terms, draws, noise.step)
-        assert guesses is not None
-        return rounded_sum_(values, guesses, guess_bounds(noise.terms, len(values)), noise.step, exact.decide)
+        total: Reals | None = None
+        draws = []
+        for term in noise.in_units:
+            guesses, bits = self._guessed(term, round)
+            total = guesses if total is None else total + guesses
+            draws.append(DrawnGaussians(self._source, term.sources, round, values.shape[1], bits))
+        exact = FreshSum(values, noise.terms, tuple(draws), noise.step)
+        assert total is not None
+        return rounded_sum_(values, total, guess_bounds(noise.terms, len(values)), noise.step, exact.decide)
+
+    def _guessed(self, term: NoiseTerm, round: int) -> tuple[Reals, KeptBits | None]:
+        """`matrix @ Z` within the error of guesses, and the bits of Z that it was made of."""
+        ahead, expected = self._guesses, self._expected
+        blocks = self._draw_guesses(term, round)
+        if ahead is not None and expected is not None and ahead.round == round and _same(expected, term):
+            blocks = ahead.take()
+        bits: list[KeptBits | None] = []
+
+        def rows() -> Iterator[Block]:
+            for block in blocks:
+                bits.append(block.bits)
+                yield block.sources, block.rows
+
+        D, single = self._like.shape[1], np.dtype(np.float32)
+        scaled = term.matrix.diagonal() is not None
+        total = (
+            _stacked(term.matrix.shape[0], rows(), D, single) if scaled else _product(term.matrix, rows(), D, single)
+        )
+        return total, bits[0] if len(bits) == 1 else None
 
     def _correlated_sum(self, values: Reals, noise: NoiseOnGrid, round: int) -> Reals:
         (term,), correlation, D = noise.terms, noise.correlation, values.shape[1]
@@ -125,32 +157,29 @@ class NoiseFeed:
         used = term.matrix.used()
 
         def fresh(t: int) -> Reals:
-            blocks = term.sources.draw(self._key, t, 0, D, np.float64, used, CHUNK, fine_)
+            blocks = term.sources.draw(self._source, t, 0, D, np.float64, used, CHUNK, fine_)
             return _times(_identity(used), blocks, D, np.dtype(np.float64))
 
         if self._errors is None:
             self._errors = CorrelationErrors(correlation)
-        sums = term.matrix.whole() @ self._recursion(correlation, round, fresh)
+        sums = noise.in_units[0].matrix.whole() @ self._recursion(correlation, round, fresh)
         sizes = np.asarray(abs(term.matrix.whole()).sum(axis=1)).ravel()
-        known = NoiseBounds(sizes * self._errors.of(round), np.abs(sums).max(axis=1))
-        draws = tuple(KeyedGaussians(self._key, term.sources, t, 0, D) for t in range(round + 1))
+        known = NoiseBounds(sizes * self._errors.of(round), np.abs(sums).max(axis=1) / noise.step)
+        draws = tuple(DrawnGaussians(self._source, term.sources, t, D) for t in range(round + 1))
         exact = CorrelatedSum(values, term, draws, correlation, noise.step)
         return rounded_sum_(values, sums, known, noise.step, exact.decide)
 
-    def _ahead(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block] | None:
-        """What was drawn ahead. It is handed out once; who asks again has it drawn again."""
-        if self._prefetcher is not None and self._expected is not None and (self._prefetcher.round, 0) == (round, step):
-            known, known_used = self._expected
-            if known is sources and np.array_equal(known_used, used):
-                return self._prefetcher.take()
-        return None
-
-    def _draw(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
+    def _draw(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int = 0) -> Iterator[Block]:
         D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)
-        return sources.draw(self._key, round, step, D, dtype, used, CHUNK)
+        return sources.draw(self._source, round, step, D, dtype, used, CHUNK)
 
-    def _draw_guesses(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int) -> Iterator[Block]:
-        return sources.draw(self._key, round, step, self._like.shape[1], np.float32, used, CHUNK, guess_)
+    def _draw_guesses(self, term: NoiseTerm, round: int) -> Iterator[Guesses]:
+        """Guesses, multiplied with the size of the noise where every node has a source of its own."""
+        sizes = term.matrix.diagonal()
+        for block in draw_guesses(term.sources, self._source, round, self._like.shape[1], term.matrix.used()):
+            if sizes is not None:
+                _scale_(block.rows, sizes[block.sources])
+            yield block
 
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
         """`matrix @ (C^-1 Z)_t`: earlier rounds are remembered as far as C looks back, or drawn again."""
@@ -178,6 +207,16 @@ class NoiseFeed:
         return [public_stream(self.seed, "compression", [int(node)], round, step) for node in nodes]
 
 
+def _same(one: NoiseTerm, other: NoiseTerm) -> bool:
+    """Whether two terms are of the same sources, with the same matrix."""
+    if one.sources is not other.sources or one.matrix.left is not None or other.matrix.left is not None:
+        return False
+    a, b = one.matrix.plain, other.matrix.plain
+    return a.shape == b.shape and all(
+        np.array_equal(*pair) for pair in ((a.indptr, b.indptr), (a.indices, b.indices), (a.data, b.data))
+    )
+
+
 def _identity(used: NDArray[np.bool_]) -> FactoredMatrix:
     return FactoredMatrix(sparse.diags_array(used.astype(float), format="csr"))
 
@@ -188,15 +227,25 @@ def _times(matrix: FactoredMatrix, blocks: Iterator[Block], D: int, dtype: Preci
 
 
 def _scaled(sizes: Reals, blocks: Iterator[Block], D: int, dtype: Precision) -> Reals:
-    """Every target has a source of its own: rows are scaled where they were drawn, and stay there if they are all."""
-    total = np.zeros((len(sizes), D), dtype=dtype)
+    """Every target has a source of its own: rows are scaled where they were drawn."""
+    return _stacked(len(sizes), ((which, _scale_(rows, sizes[which])) for which, rows in blocks), D, dtype)
+
+
+def _scale_(rows: Reals, sizes: Reals) -> Reals:
+    rows *= sizes[:, None].astype(rows.dtype)
+    return rows
+
+
+def _stacked(n: int, blocks: Iterator[Block], D: int, dtype: Precision) -> Reals:
+    """The rows of all blocks, zero where there is none; they stay where they were drawn if one block has all."""
+    total: Reals | None = None
     for which, rows in blocks:
-        rows *= sizes[which, None].astype(dtype)
-        if len(which) == len(sizes):
+        if len(which) == n:
             total = rows
         else:
+            total = np.zeros((n, D), dtype=dtype) if total is None else total
             total[which] = rows
-    return total
+    return np.zeros((n, D), dtype=dtype) if total is None else total
 
 
 def _product(matrix: FactoredMatrix, blocks: Iterator[Block], D: int, dtype: Precision) -> Reals:

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.random.bit_generator import ISeedSequence
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
+from sottovoce.core.philox import PhiloxStream, philox_generator, philox_words
+from sottovoce.core.random_streams import StreamName, Words
 from sottovoce.errors import InputError
 
 KEY_BYTES = 16
@@ -87,39 +88,27 @@ class NoiseKey:
         """The key of one run: the runs of a sweep have noise of their own, even if its file names one key for all."""
         return type(self)(_hash(self.secret, f"run|{seed}|{name}"))
 
-    def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> np.random.Generator:
-        """The random stream of one source in one step."""
-        return _generator(self.secret, kind, ids, round, step)
+    def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> PhiloxStream:
+        """The random stream of one draw in one step."""
+        return PhiloxStream(_stream_key(self.secret, kind, ids, round, step))
 
-    def stream_key(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> NDArray[np.uint64]:
-        """The two words from which numpy's Philox makes that stream."""
-        return np.frombuffer(_stream_key(self.secret, kind, ids, round, step), np.uint64)
+    def words_at(self, names: Sequence[StreamName], which_K: NDArray[np.intp], counters_K: Words, level: int) -> Words:
+        """Four words for each counter of the stream that `which_K` says, of all streams at once."""
+        keys = b"".join(_stream_key(self.secret, *name) for name in names)
+        return philox_words(np.frombuffer(keys, np.uint64).reshape(-1, 2)[which_K], counters_K, level)
+
+    def erase(self, round: int) -> None:
+        """Nothing is kept for a round: its streams follow from the key."""
 
 
 def public_stream(seed: int, kind: str, ids: Sequence[int], round: int, step: int = 0) -> np.random.Generator:
     """A random stream that every node can draw, such as which coordinates are sent."""
-    return _generator(b"", f"{seed}|{kind}", ids, round, step)
+    return philox_generator(_stream_key(b"", f"{seed}|{kind}", ids, round, step))
 
 
 def public_seed(seed: int, purpose: str) -> int:
     """The seed of one purpose, so that a starting point tells nothing about a partition or a graph."""
     return int.from_bytes(_hash(b"", f"{purpose}|{seed}")[:8], "little") >> 1
-
-
-class _Key(ISeedSequence):
-    """A key as it is. numpy's own way takes three times as long: it asks the system for entropy and drops it."""
-
-    def __init__(self, key: bytes) -> None:
-        self._key = key
-
-    def generate_state(self, n_words: int, dtype: DTypeLike = np.uint32) -> NDArray[np.uint32 | np.uint64]:
-        return np.frombuffer(self._key, dtype, n_words)
-
-
-def _generator(secret: bytes, kind: str, ids: Sequence[int], round: int, step: int) -> np.random.Generator:
-    """A hash of the stream's name is the key of a counter-based generator."""
-    key = _stream_key(secret, kind, ids, round, step)
-    return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]  # the stub leaves ISeedSequence out
 
 
 def _stream_key(secret: bytes, kind: str, ids: Sequence[int], round: int, step: int) -> bytes:

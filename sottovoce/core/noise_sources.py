@@ -1,7 +1,7 @@
 """Sources of noise: unit Gaussians with a name, and how they are drawn.
 
-Draws are keyed by (noise key, source, round, step): a restart, another process or another transport gives the same
-numbers, and no draw is ever used for two rounds.
+Draws are named by (source, round, step), and no draw is ever used for two rounds. From a noise key, a restart, another
+process or another transport gives the same numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from sottovoce.core.arrays import Reals
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import RandomSource, RandomStream, StreamName
 
 MANY = 2048
 """From so many float32 on, whole arrays of pairs are faster than one value after the other."""
@@ -25,8 +25,7 @@ BLOCK = 1 << 15
 """So many values are made at once: their arrays stay in the processor's cache."""
 
 Fill: TypeAlias = (
-    Callable[[np.random.Generator, NDArray[np.float32]], None]
-    | Callable[[np.random.Generator, NDArray[np.float64]], None]
+    Callable[[RandomStream, NDArray[np.float32]], None] | Callable[[RandomStream, NDArray[np.float64]], None]
 )
 """Fills an array from a stream, in place."""
 
@@ -51,9 +50,30 @@ class Sources:
         """Number of sources."""
         return int(self.holders.shape[0])
 
+    def name(self, group: int, round: int, step: int) -> StreamName:
+        """The name of the stream from which a group is drawn."""
+        return StreamName(self.kind, tuple(self.groups[group].tolist()), round, step)
+
+    def stream(self, source: RandomSource, group: int, round: int, step: int) -> RandomStream:
+        """The stream from which a group is drawn."""
+        return source.stream(*self.name(group, round, step))
+
+    def blocks(
+        self, needed: NDArray[np.bool_] | None = None, limit: int | None = None
+    ) -> Iterator[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+        """Groups, and the sources in them, about `limit` at a time; groups in which none is needed are left out."""
+        stops = np.cumsum(self.counts)
+        starts = stops - self.counts
+        if needed is None:
+            wanted = np.arange(len(stops))
+        else:
+            wanted = np.flatnonzero(np.add.reduceat(needed, starts) if len(starts) else [])
+        for groups in _batches(wanted, self.counts, limit or self.size):
+            yield groups, np.concatenate([np.arange(starts[g], stops[g]) for g in groups])
+
     def draw(
         self,
-        key: NoiseKey,
+        source: RandomSource,
         round: int,
         step: int,
         dimension: int,
@@ -66,20 +86,11 @@ class Sources:
 
         Groups in which no source is needed are left out. `fill_` draws from a stream: `gaussians_` unless given.
         """
-        stops = np.cumsum(self.counts)
-        starts = stops - self.counts
-        if needed is None:
-            wanted = np.arange(len(stops))
-        else:
-            wanted = np.flatnonzero(np.add.reduceat(needed, starts) if len(starts) else [])
-        limit = self.size if at_once is None else max(1, at_once // dimension)
-        for groups in _batches(wanted, self.counts, limit):
-            sources = np.concatenate([np.arange(starts[g], stops[g]) for g in groups])
+        for groups, sources in self.blocks(needed, None if at_once is None else max(1, at_once // dimension)):
             rows = np.empty((len(sources), dimension), dtype=dtype)
             filled = 0
             for g in groups:
-                rng = key.stream(self.kind, self.groups[g].tolist(), round, step)
-                (fill_ or gaussians_)(rng, rows[filled : filled + self.counts[g]])
+                (fill_ or gaussians_)(self.stream(source, g, round, step), rows[filled : filled + self.counts[g]])
                 filled += self.counts[g]
             yield sources, rows
 
@@ -91,34 +102,34 @@ def _batches(groups: NDArray[np.intp], counts: NDArray[np.int64], limit: int) ->
         yield from np.split(groups, np.flatnonzero(np.diff(number)) + 1)
 
 
-def gaussians_(rng: np.random.Generator, out: Reals) -> None:
-    """Fill an array with N(0, 1): by numpy's ziggurat, or, for many float32 at once, by Box and Muller's pairs.
+def gaussians_(stream: RandomStream, out: Reals) -> None:
+    """Fill an array with N(0, 1): as the stream does it, or, for many float32 at once, by Box and Muller's pairs.
 
     Many are filled in blocks of one size, so that the numbers depend on the stream and on how many there are alone.
     """
     flat = out.reshape(-1)
     if out.dtype != np.float32 or out.size < MANY:
-        rng.standard_normal(out=flat, dtype=out.dtype)
+        stream.gaussians_(flat)
         return
     for start in range(0, out.size, BLOCK):
-        _pairs_(rng, flat[start : start + BLOCK])
+        _pairs_(stream, flat[start : start + BLOCK])
 
 
-def _pairs_(rng: np.random.Generator, out: NDArray[np.float32]) -> None:
+def _pairs_(stream: RandomStream, out: NDArray[np.float32]) -> None:
     """`sqrt(-2 ln u) (cos a, sin a)`: exact for uniform u and a, up to rounding (Box and Muller 1958).
 
     Rounded to float32, u would end the tails at 6.7 and leave holes around zero. So where its 32 bits are within 2^-8
     of either end it gets 53 more, and a logarithm in float64: radii reach 10.8 and are right to 1e-5 of themselves.
     """
     half = -(-out.size // 2)
-    words = rng.bit_generator.random_raw(half + half % 2).view(np.uint32).reshape(2, -1)
+    words = stream.words(half + half % 2).view(np.uint32).reshape(2, -1)
     bits, turns = words[0, :half], words[1, :half].view(np.int32)
     radius = bits.astype(np.float32)
     radius += np.float32(0.5)
     radius *= np.float32(2.0**-32)
     np.log(radius, out=radius)
     ends = np.flatnonzero(bits + ENDS < 2 * ENDS)
-    radius[ends] = np.log((bits[ends] + (1.0 - rng.random(len(ends)))) * 2.0**-32)
+    radius[ends] = np.log((bits[ends] + (1.0 - stream.uniforms(len(ends)))) * 2.0**-32)
     radius *= np.float32(-2.0)
     np.sqrt(radius, out=radius)
     angle = turns.astype(np.float32)

@@ -8,18 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
-from typing import TypeAlias
+from typing import Generic, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sottovoce.core.arrays import Reals
-
-Block: TypeAlias = tuple[NDArray[np.intp], Reals]
-"""Which sources, and their draws."""
+Block = TypeVar("Block")
 
 
-class Prefetcher:
+class Prefetcher(Generic[Block]):
     """The blocks of one round after the other. One block is drawn before it is asked for, never more.
 
     `draw(round)` makes the blocks of a round; what it raises, `take` raises. The thread lives until `close`.

@@ -8,6 +8,7 @@ Shapes: N nodes, D parameters, K undecided values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal, localcontext
@@ -15,15 +16,16 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import linalg, sparse
 
 from sottovoce.core.arrays import Reals
 from sottovoce.core.correlation import Correlation
-from sottovoce.core.exact_gaussians import FINE_ERROR, GUESS_ERROR, Floats, GaussianStream, Places, fine_numbers
+from sottovoce.core.drawn_gaussians import DrawnGaussians
+from sottovoce.core.exact_gaussians import FINE_ERROR, GUESS_ERROR, Floats, Places
 from sottovoce.core.noise import NoiseTerm
-from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.noise_sources import Sources
+
+Numbers = Callable[[DrawnGaussians, Places, Places], tuple[Floats, Floats]]
+"""The numbers of some sources and columns, and their errors."""
 
 Decide = Callable[[Places, Places], Floats]
 """The multiples for some rows and columns, decided with more digits."""
@@ -46,23 +48,26 @@ class NoiseBounds(NamedTuple):
 
 
 def rounded_sum_(gradient_ND: Reals, noise_ND: Reals, known: NoiseBounds, step: float, decide: Decide) -> Reals:
-    """`round(gradient / step + noise) step` for noise that is known within bounds, in steps; nan: not at all.
+    """The multiples of `step` nearest to gradient plus noise, for noise that is known within bounds; nan: not at all.
 
-    The result takes the place of the noise where it has the same type: new memory costs more than what is done with it.
+    Adding a large number and taking it off again rounds: floating-point numbers of its size are one step apart. The
+    result takes the place of the noise where it has the same type: new memory costs more than what is done with it.
     """
     out = noise_ND if noise_ND.dtype == gradient_ND.dtype else np.empty_like(gradient_ND)
+    single = noise_ND.dtype == np.float32
+    lost, large = (SINGLE, 1.5 * 2.0**23 * step) if single else (DOUBLE, 1.5 * 2.0**52 * step)
+    usual = abs(math.log2(step)) < (60 if single else 500)  # else squares of gradients, or small noise, would underflow
     open_rows, open_columns = [], []
-    near, whole = (np.empty(gradient_ND.shape[1], dtype=noise_ND.dtype) for _ in range(2))
+    near, shifted = (np.empty(gradient_ND.shape[1], dtype=noise_ND.dtype) for _ in range(2))
     undecided = np.empty(gradient_ND.shape[1], dtype=bool)
-    largest_N = max(gradient_ND.max(), -gradient_ND.min()) / step + known.largest_N + 1
-    limit_N = 0.5 - known.error_N - largest_N * (SINGLE if noise_ND.dtype == np.float32 else DOUBLE)
     with np.errstate(over="ignore", invalid="ignore"):
-        for row, limit in enumerate(limit_N.tolist()):
-            np.multiply(gradient_ND[row], 1 / step, out=near, casting="same_kind")
-            near += noise_ND[row]
-            np.rint(near, out=whole)
-            np.multiply(whole, step, out=out[row], casting="same_kind")
-            near -= whole
+        for row, (error, largest) in enumerate(zip(known.error_N.tolist(), known.largest_N.tolist(), strict=True)):
+            gradient = gradient_ND[row]
+            size = 2 * math.sqrt(np.dot(gradient, gradient)) / step + largest + 1
+            limit = (0.5 - error - size * lost) * step if usual else -1.0
+            np.add(gradient, noise_ND[row], out=near, casting="same_kind")
+            np.add(near, large, out=shifted)
+            near -= np.subtract(shifted, large, out=out[row])
             np.abs(near, out=near)
             columns = np.flatnonzero(np.logical_not(np.less(near, limit, out=undecided), out=undecided))
             open_rows.append(np.full(len(columns), row))
@@ -73,57 +78,16 @@ def rounded_sum_(gradient_ND: Reals, noise_ND: Reals, known: NoiseBounds, step: 
     return out
 
 
-# --- draws ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class KeyedGaussians:
-    """The numbers that sources draw in one step, at any place: the same that `Sources.draw` gives as rows."""
-
-    key: NoiseKey
-    sources: Sources
-    round: int
-    step: int
-    dimension: int
-
-    @cached_property
-    def _group(self) -> Places:
-        """The group of each source."""
-        return np.repeat(np.arange(len(self.sources.counts)), self.sources.counts)
-
-    def _stream_key(self, group: int) -> NDArray[np.uint64]:
-        return self.key.stream_key(self.sources.kind, self.sources.groups[group].tolist(), self.round, self.step)
-
-    def _places(self, sources_K: Places, columns_K: Places) -> Places:
-        """Where numbers stand in the stream of their group, in which one source comes after the other."""
-        first = (np.cumsum(self.sources.counts) - self.sources.counts)[self._group[sources_K]]
-        return (sources_K - first) * self.dimension + columns_K
-
-    def fine(self, sources_K: Places, columns_K: Places) -> tuple[Floats, NDArray[np.bool_]]:
-        """Numbers within `FINE_ERROR`, and which of them are that exact."""
-        places, groups = self._places(sources_K, columns_K), self._group[sources_K]
-        out, decided = np.empty(len(places)), np.empty(len(places), dtype=bool)
-        needed, number = np.unique(groups, return_inverse=True)
-        keys = np.array([self._stream_key(group) for group in needed.tolist()], dtype=np.uint64).reshape(-1, 2)
-        for count in np.unique(self.sources.counts[needed]):  # streams of the same length at once
-            some = self.sources.counts[groups] == count
-            size = int(count) * self.dimension
-            out[some], decided[some] = fine_numbers(keys[number[some]], places[some], size)
-        return out, decided
-
-    def stream(self, source: int, column: int) -> tuple[GaussianStream, int]:
-        """The stream of one number, and its place there."""
-        group = int(self._group[source])
-        place = self._places(np.array([source]), np.array([column]))[0]
-        return GaussianStream(self._stream_key(group), int(self.sources.counts[group]) * self.dimension), int(place)
+# --- decimals ------------------------------------------------------------------------------------------------------
 
 
 class Summand(NamedTuple):
-    """A number of a stream, times a coefficient."""
+    """A number that a source draws, times a coefficient."""
 
     coefficient: Decimal
-    stream: GaussianStream
-    place: int
+    draws: DrawnGaussians
+    source: int
+    column: int
 
 
 def rounded_exactly(offset: Decimal, summands: Sequence[Summand]) -> int:
@@ -134,8 +98,8 @@ def rounded_exactly(offset: Decimal, summands: Sequence[Summand]) -> int:
         with localcontext() as context:
             context.prec = 40 + 40 * level + max(0, offset.adjusted())
             value, error = offset, Decimal(0)
-            for coefficient, stream, place in summands:
-                number, uncertain = stream.decimal(place, level)
+            for coefficient, draws, source, column in summands:
+                number, uncertain = draws.decimal(source, column, level)
                 value += coefficient * number
                 error += abs(coefficient) * uncertain + Decimal(10) ** (8 - context.prec) * (1 + abs(coefficient))
             if error.is_finite():
@@ -166,25 +130,34 @@ class FreshSum:
 
     gradient_ND: Reals
     terms: tuple[NoiseTerm, ...]
-    draws: tuple[KeyedGaussians, ...]
+    draws: tuple[DrawnGaussians, ...]
     step: float
 
     def decide(self, rows_K: Places, columns_K: Places) -> Floats:
-        """In float64; what is not decided then, in decimals."""
+        """From the bits that were kept, then in float64, and what is not decided then, in decimals."""
+        multiples, left = np.empty(len(rows_K)), np.arange(len(rows_K))
+        kept = all(draws.bits is not None for draws in self.draws)
+        for numbers in (DrawnGaussians.of_first_bits, DrawnGaussians.fine)[0 if kept else 1 :]:
+            total, bound = self._in_float64(rows_K[left], columns_K[left], numbers)
+            multiples[left] = np.rint(total)
+            left = left[~(np.abs(total - multiples[left]) < 0.5 - bound)]
+            if not len(left):
+                return multiples
+        for k in left.tolist():
+            multiples[k] = self.decide_exactly(int(rows_K[k]), int(columns_K[k]))
+        return multiples
+
+    def _in_float64(self, rows_K: Places, columns_K: Places, numbers: Numbers) -> tuple[Floats, Floats]:
+        """Sums in steps, and how far they may be from the true ones."""
         total = self.gradient_ND[rows_K, columns_K].astype(np.float64) / self.step
-        sizes, decided = np.abs(total), np.ones(len(total), dtype=bool)
+        sizes, bound = np.abs(total), np.zeros(len(total))
         for term, draws in zip(self.terms, self.draws, strict=True):
-            matrix = term.matrix.whole()
-            which, sources, coefficients = _entries(matrix, rows_K)
-            numbers, fine = draws.fine(sources, columns_K[which])
-            total += np.bincount(which, coefficients * numbers, minlength=len(total))
+            which, sources, coefficients = _entries(term.matrix.whole(), rows_K)
+            values, errors = numbers(draws, sources, columns_K[which])
+            total += np.bincount(which, coefficients * values, minlength=len(total))
             sizes += np.bincount(which, np.abs(coefficients), minlength=len(total)) * LARGEST
-            decided[which[~fine]] = False
-        whole = np.rint(total)
-        bound = sizes * (FINE_ERROR + DOUBLE * (4 + sum(term.matrix.plain.shape[1] for term in self.terms)))
-        for k in np.flatnonzero(~decided | ~(np.abs(total - whole) < 0.5 - bound)).tolist():
-            whole[k] = self.decide_exactly(int(rows_K[k]), int(columns_K[k]))
-        return whole
+            bound += np.bincount(which, np.abs(coefficients) * errors, minlength=len(total))
+        return total, bound + sizes * DOUBLE * (4 + sum(term.matrix.plain.shape[1] for term in self.terms))
 
     def decide_exactly(self, row: int, column: int) -> int:
         """One value, in decimals."""
@@ -192,7 +165,7 @@ class FreshSum:
         for term, draws in zip(self.terms, self.draws, strict=True):
             _, sources, coefficients = _entries(term.matrix.whole(), np.array([row]))
             for source, coefficient in zip(sources.tolist(), coefficients.tolist(), strict=True):
-                summands.append(Summand(Decimal(coefficient), *draws.stream(source, column)))
+                summands.append(Summand(Decimal(coefficient), draws, source, column))
         return rounded_exactly(_steps(self.gradient_ND[row, column], self.step), summands)
 
 
@@ -244,7 +217,7 @@ class CorrelatedSum:
 
     gradient_ND: Reals
     term: NoiseTerm
-    draws: tuple[KeyedGaussians, ...]
+    draws: tuple[DrawnGaussians, ...]
     correlation: Correlation
     step: float
 
@@ -266,7 +239,7 @@ class CorrelatedSum:
             for draws, weight in zip(self.draws, self._over_rounds, strict=True):
                 for source, coefficient in zip(sources.tolist(), coefficients.tolist(), strict=True):
                     if weight:
-                        summands.append(Summand(weight * Decimal(coefficient), *draws.stream(source, column)))
+                        summands.append(Summand(weight * Decimal(coefficient), draws, source, column))
         return rounded_exactly(_steps(self.gradient_ND[row, column], self.step), summands)
 
 

@@ -170,7 +170,7 @@ class Poisson(Batches):
     def rows_of(self, node: int, round: int) -> Rows:
         """Each record is drawn by itself."""
         shard = self.shards[node]
-        return shard[self.key.stream("batch", [node], round).random(len(shard)) < self.share]
+        return shard[self.key.stream("batch", [node], round).uniforms(len(shard)) < self.share]
 
     def sampling(self, node: int) -> Sampling:
         """Every record of the node with probability `share`."""

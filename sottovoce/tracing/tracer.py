@@ -298,7 +298,7 @@ class _Basis:
     def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> LinearRows:
         """The sum: rounding is a function of it."""
         total = as_linear(gradient)
-        for term in noise.in_units():
+        for term in noise.in_units:
             if noise.correlation is None:
                 total = total + self.noise(term.sources, term.matrix, round, 0)
             else:

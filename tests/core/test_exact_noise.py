@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 from sottovoce import InputError, algorithm, from_matrix, metropolis, train, weigh
-from sottovoce.core import exact_gaussians, philox, rounded_sum
+from sottovoce.core import philox, rounded_sum
 from sottovoce.core.correlation import Triangular
-from sottovoce.core.exact_gaussians import BLOCK, GUESS_ERROR, GaussianStream, fine_, fine_numbers, guess_
+from sottovoce.core.drawn_gaussians import DrawnGaussians
+from sottovoce.core.exact_gaussians import BLOCK, GUESS_ERROR, decimal_number, fine_, fine_numbers, guess_, words_of
 from sottovoce.core.grid import NoiseOnGrid, grid_step, noise_on_grid, why_not_exact, with_exact_noise
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.philox import PhiloxStream
 from sottovoce.tracing.tracer import trace
 
 KEY = np.array([0x123456789ABCDEF, 0xFEDCBA987654321], dtype=np.uint64)
@@ -25,7 +27,7 @@ BAND = Triangular(np.eye(6) + 0.5 * np.eye(6, k=-1) - 0.3 * np.eye(6, k=-3))
 
 
 def stream():
-    return np.random.Generator(np.random.Philox(key=KEY))
+    return PhiloxStream(KEY.tobytes())
 
 
 def mpmath_pair(u_bits, v_bits, bits):
@@ -50,52 +52,51 @@ def test_words_anywhere_are_those_of_numpys_stream():
 @pytest.mark.parametrize("size", [1, 2, 7, BLOCK + 5])
 def test_every_way_to_a_number_gives_the_same_number(size):
     guessed, fine = np.empty(size, dtype=np.float32), np.empty(size)
-    guess_(stream(), guessed)
+    kept = np.zeros(words_of(size), dtype=np.uint64)
+    guess_(stream(), guessed, kept)
     fine_(stream(), fine)
-    single, decided = fine_numbers(np.tile(KEY, (size, 1)), np.arange(size), size)
+    single, decided = fine_numbers(stream().words_at, np.arange(size), size)
     assert decided.all()
     np.testing.assert_allclose(single, fine, rtol=0, atol=2**-44)
     known = ~np.isnan(guessed)
     assert known.mean() > 0.99
     assert np.abs(guessed - fine)[known].max() < GUESS_ERROR
     for place in {0, size // 2, size - 1}:
-        value, error = GaussianStream(KEY, size).decimal(place, 1)
-        finer = GaussianStream(KEY, size).decimal(place, 2)
+        value, error = decimal_number(stream().words_at, place, size, 1)
+        finer = decimal_number(stream().words_at, place, size, 2)
         assert abs(value - finer.value) <= error < Decimal("1e-40")
         assert abs(float(finer.value) - fine[place]) < 2**-44
 
 
-def force_bits(monkeypatch, u, more_u, more_v):
+def words_with(u, more_u, more_v):
     """U and V of all pairs start with the bits of `u`, and go on with `more_u` and `more_v` at every level."""
 
-    def fake(keys, counters, levels=0):
-        deeper = np.broadcast_to(np.asarray(levels) > 0, counters.shape)
-        first = np.repeat([[u | (u << 32)]], len(counters), axis=0)
-        return np.where(deeper[:, None], np.array([[more_u, 0, more_v, 0]], dtype=np.uint64), first).astype(np.uint64)
+    def words_at(counters, level):
+        words = [u | (u << 32)] * 4 if level == 0 else [more_u, 0, more_v, 0]
+        return np.repeat(np.array([words], dtype=np.uint64), len(counters), axis=0)
 
-    monkeypatch.setattr(exact_gaussians, "philox_words", fake)
+    return words_at
 
 
 @pytest.mark.parametrize(
     ("u", "more"),
     [(0, 1 << 60), (1, 0), (1 << 12, 5), (1 << 31, 7), ((1 << 32) - 1, (1 << 64) - (1 << 60)), ((1 << 32) - 9, 3)],
 )
-def test_tails_and_centre_in_float64(monkeypatch, u, more):
+def test_tails_and_centre_in_float64(u, more):
     """U from 2^-36 (radius 7) to 1 - 2^-36 (radius 1e-5), with V = U's bits."""
-    force_bits(monkeypatch, u, more, more)
-    found, decided = fine_numbers(KEY[None], np.array([0]), 2)
+    found, decided = fine_numbers(words_with(u, more, more), np.array([0]), 2)
     signed = u - (1 << 32) if u >= 1 << 31 else u
     cosine, _ = mpmath_pair((u << 64) + more, (signed << 64) + more, 96)
     assert decided[0]
     assert abs(found[0] - float(cosine)) < 2**-44 * max(1e-4, abs(float(cosine)))
 
 
-def test_ten_standard_deviations_are_reached_and_more_bits_asked_for(monkeypatch):
+def test_ten_standard_deviations_are_reached_and_more_bits_asked_for():
     """U = 2^-78, V = 0: sqrt(2 78 ln 2) = 10.4. Its 96 first bits are too few for float64, so decimals decide."""
-    force_bits(monkeypatch, 0, 1 << 18, 0)
-    found, decided = fine_numbers(KEY[None], np.array([0]), 2)
+    words_at = words_with(0, 1 << 18, 0)
+    found, decided = fine_numbers(words_at, np.array([0]), 2)
     assert not decided[0]
-    value, error = GaussianStream(KEY, 2).decimal(0, 2)
+    value, error = decimal_number(words_at, 0, 2, 2)
     expected, _ = mpmath_pair((1 << (18 + 64 + 128)) + (1 << (18 + 64)), 0, 288)
     with mpmath.workdps(50):
         assert abs(mpmath.mpf(str(value)) - expected) <= mpmath.mpf(str(error)) + mpmath.mpf(10) ** -45
@@ -103,9 +104,8 @@ def test_ten_standard_deviations_are_reached_and_more_bits_asked_for(monkeypatch
     assert found[0] == pytest.approx(float(value), rel=1e-4)
 
 
-def test_bits_that_are_all_zero_leave_a_number_open(monkeypatch):
-    force_bits(monkeypatch, 0, 0, 0)
-    assert not GaussianStream(KEY, 2).decimal(0, 3).error.is_finite()
+def test_bits_that_are_all_zero_leave_a_number_open():
+    assert not decimal_number(words_with(0, 0, 0), 0, 2, 3).error.is_finite()
 
 
 def test_rounded_gaussians_have_the_probabilities_of_the_grid():
@@ -159,7 +159,7 @@ def test_released_values_are_the_nearest_multiples_of_real_sums(name, dtype):
 
 def exact_sum(gradient, noise, *, seed, round):
     D = gradient.shape[1]
-    draws = [rounded_sum.KeyedGaussians(NoiseKey.of_seed(seed), term.sources, round, 0, D) for term in noise.terms]
+    draws = [DrawnGaussians(NoiseKey.of_seed(seed), term.sources, round, D) for term in noise.terms]
     if noise.correlation is None:
         return rounded_sum.FreshSum(gradient, noise.terms, tuple(draws), noise.step)
     earlier = [replace(draws[0], round=t) for t in range(round + 1)]
@@ -174,7 +174,7 @@ def test_values_next_to_an_edge_are_decided_by_as_many_digits_as_it_takes(away):
     net = metropolis("path:2")
     built = with_exact_noise(algorithm("dp-d-sgd", sigma=1.0), net, True)
     noise = noise_on_grid(built, net.at(0))
-    z = exact_sum(np.zeros((2, 1)), noise, seed=7, round=0).draws[0].stream(0, 0)[0].decimal(0, 3).value
+    z = exact_sum(np.zeros((2, 1)), noise, seed=7, round=0).draws[0].decimal(0, 0, 3).value
     in_steps = z * Decimal(float(noise.terms[0].matrix.whole()[0, 0]))
     target = in_steps.to_integral_value() + Decimal("0.5") + Decimal(away)
     gradient = np.array([[float((target - in_steps) * Decimal(noise.step))], [0.0]])

@@ -33,10 +33,13 @@ def test_every_key_names_its_own_stream():
     keys = [(seed, kind, ids, t, k)
             for seed in (0, 1) for kind in ("node", "pair") for ids in ((1,), (12,), (1, 2))
             for t in (0, 2) for k in (0, 1)]  # fmt: skip
-    for stream in (public_stream, lambda seed, *name: NoiseKey.of_seed(seed).stream(*name)):
-        first = [stream(*key).standard_normal() for key in keys]
+    for draw in (
+        lambda *name: public_stream(*name).random(),
+        lambda seed, *name: float(NoiseKey.of_seed(seed).stream(*name).uniforms(1)[0]),
+    ):
+        first = [draw(*key) for key in keys]
         assert len(set(first)) == len(keys)
-        assert first == [stream(*key).standard_normal() for key in keys]
+        assert first == [draw(*key) for key in keys]
 
 
 def test_holders_know_what_they_draw():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import hashlib
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -47,7 +46,7 @@ def test_the_hash_of_the_name_under_the_secret_is_the_key_of_the_generator():
     secret = bytes(range(16))
     key = int.from_bytes(hashlib.blake2b(b"pair|3,4|5|6", key=secret, digest_size=16).digest(), "little")
     ours, theirs = NoiseKey(secret).stream("pair", (3, 4), 5, 6), np.random.Generator(np.random.Philox(key=key))
-    np.testing.assert_array_equal(ours.bit_generator.random_raw(9), theirs.bit_generator.random_raw(9))
+    np.testing.assert_array_equal(ours.words(9), theirs.bit_generator.random_raw(9))
 
 
 @pytest.mark.parametrize(("size", "accepted"), [(1.0, True), (0.995, False), (1.005, False)])
@@ -77,11 +76,11 @@ def test_pairs_are_independent_within_and_between_streams(samples):
 
 
 class Fixed:
-    """A generator whose words are all alike, and whose uniform numbers are given."""
+    """A stream whose words are all alike, and whose uniform numbers are given."""
 
     def __init__(self, word, uniform):
-        self.bit_generator = SimpleNamespace(random_raw=lambda count: np.full(count, word, dtype=np.uint64))
-        self.random = lambda count: np.full(count, uniform)
+        self.words = lambda count: np.full(count, word, dtype=np.uint64)
+        self.uniforms = lambda count: np.full(count, uniform)
 
 
 @pytest.mark.parametrize(
