@@ -106,7 +106,7 @@ def rank(what: str, rounds: str) -> None:
     with join_ranks(300.0) as ranks:
         begun = begun.hosted_by(ranks.transport(begun.topology, begun.seed))
         found = play(begun, int(rounds), ranks.communicator)
-        ranks.communicator.gather(None)
+        ranks.communicator.gather(torch.zeros(1))
         print(json.dumps(found))
 
 
@@ -121,7 +121,7 @@ def exchanges(what: str) -> None:
                 start = time.perf_counter()
                 packed = there[torch.arange(64)]
                 pack.append(time.perf_counter() - start)
-                ranks.communicator.gather(None)
+                ranks.communicator.gather(torch.zeros(1))
                 start = time.perf_counter()
                 ranks.communicator.exchange({1 - ranks.rank: packed}, {1 - ranks.rank: here}).wait()
                 took.append(time.perf_counter() - start)

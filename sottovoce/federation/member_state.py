@@ -1,0 +1,81 @@
+"""The state of a member's loop as bytes, for its ledger: its own rows, copies of its neighbours', and public numbers."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TypeAlias
+
+import numpy as np
+
+from sottovoce.core import arrays
+from sottovoce.core.algorithm import State
+from sottovoce.core.arrays import Reals
+from sottovoce.distributed.sharded_rows import Halo, ShardedRows, as_tensor
+
+Numbers: TypeAlias = list[float | None]
+"""The leaves of a state that are no arrays, in their order."""
+
+
+def encode_arrays(named: dict[str, Reals]) -> bytes:
+    """Arrays by name as bytes."""
+    file = io.BytesIO()
+    np.savez(file, **named)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def decode_arrays(stored: bytes) -> dict[str, Reals]:
+    """What `encode_arrays` made; nothing is ever unpickled."""
+    with np.load(io.BytesIO(stored), allow_pickle=False) as found:
+        return dict(found)
+
+
+def encode_state(state: State) -> bytes:
+    """All that the loop needs to go on."""
+    named: dict[str, Reals] = {}
+    numbers: Numbers = []
+    _collect(state, named, numbers)
+    text = np.frombuffer(json.dumps(numbers).encode(), dtype=np.uint8)
+    return encode_arrays({"numbers": text, **named})
+
+
+def decode_state(stored: bytes, like: State) -> State:
+    """The state that was encoded, nested as `like`, the state of the same loop before its first round."""
+    named = decode_arrays(stored)
+    numbers: Numbers = json.loads(named.pop("numbers").tobytes())
+    state = _restored(like, named, numbers)
+    assert not named, "a state of another loop"
+    assert not numbers, "a state of another loop"
+    return state
+
+
+def _collect(value: State, named: dict[str, Reals], numbers: Numbers) -> None:
+    if value is None or isinstance(value, bool | int | float):
+        numbers.append(value)
+    elif isinstance(value, tuple):
+        for part in value:
+            _collect(part, named, numbers)
+    elif isinstance(value, ShardedRows):
+        if value.halo is not None:
+            named[f"{len(named)}"] = arrays.to_numpy(value.halo.rows)
+        named[f"{len(named)}"] = arrays.to_numpy(value.own)
+    else:
+        named[f"{len(named)}"] = arrays.to_numpy(value)
+
+
+def _restored(like: State, named: dict[str, Reals], numbers: Numbers) -> State:
+    if like is None or isinstance(like, bool | int | float):
+        return numbers.pop(0)
+    if isinstance(like, tuple):
+        parts = [_restored(part, named, numbers) for part in like]
+        return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)
+    if isinstance(like, ShardedRows):
+        halo = None if like.halo is None else Halo(like.halo.nodes, as_tensor(_next(named, like.halo.rows)))
+        return ShardedRows(like.shard, as_tensor(_next(named, like.own)), halo)
+    return _next(named, like)
+
+
+def _next(named: dict[str, Reals], like: arrays.Rows) -> arrays.Rows:
+    values = named.pop(next(iter(named)))
+    assert values.shape == tuple(like.shape), "a state of another loop"
+    return arrays.convert(values, like)
