@@ -94,19 +94,23 @@ class PeerTransport(ShardTransport):
     def rounds(self, first: int, last: int) -> Iterator[int]:
         """Rounds that neighbours played without this member are left out; at the end all messages are acknowledged.
 
-        What was recorded is replayed first, and a round that was begun is ended.
+        What was recorded is replayed first, and a round that was begun is ended. A round that is earlier than a
+        recorded one was left out then, and stays so.
         """
         self.links.meet(self.patience.seconds)
-        round = first
-        while round < last:
-            round = self._joined(round, last)
-            yield round
-            round += 1
+        newest, joined = self.journal.newest(), first
+        for round in range(first, last):
+            if self.journal.replayed(Place(round, 0)) is not None:
+                yield round
+            elif newest is None or round > newest.round:
+                joined = max(joined, self._round_to_join(round, last))
+                if round >= joined:
+                    yield round
         end = Place(last, 0)
         self.links.unacknowledged(end, self._awaited(self.rules.receivers, end), self.patience.seconds)
 
-    def _joined(self, round: int, last: int) -> int:
-        if self.why_all is not None or self.journal.replayed(Place(round, 0)) is not None:
+    def _round_to_join(self, round: int, last: int) -> int:
+        if self.why_all is not None:
             return round
         claimed = [min(place.round, last - 1) for place in self.links.claims().values()]
         return round_to_join(round, claimed, self.attendance.slack)

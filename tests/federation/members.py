@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from sottovoce.core.arrays import numpy_dtype
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.transport import InProcess
@@ -29,15 +30,17 @@ class Federation:
     algorithm: object
     topology: object
     rounds: int = 3
+    dtype: torch.dtype = torch.float64
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
     journals: dict[int, Journal] = field(default_factory=dict)
     steps: dict[int, list[StepAttendance]] = field(default_factory=dict)
     wire: dict[int, int] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
     rounds_played: dict[int, list[int]] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
 
     def start(self):
-        rows = torch.from_numpy(np.random.default_rng(4).standard_normal((self.topology.n, DIMENSION)))
+        rows = torch.from_numpy(np.random.default_rng(4).standard_normal((self.topology.n, DIMENSION))).to(self.dtype)
         return 0 * rows if self.algorithm.averaging else rows
 
     def played(self, transport, key=SEED):
@@ -52,7 +55,7 @@ class Federation:
                 self.network.clock.sleep(self.seconds[int(transport.nodes[0])])
             whole = np.zeros((self.topology.n, DIMENSION))
             whole[transport.nodes] = points.numpy()
-            return torch.from_numpy(everyone(round, whole)[transport.nodes])
+            return torch.from_numpy(everyone(round, whole)[transport.nodes]).to(self.dtype)
 
         return iterate_rounds(
             self.algorithm,
@@ -78,7 +81,7 @@ class Federation:
             member,
             rounds=self.rounds,
             dimension=DIMENSION,
-            precision=np.dtype(np.float64),
+            precision=numpy_dtype(self.start()),
         )
 
     def join(self, member, at=FIRST, key=SEED):
@@ -98,6 +101,7 @@ class Federation:
             for played in self.played(transport, key):
                 self.rounds_played.setdefault(member, []).append(played.round)
             self.wire[member] = transport.wire_bytes
+            self.kept[member] = max(len(sent) for sent in links._outbox._sent.values())
             return transport.local(played.models)
 
     def missed(self):

@@ -16,7 +16,7 @@ from sottovoce.federation.faults import Faults, Killed
 from sottovoce.federation.frames import Reason
 from sottovoce.federation.journal import NoJournal
 from sottovoce.federation.link_rules import why_all_are_needed
-from sottovoce.federation.links import Place
+from sottovoce.federation.links import FIRST, Place
 from sottovoce.federation.memory_links import MemoryNetwork
 from sottovoce.federation.patience import Patience
 from tests.cases import task as made_up
@@ -29,7 +29,7 @@ MUFFLIATO = algorithm("muffliato-sgd", sigma=1.0, step_size=0.1, gossip_steps=3)
 
 def federation(faults, method=DP_D_SGD, place="ring:6", rounds=4, **more):
     weights = "push" if method.requires == "column-stochastic" else "metropolis"
-    return Federation(method, weigh(place, weights), rounds, MemoryNetwork(faults), **more)
+    return Federation(method, weigh(place, weights), rounds, network=MemoryNetwork(faults), **more)
 
 
 def ends_of(members, acts=None):
@@ -220,6 +220,55 @@ def test_recorded_bytes_are_sent_again_even_where_the_noise_would_be_another(rec
     members.run({2: dies_and_returns})
     reasons = {reason for _, reason in members.network.refused}
     assert (Reason.EQUIVOCATION in reasons) is not recorded
+
+
+def test_rounds_that_were_left_out_once_stay_left_out():
+    """A second restart replays what was recorded on both sides of the gap, and nothing in between."""
+    faults = Faults().kill(0, Place(3, 0)).kill(0, Place(14, 0))
+    members = federation(faults, rounds=30, seconds=dict.fromkeys(range(6), 1.0))
+
+    def dies_twice():
+        for pause in (2 * PATIENCE + 5.0, 0.0):
+            with pytest.raises(Killed):
+                members.join(0, members.journals[0].newest() if 0 in members.journals else FIRST)
+            members.network.clock.sleep(pause)
+        before = list(members.rounds_played.pop(0))
+        return members.join(0, members.journals[0].newest()), before
+
+    ends = members.run({0: dies_twice})
+    _, before = ends[0]
+    first, again = before[:3], before[3:]
+    assert first == [0, 1, 2]
+    gap = again[4]
+    assert again == [0, 1, 2, 3, *range(gap, 14)]
+    assert gap > 7
+    assert members.rounds_played[0] == [0, 1, 2, 3, *range(gap, 30)]
+    assert Reason.EQUIVOCATION not in {reason for _, reason in members.network.refused}
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))])
+def test_random_kills_never_show_two_messages_for_a_place_and_the_run_ends(seed):
+    rng, faults = np.random.default_rng(seed), Faults()
+    for _ in range(6):
+        place = Place(int(rng.integers(8)), int(rng.integers(3)))
+        faults = faults.kill(int(rng.integers(1, 4)), place, after_sending=bool(rng.integers(2)))
+    members = federation(faults, MUFFLIATO, "ring:5", rounds=8, seconds=dict.fromkeys(range(5), 1.0))
+    pauses = {member: iter(rng.choice([0.0, 0.5, 15.0], size=9)) for member in range(5)}
+
+    def until_the_end(member):
+        key = 7
+        while True:
+            at = members.journals[member].newest() if key > 7 else FIRST
+            try:
+                return members.join(member, at, key)
+            except Killed:
+                key += 1
+                members.network.clock.sleep(float(next(pauses[member])))
+
+    members.run({member: lambda member=member: until_the_end(member) for member in range(5)})
+    assert members.rounds_played.keys() == set(range(5))
+    assert all(played[-1] == 7 for played in members.rounds_played.values())
+    assert Reason.EQUIVOCATION not in {reason for _, reason in members.network.refused}
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------
