@@ -26,7 +26,7 @@ from sottovoce.core import files
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, SottovoceError
 from sottovoce.matrix_factorization.result import Factorization, sensitivity_squared
 
 FORMAT = 2
@@ -99,7 +99,7 @@ def store(name: str, found: Factorization) -> None:
     place = folder()
     if place is None:
         return
-    with contextlib.suppress(OSError, InputError):
+    with contextlib.suppress(OSError, SottovoceError):
         place.mkdir(parents=True, exist_ok=True)
         for left in place.glob("*.part"):  # of writers that were killed
             if time.time() - left.stat().st_mtime > 3600:
