@@ -1,4 +1,4 @@
-SETTINGS = '''
+SETTINGS = """
 name = "try"
 noise_key = "5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a"
 data = {rows = 12}
@@ -9,4 +9,4 @@ privacy = {attackers = "none"}
 metrics = {every = 1, test_rows = 20}
 record = {attackers = [0], every = 1}
 machine = {checkpoint_seconds = 0.0}
-'''
+"""
