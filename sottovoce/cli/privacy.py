@@ -10,7 +10,7 @@ import typer
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
-from sottovoce.cli.output import Table, answer, facts, gap_shown, progress, short, show_elapsed
+from sottovoce.cli.output import Table, answer, facts, gap_shown, print_note, progress, short, show_elapsed
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
@@ -288,6 +288,8 @@ def noise_(
             net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
             restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=report,
         )  # fmt: skip
+    if found.refused_file is not None:
+        print_note(f"{found.refused_file} does not hold what it should; computed again.")
     if out is not None:
         files.write(out, lambda file: cache.write(file, found))
     document = {"graph": net.name, **found.document()}

@@ -2,8 +2,8 @@
 
 A file's name is a hash of all that the result follows from: the weights of every round, the number of rounds, the
 participation, the objective, the structure, the gap, and the version. Files appear by renaming a finished one, so that
-concurrent readers and writers never see half a file. A file that cannot be read, or does not hold what its name
-says, is computed again: everything is checked, sensitivity above all.
+concurrent readers and writers never see half a file. Anybody may have written a file: one that cannot be read, is of
+something else or has another sensitivity is refused here; `factorization` computes every figure again from C and proof.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,12 +26,17 @@ from sottovoce.core import files
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation
 from sottovoce.core.topologies import Topology
-from sottovoce.errors import InputError
+from sottovoce.errors import SottovoceError
 from sottovoce.matrix_factorization.result import Factorization, sensitivity_squared
 
-FORMAT = 2
+FORMAT = 3
 NUMBERS = ("objective", "lower_bound", "independent", "antipgd", "seconds", "workload_error")
+ARRAYS = ("C", "errors", "proof")
 WORDS = ("participation", "goal", "structure", "among")
+
+
+LARGEST = 1e100
+"""Numbers beyond this have no square that can be computed with."""
 
 
 def folder() -> Path | None:
@@ -67,44 +72,58 @@ def _content(topology: Topology, rounds: int) -> Iterator[bytes]:
         yield b"all" if mixing.active is None else mixing.active.tobytes()
 
 
-def load(name: str, scheme: Participation, rounds: int) -> Factorization | None:
-    """The stored result, or None; checked against what is asked for, not against its own fields."""
+def path(name: str) -> Path | None:
+    """Where the result of that name lies, or would."""
     place = folder()
-    if place is None:
+    return None if place is None else place / f"{name}.npz"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A file that is there, and does not hold what its name says."""
+
+
+def load(name: str, scheme: Participation, rounds: int) -> Factorization | Refused | None:
+    """The stored result; None where there is none. Its figures are those of the file: they need not be true."""
+    file = path(name)
+    if file is None or not file.exists():
         return None
     try:
-        stored = files.read_npz(place / f"{name}.npz")
+        stored = files.read_npz(file)
         fields: dict[str, Any] = {part: float(stored[part]) for part in NUMBERS}
-        fields |= {part: str(stored[part]) for part in WORDS}
-        found = Factorization(C=stored["C"], errors=stored["errors"], rounds=len(stored["C"]), **fields)
-    except (InputError, KeyError, ValueError, TypeError):
-        return None
+        fields |= {part: str(stored[part]) for part in WORDS} | {part: stored[part] for part in ARRAYS}
+        found = Factorization(rounds=len(stored["C"]), **fields)
+    except (SottovoceError, MemoryError, KeyError, ValueError, TypeError):
+        return Refused()
     ours = str(stored.get("key")) == name and found.rounds == rounds and found.participation == str(scheme)
-    return replace(found, cached=True) if ours and _sound(found, scheme) else None
+    return found if ours and _is_sound(found, scheme) else Refused()
 
 
-def _sound(found: Factorization, scheme: Participation) -> bool:
-    """Whether C and its figures are what they should be."""
-    C = found.C
-    square = C.ndim == 2 and C.shape[0] == C.shape[1] and C.dtype == np.float64 and found.errors.shape == (len(C),)
-    if not square or not np.isfinite(C).all() or np.triu(C, 1).any() or not np.diag(C).all():
+def _is_sound(found: Factorization, scheme: Participation) -> bool:
+    """Whether C is a triangular matrix of sensitivity 1, and all other arrays and numbers are of the right kind."""
+    C, proof, errors = found.C, found.proof, found.errors
+    square = (len(C), len(C))
+    if (C.shape, proof.shape, errors.shape) != (square, square, square[:1]):
         return False
-    figures = np.array([found.objective, found.lower_bound, found.independent, found.antipgd])
-    fine = np.isfinite(figures).all() and 0 <= found.lower_bound <= found.objective * (1 + 1e-9)
-    return bool(fine and found.objective > 0 and sensitivity_squared(C, scheme) <= 1.0)
+    if any(array.dtype != np.float64 or not np.isfinite(array).all() for array in (C, proof, errors)):
+        return False
+    if np.triu(C, 1).any() or not np.diag(C).all() or not (np.abs(proof) < LARGEST).all():
+        return False
+    numbers = np.array([getattr(found, name) for name in NUMBERS])
+    return bool(np.isfinite(numbers).all() and found.seconds >= 0 and sensitivity_squared(C, scheme) <= 1.0)
 
 
 def store(name: str, found: Factorization) -> None:
     """Store a result; a folder that cannot be written is no error."""
-    place = folder()
-    if place is None:
+    file = path(name)
+    if file is None:
         return
-    with contextlib.suppress(OSError, InputError):
-        place.mkdir(parents=True, exist_ok=True)
-        for left in place.glob("*.part"):  # of writers that were killed
+    with contextlib.suppress(OSError, SottovoceError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for left in file.parent.glob("*.part"):  # of writers that were killed
             if time.time() - left.stat().st_mtime > 3600:
                 left.unlink(missing_ok=True)
-        files.write(place / f"{name}.npz", lambda file: write(file, found, key=name))
+        files.write(file, lambda part: write(part, found, key=name))
 
 
 def write(file: BinaryIO, found: Factorization, **more: str) -> None:
@@ -113,4 +132,4 @@ def write(file: BinaryIO, found: Factorization, **more: str) -> None:
     figures |= {name: np.array(value) for name, value in more.items()}
     if found.for_view is not None:
         figures["view"] = np.array(found.for_view.view)
-    np.savez_compressed(file, C=found.C, errors=found.errors, **figures)
+    np.savez_compressed(file, **{name: getattr(found, name) for name in ARRAYS}, **figures)

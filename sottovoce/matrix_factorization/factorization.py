@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.correlation import Triangular
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.matrix_factorization import cache as result_cache
-from sottovoce.matrix_factorization import structures
 from sottovoce.matrix_factorization.result import (
     Factorization,
     ForView,
@@ -25,12 +25,14 @@ from sottovoce.matrix_factorization.result import (
     normalised,
     sensitivity_squared,
 )
+from sottovoce.matrix_factorization.structures import Structure
 from sottovoce.matrix_factorization.workload import OBJECTIVES, Workload, workload
 from sottovoce.privacy.views import View, parse_view
 
 Array = NDArray[np.float64]
 
 GAP = 1e-3
+FIGURES = ("objective", "lower_bound", "independent", "antipgd", "workload_error", "errors")
 STRUCTURES = ("dense", "banded", "toeplitz")
 
 
@@ -51,6 +53,11 @@ class _Settings:
 
     def document(self) -> dict[str, JSON]:
         return {**vars(self), "scheme": str(self.scheme)}
+
+    @property
+    def form(self) -> Structure:
+        """Which C are searched."""
+        return Structure(name=self.structure, bands=self.bands, restart=self.restart)
 
 
 def factorize(
@@ -213,15 +220,42 @@ def _factorize(
     topology: Topology, settings: _Settings, cache: bool, progress: Callable[[float], None] | None
 ) -> Factorization:
     name = result_cache.key(topology, settings.rounds, settings.document())
-    if cache and (known := result_cache.load(name, settings.scheme, settings.rounds)) is not None:
-        return known
+    stored = result_cache.load(name, settings.scheme, settings.rounds) if cache else None
     started = time.perf_counter()
     work = _workload(topology, settings)
-    factor = _no_worse_than_independent(_optimise(work.H, settings, progress), work.H, settings.scheme)
-    found = _result(factor, work, settings, started)
+    if isinstance(stored, Factorization) and (known := _checked(stored, work, settings)) is not None:
+        return known
+    factor = settings.form.optimise(work.H, settings.scheme, settings.gap, progress)
+    C = _no_worse_than_independent(normalised(factor.C, settings.scheme), work.H, settings.scheme)
+    found = _with_figures(C, factor.proof, work, settings, time.perf_counter() - started)
     if cache:
         result_cache.store(name, found)
-    return found
+    return replace(found, refused_file=result_cache.path(name) if stored is not None else None)
+
+
+def optimal_correlation(topology: Topology, *, rounds: int, participation: str) -> Triangular:
+    """The C that `factorize` finds; of one in the cache the sensitivity is checked, and figures are not asked for."""
+    settings = _settings(**{**_DEFAULTS, "rounds": rounds, "participation": participation})
+    name = result_cache.key(topology, settings.rounds, settings.document())
+    stored = result_cache.load(name, settings.scheme, settings.rounds)
+    found = stored if isinstance(stored, Factorization) else _factorize(topology, settings, cache=True, progress=None)
+    return found.correlation
+
+
+def _checked(stored: Factorization, work: Workload, settings: _Settings) -> Factorization | None:
+    """A stored result with all figures computed again; None where its file has others, or its C is not good enough.
+
+    Anybody may have written the file. Where a search cannot tell how good its own C is, no better one is asked for.
+    """
+    try:
+        with np.errstate(all="ignore"):
+            found = _with_figures(stored.C, stored.proof, work, settings, stored.seconds)
+    except (ValueError, RuntimeError):  # what scipy raises about matrices that no search ends with
+        return None
+    same = all(np.allclose(getattr(stored, name), getattr(found, name), rtol=1e-9, atol=0.0) for name in FIGURES)
+    same = same and all(getattr(stored, name) == getattr(found, name) for name in result_cache.WORDS)
+    good = found.gap <= settings.gap * (1 + 1e-6) or not settings.form.is_provable(work.H, settings.scheme)
+    return replace(found, cached=True) if same and good else None
 
 
 def _workload(topology: Topology, settings: _Settings) -> Workload:
@@ -231,41 +265,28 @@ def _workload(topology: Topology, settings: _Settings) -> Workload:
     )
 
 
-def _optimise(H: Array, settings: _Settings, progress: Callable[[float], None] | None) -> structures.BoundedFactor:
-    scheme, gap = settings.scheme, settings.gap
-    if settings.restart is not None and settings.restart < len(H):
-        return structures.restarts(H, scheme, settings.restart, gap, progress)
-    if settings.bands is None:
-        return structures.dense(H, scheme, gap, progress)
-    make = structures.banded if settings.structure == "banded" else structures.toeplitz
-    return make(H, scheme, settings.bands, gap, progress)
-
-
-def _no_worse_than_independent(
-    factor: structures.BoundedFactor, H: Array, scheme: Participation
-) -> structures.BoundedFactor:
+def _no_worse_than_independent(C: Array, H: Array, scheme: Participation) -> Array:
     """Independent noise has every structure: where a search over few shapes ends above it, it is taken instead."""
-    plain = np.eye(len(H))
-    worse = error_of(normalised(factor.C, scheme), H) > error_of(normalised(plain, scheme), H)
-    return replace(factor, C=plain) if worse else factor
+    plain = normalised(np.eye(len(H)), scheme)
+    return plain if error_of(C, H) > error_of(plain, H) else C
 
 
-def _result(factor: structures.BoundedFactor, work: Workload, settings: _Settings, started: float) -> Factorization:
-    """C at sensitivity 1, and its figures, computed from it and nothing else."""
-    C = normalised(factor.C, settings.scheme)
+def _with_figures(C: Array, proof: Array, work: Workload, settings: _Settings, seconds: float) -> Factorization:
+    """A C of sensitivity 1 and its figures, computed from it, its proof and nothing else."""
     inverse = np.linalg.solve(C, np.eye(len(C)))
     return Factorization(
         C=C,
+        proof=proof,
         objective=error_of(C, work.H),
-        lower_bound=float(factor.lower_bound),
+        lower_bound=settings.form.bound_of(proof, work.H, settings.scheme),
         independent=independent_objective(work.H, settings.scheme),
         antipgd=antipgd_objective(work.H, settings.scheme),
-        seconds=time.perf_counter() - started,
+        seconds=seconds,
         rounds=settings.rounds,
         participation=str(settings.scheme),
         goal=settings.objective,
-        structure=settings.structure if settings.bands is None else f"{settings.structure}, {settings.bands} bands",
-        among=factor.among,
+        structure=str(settings.form),
+        among=settings.form.among(settings.rounds),
         errors=work.errors(inverse @ inverse.T),
         workload_error=work.error,
     )
@@ -288,14 +309,15 @@ def _for_view(
         raise InputError("no view", "at least one is needed", "give node:0, say")
     started = time.perf_counter()
     work = _workload(topology, settings)
-    common = _optimise(work.H, settings, None).C
-    found = for_view.optimise_for_views(topology, views, work.H, settings.scheme, common, settings.gap, progress)
+    common = settings.form.optimise(work.H, settings.scheme, settings.gap)
+    found = for_view.optimise_for_views(topology, views, work.H, settings.scheme, common.C, settings.gap, progress)
     best, usual, plain = (
         for_view.exact_loss(C, topology, views, settings.scheme) * error_of(C, work.H)
-        for C in (found.C, common, np.eye(settings.rounds))
+        for C in (found.C, common.C, np.eye(settings.rounds))
     )
-    winner = found.C if best <= usual else common
-    result = _result(structures.BoundedFactor(winner, found.lower_bound, "all C"), work, settings, started)
+    winner = found.C if best <= usual else common.C
+    C = normalised(winner, settings.scheme)
+    result = _with_figures(C, common.proof, work, settings, time.perf_counter() - started)
     closed = for_view.proven_for_training(winner, topology, views)
     against_views = ForView(
         view="; ".join(map(str, views)),
@@ -308,7 +330,8 @@ def _for_view(
     )
     assert sensitivity_squared(result.C, settings.scheme) <= 1.0
     return replace(
-        result, objective=against_views.loss * result.objective, independent=plain, for_view=against_views,
+        result, objective=against_views.loss * result.objective, lower_bound=float(found.lower_bound),
+        independent=plain, for_view=against_views,
         antipgd=_antipgd_for(topology, views, work.H, settings), seconds=time.perf_counter() - started,
     )  # fmt: skip
 

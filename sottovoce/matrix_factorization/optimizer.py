@@ -72,8 +72,7 @@ def search(
     progress: Progress | None = None,
 ) -> SearchResult:
     """The best X, with a certificate that is within `gap` of it, relatively, unless numbers do not allow that."""
-    sizes = linalg.eigvalsh(H, check_finite=False)
-    if sizes[0] > SINGULAR * sizes[-1]:
+    if not is_singular(H):
         point, certificate = _descend(H, feasible, gap, start, bound, progress)
         return SearchResult(point.X, point.value, certificate)
     best: SearchResult | None = None
@@ -89,6 +88,12 @@ def search(
             break
     assert best is not None
     return best
+
+
+def is_singular(H: Array) -> bool:
+    """Whether H has an eigenvalue that is zero but for rounding."""
+    sizes = linalg.eigvalsh(H, check_finite=False)
+    return bool(sizes[0] <= SINGULAR * sizes[-1])
 
 
 def _descend(

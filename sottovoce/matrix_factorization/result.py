@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +40,8 @@ class Factorization:
     """A correlation matrix with its proof.
 
     Guarantees: C is lower triangular; its sensitivity under the participation scheme is at most 1; `objective` is
-    that of this very C; no C of those that `among` names is better than `lower_bound`.
+    that of this very C; no C of those that `among` names is better than `lower_bound`, which `proof` proves.
+    `refused_file` is one of the cache that did not hold what it should.
     """
 
     C: Array = field(repr=False)
@@ -54,8 +56,10 @@ class Factorization:
     structure: str
     among: str
     errors: Array = field(repr=False)
+    proof: Array = field(repr=False)
     workload_error: float = 0.0
     cached: bool = False
+    refused_file: Path | None = None
     for_view: ForView | None = None
 
     @property

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,10 @@ from scipy import optimize
 from sottovoce.core.participation import Participation
 from sottovoce.core.threads import one_thread
 from sottovoce.matrix_factorization import windows
-from sottovoce.matrix_factorization.certificate import certify, certify_banded, nuclear
+from sottovoce.matrix_factorization.certificate import certify, certify_banded
 from sottovoce.matrix_factorization.feasible import Feasible, Point, lower_factor
-from sottovoce.matrix_factorization.optimizer import Progress, SearchResult, search
+from sottovoce.matrix_factorization.optimizer import Progress, SearchResult, is_singular, search
+from sottovoce.matrix_factorization.proofs import bound_by_classes, bound_by_windows, bound_in_band
 
 Array = NDArray[np.float64]
 
@@ -34,12 +36,63 @@ SWEEPS = 60
 
 
 @dataclass(frozen=True, eq=False)
-class BoundedFactor:
-    """A C, unscaled, a bound on the objective, and for which C the bound holds."""
+class ProvenFactor:
+    """A C, unscaled, and the matrix that proves how good any C could be: `Structure.bound_of` says how good."""
 
     C: Array
-    lower_bound: float
-    among: str
+    proof: Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """Which C are searched: of all, those with so many bands, with one coefficient a lag, or with restarts."""
+
+    name: str = "dense"
+    bands: int | None = None
+    restart: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.bands is None else f"{self.name}, {self.bands} bands"
+
+    def optimise(self, H: Array, scheme: Participation, gap: float, progress: Progress | None = None) -> ProvenFactor:
+        """The best C of this structure that is found, with its proof."""
+        if self._restarts(len(H)):
+            return restarts(H, scheme, cast("int", self.restart), gap, progress)
+        if self.bands is None:
+            return dense(H, scheme, gap, progress)
+        make = banded if self.name == "banded" else toeplitz
+        return make(H, scheme, self.bands, gap, progress)
+
+    def bound_of(self, proof: Array, H: Array, scheme: Participation) -> float:
+        """No C of those that `among` names is better than this, whatever the matrix is."""
+        return float(self._bound_of(proof, H, scheme))
+
+    def _bound_of(self, proof: Array, H: Array, scheme: Participation) -> float:
+        T, per_class = len(H), patterns_per_class(scheme, len(H)) ** 2
+        if self._restarts(T):
+            return bound_by_classes(proof, H, classes_of(scheme, T), _spans(T, cast("int", self.restart))) / per_class
+        if self.name == "banded":
+            return bound_in_band(proof, H, feasible(scheme, T, self.bands)) / per_class
+        if windows.overlap(scheme, T):
+            return bound_by_windows(proof, H, windows.windows(scheme, T))
+        return bound_by_classes(proof, H, classes_of(scheme, T), [slice(0, T)])
+
+    def among(self, rounds: int) -> str:
+        """For which C the bound holds."""
+        if self._restarts(rounds):
+            return f"C with restarts every {self.restart} rounds"
+        return f"C with {self.bands} bands" if self.name == "banded" else "all C"
+
+    def is_provable(self, H: Array, scheme: Participation) -> bool:
+        """Whether a search of this structure ends with a bound as close as was asked for.
+
+        Not where patterns overlap, with one coefficient a lag, or for a singular H, which wants a C without inverse.
+        """
+        overlapping = windows.overlap(scheme, len(H))
+        return self.name != "toeplitz" and not overlapping and not is_singular(H)
+
+    def _restarts(self, rounds: int) -> bool:
+        return self.restart is not None and self.restart < rounds
 
 
 def classes_of(scheme: Participation, rounds: int) -> NDArray[np.intp]:
@@ -56,13 +109,13 @@ def feasible(scheme: Participation, rounds: int, bands: int | None = None) -> Fe
     return Feasible(classes, free, np.ones(classes.max() + 1))
 
 
-def dense(H: Array, scheme: Participation, gap: float, progress: Progress | None = None) -> BoundedFactor:
+def dense(H: Array, scheme: Participation, gap: float, progress: Progress | None = None) -> ProvenFactor:
     """The best C of all."""
     found = search(H, feasible(scheme, len(H)), gap=gap, progress=progress)
-    X, bound = found.X, found.certificate.value
+    X, proof = found.X, found.certificate.F
     if windows.overlap(scheme, len(H)):
-        X, bound = windows.refine(X, H, scheme, gap, progress)
-    return BoundedFactor(lower_factor(X), bound, "all C")
+        X, proof = windows.refine(X, H, scheme, gap, progress)
+    return ProvenFactor(lower_factor(X), proof)
 
 
 def patterns_per_class(scheme: Participation, rounds: int) -> int:
@@ -77,25 +130,19 @@ def patterns_per_class(scheme: Participation, rounds: int) -> int:
     return math.ceil(longest / scheme.times)
 
 
-def banded(H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None) -> BoundedFactor:
+def banded(H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None) -> ProvenFactor:
     """The best C with so many bands."""
     space = feasible(scheme, len(H), bands)
     found = search(H, space, gap=gap, bound=certify_banded, progress=progress)
     C = lower_factor(found.X)
     far = np.subtract.outer(np.arange(len(H)), np.arange(len(H)))
-    return BoundedFactor(
-        np.where(far < bands, C, 0.0),
-        found.certificate.value / patterns_per_class(scheme, len(H)) ** 2,
-        f"C with {bands} bands",
-    )
+    return ProvenFactor(np.where(far < bands, C, 0.0), found.certificate.F)
 
 
-def toeplitz(
-    H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None
-) -> BoundedFactor:
+def toeplitz(H: Array, scheme: Participation, bands: int, gap: float, progress: Progress | None = None) -> ProvenFactor:
     """A good C with one coefficient a lag; the bound is that of all C."""
     C = toeplitz_only(H, scheme, bands)
-    return BoundedFactor(C, dense(H, scheme, gap, progress).lower_bound, "all C")
+    return ProvenFactor(C, dense(H, scheme, gap, progress).proof)
 
 
 @one_thread()
@@ -131,17 +178,17 @@ def toeplitz_only(H: Array, scheme: Participation, bands: int) -> Array:
 
 def restarts(
     H: Array, scheme: Participation, length: int, gap: float, progress: Progress | None = None
-) -> BoundedFactor:
+) -> ProvenFactor:
     """The best block-diagonal C with blocks of so many rounds: fresh noise in each."""
     T = len(H)
     classes = classes_of(scheme, T)
     count = classes.max() + 1
-    spans = [slice(first, min(T, first + length)) for first in range(0, T, length)]
+    spans = _spans(T, length)
     shares = np.array([np.bincount(classes[span], minlength=count) for span in spans], dtype=float)
     shares *= np.array([np.sqrt(np.trace(H[span, span])) for span in spans])[:, None]
     shares /= shares.sum(axis=0)
     X: list[Array | None] = [None] * len(spans)
-    best, value, bound = X, np.inf, 0.0
+    best, value, bound, proof = X, np.inf, 0.0, np.eye(T)
     for _ in range(SWEEPS):
         blocks = [_block(H[span, span], classes[span], shares[i], X[i], gap / 20) for i, span in enumerate(spans)]
         X = [found.X for found, _ in blocks]
@@ -149,7 +196,9 @@ def restarts(
         for i, (found, present) in enumerate(blocks):
             multipliers[i, present] = found.certificate.diagonals
         now = sum(found.value for found, _ in blocks)
-        bound = max(bound, _joint_bound(H, spans, classes, blocks, multipliers, shares))
+        joint = _joint_proof(T, spans, classes, blocks, multipliers, shares)
+        now_bound = bound_by_classes(joint, H, classes, spans)
+        bound, proof = (now_bound, joint) if now_bound > bound else (bound, proof)
         if now < value:
             best, value = X, now
         if progress is not None:
@@ -162,7 +211,12 @@ def restarts(
     for span, block in zip(spans, best, strict=True):
         assert block is not None
         C[span, span] = lower_factor(block)
-    return BoundedFactor(C, bound / patterns_per_class(scheme, T) ** 2, f"C with restarts every {length} rounds")
+    return ProvenFactor(C, proof)
+
+
+def _spans(rounds: int, length: int) -> list[slice]:
+    """Blocks of so many rounds, the last one perhaps shorter."""
+    return [slice(first, min(rounds, first + length)) for first in range(0, rounds, length)]
 
 
 def _block(
@@ -177,19 +231,18 @@ def _block(
     return search(H, space, gap=gap, start=start, bound=certify), present
 
 
-def _joint_bound(
-    H: Array,
+def _joint_proof(
+    rounds: int,
     spans: list[slice],
     classes: NDArray[np.intp],
     blocks: list[tuple[SearchResult, NDArray[np.intp]]],
     multipliers: Array,
     shares: Array,
-) -> float:
-    """The bound for all blocks together: one diagonal for each class, whatever the block."""
+) -> Array:
+    """The proof for all blocks together: one diagonal for each class, whatever the block."""
     common = (multipliers * shares).sum(axis=0)
-    total = 0.0
+    joint = np.zeros((rounds, rounds))
     for span, (found, _) in zip(spans, blocks, strict=True):
         F = found.certificate.F
-        scale = np.sqrt(common[classes[span]] / (F**2).sum(axis=1))
-        total += nuclear(F * scale[:, None], H[span, span])
-    return total**2 / float(common.sum())
+        joint[span, span] = F * np.sqrt(common[classes[span]] / (F**2).sum(axis=1))[:, None]
+    return joint

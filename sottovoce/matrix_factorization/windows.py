@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from scipy import linalg, optimize
 
 from sottovoce.core.participation import Participation
-from sottovoce.matrix_factorization.certificate import certify_banded, nuclear, root
+from sottovoce.matrix_factorization.certificate import certify_banded
 from sottovoce.matrix_factorization.feasible import Feasible
 from sottovoce.matrix_factorization.optimizer import Progress, search
+from sottovoce.matrix_factorization.proofs import bound_by_windows
 
 Array = NDArray[np.float64]
 
@@ -32,20 +33,28 @@ def overlap(scheme: Participation, rounds: int) -> bool:
     return scheme.times is not None and scheme.times * scheme.apart < rounds
 
 
-def refine(
-    X: Array, H: Array, scheme: Participation, gap: float, progress: Progress | None = None
-) -> tuple[Array, float]:
-    """A better X than one that was found for whole classes, and a bound."""
-    T = len(H)
-    inside = np.zeros((T, len(patterns := scheme.patterns(T))))
+def windows(scheme: Participation, rounds: int) -> Array:
+    """Which rounds are in which window: 1 or 0, a row for each round and a column for each window."""
+    patterns = scheme.patterns(rounds)
+    inside = np.zeros((rounds, len(patterns)))
     for number, pattern in enumerate(patterns):
         inside[pattern, number] = 1.0
+    return inside
+
+
+def refine(
+    X: Array, H: Array, scheme: Participation, gap: float, progress: Progress | None = None
+) -> tuple[Array, Array]:
+    """A better X than one that was found for whole classes, and the G from which `bound_by_windows` bounds it best."""
+    T, inside = len(H), windows(scheme, len(H))
     free = (inside @ inside.T) == 0
-    best, value, lower = X, np.inf, 0.0
+    best, value, lower, proof = X, np.inf, 0.0, _dual(X, H)
     for _ in range(TURNS):
         X = _rescaled(X, H, inside)
         now = float(np.trace(linalg.solve(X, H, assume_a="pos", check_finite=False)))
-        lower = max(lower, _bound(X, H, inside))
+        G = _dual(X, H)
+        bound = bound_by_windows(G, H, inside)
+        lower, proof = (bound, G) if bound > lower else (lower, proof)
         before = value
         if now < value:
             best, value = X, now
@@ -55,7 +64,7 @@ def refine(
             break
         space = Feasible(np.arange(T), free, np.diag(X).copy())
         X = search(H, space, gap=gap / 4, start=X, bound=certify_banded).X
-    return best, lower
+    return best, proof
 
 
 def _rescaled(X: Array, H: Array, inside: Array) -> Array:
@@ -67,12 +76,12 @@ def _rescaled(X: Array, H: Array, inside: Array) -> Array:
         scale = np.exp(-logarithms)
         total = float(scale @ error @ scale)
         sizes = diagonal / scale**2
-        windows = inside.T @ sizes
-        shares = windows / windows.max()
+        sums = inside.T @ sizes
+        shares = sums / sums.max()
         mass = float((shares**norm).sum())
-        slope = 2 * sizes * (inside @ shares ** (norm - 1)) / (windows.max() * mass)
+        slope = 2 * sizes * (inside @ shares ** (norm - 1)) / (sums.max() * mass)
         return (
-            float(np.log(total) + np.log(windows.max()) + np.log(mass) / norm),
+            float(np.log(total) + np.log(sums.max()) + np.log(mass) / norm),
             slope - 2 * scale * (error @ scale) / total,
         )
 
@@ -83,11 +92,7 @@ def _rescaled(X: Array, H: Array, inside: Array) -> Array:
     return np.asarray(scaled / (inside.T @ np.diag(scaled)).max())
 
 
-def _bound(X: Array, H: Array, inside: Array) -> float:
-    """The dual value for the windows."""
+def _dual(X: Array, H: Array) -> Array:
+    """G = X^-1 H X^-1."""
     half = linalg.solve(X, H, assume_a="pos", check_finite=False)
-    G = linalg.solve(X, half.T, assume_a="pos", check_finite=False)
-    sizes = np.sqrt(np.diag(G))
-    weights = optimize.nnls(inside, sizes**2)[0]
-    R = (G + G.T) / (2 * np.outer(sizes, sizes))
-    return nuclear(root(R * ((inside * weights) @ inside.T)), H) ** 2 / float(weights.sum())
+    return np.asarray(linalg.solve(X, half.T, assume_a="pos", check_finite=False))

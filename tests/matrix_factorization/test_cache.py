@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import numpy as np
@@ -13,7 +14,11 @@ from sottovoce import (
     metropolis,
     uniform,
 )
+from sottovoce.core.participation import parse_participation
 from sottovoce.matrix_factorization import cache
+from sottovoce.matrix_factorization.result import error_of, normalised
+from sottovoce.matrix_factorization.structures import Structure
+from sottovoce.matrix_factorization.workload import workload
 from tests.forked import forking
 
 
@@ -56,6 +61,81 @@ def test_damaged_files_are_computed_again(own_cache, damage):
     assert not again.cached
     np.testing.assert_allclose(again.C, right.C)
     assert factorize(net, participation="2x4").cached
+
+
+FIGURES = ["objective", "lower_bound", "independent", "antipgd", "workload_error", "errors", "proof"]
+
+
+def forge(file, **changed):
+    """Change arrays of a file as somebody would who knows what it is: checksums and its key are right."""
+    with np.load(file) as stored:
+        parts = dict(stored) | {name: np.array(value) for name, value in changed.items()}
+    np.savez(file, **parts)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_a_forged_figure_is_computed_again(own_cache, sotto, name, factor):
+    line = "noise --graph ring:5 --participation 2x4 --json"
+    right = json.loads(sotto(line)[1])
+    (file,) = own_cache.iterdir()
+    with np.load(file) as stored:
+        value = stored[name]
+    bent = value * factor if value.any() else value + factor
+    bent = value + (factor - 1) * np.tri(len(value)) if name == "proof" else bent  # another scale proves the same
+    forge(file, **{name: bent})
+    code, out, err = sotto(line)
+    assert code == 0
+    assert {**json.loads(out), "seconds": 0} == {**right, "seconds": 0}
+    assert err == f"{file} does not hold what it should; computed again.\n"
+    assert json.loads(sotto(line)[1])["cached"]
+
+
+def test_a_worse_c_with_true_figures_is_computed_again(own_cache):
+    """The figures of a file may all be those of its C, and its C another than the best."""
+    net = metropolis("ring:5")
+    right = factorize(net, participation="2x4")
+    (file,) = own_cache.iterdir()
+    worse = normalised(np.eye(8), parse_participation("2x4"))
+    H = workload(net, 8, "all").H
+    inverse = np.linalg.inv(worse)
+    forge(file, C=worse, objective=error_of(worse, H), errors=workload(net, 8, "all").errors(inverse @ inverse.T))
+    again = factorize(net, participation="2x4")
+    assert (again.cached, again.objective) == (False, right.objective)
+
+
+SEARCHES = [
+    {"participation": "2x4"}, {"participation": "2x4", "rounds": 12}, {"participation": "every", "rounds": 7},
+    {"participation": "2x4", "structure": "banded", "bands": 2}, {"participation": "2x5", "restart": 4},
+    {"participation": "2x4", "rounds": 12, "structure": "banded"}, {"participation": "2x3", "rounds": 9, "restart": 4},
+    {"participation": "2x4", "structure": "toeplitz"}, {"participation": "2x4", "objective": "last"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", SEARCHES, ids=str)
+def test_results_of_every_search_are_taken_from_the_cache(own_cache, settings):
+    first, second = (factorize(metropolis("path:5"), **settings) for _ in range(2))
+    assert (second.cached, second.refused_file) == (True, None)
+    assert {**first.document(), "cached": True} == second.document()
+
+
+@pytest.mark.parametrize("settings", SEARCHES, ids=str)
+def test_no_matrix_proves_more_than_is_true(settings):
+    """Whatever numbers a file has for a proof, what they prove stays below the objective of the best C known."""
+    found, rng = factorize(metropolis("path:5"), cache=False, gap=1e-6, **settings), np.random.default_rng(5)
+    H = workload(metropolis("path:5"), found.rounds, found.goal).H
+    name = settings.get("structure", "dense")
+    bands = None if name == "dense" else settings.get("bands", 4)
+    form = Structure(name=name, bands=bands, restart=settings.get("restart"))
+    scheme = parse_participation(settings["participation"])
+    assert form.bound_of(found.proof, H, scheme) == found.lower_bound
+    assert found.lower_bound > 0.2 * found.objective
+    for _ in range(20):
+        shape = (found.rounds, found.rounds)
+        kept, added = rng.choice([0.0, 1.0, -1.0], shape), rng.choice([0.0, 0.001, 1.0]) * rng.normal(size=shape)
+        mixed = found.proof * kept + added
+        for proof in (mixed, mixed @ mixed.T, found.proof * rng.uniform(0, 2, shape), np.abs(mixed)):
+            assert form.bound_of(proof, H, scheme) <= found.objective * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("other", [{"participation": "1x8"}, {"participation": "2x3"}])

@@ -38,9 +38,9 @@ def prefix(T):
 
 
 def best(H, scheme, gap=1e-7):
-    found = structures.dense(H, parse_participation(scheme), gap)
+    found, form = structures.dense(H, parse_participation(scheme), gap), structures.Structure()
     C = normalised(found.C, parse_participation(scheme))
-    return error_of(C, H), found.lower_bound, C
+    return error_of(C, H), form.bound_of(found.proof, H, parse_participation(scheme)), C
 
 
 # --- optimum ---------------------------------------------------------------------------------------------------------
