@@ -38,6 +38,9 @@ LONGEST_NUMBER = 4096
 DEEPEST = 16
 """Levels of tables and lists; no setting needs more than five."""
 
+SEVERAL_LINES = frozenset(("about", "certificate", "tls_key"))
+"""Keys whose texts may have several lines."""
+
 NAME = r"[A-Za-z0-9][A-Za-z0-9._=,+-]*"
 
 
@@ -223,7 +226,7 @@ def _problems(value: object, key: tuple[object, ...]) -> Iterator[tuple[tuple[ob
         for number, inner in enumerate(value):
             yield from _problems(inner, (*key, number))
     elif isinstance(value, str):
-        shown = re.sub(r"[\n\t]", "", value) if key[:1] == ("about",) else value
+        shown = re.sub(r"[\n\t]", "", value) if SEVERAL_LINES.intersection(key) else value
         if visible(shown) != shown:
             yield key or (value,), "it has characters that cannot be seen"
     elif isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:

@@ -123,17 +123,16 @@ class ShardTransport(ABC):
     def _deliver_noisy(
         self, gossip_step: GossipStep, sent: ShardedRows, inputs: ShardedFeed
     ) -> tuple[ShardedRows, ShardedRows]:
-        """Every message that leaves the rank carries its own noise, drawn here by its sender."""
+        """Every message that leaves the rank carries its own noise, drawn here before anything is sent."""
         plan, own = self.shard.plan(gossip_step.mixing), sent.own
         with self.packing():
             outgoing = {peer: inputs.noisy_messages(gossip_step, sent, *edges) for peer, edges in plan.outgoing.items()}
             incoming = {peer: own.new_empty(len(edges.sender), own.shape[1]) for peer, edges in plan.incoming.items()}
-        pending = self.exchange(gossip_step, outgoing, incoming, own)
         mixed = arrays.operator(plan.weights_here, own) @ own
         for term in gossip_step.edge_noise:
             matrix = gossip_step.noise_in_sums(term, among=self.shard.here)
             mixed = mixed + inputs.noise(term.sources, matrix, gossip_step.round, gossip_step.step).own
-        pending.wait()
+        self.exchange(gossip_step, outgoing, incoming, own).wait()
         for peer, rows in incoming.items():
             mixed += arrays.operator(plan.incoming_weights[peer], own) @ rows
         if self.keep_received:

@@ -6,19 +6,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from sottovoce.core.arrays import Reals
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.links import Member, Place
 
 
 class RecordedStep(NamedTuple):
-    """What was recorded of a step: what is sent to whom, and what was received, once that is known."""
+    """What was recorded of a step: what is sent to whom, what was received, once that is known, and what was noted."""
 
     sent: Mapping[Member, bytes]
     received: Mapping[Member, bytes] | None
+    answers: Mapping[str, Reals]
 
 
 class Journal(Protocol):
     """The record of one member's steps. It returns from a call when what it was given is safe."""
+
+    def note(self, place: Place, name: str, values: Reals) -> None:
+        """What was computed or drawn for a step; it is recorded together with the payloads."""
+
+    def forget_note(self, place: Place, name: str) -> None:
+        """Leave out what was noted: it is not needed to play the step again."""
 
     def before_send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
         """Record all payloads of a step; nothing of it has left yet. Another record for the same place is refused."""
@@ -38,12 +46,22 @@ class MemoryJournal:
     """A journal that lasts as long as the object does."""
 
     steps: dict[Place, RecordedStep] = field(default_factory=dict)
+    _noted: dict[str, Reals] = field(default_factory=dict)
+
+    def note(self, place: Place, name: str, values: Reals) -> None:
+        """Keep it until the payloads of the step are there."""
+        self._noted[name] = values
+
+    def forget_note(self, place: Place, name: str) -> None:
+        """Keep it no longer."""
+        del self._noted[name]
 
     def before_send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
         """Keep the payloads."""
         if place in self.steps:
             raise SottovoceError(f"a second message for round {place.round}, step {place.step}; it was not sent")
-        self.steps[place] = RecordedStep(dict(payloads), None)
+        self.steps[place] = RecordedStep(dict(payloads), None, self._noted)
+        self._noted = {}
 
     def received(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
         """Keep what was received beside what was sent."""
@@ -60,6 +78,12 @@ class MemoryJournal:
 
 class NoJournal:
     """Nothing is recorded: for runs whose noise can be drawn again, as in tests and benchmarks."""
+
+    def note(self, place: Place, name: str, values: Reals) -> None:
+        """Nothing is kept."""
+
+    def forget_note(self, place: Place, name: str) -> None:
+        """Nothing was."""
 
     def before_send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
         """Nothing is kept."""

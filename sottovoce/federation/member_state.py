@@ -1,4 +1,4 @@
-"""The state of a member's loop as bytes, for its ledger: its own rows, copies of its neighbours', and public numbers."""
+"""The state of a member's loop as bytes, for its ledger: its own rows, copies of others, and public numbers."""
 
 from __future__ import annotations
 

@@ -23,7 +23,8 @@ from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.arrays import Rows
 from sottovoce.core.gossip_step import GossipStep
-from sottovoce.core.loop_inputs import LoopInputs
+from sottovoce.core.loop_inputs import Gradient, LoopInputs
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Delivered
 from sottovoce.distributed.exchange_plan import NodeShard
@@ -37,6 +38,7 @@ from sottovoce.federation.link_rules import why_all_are_needed
 from sottovoce.federation.links import Links, Member, Place
 from sottovoce.federation.mailbox import AHEAD, LinkRules
 from sottovoce.federation.patience import Patience
+from sottovoce.federation.recorded_inputs import RecordedInputs
 
 KEPT = AHEAD + 2
 """For so many places, and for the whole of a round, what was sent is kept for those that have not acknowledged it."""
@@ -115,6 +117,10 @@ class PeerTransport(ShardTransport):
         claimed = [min(place.round, last - 1) for place in self.links.claims().values()]
         return round_to_join(round, claimed, self.attendance.slack)
 
+    def open_inputs(self, seed: int, source: RandomSource, gradient: Gradient, start: Rows) -> RecordedInputs:
+        """What this member computes and draws goes into its journal."""
+        return RecordedInputs(seed, source, gradient, as_sharded(start), self.journal)
+
     # --- sending and receiving -------------------------------------------------------------------------------------
 
     def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
@@ -139,7 +145,7 @@ class PeerTransport(ShardTransport):
         place = Place(gossip_step.round, gossip_step.step)
         recorded = self.journal.replayed(place)
         if recorded is None:
-            recorded = RecordedStep(_encoded(outgoing), None)
+            recorded = RecordedStep(_encoded(outgoing), None, {})
             self.journal.before_send(place, recorded.sent)
         self._hold_back(place, outgoing.keys() - incoming.keys())
         self.links.send(place, recorded.sent)
@@ -178,9 +184,12 @@ class PeerTransport(ShardTransport):
         self.links.forget(min(Place(place.round, 0), self.rules.later(place, -KEPT)))
 
     def _awaited(self, members: Set[Member], place: Place) -> frozenset[Member]:
+        """Those worth waiting for: not who was missed, nor who is so far ahead that it keeps no message of this place."""
         if self.why_all is not None:
             return frozenset(members)
-        return self.attendance.awaited(members, place.round, self.links.claims())
+        claims, kept = self.links.claims(), self.rules.later(place, KEPT)
+        near = frozenset(one for one in members if claims.get(one, place) <= kept)
+        return self.attendance.awaited(near, place.round, claims)
 
     def _note(self, place: Place, heard: Set[Member], missing: Set[Member]) -> None:
         if missing and self.why_all is not None:

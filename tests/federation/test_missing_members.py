@@ -103,7 +103,7 @@ def test_a_member_that_was_away_goes_on_where_its_neighbours_are():
     def dies_and_returns():
         with pytest.raises(Killed):
             members.join(0)
-        members.network.clock.sleep(2 * PATIENCE + 5.0)
+        members.network.clock.sleep(2 * PATIENCE + 9.0)
         return members.join(0, Place(3, 0))
 
     members.run({0: dies_and_returns})
@@ -228,7 +228,7 @@ def test_rounds_that_were_left_out_once_stay_left_out():
     members = federation(faults, rounds=30, seconds=dict.fromkeys(range(6), 1.0))
 
     def dies_twice():
-        for pause in (2 * PATIENCE + 5.0, 0.0):
+        for pause in (2 * PATIENCE + 9.0, 0.0):
             with pytest.raises(Killed):
                 members.join(0, members.journals[0].newest() if 0 in members.journals else FIRST)
             members.network.clock.sleep(pause)
