@@ -184,7 +184,7 @@ class PeerTransport(ShardTransport):
         self.links.forget(min(Place(place.round, 0), self.rules.later(place, -KEPT)))
 
     def _awaited(self, members: Set[Member], place: Place) -> frozenset[Member]:
-        """Those worth waiting for: not who was missed, nor who is so far ahead that it keeps no message of this place."""
+        """Those worth waiting for: not who was missed, nor who is too far ahead to keep messages of this place."""
         if self.why_all is not None:
             return frozenset(members)
         claims, kept = self.links.claims(), self.rules.later(place, KEPT)
