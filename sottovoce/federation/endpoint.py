@@ -1,0 +1,203 @@
+"""One member's side of its links, without the wire: what every carrier of frames does alike.
+
+A carrier derives from `Endpoint` and adds three things. It authenticates neighbours, so that it knows whose connection
+each frame came over. It says when one is connected or lost, and hands over what arrives. It transmits frames:
+
+- when a connection is up, call `connected`: it transmits a hello. The hello of the other side is answered with what
+  that has yet to acknowledge;
+- feed what arrives to a `FrameReader` of that connection, and each frame to `arrived`. Both may raise `Refused`. After
+  the reader refused, the connection cannot be read further and must be closed; after `arrived` refused it may go on;
+- when the connection is gone, call `lost`. On a connection frames keep their order and none is left out: if one has to
+  be, the connection is closed.
+
+These three may be called from any thread. `transmit` is called from any thread too, never with the lock held. Payloads
+are not copied: the frames that wait in a connection's queue share those of the outbox. A neighbour can ask for them
+again and again, so a queue needs a bound, beyond which the connection is closed.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Set
+from types import MappingProxyType
+
+from sottovoce.federation.clock import Clock, MonotonicClock
+from sottovoce.federation.frames import Frame, FrameReader, Hello, Kind, Reason, Refused, hello_in, receipt_in
+from sottovoce.federation.links import FIRST, Member, Place, Receipt
+from sottovoce.federation.mailbox import Equivocation, LinkRules, Mailbox
+from sottovoce.federation.outbox import Outbox
+
+UNTOLD = 0.25
+"""After this part of its patience a member that waits says so to those that wait for it."""
+
+NOTHING_SEEN: Mapping[Member, Receipt] = MappingProxyType({})
+
+
+class Endpoint(ABC):
+    """Mailbox, outbox, and what neighbours say about themselves. Thread-safe.
+
+    `at` is the place at which this process of the member begins, and `seen` what an earlier one received last.
+    """
+
+    def __init__(
+        self,
+        rules: LinkRules,
+        *,
+        at: Place = FIRST,
+        seen: Mapping[Member, Receipt] = NOTHING_SEEN,
+        clock: Clock | None = None,
+    ) -> None:
+        self.rules, self._clock = rules, clock or MonotonicClock()
+        self._changed = self._clock.condition()
+        self._mailbox, self._outbox = Mailbox(rules, at, seen), Outbox(rules.receivers)
+        self._greeted: set[Member] = set()
+        self._claims: dict[Member, Place] = {}
+        self._waiting: dict[Member, Place] = {}
+
+    @abstractmethod
+    def transmit(self, neighbour: Member, frame: Frame) -> None:
+        """Hand a frame to the connection of a neighbour, without waiting; drop it if there is none."""
+
+    @property
+    def neighbours(self) -> Set[Member]:
+        """All members that this one sends to or receives from."""
+        return self.rules.neighbours
+
+    # --- for the round loop ----------------------------------------------------------------------------------------
+
+    def send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+        """Keep the payloads, and transmit them to those that said hello; the others get them when they do."""
+        with self._changed:
+            self._outbox.put(place, payloads)
+            greeted = sorted(self._greeted & payloads.keys())
+        self._transmit_all([(one, self._frame(Kind.MESSAGE, place, payloads[one])) for one in greeted])
+
+    def receive(self, place: Place, senders: Set[Member], patience: float) -> dict[Member, bytes]:
+        """Move on to a place, and wait for its payloads."""
+        with self._changed:
+            deadline = self._clock.now() + patience
+            due = self._mailbox.advance(place)
+            frames = [(one, self._frame(Kind.ACKNOWLEDGEMENT, *receipt)) for one, receipt in due]
+            frames += [(one, self._hello(one)) for one in self._mailbox.wanted_again(senders)]
+        self._transmit_all(frames)
+
+        def all_there() -> bool:
+            return len(self._mailbox.at_hand(place, senders)) == len(senders)
+
+        if not self._wait(all_there, UNTOLD * patience) and patience > 0:
+            self._transmit_all([(one, self._frame(Kind.WAITING, place)) for one in sorted(self.rules.receivers)])
+            self._wait(all_there, deadline - self._clock.now())
+        with self._changed:
+            return self._mailbox.at_hand(place, sorted(senders))
+
+    def unacknowledged(self, before: Place, receivers: Set[Member], patience: float) -> Set[Member]:
+        """Wait until everything before a place is acknowledged by these neighbours; who has not done so."""
+        self._wait(lambda: not any(self._outbox.owes(one, before) for one in receivers), patience)
+        with self._changed:
+            return {one for one in receivers if self._outbox.owes(one, before)}
+
+    def forget(self, before: Place) -> None:
+        """Send payloads of earlier places no more."""
+        with self._changed:
+            self._outbox.forget(before)
+
+    def claims(self) -> dict[Member, Place]:
+        """The place that each neighbour says it has reached."""
+        with self._changed:
+            return dict(self._claims)
+
+    def waiting(self) -> dict[Member, Place]:
+        """Connected neighbours that wait for messages themselves, and where."""
+        with self._changed:
+            return dict(self._waiting)
+
+    def receipts(self) -> dict[Member, Receipt]:
+        """What each neighbour says that it has from this member, for its newest place."""
+        with self._changed:
+            return dict(self._outbox.receipts)
+
+    def equivocations(self) -> tuple[Equivocation, ...]:
+        """The first equivocation of each neighbour that sent two messages for a place."""
+        with self._changed:
+            return tuple(self._mailbox.equivocations.values())
+
+    # --- for the carrier -------------------------------------------------------------------------------------------
+
+    def reader(self) -> FrameReader:
+        """What puts the frames of a new connection together."""
+        return FrameReader(self.rules.agreement, self.rules.payload.length)
+
+    def connected(self, neighbour: Member) -> None:
+        """A connection is up: say hello."""
+        with self._changed:
+            hello = self._hello(neighbour)
+        self.transmit(neighbour, hello)
+
+    def lost(self, neighbour: Member) -> None:
+        """The connection is gone: whether the neighbour waits is not known any more."""
+        with self._changed:
+            self._greeted.discard(neighbour)
+            self._waiting.pop(neighbour, None)
+
+    def arrived(self, neighbour: Member, frame: Frame) -> None:
+        """Take in a frame that came over the connection of a neighbour; `Refused` if it is not accepted."""
+        with self._changed:
+            if frame.agreement != self.rules.agreement:
+                raise Refused(Reason.AGREEMENT)
+            if frame.sender != neighbour:
+                raise Refused(Reason.SENDER)
+            if neighbour not in self.neighbours:
+                raise Refused(Reason.STRANGER)
+            self.rules.index(frame.place)
+            frames = self._taken(neighbour, frame)
+            self._clock.notify(self._changed)
+        self._transmit_all(frames)
+
+    def _taken(self, neighbour: Member, frame: Frame) -> list[tuple[Member, Frame]]:
+        """Note what a frame says; the frames that answer it."""
+        if frame.kind is Kind.ACKNOWLEDGEMENT:
+            self._outbox.note(neighbour, receipt_in(frame))
+            return []
+        self._claims[neighbour] = max(frame.place, self._claims.get(neighbour, frame.place))
+        if frame.kind is Kind.WAITING:
+            self._waiting[neighbour] = frame.place
+            return []
+        if frame.kind is Kind.HELLO:
+            receipt = hello_in(frame).receipt
+            if receipt is not None:
+                self._outbox.note(neighbour, receipt)
+            self._greeted.add(neighbour)
+            return self._kept(neighbour, frame.place)
+        if self._waiting.get(neighbour, frame.place) < frame.place:
+            del self._waiting[neighbour]
+        receipt = self._mailbox.take(neighbour, frame.place, frame.payload)
+        return [] if receipt is None else [(neighbour, self._frame(Kind.ACKNOWLEDGEMENT, *receipt))]
+
+    # --- within ----------------------------------------------------------------------------------------------------
+
+    def _wait(self, reached: Callable[[], bool], patience: float) -> bool:
+        """Wait until something is so, no longer than this; whether it is."""
+        with self._changed:
+            deadline = self._clock.now() + patience
+            while not reached():
+                remaining = deadline - self._clock.now()
+                if remaining <= 0:
+                    return False
+                self._clock.wait(self._changed, remaining)
+            return True
+
+    def _frame(self, kind: Kind, place: Place, payload: bytes = b"") -> Frame:
+        return Frame(self.rules.agreement, place, self.rules.member, kind, payload)
+
+    def _hello(self, neighbour: Member) -> Frame:
+        return self._frame(Kind.HELLO, self._mailbox.at, Hello(self._mailbox.newest_receipt(neighbour)).encode())
+
+    def _kept(self, neighbour: Member, since: Place) -> list[tuple[Member, Frame]]:
+        return [
+            (neighbour, self._frame(Kind.MESSAGE, place, payload))
+            for place, payload in self._outbox.kept(neighbour, since)
+        ]
+
+    def _transmit_all(self, frames: list[tuple[Member, Frame]]) -> None:
+        for neighbour, frame in frames:
+            self.transmit(neighbour, frame)

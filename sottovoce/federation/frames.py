@@ -1,0 +1,155 @@
+"""The frames that travel between members: a header of fixed length, then a payload.
+
+    magic  version  kind  agreement hash  round  step  sender  payload length | payload
+
+What arrives is never trusted: whatever the bytes are, reading them gives frames or raises `Refused`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from sottovoce._version import __version__
+from sottovoce.errors import SottovoceError
+from sottovoce.federation.links import Member, Place, Receipt
+
+VERSION = 1
+"""Of the protocol. Members with different ones do not talk to each other."""
+
+MAGIC = b"soto"
+HEADER = struct.Struct("<4sHH32sIIIQ")
+RECEIPT = struct.Struct("<?II32s")
+DIGEST = 32
+LONGEST_VERSION = 64
+
+
+class Reason(Enum):
+    """Why a frame is refused."""
+
+    FORMAT = "it is no frame of this protocol"
+    VERSION = "it is of another version of the protocol"
+    AGREEMENT = "it is of another agreement"
+    SENDER = "it names another sender than the member whose connection it came over"
+    STRANGER = "its sender is no neighbour that sends to this member"
+    LENGTH = "its length is not the one that its place must have"
+    PLACE = "the agreement has no such place"
+    TOO_EARLY = "its place is too far ahead"
+    TOO_OLD = "its place is long over"
+    RANGE = "it has values that are not finite or beyond the agreed range"
+    EQUIVOCATION = "another message was received for the same place"
+
+
+class Refused(SottovoceError):
+    """A frame that is not accepted, and why."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(f"a frame was refused: {reason.value}")
+        self.reason = reason
+
+
+class Kind(IntEnum):
+    """What a frame is for."""
+
+    HELLO = 1
+    MESSAGE = 2
+    ACKNOWLEDGEMENT = 3
+    WAITING = 4
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One frame. `place` is that of the message or of what is acknowledged; otherwise where the sender stands."""
+
+    agreement: bytes
+    place: Place
+    sender: Member
+    kind: Kind
+    payload: bytes = b""
+
+    def header(self) -> bytes:
+        """The bytes before the payload."""
+        return HEADER.pack(MAGIC, VERSION, self.kind, self.agreement, *self.place, self.sender, len(self.payload))
+
+    def encode(self) -> bytes:
+        """The bytes that travel."""
+        return self.header() + self.payload
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a hello says beside its place: the newest receipt for the other side, and the version of the package."""
+
+    receipt: Receipt | None
+    version: str = __version__
+
+    def encode(self) -> bytes:
+        """The payload of the frame."""
+        known = self.receipt is not None
+        place, digest = self.receipt or Receipt(Place(0, 0), bytes(DIGEST))
+        return RECEIPT.pack(known, *place, digest) + self.version.encode()[:LONGEST_VERSION]
+
+
+def hello_in(frame: Frame) -> Hello:
+    """What a hello says."""
+    try:
+        known, round, step, digest = RECEIPT.unpack_from(frame.payload)
+        version = frame.payload[RECEIPT.size :].decode("ascii")
+    except (struct.error, UnicodeDecodeError):
+        raise Refused(Reason.FORMAT) from None
+    return Hello(Receipt(Place(round, step), digest) if known else None, version)
+
+
+def receipt_in(frame: Frame) -> Receipt:
+    """What an acknowledgement acknowledges."""
+    return Receipt(frame.place, frame.payload)
+
+
+class FrameReader:
+    """Puts the frames of one connection together from chunks of any size.
+
+    It holds one frame and one chunk at most: a header is checked before its payload is waited for.
+    """
+
+    def __init__(self, agreement: bytes, message_length: int) -> None:
+        self._agreement, self._message_length = agreement, message_length
+        self._buffer = bytearray()
+
+    def feed(self, chunk: bytes) -> list[Frame]:
+        """The frames that are whole with this chunk; `Refused` ends the connection, which cannot be read further."""
+        self._buffer += chunk
+        frames, start = [], 0
+        while (stop := self._end_of_frame(start)) is not None:
+            frames.append(self._frame(start, stop))
+            start = stop
+        del self._buffer[:start]
+        return frames
+
+    def _end_of_frame(self, start: int) -> int | None:
+        """Where the frame that starts here ends; None if it is not whole."""
+        if len(self._buffer) - start < HEADER.size:
+            return None
+        magic, version, kind, agreement, *_, length = HEADER.unpack_from(self._buffer, start)
+        if magic != MAGIC:
+            raise Refused(Reason.FORMAT)
+        if version != VERSION:
+            raise Refused(Reason.VERSION)
+        if kind not in Kind.__members__.values():
+            raise Refused(Reason.FORMAT)
+        if agreement != self._agreement:
+            raise Refused(Reason.AGREEMENT)
+        if not self._fits(Kind(kind), length):
+            raise Refused(Reason.LENGTH)
+        stop = start + HEADER.size + int(length)
+        return stop if len(self._buffer) >= stop else None
+
+    def _fits(self, kind: Kind, length: int) -> bool:
+        if kind is Kind.HELLO:
+            return RECEIPT.size <= length <= RECEIPT.size + LONGEST_VERSION
+        return length == {Kind.MESSAGE: self._message_length, Kind.ACKNOWLEDGEMENT: DIGEST, Kind.WAITING: 0}[kind]
+
+    def _frame(self, start: int, stop: int) -> Frame:
+        _, _, kind, agreement, round, step, sender, _ = HEADER.unpack_from(self._buffer, start)
+        payload = bytes(memoryview(self._buffer)[start + HEADER.size : stop])
+        return Frame(agreement, Place(round, step), sender, Kind(kind), payload)

@@ -1,0 +1,85 @@
+"""What a member's round loop asks of whatever carries its messages to its neighbours, and theirs to it.
+
+The loop runs in one thread and makes these calls one after the other. `sottovoce.federation.endpoint` answers them for
+every carrier: what is accepted, acknowledged, kept and waited for is the same in memory and over a network. A carrier
+adds the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from typing import NamedTuple, Protocol, Self, TypeAlias
+
+Member: TypeAlias = int
+"""A member, by the number of its node in the agreement."""
+
+
+class Place(NamedTuple):
+    """Where a message belongs: a gossip step of a round of the agreement. Places are ordered."""
+
+    round: int
+    step: int
+
+
+FIRST = Place(0, 0)
+"""The place of the first messages of a run."""
+
+
+class Receipt(NamedTuple):
+    """What a receiver says that it has: the SHA-256 of the payload of one place."""
+
+    place: Place
+    digest: bytes
+
+
+class Links(Protocol):
+    """One member's links to its neighbours. A context: links are up inside it.
+
+    What an implementation promises:
+
+    - *Nothing waits without a deadline.* `receive` and `unacknowledged` return when their patience is over, at the
+      latest; every other call returns at once.
+    - *A payload that was sent stays the same.* What was given to `send` for a place is sent, again after a connection
+      was lost, until it is acknowledged or forgotten. Nothing else is ever sent for that place.
+    - *What is received was checked* as `sottovoce.federation.mailbox` says, and there is one payload for a place.
+    """
+
+    @property
+    def neighbours(self) -> Set[Member]:
+        """All members that this one sends to or receives from."""
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes of frames that were handed to the wire so far."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+        """Start to send a payload to each of some neighbours."""
+
+    def receive(self, place: Place, senders: Set[Member], patience: float) -> dict[Member, bytes]:
+        """The payloads of these neighbours for a place, as soon as all are there or `patience` seconds are over.
+
+        This member is at that place from now on: neighbours may be a little ahead of it, and what is older arrives too
+        late. Whoever is left without an answer for some time is told that this member waits itself.
+        """
+
+    def unacknowledged(self, before: Place, receivers: Set[Member], patience: float) -> Set[Member]:
+        """Which of these neighbours have not acknowledged everything before a place: none, or patience is over."""
+
+    def forget(self, before: Place) -> None:
+        """Send payloads of earlier places no more; nobody has use for them."""
+
+    def claims(self) -> dict[Member, Place]:
+        """The place that each neighbour says it has reached, as far as it has said anything."""
+
+    def waiting(self) -> dict[Member, Place]:
+        """Connected neighbours that wait for messages themselves, and the place they wait at."""
+
+    def receipts(self) -> dict[Member, Receipt]:
+        """Of the newest place for which each neighbour says that it has a payload of this member, what it has.
+
+        A ledger that knows nothing of that place, or other bytes, was rolled back.
+        """
