@@ -37,7 +37,7 @@ from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.topologies import Topology
-from sottovoce.core.transport import InProcess, Transport
+from sottovoce.core.transport import InProcess, Transport, mixed_weight
 from sottovoce.errors import InputError, Unaccountable
 
 RowsKind = TypeVar("RowsKind", bound=Rows)
@@ -164,7 +164,7 @@ def iterate_rounds(
             exact, correlated = algorithm.exact_noise, algorithm.noise.correlation is not None
             for term in algorithm.noise.local(topology.at(0))[: 0 if exact and correlated else 1]:
                 inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
-        for round in range(first, rounds):
+        for round in transport.rounds(first, rounds):
             played = play_round(algorithm, topology, loop_state, inputs, round, transport)
             loop_state = played.loop_state
             yield played
@@ -238,17 +238,18 @@ def _exchange(
     value = value_of(message)
     weight = message.weight if isinstance(message, Weighted) else None
     if copies is None:
-        mixed, sent = transport.deliver(gossip_step, value, inputs)
-        return PlayedStep(gossip_step, sent, mixed, inputs, transport, None, weight)
+        mixed, sent, received_weight = transport.deliver(gossip_step, value, weight, inputs)
+        return PlayedStep(gossip_step, sent, mixed, inputs, transport, None, weight, received_weight)
     sent = transport.deliver_compressed(operator, gossip_step, value - copies, inputs)
     copies = copies + sent
     mixed = gossip_step.mixing @ copies + (value - copies)
-    return PlayedStep(gossip_step, sent, mixed, inputs, transport, copies, weight)
+    received_weight = mixed_weight(gossip_step, weight)
+    return PlayedStep(gossip_step, sent, mixed, inputs, transport, copies, weight, received_weight)
 
 
 def _absorbed(played: PlayedStep) -> Message:
     """What reaches nodes: the mix of messages, and that of their public weights."""
-    return played.mixed if played.weight is None else Weighted(played.mixed, played.mixing @ played.weight)
+    return played.mixed if played.mixed_weight is None else Weighted(played.mixed, played.mixed_weight)
 
 
 def _checked_message(algorithm: Algorithm, state: State) -> Message:

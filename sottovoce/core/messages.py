@@ -60,7 +60,8 @@ class PlayedStep:
     """One gossip step as it happened: what was sent, and what an observer can take from it.
 
     `sent` are messages without the noise of their edges, or compressed differences; then `copies` are the models that
-    receivers hold of each node after them. `weight` is the public weight beside a message, if there is one.
+    receivers hold of each node after them. `weight` is the public weight beside a message, if there is one, and
+    `mixed_weight` the mix of those that arrived.
     """
 
     gossip_step: GossipStep
@@ -70,6 +71,7 @@ class PlayedStep:
     transport: Transport
     copies: Rows | None = None
     weight: Rows | None = None
+    mixed_weight: Rows | None = None
 
     @property
     def mixing(self) -> Mixing:

@@ -1,15 +1,15 @@
 """How messages travel between nodes: the interface that the round loop uses, whichever process has the nodes.
 
 The loop asks a `Transport` to deliver what nodes send; it does not know where they live. `InProcess` has all of them
-here. `sottovoce.distributed.rank_transport` spreads them over ranks, each of which hosts a block. Network peers, with
-one node in a process, can be a third implementation.
+here. `sottovoce.distributed.rank_transport` spreads them over ranks, each of which hosts a block. In a federation,
+`sottovoce.federation.peer_transport`, a member has one node, and others may be missing.
 
 Shapes: N nodes of the run, n nodes here, D parameters, E directed edges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -37,10 +37,17 @@ class Delivered(NamedTuple):
 
     `mixed` has for every node here `sum_v W[u,v] (sent_v + noise on v -> u)`. `sent` are the messages as far as they
     are known here: those of nodes here, and those that arrived from elsewhere if they are kept for a recording.
+    `weight` is the mix of the public weights beside the messages, if there are any.
     """
 
     mixed: Rows
     sent: Rows
+    weight: Rows | None
+
+
+def mixed_weight(gossip_step: GossipStep, weight: Rows | None) -> Rows | None:
+    """The mix of the public weights beside messages that all arrive, if there are any."""
+    return None if weight is None else gossip_step.mixing @ weight
 
 
 class StoredRows(Protocol):
@@ -65,7 +72,8 @@ class Transport(Protocol):
       and draws are keyed by noise key, source, round and step. Only noise on single messages and secure sums may be
       added up in another order, so that they differ by rounding. A transport draws nothing at random itself.
     - *All or nothing, in time.* `deliver` and `deliver_compressed` return when everything that the nodes here need has
-      arrived. What does not arrive before the deadline of the transport raises `PeerLost`; nothing waits for ever.
+      arrived. What does not arrive before the deadline of the transport raises `PeerLost`, or, in a federation and with
+      an algorithm whose proof does not depend on who is heard, is left out of the step; nothing waits for ever.
     - *Nobody sees more than the algorithm sends.* A row leaves this process only for a process that hosts a receiver of
       it in that step. Noise on single messages is added before they leave. Under `secure_sum` only a sum leaves.
     - *Nobody draws more than it needs.* Gradients, noise and compression are those of the nodes here; of noise that
@@ -88,6 +96,12 @@ class Transport(Protocol):
     def wire_bytes(self) -> int:
         """Bytes of messages that this process has handed to the wire so far."""
 
+    def rounds(self, first: int, last: int) -> Iterator[int]:
+        """The rounds that are played here, from `first` to before `last`, each when the one before it is over.
+
+        A member of a federation that was away leaves out those that its neighbours played without it.
+        """
+
     def start(self, starting_rows: StartingRows, copies_along: Mixing | None) -> Rows:
         """The loop rows before the first round.
 
@@ -98,8 +112,11 @@ class Transport(Protocol):
     def open_inputs(self, seed: int, key: NoiseKey, gradient: Gradient, start: Rows) -> RunInputs:
         """What feeds a run of the nodes here. `gradient` is asked for these nodes alone, with a plain array."""
 
-    def deliver(self, gossip_step: GossipStep, rows: Rows, inputs: LoopInputs) -> Delivered:
-        """Send the row of every node here along its edges, each message with the noise of its edge."""
+    def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
+        """Send the row of every node here along its edges, each message with the noise of its edge.
+
+        `weight` is the public weight beside each node's message, N x 1, if there is one.
+        """
 
     def deliver_compressed(
         self, operator: Compression, gossip_step: GossipStep, differences: Rows, inputs: LoopInputs
@@ -138,6 +155,10 @@ class InProcess:
         """All nodes of the run."""
         return np.arange(self.n)
 
+    def rounds(self, first: int, last: int) -> Iterator[int]:
+        """All of them."""
+        return iter(range(first, last))
+
     def start(self, starting_rows: StartingRows, copies_along: Mixing | None) -> Rows:
         """One plain array; copies are equal to the models themselves."""
         return starting_rows(self.nodes)
@@ -146,13 +167,13 @@ class InProcess:
         """Keyed noise for all nodes."""
         return NoiseFeed(seed, key, gradient, start)
 
-    def deliver(self, gossip_step: GossipStep, rows: Rows, inputs: LoopInputs) -> Delivered:
+    def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
         """Mix; the noise of all messages to a receiver is drawn as one sum."""
         mixed = gossip_step.mixing @ rows
         for term in gossip_step.edge_noise:
             matrix = gossip_step.noise_in_sums(term)
             mixed = mixed + inputs.noise(term.sources, matrix, gossip_step.round, gossip_step.step)
-        return Delivered(mixed, rows)
+        return Delivered(mixed, rows, mixed_weight(gossip_step, weight))
 
     def deliver_compressed(
         self, operator: Compression, gossip_step: GossipStep, differences: Rows, inputs: LoopInputs

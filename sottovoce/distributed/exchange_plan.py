@@ -19,7 +19,6 @@ from torch import Tensor
 from sottovoce.core import arrays
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.transport import Nodes
-from sottovoce.distributed.communication import Communicator
 
 
 class Crossing(NamedTuple):
@@ -35,7 +34,7 @@ class ExchangePlan:
     def __init__(self, shard: NodeShard, mixing: Mixing) -> None:
         self.shard, self.mixing = shard, mixing
         sender, receiver, _ = mixing.edges
-        rank, from_rank, to_rank = shard.communicator.rank, shard.owner[sender], shard.owner[receiver]
+        rank, from_rank, to_rank = shard.rank, shard.owner[sender], shard.owner[receiver]
         others = [peer for peer in range(len(shard.blocks)) if peer != rank]
         chosen = {peer: (from_rank == rank) & (to_rank == peer) for peer in others}
         self.outgoing = {peer: Crossing(sender[some], receiver[some]) for peer, some in chosen.items() if some.any()}
@@ -144,23 +143,23 @@ class ShardSums:
 
 
 class NodeShard:
-    """Which nodes live here, and how the others are reached. `blocks` has every rank's nodes, in ascending order."""
+    """Which nodes live here, at one rank of several. `blocks` has every rank's nodes, in ascending order."""
 
-    def __init__(self, blocks: tuple[Nodes, ...], communicator: Communicator) -> None:
-        self.blocks, self.communicator = blocks, communicator
-        self.nodes = blocks[communicator.rank]
+    def __init__(self, blocks: tuple[Nodes, ...], rank: int) -> None:
+        self.blocks, self.rank = blocks, rank
+        self.nodes = blocks[rank]
         self.n = sum(len(block) for block in blocks)
         self.owner = np.empty(self.n, dtype=np.intp)
         self.position = np.empty(self.n, dtype=np.intp)
-        for rank, block in enumerate(blocks):
-            self.owner[block] = rank
+        for number, block in enumerate(blocks):
+            self.owner[block] = number
             self.position[block] = np.arange(len(block))
         self.plan: Callable[[Mixing], ExchangePlan] = lru_cache(maxsize=64)(lambda mixing: ExchangePlan(self, mixing))
 
     @cached_property
     def here(self) -> NDArray[np.bool_]:
         """Which nodes live here."""
-        return self.owner == self.communicator.rank
+        return self.owner == self.rank
 
     def rows_here(self, values: Tensor) -> Tensor:
         """The rows of this rank's nodes of a tensor with a row for every node."""

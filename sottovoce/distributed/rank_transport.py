@@ -1,188 +1,53 @@
 """The transport between ranks: each hosts a block of nodes, and sends what nodes of other ranks receive.
 
-Only rows that some node elsewhere listens to are sent, once for each rank that needs them, all rows for a rank in one
-message. While messages travel, sums over nodes here are formed.
-
 Shapes: N nodes, n nodes here, D parameters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-import numpy as np
-import torch
 from scipy import sparse
 from torch import Tensor
 
 from sottovoce.core import arrays
-from sottovoce.core.arrays import Rows
-from sottovoce.core.compression import Compression
 from sottovoce.core.gossip_step import GossipStep
-from sottovoce.core.loop_inputs import Gradient, LoopInputs
-from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.transport import Delivered, Nodes, StartingRows, StoredRows
+from sottovoce.distributed.communication import Communicator, PendingExchange
 from sottovoce.distributed.exchange_plan import NodeShard
-from sottovoce.distributed.sharded_feed import ShardedFeed
-from sottovoce.distributed.sharded_rows import Arrivals, Halo, ShardedRows, as_sharded, as_tensor
+from sottovoce.distributed.shard_transport import ShardTransport
+from sottovoce.distributed.sharded_rows import ShardedRows
 
 
 @dataclass(frozen=True)
-class RankTransport:
-    """The nodes of one rank. What arrives stays with the messages only if `keep_received`, for a recording.
+class RankTransport(ShardTransport):
+    """The nodes of one rank. `PeerLost` is raised after the timeout of the group of ranks.
 
-    Noise on single messages, which is added before they leave, and secure sums are added up in another order than in
-    one process; everything else has the same bits. `PeerLost` is raised after the timeout of the group of ranks.
+    Secure sums are added up in another order than in one process.
     """
 
     shard: NodeShard
+    communicator: Communicator
     keep_received: bool = False
-    networked = True
-
-    @property
-    def n(self) -> int:
-        return self.shard.n
-
-    @property
-    def nodes(self) -> Nodes:
-        return self.shard.nodes
 
     @property
     def wire_bytes(self) -> int:
-        return self.shard.communicator.sent_bytes
+        return self.communicator.sent_bytes
 
-    def start(self, starting_rows: StartingRows, copies_along: Mixing | None) -> ShardedRows:
-        """The rows of the nodes here, and of those elsewhere whose compressed differences arrive here."""
-        own = as_tensor(starting_rows(self.nodes))
-        if copies_along is None:
-            return ShardedRows(self.shard, own)
-        remote = self.shard.plan(copies_along).remote_senders
-        return ShardedRows(self.shard, own, Halo(remote, as_tensor(starting_rows(remote))))
+    def exchange(
+        self, gossip_step: GossipStep, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], absent: Tensor
+    ) -> PendingExchange:
+        """All ranks make the same exchanges in turn, and none may be missing."""
+        return self.communicator.exchange(outgoing, incoming)
 
-    def open_inputs(self, seed: int, key: NoiseKey, gradient: Gradient, start: Rows) -> ShardedFeed:
-        """Noise for the nodes here."""
-        return ShardedFeed(seed, key, gradient, as_sharded(start))
-
-    # --- sending ---------------------------------------------------------------------------------------------------
-
-    def deliver(self, gossip_step: GossipStep, rows: Rows, inputs: LoopInputs) -> Delivered:
-        """Send what other ranks need, and form the sums of nodes that need nothing while it travels."""
-        sent = as_sharded(rows)
-        if gossip_step.secure_sum:
-            return Delivered(self._secure_sum(gossip_step, sent), sent)
-        if gossip_step.edge_noise:
-            return self._deliver_noisy(gossip_step, sent, _sharded_feed(inputs))
-        plan, communicator, own = self.shard.plan(gossip_step.mixing), self.shard.communicator, sent.own
-        with communicator.packing():
-            outgoing = {peer: own[self.shard.position[nodes]] for peer, nodes in plan.sends.items()}
-            remote = own.new_empty(len(plan.remote_senders), own.shape[1])
-            incoming = {peer: remote[block] for peer, block in plan.remote_blocks.items()}
-        pending = communicator.exchange(outgoing, incoming)
-        mixed = torch.empty_like(own)
-        plan.local_sums.into_(mixed, own, None)
-        pending.wait()
-        plan.remote_sums.into_(mixed, own, remote)
-        if self.keep_received:
-            sent = ShardedRows(self.shard, own, Halo(plan.remote_senders, remote))
-        return Delivered(ShardedRows(self.shard, mixed), sent)
-
-    def _secure_sum(self, gossip_step: GossipStep, sent: ShardedRows) -> ShardedRows:
+    def secure_sum(self, gossip_step: GossipStep, sent: ShardedRows) -> ShardedRows:
         """Only the sum over a rank's nodes leaves it."""
         weights = sparse.csr_array(gossip_step.mixing.weights[[0]][:, self.nodes])
         total: Tensor = arrays.operator(weights, sent.own) @ sent.own
-        self.shard.communicator.sum_(total)
+        self.communicator.sum_(total)
         return ShardedRows(self.shard, total.expand(len(sent.own), -1).clone())
 
-    def _deliver_noisy(self, gossip_step: GossipStep, sent: ShardedRows, inputs: ShardedFeed) -> Delivered:
-        """Every message that leaves the rank carries its own noise, drawn here by its sender."""
-        plan, communicator, own = self.shard.plan(gossip_step.mixing), self.shard.communicator, sent.own
-        with communicator.packing():
-            outgoing = {peer: inputs.noisy_messages(gossip_step, sent, *edges) for peer, edges in plan.outgoing.items()}
-            incoming = {peer: own.new_empty(len(edges.sender), own.shape[1]) for peer, edges in plan.incoming.items()}
-        pending = communicator.exchange(outgoing, incoming)
-        mixed = arrays.operator(plan.weights_here, own) @ own
-        for term in gossip_step.edge_noise:
-            matrix = gossip_step.noise_in_sums(term, among=self.shard.here)
-            mixed = mixed + inputs.noise(term.sources, matrix, gossip_step.round, gossip_step.step).own
-        pending.wait()
-        for peer, rows in incoming.items():
-            mixed += arrays.operator(plan.incoming_weights[peer], own) @ rows
-        if self.keep_received:
-            arrivals = tuple(Arrivals(plan.incoming[peer], rows) for peer, rows in incoming.items())
-            sent = ShardedRows(self.shard, own, arrivals=arrivals)
-        return Delivered(ShardedRows(self.shard, mixed), sent)
-
-    def deliver_compressed(
-        self, operator: Compression, gossip_step: GossipStep, differences: Rows, inputs: LoopInputs
-    ) -> ShardedRows:
-        """Differences that other ranks need travel as they are encoded; own ones are compressed meanwhile.
-
-        What arrives is decoded with the senders' streams: the same bits as the senders' own.
-        """
-        round, step, feed, rows = gossip_step.round, gossip_step.step, _sharded_feed(inputs), as_sharded(differences)
-        plan, communicator = self.shard.plan(gossip_step.mixing), self.shard.communicator
-        values, dtype, D = arrays.to_numpy(rows.own), arrays.numpy_dtype(rows.own), rows.shape[1]
-        with communicator.packing():
-            leaving = np.unique(np.concatenate([np.empty(0, dtype=np.intp), *plan.sends.values()]))
-            streams = feed.compression_streams(leaving, round, step)
-            encoded = torch.from_numpy(operator.encode(values[self.shard.position[leaving]], streams))
-            outgoing = {peer: encoded[np.searchsorted(leaving, nodes)] for peer, nodes in plan.sends.items()}
-            size = operator.payload(D, dtype)
-            incoming = {
-                peer: torch.empty((len(nodes), size), dtype=torch.uint8) for peer, nodes in plan.receives.items()
-            }
-        pending = communicator.exchange(outgoing, incoming)
-        own = feed.compress(operator, rows, round, step).own
-        pending.wait()
-        with communicator.packing():
-            decoded = [
-                operator.decode(sent.numpy(), feed.compression_streams(plan.receives[peer], round, step), D, dtype)
-                for peer, sent in incoming.items()
-            ]
-            remote = np.concatenate([np.empty((0, D), dtype=dtype), *decoded])
-        return ShardedRows(self.shard, own, Halo(plan.remote_senders, as_tensor(arrays.convert(remote, rows.own))))
-
-    # --- recording, metrics, checkpoints ---------------------------------------------------------------------------
-
-    def messages(
-        self, gossip_step: GossipStep, sent: Rows, inputs: LoopInputs, sender: Nodes, receiver: Nodes
-    ) -> Tensor:
-        """From nodes here with their noise drawn again; from elsewhere as they arrived."""
-        rows = as_sharded(sent)
-        here = self.shard.here[sender]
-        found = rows.own.new_empty(len(sender), rows.own.shape[1])
-        found[np.flatnonzero(here)] = _sharded_feed(inputs).noisy_messages(
-            gossip_step, rows, sender[here], receiver[here]
-        )
-        wanted = sender * self.n + receiver
-        for edges, arrived in rows.arrivals:
-            codes = edges.sender * self.n + edges.receiver
-            at = np.flatnonzero(np.isin(wanted, codes))
-            found[at] = arrived[np.searchsorted(codes, wanted[at])]
-        return found
-
-    def local(self, rows: Rows) -> Tensor:
-        return as_sharded(rows).own
-
-    def is_partial(self, rows: Rows) -> bool:
-        return isinstance(rows, ShardedRows)
-
-    def restore(self, stored: StoredRows, like: Rows | None) -> Rows:
-        """The rows of the nodes here, and of the nodes elsewhere that are known here; what is public, whole."""
-        if like is not None and not isinstance(like, ShardedRows):
-            return stored.whole()
-        own = as_tensor(stored.of(self.nodes))
-        halo = None if like is None else like.halo
-        if halo is None or not len(halo.nodes):
-            return ShardedRows(self.shard, own, halo)
-        order = np.argsort(halo.nodes)
-        rows = own.new_empty(len(order), own.shape[1])
-        rows[order] = as_tensor(stored.of(halo.nodes[order]))
-        return ShardedRows(self.shard, own, Halo(halo.nodes, rows))
-
-
-def _sharded_feed(inputs: LoopInputs) -> ShardedFeed:
-    """The inputs of this rank, which `open_inputs` made."""
-    assert isinstance(inputs, ShardedFeed)
-    return inputs
+    def packing(self) -> AbstractContextManager[None]:
+        """Counted by the communicator."""
+        return self.communicator.packing()

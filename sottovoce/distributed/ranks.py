@@ -158,7 +158,7 @@ class Ranks:
             return [nodes.tolist() for nodes in place_nodes(topology, self.size, public_seed(seed, "placement"))]
 
         placement = read_placement(self.on_rank_zero(blocks), topology.n, self.size)
-        return RankTransport(NodeShard(placement, self.communicator), keep_received)
+        return RankTransport(NodeShard(placement, self.rank), self.communicator, keep_received)
 
     def sum(self, values: Tensor) -> Tensor:
         """In place; a measurement, which does not count as a message."""

@@ -72,27 +72,26 @@ class Endpoint(ABC):
             greeted = sorted(self._greeted & payloads.keys())
         self._transmit_all([(one, self._frame(Kind.MESSAGE, place, payloads[one])) for one in greeted])
 
+    def meet(self, patience: float) -> Set[Member]:
+        """Wait until every neighbour has said hello once; who has not."""
+        self._wait(lambda: self._claims.keys() >= self.neighbours, patience)
+        with self._changed:
+            return self.neighbours - self._claims.keys()
+
     def receive(self, place: Place, senders: Set[Member], patience: float) -> dict[Member, bytes]:
         """Move on to a place, and wait for its payloads."""
         with self._changed:
-            deadline = self._clock.now() + patience
             due = self._mailbox.advance(place)
             frames = [(one, self._frame(Kind.ACKNOWLEDGEMENT, *receipt)) for one, receipt in due]
             frames += [(one, self._hello(one)) for one in self._mailbox.wanted_again(senders)]
         self._transmit_all(frames)
-
-        def all_there() -> bool:
-            return len(self._mailbox.at_hand(place, senders)) == len(senders)
-
-        if not self._wait(all_there, UNTOLD * patience) and patience > 0:
-            self._transmit_all([(one, self._frame(Kind.WAITING, place)) for one in sorted(self.rules.receivers)])
-            self._wait(all_there, deadline - self._clock.now())
+        self._wait_and_tell(place, lambda: len(self._mailbox.at_hand(place, senders)) == len(senders), patience)
         with self._changed:
             return self._mailbox.at_hand(place, sorted(senders))
 
     def unacknowledged(self, before: Place, receivers: Set[Member], patience: float) -> Set[Member]:
         """Wait until everything before a place is acknowledged by these neighbours; who has not done so."""
-        self._wait(lambda: not any(self._outbox.owes(one, before) for one in receivers), patience)
+        self._wait_and_tell(before, lambda: not any(self._outbox.owes(one, before) for one in receivers), patience)
         with self._changed:
             return {one for one in receivers if self._outbox.owes(one, before)}
 
@@ -185,6 +184,12 @@ class Endpoint(ABC):
                     return False
                 self._clock.wait(self._changed, remaining)
             return True
+
+    def _wait_and_tell(self, place: Place, reached: Callable[[], bool], patience: float) -> None:
+        """Wait until something is so, and after some time tell neighbours that this member waits at a place."""
+        if not self._wait(reached, UNTOLD * patience) and patience > 0:
+            self._transmit_all([(one, self._frame(Kind.WAITING, place)) for one in sorted(self.rules.receivers)])
+            self._wait(reached, (1 - UNTOLD) * patience)
 
     def _frame(self, kind: Kind, place: Place, payload: bytes = b"") -> Frame:
         return Frame(self.rules.agreement, place, self.rules.member, kind, payload)

@@ -37,8 +37,8 @@ class Links(Protocol):
 
     What an implementation promises:
 
-    - *Nothing waits without a deadline.* `receive` and `unacknowledged` return when their patience is over, at the
-      latest; every other call returns at once.
+    - *Nothing waits without a deadline.* `meet`, `receive` and `unacknowledged` return when their patience is over, at
+      the latest; every other call returns at once.
     - *A payload that was sent stays the same.* What was given to `send` for a place is sent, again after a connection
       was lost, until it is acknowledged or forgotten. Nothing else is ever sent for that place.
     - *What is received was checked* as `sottovoce.federation.mailbox` says, and there is one payload for a place.
@@ -56,6 +56,9 @@ class Links(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
+    def meet(self, patience: float) -> Set[Member]:
+        """Wait until every neighbour has said where it stands, or patience is over; who has not."""
+
     def send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
         """Start to send a payload to each of some neighbours."""
 
@@ -67,7 +70,10 @@ class Links(Protocol):
         """
 
     def unacknowledged(self, before: Place, receivers: Set[Member], patience: float) -> Set[Member]:
-        """Which of these neighbours have not acknowledged everything before a place: none, or patience is over."""
+        """Wait until everything before a place is acknowledged by these neighbours, or patience is over; who owes.
+
+        Neighbours are told that this member waits, as in `receive`.
+        """
 
     def forget(self, before: Place) -> None:
         """Send payloads of earlier places no more; nobody has use for them."""

@@ -66,7 +66,7 @@ def one_node_each(n):
     """A transport for every node, which hosts no other."""
     queues = {(u, v): Queue() for u in range(n) for v in range(n) if u != v}
     placement = tuple(np.array([node]) for node in range(n))
-    return [RankTransport(NodeShard(placement, InMemory(rank, n, queues))) for rank in range(n)]
+    return [RankTransport(NodeShard(placement, rank), InMemory(rank, n, queues)) for rank in range(n)]
 
 
 def in_threads(act, transports):

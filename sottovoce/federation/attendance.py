@@ -1,0 +1,67 @@
+"""Who was heard in each step, whom a member still waits for, and where it goes on after it was away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+from sottovoce.federation.links import Member, Place
+
+MISSES = 2
+"""Who was missed so often in a row is not waited for, until it is near again."""
+
+
+@dataclass(frozen=True)
+class StepAttendance:
+    """Who was heard in one gossip step, and who should have been and was not."""
+
+    place: Place
+    heard: frozenset[Member]
+    missing: frozenset[Member]
+
+
+class Attendance:
+    """Whom this member waits for.
+
+    One miss changes nothing. After `MISSES` in a row a neighbour is not waited for any more: what arrives from it in
+    time is still used. It is waited for again as soon as it is heard, or says that it is at most `slack` rounds behind.
+    """
+
+    def __init__(self, slack: int) -> None:
+        self.slack = slack
+        self._misses: dict[Member, int] = {}
+        self._claim_then: dict[Member, Place | None] = {}
+
+    def awaited(self, members: Iterable[Member], round: int, claims: Mapping[Member, Place]) -> frozenset[Member]:
+        """Those of these members that are worth waiting for."""
+        return frozenset(one for one in members if not self._given_up(one) or self._is_back(one, round, claims))
+
+    def note(self, heard: Set[Member], missing: Set[Member], claims: Mapping[Member, Place]) -> None:
+        """Remember who was heard in a step, and who was not."""
+        for one in heard:
+            self._misses[one] = 0
+        for one in missing:
+            self._misses[one] = 1 if self._given_up(one) else self._misses.get(one, 0) + 1
+            if self._given_up(one):
+                self._claim_then[one] = claims.get(one)
+
+    def _given_up(self, member: Member) -> bool:
+        return self._misses.get(member, 0) >= MISSES
+
+    def _is_back(self, member: Member, round: int, claims: Mapping[Member, Place]) -> bool:
+        then, now = self._claim_then[member], claims.get(member)
+        return now is not None and (then is None or now > then) and now.round >= round - self.slack
+
+
+def round_to_join(own: int, claimed: Iterable[int], slack: int) -> int:
+    """The round in which a member goes on that is behind its neighbours.
+
+    That is at most the second-highest round that neighbours claim, or the only one: so a single neighbour that lies
+    makes nobody with two neighbours leave rounds out. Who is at most `slack` rounds behind leaves out none and catches
+    up, since the messages of these rounds are still kept for it.
+
+    >>> round_to_join(3, [40, 38, 2], slack=3), round_to_join(3, [40], slack=3), round_to_join(3, [40, 5], slack=3)
+    (38, 40, 3)
+    """
+    highest = sorted(claimed, reverse=True)[:2]
+    return highest[-1] if highest and highest[-1] > own + slack else own

@@ -1,0 +1,84 @@
+"""What the messages of an agreement are, and whether one may be missing: read from the algorithm that runs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sottovoce.core.algorithm import Algorithm, Weighted
+from sottovoce.core.arrays import Precision
+from sottovoce.core.compression import Identity
+from sottovoce.core.mixing import Mixing
+from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError
+from sottovoce.federation.links import Member
+from sottovoce.federation.mailbox import LinkRules, PayloadRule
+
+
+def why_all_are_needed(algorithm: Algorithm, mixing: Mixing) -> str | None:
+    """Why no message of this algorithm may be missing; None where what is proven does not depend on who is heard.
+
+    >>> from sottovoce import algorithm, metropolis
+    >>> ring = metropolis("ring:5").at(0)
+    >>> why_all_are_needed(algorithm("zip-dl", sigma=1.0), ring)
+    'the noise on single messages cancels only over all of them'
+    >>> why_all_are_needed(algorithm("dp-d-sgd", sigma=1.0), ring)
+    """
+    if algorithm.secure_sum:
+        return "a secure sum is known only with the messages of all"
+    if not isinstance(algorithm.compression, Identity):
+        return "compressed messages are differences, which receivers add up"
+    if algorithm.noise.edge(mixing):
+        return "the noise on single messages cancels only over all of them"
+    if any((np.diff(term.sources.holders.indptr) > 1).any() for term in algorithm.noise.local(mixing)):
+        return "neighbours share noise, which cancels only over all of them"
+    return None
+
+
+def link_rules(
+    agreement: bytes,
+    algorithm: Algorithm,
+    topology: Topology,
+    member: Member,
+    *,
+    rounds: int,
+    dimension: int,
+    precision: Precision,
+    largest: float = math.inf,
+) -> LinkRules:
+    """The rules of one member's links. `largest` is how large a value may be, by the agreement."""
+    if not topology.static:
+        raise InputError(
+            f"a federation on {topology.name}",
+            "its members have the same neighbours in every round",
+            "use a fixed graph",
+        )
+    if algorithm.secure_sum:
+        raise InputError(
+            f"{algorithm.name} with secure_sum in a federation",
+            "messages between members are not masked, so that single ones would be seen",
+            "use an algorithm without secure_sum, or simulate it with sotto run",
+        )
+    sender, receiver, _ = topology.at(0).edges
+    others = sender != receiver
+    return LinkRules(
+        agreement,
+        member,
+        frozenset(sender[others & (receiver == member)].tolist()),
+        frozenset(receiver[others & (sender == member)].tolist()),
+        rounds,
+        algorithm.gossip_steps,
+        _payload_rule(algorithm, topology, dimension, precision, largest),
+    )
+
+
+def _payload_rule(
+    algorithm: Algorithm, topology: Topology, dimension: int, precision: Precision, largest: float
+) -> PayloadRule:
+    if not isinstance(algorithm.compression, Identity):
+        return PayloadRule(algorithm.compression.payload(dimension, precision), None)
+    fitted = algorithm.on(topology)
+    if isinstance(fitted.message(fitted.init(np.zeros((topology.n, 1)))), Weighted):
+        return PayloadRule((dimension + 1) * precision.itemsize, precision, largest, float(topology.n))
+    return PayloadRule(dimension * precision.itemsize, precision, largest)

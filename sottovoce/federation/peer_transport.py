@@ -1,0 +1,227 @@
+"""The transport of one member of a federation: its node lives here, and its neighbours may be missing.
+
+A member is a shard of one node. Who is not heard in time is left out of a gossip step:
+
+    mixed_u = sum_v W[u,v] x_v  over those heard,  + sum_v W[u,v] x_u  over those missing
+
+With push-sum the second sum is left out, and so is the missing members' weight: a share that is not heard is lost in
+value and in weight alike. Where a proof needs all messages, `PeerLost` is raised instead.
+
+Shapes: N nodes, D parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import KW_ONLY, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sottovoce.core import arrays
+from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.arrays import Rows
+from sottovoce.core.gossip_step import GossipStep
+from sottovoce.core.loop_inputs import LoopInputs
+from sottovoce.core.topologies import Topology
+from sottovoce.core.transport import Delivered, mixed_weight
+from sottovoce.distributed.exchange_plan import NodeShard
+from sottovoce.distributed.shard_transport import ShardTransport
+from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
+from sottovoce.errors import PeerLost, Unaccountable
+from sottovoce.federation.attendance import Attendance, StepAttendance, round_to_join
+from sottovoce.federation.clock import Clock
+from sottovoce.federation.journal import Journal, RecordedStep
+from sottovoce.federation.link_rules import why_all_are_needed
+from sottovoce.federation.links import Links, Member, Place
+from sottovoce.federation.mailbox import AHEAD, LinkRules
+from sottovoce.federation.patience import Patience
+
+KEPT = AHEAD + 2
+"""For so many places, and for the whole of a round, what was sent is kept for those that have not acknowledged it."""
+
+
+def peer_transport(
+    algorithm: Algorithm,
+    topology: Topology,
+    rules: LinkRules,
+    links: Links,
+    *,
+    patience: float,
+    journal: Journal,
+    clock: Clock,
+    on_step: Callable[[StepAttendance], None],
+) -> PeerTransport:
+    """The transport of one member, with an algorithm on a fixed topology.
+
+    `patience` is in seconds a round. `journal` records each step before it is sent; `on_step` is told who was heard.
+    """
+    names = topology.names or tuple(f"node {node}" for node in range(topology.n))
+    return PeerTransport(
+        NodeShard(tuple(np.array([node]) for node in range(topology.n)), rules.member),
+        rules,
+        links,
+        names=names,
+        why_all=why_all_are_needed(algorithm, topology.at(0)),
+        patience=Patience(patience, links, clock),
+        attendance=Attendance(-(-(AHEAD + 1) // rules.steps)),
+        journal=journal,
+        on_step=on_step,
+    )
+
+
+@dataclass(frozen=True)
+class PeerTransport(ShardTransport):
+    """One member's node. `why_all` says why no message may be missing, if that is so."""
+
+    shard: NodeShard
+    rules: LinkRules
+    links: Links
+    _: KW_ONLY
+    names: tuple[str, ...]
+    why_all: str | None
+    patience: Patience
+    attendance: Attendance
+    journal: Journal
+    on_step: Callable[[StepAttendance], None]
+    keep_received = False
+
+    @property
+    def wire_bytes(self) -> int:
+        return self.links.wire_bytes
+
+    def rounds(self, first: int, last: int) -> Iterator[int]:
+        """Rounds that neighbours played without this member are left out; at the end all messages are acknowledged.
+
+        What was recorded is replayed first, and a round that was begun is ended.
+        """
+        self.links.meet(self.patience.seconds)
+        round = first
+        while round < last:
+            round = self._joined(round, last)
+            yield round
+            round += 1
+        end = Place(last, 0)
+        self.links.unacknowledged(end, self._awaited(self.rules.receivers, end), self.patience.seconds)
+
+    def _joined(self, round: int, last: int) -> int:
+        if self.why_all is not None or self.journal.replayed(Place(round, 0)) is not None:
+            return round
+        claimed = [min(place.round, last - 1) for place in self.links.claims().values()]
+        return round_to_join(round, claimed, self.attendance.slack)
+
+    # --- sending and receiving -------------------------------------------------------------------------------------
+
+    def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
+        """Push-sum's weight travels as one more number of the row: who misses a share misses both."""
+        if weight is None or gossip_step.edge_noise:
+            return super().deliver(gossip_step, rows, weight, inputs)
+        sent, public = as_sharded(rows), as_tensor(weight)
+        both = ShardedRows(self.shard, torch.cat([sent.own, self.shard.rows_here(public)], dim=1))
+        mixed, _ = self.deliver_rows(gossip_step, both, absent=torch.zeros_like(both.own))
+        weights = as_tensor(mixed_weight(gossip_step, public)).clone()
+        weights[self.nodes] = mixed.own[:, -1:]
+        return Delivered(ShardedRows(self.shard, mixed.own[:, :-1].contiguous()), sent, weights)
+
+    def secure_sum(self, gossip_step: GossipStep, sent: ShardedRows) -> ShardedRows:
+        """Not between members: nothing hides their single messages."""
+        raise Unaccountable("messages between members are not masked: a secure sum would show single ones")
+
+    def exchange(
+        self, gossip_step: GossipStep, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], absent: Tensor
+    ) -> PendingMessages:
+        """Record what is sent, then send it. What an earlier process recorded is sent as it was."""
+        place = Place(gossip_step.round, gossip_step.step)
+        recorded = self.journal.replayed(place)
+        if recorded is None:
+            recorded = RecordedStep(_encoded(outgoing), None)
+            self.journal.before_send(place, recorded.sent)
+        self._hold_back(place, outgoing.keys() - incoming.keys())
+        self.links.send(place, recorded.sent)
+        return PendingMessages(self, place, recorded.received, incoming, absent)
+
+    def _hold_back(self, place: Place, receivers: Set[Member]) -> None:
+        """Do not run ahead of those that this member never hears: they acknowledge one message before the next."""
+        awaited = self._awaited(receivers, place)
+        left: Set[Member] = awaited
+
+        def attempt(members: Set[Member], seconds: float) -> Set[Member]:
+            nonlocal left
+            left = self.links.unacknowledged(place, members, seconds)
+            return left
+
+        self.patience.wait(place, awaited, attempt)
+        self._note(place, awaited - left, left)
+
+    def hear(self, place: Place, senders: Set[Member]) -> dict[Member, bytes]:
+        """What arrives in time; who is missing is noted, or ends the run where all are needed."""
+        heard: dict[Member, bytes] = {}
+        awaited = self._awaited(senders, place)
+
+        def attempt(members: Set[Member], seconds: float) -> Set[Member]:
+            heard.update(self.links.receive(place, members, seconds))
+            return members - heard.keys()
+
+        self.patience.wait(place, awaited, attempt)
+        heard.update(self.links.receive(place, senders - heard.keys(), 0.0))
+        self._note(place, heard.keys(), awaited - heard.keys())
+        self.journal.received(place, heard)
+        return heard
+
+    def forget_old(self, place: Place) -> None:
+        """Keep what was sent in this round and shortly before this place."""
+        self.links.forget(min(Place(place.round, 0), self.rules.later(place, -KEPT)))
+
+    def _awaited(self, members: Set[Member], place: Place) -> frozenset[Member]:
+        if self.why_all is not None:
+            return frozenset(members)
+        return self.attendance.awaited(members, place.round, self.links.claims())
+
+    def _note(self, place: Place, heard: Set[Member], missing: Set[Member]) -> None:
+        if missing and self.why_all is not None:
+            who = ", ".join(self.names[one] for one in sorted(missing))
+            raise PeerLost(
+                f"{who} did not answer in round {place.round}, step {place.step}; {self.why_all}; "
+                "go on with --resume when it is there again"
+            )
+        self.attendance.note(heard, missing, self.links.claims())
+
+
+@dataclass(frozen=True)
+class PendingMessages:
+    """The messages of one step, which are under way. `recorded` are those that an earlier process received."""
+
+    transport: PeerTransport
+    place: Place
+    recorded: Mapping[Member, bytes] | None
+    incoming: Mapping[int, Tensor]
+    absent: Tensor
+
+    def wait(self) -> None:
+        """Fill in what arrives, and what stands in for who is missing."""
+        senders = self.incoming.keys()
+        heard = self.transport.hear(self.place, senders) if self.recorded is None else self.recorded
+        for sender, tensor in self.incoming.items():
+            tensor.copy_(_decoded(heard[sender], tensor) if sender in heard else self.absent)
+        self.transport.forget_old(self.place)
+        missing = frozenset(senders - heard.keys())
+        self.transport.on_step(StepAttendance(self.place, frozenset(heard.keys()), missing))
+
+
+def _encoded(outgoing: Mapping[int, Tensor]) -> dict[Member, bytes]:
+    """The numbers of each tensor, little-endian; equal payloads are kept once."""
+    once: dict[bytes, bytes] = {}
+    payloads = {peer: _little_endian(tensor).tobytes() for peer, tensor in outgoing.items()}
+    return {peer: once.setdefault(payload, payload) for peer, payload in payloads.items()}
+
+
+def _little_endian(tensor: Tensor) -> arrays.Reals:
+    values = tensor.numpy()
+    return values.astype(values.dtype.newbyteorder("<"), copy=False)
+
+
+def _decoded(payload: bytes, like: Tensor) -> Tensor:
+    values = like.numpy()
+    numbers = np.frombuffer(payload, dtype=values.dtype.newbyteorder("<")).astype(values.dtype)
+    return torch.from_numpy(numbers.reshape(values.shape))

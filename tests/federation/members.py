@@ -1,0 +1,103 @@
+"""A federation in one process: each member in a thread, over links in memory, with the keyed noise of a simulation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from sottovoce.core.loop import iterate_rounds
+from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.transport import InProcess
+from sottovoce.federation.attendance import StepAttendance
+from sottovoce.federation.journal import Journal, MemoryJournal
+from sottovoce.federation.link_rules import link_rules
+from sottovoce.federation.links import FIRST
+from sottovoce.federation.memory_links import MemoryLinks, MemoryNetwork
+from sottovoce.federation.peer_transport import peer_transport
+from tests.cases import DIMENSION
+from tests.cases import task as made_up
+
+AGREEMENT, SEED, PATIENCE = bytes(range(32)), 7, 10.0
+
+
+@dataclass
+class Federation:
+    """An algorithm on a topology, played by members that live apart."""
+
+    algorithm: object
+    topology: object
+    rounds: int = 3
+    network: MemoryNetwork = field(default_factory=MemoryNetwork)
+    journals: dict[int, Journal] = field(default_factory=dict)
+    steps: dict[int, list[StepAttendance]] = field(default_factory=dict)
+    wire: dict[int, int] = field(default_factory=dict)
+    rounds_played: dict[int, list[int]] = field(default_factory=dict)
+
+    def start(self):
+        rows = torch.from_numpy(np.random.default_rng(4).standard_normal((self.topology.n, DIMENSION)))
+        return 0 * rows if self.algorithm.averaging else rows
+
+    def played(self, transport):
+        """The rounds of the nodes of a transport, each when it is over."""
+        x0, everyone = self.start(), made_up(self.topology.n)
+        compressed = self.algorithm.compression.name != "identity"
+        along = self.topology.at(0) if compressed else None
+        rows = transport.start(lambda nodes: x0[torch.from_numpy(nodes)], along)
+
+        def gradient(round, points):
+            whole = np.zeros((self.topology.n, DIMENSION))
+            whole[transport.nodes] = points.numpy()
+            return torch.from_numpy(everyone(round, whole)[transport.nodes])
+
+        return iterate_rounds(
+            self.algorithm,
+            self.topology,
+            rows,
+            gradient,
+            rounds=self.rounds,
+            seed=SEED,
+            noise_key=NoiseKey.of_seed(SEED),
+            transport=transport,
+        )
+
+    def simulated(self):
+        """Where every node ends in a simulation."""
+        *_, last = self.played(InProcess(self.topology.n))
+        return last.models
+
+    def rules(self, member):
+        return link_rules(
+            AGREEMENT,
+            self.algorithm,
+            self.topology,
+            member,
+            rounds=self.rounds,
+            dimension=DIMENSION,
+            precision=np.dtype(np.float64),
+        )
+
+    def join(self, member, at=FIRST):
+        """Take part as one member until the last round; where it ends."""
+        rules = self.rules(member)
+        with MemoryLinks(rules, self.network, at=at) as links:
+            transport = peer_transport(
+                self.algorithm,
+                self.topology,
+                rules,
+                links,
+                patience=PATIENCE,
+                journal=self.journals.setdefault(member, MemoryJournal()),
+                clock=self.network.clock,
+                on_step=self.steps.setdefault(member, []).append,
+            )
+            for played in self.played(transport):
+                self.rounds_played.setdefault(member, []).append(played.round)
+            self.wire[member] = transport.wire_bytes
+            return transport.local(played.models)
+
+    def run(self, acts=None):
+        """Where each member ends; `acts` has what some do in place of taking part from the start to the end."""
+        usual = {member: lambda member=member: self.join(member) for member in range(self.topology.n)}
+        return self.network.clock.play(usual | (acts or {}))
