@@ -53,13 +53,19 @@ class _OpenSection(BaseModel):
 
 
 class DataSettings(Section):
-    """Which data set, and who holds which rows."""
+    """Which data set, and who holds which rows.
+
+    `columns` says what the columns of tables are, or which file does. `shards` are the training rows of each node, by
+    name, where every node has a table of its own.
+    """
 
     name: str = "digits"
     partition: str = "iid"
     unit_norm: bool = False
     max_norm: float | None = Field(default=None, gt=0)
     rows: int | None = Field(default=None, ge=1)
+    columns: str | dict[str, Any] | None = None
+    shards: dict[str, int] | None = None
     seed: int | None = Field(default=None, ge=0, le=LARGEST_SEED)
 
 
@@ -305,7 +311,8 @@ def _near_key(section: type[Section], path: list[str]) -> str:
 
 def _without_union_types(path: list[str]) -> list[str]:
     """A path of keys without the names of types that pydantic adds where a value may have several."""
-    return [part for part in path if not part.startswith(("literal[", "list[")) and part not in ("int", "str", "bool")]
+    types = ("int", "str", "bool", "float")
+    return [part for part in path if not part.startswith(("literal[", "list[", "dict[")) and part not in types]
 
 
 def _keys(section: Any, path: list[str]) -> list[str]:

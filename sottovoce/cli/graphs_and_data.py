@@ -11,6 +11,7 @@ from sottovoce.cli.output import answer, facts, print_note, show_elapsed, size
 
 if TYPE_CHECKING:
     from sottovoce.core.json_numbers import JSON
+    from sottovoce.learning.columns import Column
     from sottovoce.learning.datasets import DatasetListing
 
 
@@ -48,12 +49,19 @@ def graph(
         print_note(f"Nodes are numbered by the order of names: {few}{', ...' if len(names) > 4 else ''}")
 
 
-@app.command()
+data_commands = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
+app.add_typer(data_commands, name="data")
+
+
+@data_commands.callback()
 def data(
+    context: typer.Context,
     folder: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
     as_json: Json = False,
 ) -> None:
     """Which data sets are found where, and how to get the others. Example: sotto data --data ~/data"""
+    if context.invoked_subcommand is not None:
+        return
     from sottovoce.learning.datasets import folder_of, list_datasets
 
     listed = list_datasets(folder)
@@ -81,3 +89,39 @@ def _data_facts(entry: "DatasetListing") -> "dict[str, JSON]":
         "missing": list(entry.missing), "training_rows": training, "test_rows": test, "bytes": entry.bytes,
         "licence": entry.licence, "source": entry.source, "trap": entry.trap,
     }  # fmt: skip
+
+
+@data_commands.command()
+def inspect(
+    file: Annotated[Path, typer.Argument(help="A table: a .csv, .npz or .parquet file.")],
+    target: Annotated[str | None, typer.Option(help="The column to predict; the last one unless given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where it is written; FILE.columns.toml unless given.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write what the columns of a table seem to be, for you to edit. Example: sotto data inspect patients.csv"""
+    from sottovoce.core.files import write_text
+    from sottovoce.errors import InputError
+    from sottovoce.learning.column_guess import columns_text, guess_columns
+
+    place = file.with_suffix(".columns.toml") if out is None else out
+    if place.exists():
+        raise InputError(f"{place} exists", "what you edited is not overwritten", "name another with --out")
+    found = guess_columns(file, target)
+    write_text(place, columns_text(found), private=True)
+    columns = [column.model_dump(include={"name", "range", "categories"}) for column in found.columns]
+    table = [["column", "as", "values"]]
+    for column in found.columns:
+        kind = "target" if column.name == found.target else "input"
+        table.append([column.name, kind, _values(column)])
+    table += [[name, "dropped", ""] for name in found.drop]
+    answer({"file": str(place), "target": found.target, "columns": columns, "drop": found.drop}, as_json, table)
+    if not as_json:
+        print_note(
+            f"{place}: ranges and categories come from rows and are not private; put public ones in their place."
+        )
+
+
+def _values(column: "Column") -> str:
+    if column.range is not None:
+        return f"from {column.range[0]:g} to {column.range[1]:g}"
+    return ", ".join(column.categories or ())

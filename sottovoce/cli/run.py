@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(help="A TOML file; see docs/run.md and the folder recipes.")],
+    file: Annotated[Path, typer.Argument(help="A TOML file: settings (see docs/run.md) or an agreement.")],
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Change a setting, e.g. training.rounds=50; may be repeated.")
     ] = None,
@@ -89,12 +89,12 @@ class RunPlan:
 def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> RunPlan:
     """Read a file; what cannot be carried out is refused before any work."""
     from sottovoce.attacks.on_sweeps import check_attacks
-    from sottovoce.config import apply_overrides, read_settings_file
+    from sottovoce.config import apply_overrides
     from sottovoce.core.files import check_folder
     from sottovoce.run.sweep import expand_sweep
 
     check_folder(out)
-    document = apply_overrides(read_settings_file(file), settings)
+    document = apply_overrides(_run_settings(file), settings)
     runs = expand_sweep(document, str(file))
     attacks = check_attacks(document, runs)
     if only is not None and not any(only in run.experiment.name for run in runs):
@@ -107,6 +107,18 @@ def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> 
         attacks=attacks,
         single_run=len(runs) == 1 and not runs[0].variant,
     )
+
+
+def _run_settings(file: Path) -> "Document":
+    """The settings of a run, or of the run that an agreement describes, which is simulated."""
+    from sottovoce.config import read_settings_file
+
+    document = read_settings_file(file)
+    if "members" not in document:
+        return document
+    from sottovoce.federation.agreement import parse_agreement
+
+    return parse_agreement(document, str(file)).experiment.document()
 
 
 def _single_experiment(file: Path, settings: list[str], only: str | None, out: Path) -> "Experiment":

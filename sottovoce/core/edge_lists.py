@@ -40,6 +40,28 @@ def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
     if not ends:
         raise InputError(f"edge list {path}: no edges", "at least one is needed", "check the file")
     _check_heading(ends, f"edge list {path}, line {first_line}")
+    return _pairs(ends)
+
+
+def parse_edges(text: str) -> tuple[NDArray[np.int64 | np.str_], bool]:
+    """Pairs of labels, and whether they are directed: `A--B,B--C` are edges both ways, `A->B,B->C` lead one way.
+
+    >>> parse_edges("Hill--Mercy,Mercy--Charite")[0].tolist()
+    [['Hill', 'Mercy'], ['Mercy', 'Charite']]
+    """
+    between = "->" if "->" in text else "--"
+    edges = [[end.strip() for end in edge.split(between)] for edge in text.split(",")]
+    wrong = next((edge for edge in edges if len(edge) != 2 or "" in edge), None)
+    if wrong is not None:
+        raise InputError(
+            f"edge {between.join(wrong)!r:.60} in a graph", "edges are written A--B, or A->B where they lead one way",
+            "write edges:Hill--Mercy,Mercy--Charite, say",
+        )  # fmt: skip
+    return _pairs([end for edge in edges for end in edge]), between == "->"
+
+
+def _pairs(ends: list[str]) -> NDArray[np.int64 | np.str_]:
+    """Labels two by two: numbers where all of them are."""
     try:
         flat = np.array(ends, dtype=np.int64)
     except (ValueError, OverflowError):

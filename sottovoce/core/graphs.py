@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from sottovoce.core.edge_lists import read_edge_list
+from sottovoce.core.edge_lists import parse_edges, read_edge_list
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ Option: TypeAlias = str | float
 MOST_NODES = 20_000_000
 MOST_EDGES = 100_000_000
 """Larger graphs are refused rather than left to run out of memory."""
+
+LONGEST_NAME = 60
+"""A graph whose edges take more characters is called `edges`."""
 
 FAST_ERDOS_RENYI = 10_000
 """From this many nodes on `erdos-renyi` takes networkx's `fast_gnp_random_graph`: the plain one looks at every pair."""
@@ -190,7 +193,7 @@ def _pattern(matrix: sparse.sparray) -> sparse.csr_array:
 
 def kinds() -> list[str]:
     """What a spec may begin with."""
-    return sorted([*_SPECS, "file"])
+    return sorted([*_SPECS, "edges", "file"])
 
 
 def graph(spec: str | Graph | nx.Graph[Hashable]) -> Graph:
@@ -216,6 +219,9 @@ def graph(spec: str | Graph | nx.Graph[Hashable]) -> Graph:
     kind, _, rest = spec.partition(":")
     if kind == "file":
         return _from_file(spec, rest)
+    if kind == "edges":
+        pairs, directed = parse_edges(rest)
+        return Graph.from_edges(pairs, name=spec if len(spec) <= LONGEST_NAME else "edges", directed=directed)
     if kind not in _SPECS:
         raise InputError(f"graph {spec!r}", f"known: {', '.join(kinds())}", "see docs/graphs.md")
     build, positional, allowed = _SPECS[kind]

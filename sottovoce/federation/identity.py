@@ -29,7 +29,7 @@ from cryptography.x509.oid import NameOID
 from sottovoce.config import read_settings_file
 from sottovoce.core.files import write_text
 from sottovoce.errors import InputError
-from sottovoce.federation.member import SUFFIX, Member, check_address, check_member, check_name, read_member
+from sottovoce.federation.member import SUFFIX, Member, check_member, check_name, read_member
 from sottovoce.run.lock import locked
 
 WARNING = "private: whoever has these keys can speak in this member's name and take the noise away from its messages"
@@ -63,29 +63,30 @@ class Identity:
 
 def create_identity(name: str, folder: Path, *, address: str | None, listen: bool = True) -> Identity:
     """Make the keys of a new member in a folder, and its public file beside that; nothing is ever overwritten."""
+    tls_key, exchange_key = ec.generate_private_key(ec.SECP256R1()), x25519.X25519PrivateKey.generate()
     check_name(name, "NAME")
-    if address is not None:
-        check_address(address, "--address")
+    member = Member(
+        name=name, address=address, listen=listen, certificate=_certificate(name, tls_key),
+        exchange_key=exchange_key.public_key().public_bytes_raw().hex(),
+    )  # fmt: skip
+    check_member(member, "--address")
+    secret = secrets.token_bytes(SECRET_BYTES)
+    identity = Identity(folder, member, _pem(tls_key), exchange_key.private_bytes_raw(), secret)
     public_file = folder.absolute().parent / f"{name}{SUFFIX}"
+    _check_absent(public_file)
     _make_folder(folder)
     with locked(folder / "lock"):
-        for path in (folder / "identity.json", folder / "member.toml", public_file):
-            if path.exists():
-                raise InputError(f"{path} exists", "an identity is never overwritten", "use another --folder or name")
-        tls_key = ec.generate_private_key(ec.SECP256R1())
-        exchange_key = x25519.X25519PrivateKey.generate()
-        member = Member(
-            name=name, address=address, listen=listen, certificate=_certificate(name, tls_key),
-            exchange_key=exchange_key.public_key().public_bytes_raw().hex(),
-        )  # fmt: skip
-        check_member(member, "NAME")
-        identity = Identity(
-            folder, member, _pem(tls_key), exchange_key.private_bytes_raw(), secrets.token_bytes(SECRET_BYTES)
-        )
+        _check_absent(folder / "identity.json", folder / "member.toml", public_file)
         _write_private(identity)
         write_text(folder / "member.toml", member.toml())
         write_text(public_file, member.toml())
     return identity
+
+
+def _check_absent(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise InputError(f"{path} exists", "an identity is never overwritten", "use another --folder or name")
 
 
 def load_identity(folder: Path) -> Identity:

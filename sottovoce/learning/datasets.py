@@ -139,7 +139,8 @@ class DatasetListing:
 def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Dataset:
     """The data set of that name, from `folder` or else the folder that SOTTOVOCE_DATA names.
 
-    `file:PATH.npz` is one of your own, looked for here and then in that folder: see `from_arrays` for its arrays.
+    `file:PATH.npz` is one of your own, looked for here and then in that folder: see `from_arrays` for its arrays. For
+    tables with columns see `learning.table_data`.
     `seed` chooses the rows held out for testing where a data set has no split of its own.
 
     >>> load("moons")
@@ -148,10 +149,12 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
     sottovoce.errors.InputError: data set 'moons'; known: breast-cancer, ...; see docs/data.md
     """
     if name.startswith("file:"):
-        path = _user_file(name.removeprefix("file:"), folder)
+        path = user_file(name.removeprefix("file:"), folder)
         return _user_dataset(path.stem, read_rows(path, _seed(seed)))
     if name not in CATALOGUE:
-        raise InputError(f"data set {name!r}", f"known: {', '.join(dataset_names())}, file:PATH", "see docs/data.md")
+        raise InputError(
+            f"data set {name!r}", f"known: {', '.join(dataset_names())}, file:PATH, table:PATH", "see docs/data.md"
+        )
     entry = CATALOGUE[name]
     place = folder_of(folder) if entry.files else None
     if entry.files and place is None:
@@ -192,7 +195,8 @@ def _user_dataset(name: str, rows: Rows) -> Dataset:
     return Dataset(name=name, kind=kind, licence="your own", source="you", **vars(rows))
 
 
-def _user_file(path: str, folder: str | Path | None) -> Path:
+def user_file(path: str, folder: str | Path | None) -> Path:
+    """Where a file of the user's own is: here, or else in the folder of data sets."""
     place = folder_of(folder)
     here = Path(path)
     return here if here.exists() or place is None else place / path

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +33,8 @@ Rows = NDArray[np.int64]
 @dataclass(frozen=True)
 class Sizes:
     """Rows per node. `label_skew` is the mean over nodes of the total variation distance between a node's labels and
-    everyone's: 0 when all nodes have the same mix, near 1 when each has labels of its own; None without classes.
+    everyone's: 0 when all nodes have the same mix, near 1 when each has labels of its own; None without classes, and
+    where nodes have tables of their own.
     """
 
     min: int
@@ -57,6 +59,13 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"Partition({self.how!r}, {len(self.indices)} nodes, {self.sizes.min} to {self.sizes.max} rows)"
+
+
+class NodeData(NamedTuple):
+    """A data set, and who holds which of its rows."""
+
+    dataset: Dataset
+    shards: Partition
 
 
 def partition(

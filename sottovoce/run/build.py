@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,9 +14,12 @@ from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, folder_of, load
 from sottovoce.learning.models import model
-from sottovoce.learning.partitioning import partition
+from sottovoce.learning.partitioning import NodeData, partition
+from sottovoce.learning.table_data import OF_ITS_OWN
+from sottovoce.learning.tables import Table
 from sottovoce.learning.tasks import Gradients, task
 from sottovoce.run.build_algorithm import build_algorithm, check_algorithm, local_step_size
+from sottovoce.run.build_tables import check_no_columns, read_table_dataset, tables_of_nodes
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.noise_key_file import named_key
@@ -31,11 +35,16 @@ def build(experiment: Experiment, folder: Path | None = None) -> TrainingRun:
     return build_accountant(experiment, folder).training_run
 
 
-def build_accountant(experiment: Experiment, folder: Path | None = None) -> RunAccountant:
-    """The same run with its accountant, which knows what was traced and accounted for to choose the noise."""
+def build_accountant(
+    experiment: Experiment, folder: Path | None = None, tables: Mapping[str, Table] | None = None
+) -> RunAccountant:
+    """The same run with its accountant, which knows what was traced and accounted for to choose the noise.
+
+    Where every node has a table of its own, `tables` are those that are here, in place of files in the folder.
+    """
     check_algorithm(experiment)
     net = topology_of(experiment, folder)
-    gradients = gradients_of(experiment, net, folder)
+    gradients = gradients_of(experiment, node_data(experiment, net, folder_of(folder), tables))
     epsilon = experiment.privacy.epsilon
     built = build_algorithm(experiment, gradients.participation(experiment.privacy.adjacency))
     started = prepare_run(
@@ -51,16 +60,12 @@ def build_accountant(experiment: Experiment, folder: Path | None = None) -> RunA
     )
 
 
-def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> Gradients:
+def gradients_of(experiment: Experiment, data: NodeData) -> Gradients:
     """The task with its batches and clipping."""
-    data, training = experiment.data, experiment.training
-    dataset = _dataset(data, folder_of(folder))
-    seed = public_seed(experiment.seed, "partition") if data.seed is None else data.seed
-    labels = None if net.graph is None else net.graph.labels
-    shards = partition(dataset, net.n, data.partition, seed, rows=data.rows, node_names=labels)
+    dataset, training = data.dataset, experiment.training
     precision = getattr(torch, experiment.machine.precision)
     job = task(
-        dataset, shards, model(experiment.model.name, dataset, **experiment.model.settings),
+        dataset, data.shards, model(experiment.model.name, dataset, **experiment.model.settings),
         engine=experiment.machine.engine, dtype=precision,
     )  # fmt: skip
     return job.gradients(
@@ -69,16 +74,41 @@ def gradients_of(experiment: Experiment, net: Topology, folder: Path | None) -> 
     )  # fmt: skip
 
 
-def _dataset(data: DataSettings, folder: Path | None) -> Dataset:
-    """Files of the user's own may change between runs of one process, and are read each time."""
+def node_data(
+    experiment: Experiment, net: Topology, folder: Path | None, tables: Mapping[str, Table] | None = None
+) -> NodeData:
+    """The data of a run, and which node holds which rows."""
+    data = experiment.data
+    _check_norms(data)
+    seed = public_seed(experiment.seed, "partition") if data.seed is None else data.seed
+    if data.name == OF_ITS_OWN:
+        found = tables_of_nodes(data, net.names, folder, tables, seed)
+        return found._replace(dataset=_normed(found.dataset, data.unit_norm, data.max_norm))
+    dataset = _dataset(data, folder)
+    labels = None if net.graph is None else net.graph.labels
+    return NodeData(dataset, partition(dataset, net.n, data.partition, seed, rows=data.rows, node_names=labels))
+
+
+def _check_norms(data: DataSettings) -> None:
     if data.unit_norm and data.max_norm is not None:
         raise InputError("data.unit_norm with data.max_norm", "either fixes the norm of rows", "leave one out")
+
+
+def _dataset(data: DataSettings, folder: Path | None) -> Dataset:
+    """Files of the user's own may change between runs of one process, and are read each time."""
+    if data.name.startswith("table:"):
+        return _normed(read_table_dataset(data, folder), data.unit_norm, data.max_norm)
+    check_no_columns(data)
     read = _read_dataset if data.name.startswith("file:") else _cached_dataset
     return read(data.name, folder, data.unit_norm, data.max_norm)
 
 
 def _read_dataset(name: str, folder: Path | None, unit_norm: bool, max_norm: float | None) -> Dataset:
-    found = load(name, folder)
+    return _normed(load(name, folder), unit_norm, max_norm)
+
+
+def _normed(found: Dataset, unit_norm: bool, max_norm: float | None) -> Dataset:
+    """Rows of the declared norm, where one is declared."""
     if max_norm is not None:
         return found.max_norm(max_norm)
     return found.unit_norm() if unit_norm else found

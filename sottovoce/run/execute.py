@@ -43,7 +43,7 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, unwritable, write_token
 from sottovoce.run.metrics import Measurement
 from sottovoce.run.noise_key_file import read_noise_key, write_noise_key
-from sottovoce.run.privacy_report import report_privacy
+from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.private_facts import PrivateFacts, read_private_facts, write_private_facts
 from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
@@ -138,7 +138,7 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
     noise must not be drawn again with other data: who saw both would see the difference without noise. The data is that
     of the run if `private.json` says so.
     """
-    before, begun, wanted = files.document(files.privacy), read_private_facts(files), experiment.privacy
+    before, begun = files.document(files.privacy), read_private_facts(files)
     public = public_fingerprint(experiment, accountant.training_run)
     if before is not None:
         check_versions(before, files.folder)
@@ -151,10 +151,7 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
             )  # fmt: skip
     if before is not None:
         return before
-    report = report_privacy(
-        accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view,
-        final_models=wanted.and_final_models,
-    )  # fmt: skip
+    report = report_wanted(accountant, experiment.privacy)
     return {**report.document(), "versions": versions(), "fingerprint": public}
 
 

@@ -13,6 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
+from sottovoce.config import PrivacySettings
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import grid_step
 from sottovoce.core.json_numbers import JSON, to_json
@@ -209,6 +210,14 @@ def report_privacy(
     return PrivacyReport(
         accountant, delta, accounts, sampled, chosen.description, accountant.convexity.sentence, refusals, which
     )
+
+
+def report_wanted(accountant: RunAccountant, wanted: PrivacySettings) -> PrivacyReport:
+    """Account for a run as its settings ask for it."""
+    return report_privacy(
+        accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view,
+        final_models=wanted.and_final_models,
+    )  # fmt: skip
 
 
 def _adversaries(accountant: RunAccountant, nodes: Sequence[int], which: FinalModels) -> list[View]:

@@ -1,0 +1,130 @@
+"""`sotto peer`: a member of a federation, with its own data on its own machine."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sottovoce.cli.app import app
+from sottovoce.cli.options import Json
+from sottovoce.cli.output import Table, answer, print_note, show_elapsed
+from sottovoce.errors import InputError
+from sottovoce.privacy.rounding import round_up
+
+if TYPE_CHECKING:
+    from sottovoce.core.json_numbers import JSON
+    from sottovoce.federation.agreement import Agreement
+    from sottovoce.federation.guarantees import AgreedGuarantees
+
+peer = typer.Typer(
+    help="Take part in a federation: one process for each member, with its own data. Example: sotto peer init --help",
+    rich_markup_mode=None,
+)
+app.add_typer(peer, name="peer")
+
+Folder = Annotated[Path, typer.Option(help="Private folder of this member.")]
+
+
+@peer.command()
+def init(
+    name: Annotated[str, typer.Argument(help="The member's name: letters, digits, _ and -.")],
+    address: Annotated[str | None, typer.Option(help="HOST:PORT at which others reach this member.")] = None,
+    folder: Folder = Path("peer"),
+    listen: Annotated[
+        bool, typer.Option("--listen/--no-listen", help="Whether others can open connections to this member.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Make the keys of a member, and the file to hand to the others.
+
+    Example: sotto peer init Mercy --address mercy.example:7443
+    """
+    _require_peers()
+    from sottovoce.federation.identity import create_identity
+    from sottovoce.federation.member import SUFFIX
+
+    member = create_identity(name, folder, address=address, listen=listen).member
+    public = folder.parent / f"{name}{SUFFIX}"
+    shown = {
+        "name": member.name, "address": member.address, "listen": member.listen, "folder": str(folder),
+        "public_file": str(public), "fingerprint": member.spoken_fingerprint,
+    }  # fmt: skip
+    answer(shown, as_json, [["", ""], *([key.replace("_", " "), _word(value)] for key, value in shown.items())])
+    if not as_json:
+        print_note(f"Hand {public} to the others; never {folder}. Compare fingerprints over the telephone.")
+
+
+@peer.command()
+def agree(
+    settings: Annotated[Path, typer.Argument(help="Settings of the run, a TOML file; see docs/peers.md.")],
+    members: Annotated[list[Path], typer.Argument(help="The NAME.member.toml of every member.")],
+    out: Annotated[Path, typer.Option(help="Where the agreement is written.")] = Path("agreement.toml"),
+    as_json: Json = False,
+) -> None:
+    """Put an agreement together, and say what it guarantees to whom, without anybody's rows.
+
+    Example: sotto peer agree settings.toml *.member.toml --out agreement.toml
+    """
+    _require_peers()
+    from sottovoce.core.files import check_writable, write_text
+    from sottovoce.federation.assembly import assemble_agreement
+    from sottovoce.federation.guarantees import agreed_guarantees
+
+    check_writable(out)
+    if out.exists():
+        raise InputError(f"{out} exists", "an agreement is never overwritten", "name another with --out")
+    agreement = assemble_agreement(settings, members)
+    with show_elapsed("what the agreement guarantees"):
+        guarantees = agreed_guarantees(agreement)
+    write_text(out, agreement.toml())
+    answer(
+        _agreement_document(agreement, guarantees, out), as_json, _members_table(agreement, guarantees), "",
+        f"{out}: {agreement.name}, {len(agreement.members)} members, {agreement.graph.edges} edges",
+        f"hash {agreement.hash}", guarantees.sentence,
+    )  # fmt: skip
+    if not as_json:
+        print_note(
+            "A figure for a single member holds if all follow the agreement; the sentence holds whatever they send."
+        )
+
+
+def _require_peers() -> None:
+    from sottovoce.core.extras import require_extra
+
+    require_extra("peers", "cryptography", "grpc")
+
+
+def _word(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else "none" if value is None else str(value)
+
+
+def _members_table(agreement: "Agreement", guarantees: "AgreedGuarantees") -> Table:
+    table = [["member", "rows", "address", "speaks to", "can learn, alone", "fingerprint"]]
+    for member in agreement.members:
+        figure = guarantees.members.get(member.name)
+        learns = "not computed" if member.name not in guarantees.members else "no figure is proven"
+        if figure is not None:
+            about = "" if figure.victim is None else f" about {agreement.names[figure.victim]}"
+            learns = f"epsilon {round_up(figure.epsilon)}{about}"
+        address = member.address if member.listen and member.address else "does not listen"
+        others = ", ".join(agreement.neighbours(member.name))
+        table.append([member.name, f"{member.rows:,}", address, others, learns, member.spoken_fingerprint])
+    return table
+
+
+def _agreement_document(agreement: "Agreement", guarantees: "AgreedGuarantees", out: Path) -> "dict[str, JSON]":
+    figures = guarantees.members
+    members: list[JSON] = []
+    for member in agreement.members:
+        figure = figures.get(member.name)
+        members.append({
+            "name": member.name, "address": member.address, "listen": member.listen, "rows": member.rows,
+            "fingerprint": member.fingerprint, "neighbours": list(agreement.neighbours(member.name)),
+            "can_learn": None if figure is None else figure.document(),
+        })  # fmt: skip
+    return {
+        "file": str(out), "name": agreement.name, "hash": agreement.hash, "edges": agreement.graph.edges,
+        "directed": agreement.graph.directed, "members": members,
+        **{key: guarantees.document[key] for key in ("sigma", "sensitivity", "adjacency", "delta")},
+        **{key: guarantees.document[key] for key in ("headline", "covers")},
+    }  # fmt: skip

@@ -1,0 +1,268 @@
+"""The agreement of a federation: everything about a run that all members know, and that must be equal at each.
+
+It holds no data, no path, no secret, and no seed of noise or batches. Two agreements are the same if their canonical
+forms are: keys sorted, defaults written out, numbers normalised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from sottovoce.config import (
+    LARGEST_SEED,
+    NAME,
+    AlgorithmChoice,
+    DataSettings,
+    Document,
+    Experiment,
+    MachineSettings,
+    MetricsSettings,
+    ModelChoice,
+    PrivacySettings,
+    Section,
+    TopologySettings,
+    TrainingSettings,
+    parse_section,
+    read_settings_file,
+)
+from sottovoce.config import first_difference as first_difference_of
+from sottovoce.core.graphs import Graph, graph
+from sottovoce.core.toml_text import to_toml
+from sottovoce.errors import InputError
+from sottovoce.federation.member import Member, check_member
+from sottovoce.learning.columns import Columns, parse_columns
+from sottovoce.learning.table_data import OF_ITS_OWN
+
+NONCE_PATTERN = r"[0-9a-f]{64}"
+
+NOT_AGREED = {
+    "noise_key": "every member draws its noise from secrets of its own",
+    "record": "members record nothing of what they receive",
+    "machine": "how a member computes is its own business, but for precision",
+}
+"""Keys of run files that no agreement has, and why."""
+
+
+class AgreedTopology(Section):
+    """A graph, by members' names, and its weights. It does not change: who is missing shows by itself."""
+
+    graph: str
+    weights: str | None = None
+
+
+class AgreedData(Section):
+    """What the columns of every member's table are, and the norm that rows are scaled to."""
+
+    columns: Columns
+    unit_norm: bool = False
+    max_norm: float | None = Field(default=None, gt=0)
+
+
+class AgreedMember(Member):
+    """A member, and how many rows it declares for training: a public number."""
+
+    rows: int = Field(ge=1)
+
+
+class AgreedSettings(Section):
+    """The settings that whoever assembles an agreement chooses: those of a run file that are public.
+
+    Messages hold values of `precision` within `message_range`; others are refused by whoever receives them.
+    """
+
+    name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
+    precision: Literal["float32", "float64"] = "float32"
+    message_range: list[float] = Field(default_factory=lambda: [-1e6, 1e6], min_length=2, max_length=2)
+    topology: AgreedTopology
+    training: TrainingSettings
+    model: ModelChoice = ModelChoice()
+    algorithm: AlgorithmChoice = AlgorithmChoice()
+    privacy: PrivacySettings = PrivacySettings()
+    metrics: MetricsSettings = MetricsSettings()
+
+
+class Agreement(AgreedSettings):
+    """What all members know. `nonce` are 32 random bytes, in hexadecimal digits: no two agreements are equal."""
+
+    nonce: str
+    data: AgreedData
+    members: list[AgreedMember]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members' names, in the order of the graph's nodes."""
+        return tuple(member.name for member in self.members)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Who speaks to whom."""
+        return graph(self.topology.graph)
+
+    def member(self, name: str) -> AgreedMember:
+        """The member of a name."""
+        for member in self.members:
+            if member.name == name:
+                return member
+        raise InputError(
+            f"no member called {name!r}", f"members are {', '.join(self.names)}", "check the name, or the agreement"
+        )
+
+    def neighbours(self, name: str) -> tuple[str, ...]:
+        """The members with which a member shares an edge, in either direction."""
+        node, linked = self.names.index(name), self.graph.adjacency + self.graph.adjacency.T
+        return tuple(self.names[other] for other in sorted(linked[[node]].indices.tolist()))
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The run that it describes: the same settings simulate it, and account for it."""
+        return Experiment(
+            name=self.name, seed=self.seed, topology=TopologySettings(**self.topology.model_dump()),
+            training=self.training, model=self.model, algorithm=self.algorithm, privacy=self.privacy,
+            metrics=self.metrics,
+            data=DataSettings(
+                name=OF_ITS_OWN, partition=OF_ITS_OWN, columns=_without_none(self.data.columns.model_dump(mode="json")),
+                shards={member.name: member.rows for member in self.members}, unit_norm=self.data.unit_norm,
+                max_norm=self.data.max_norm,
+            ),
+            machine=MachineSettings(precision=self.precision),
+        )  # fmt: skip
+
+    @property
+    def document(self) -> Document:
+        """All that it says, defaults written out."""
+        return _without_none(self.model_dump(mode="json"))
+
+    @property
+    def canonical(self) -> bytes:
+        """The same bytes for the same agreement, however its file is written."""
+        normal = _normalised(self.document)
+        return json.dumps(normal, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the canonical form, in hexadecimal digits."""
+        return hashlib.sha256(self.canonical).hexdigest()
+
+    def toml(self) -> str:
+        """As a file holds it."""
+        return to_toml(self.document)
+
+
+def first_difference(one: Agreement, other: Agreement) -> str | None:
+    """The first key in which two agreements differ, and both values; None where they are the same agreement."""
+    found = first_difference_of(_by_name(one), _by_name(other))
+    return None if found is None else f"{found[0]}: {found[1]!r:.60} and {found[2]!r:.60}"
+
+
+def _by_name(agreement: Agreement) -> Document:
+    """The normalised document with members and columns by name, so that a difference names the one that it is in."""
+    document = _normalised(agreement.document)
+    members = {member["name"]: member for member in document["members"]}
+    columns = document["data"]["columns"]
+    listed = {f"{place}. {column['name']}": column for place, column in enumerate(columns["columns"], 1)}
+    return {**document, "members": members, "data": {**document["data"], "columns": {**columns, "columns": listed}}}
+
+
+def read_agreement(path: Path) -> Agreement:
+    """The agreement that a file holds."""
+    return parse_agreement(read_settings_file(path), str(path))
+
+
+def parse_agreement(document: Document, where: str) -> Agreement:
+    """An agreement from its document, with all that it says checked; `where` names the file in messages."""
+    check_agreed_keys(document, where)
+    agreement = parse_section(Agreement, document, where)
+    if not re.fullmatch(NONCE_PATTERN, agreement.nonce):
+        raise InputError(f"{where}: nonce", "it has 64 hexadecimal digits", "make the agreement with sotto peer agree")
+    low, high = agreement.message_range
+    if not low < 0 < high:
+        raise InputError(f"{where}: message_range = {agreement.message_range}", "0 lies within it", "correct it")
+    parse_columns(_without_none(agreement.data.columns.model_dump(mode="json")), where)
+    check_members(agreement.members, where)
+    _check_graph(agreement, where)
+    return agreement
+
+
+def check_agreed_keys(document: Document, where: str) -> None:
+    """Refuse keys of run files that are not for an agreement, with the reason."""
+    for key, reason in NOT_AGREED.items():
+        if key in document:
+            raise InputError(f"{where}: {key}", reason, "leave it out")
+
+
+def check_members(members: Sequence[Member], where: str) -> None:
+    """Refuse members of a wrong form, in a wrong order, or that cannot be told apart."""
+    for member in members:
+        check_member(member, where)
+    if len(members) < 2:
+        raise InputError(f"{where}: {len(members)} members", "a federation has at least two", "add the others")
+    for one, other in combinations(members, 2):
+        same = {
+            "name": one.name.casefold() == other.name.casefold(),
+            "certificate": one.certificate == other.certificate,
+            "exchange_key": one.exchange_key == other.exchange_key,
+        }
+        for what in same:
+            if same[what]:
+                raise InputError(
+                    f"{where}: {one.name} and {other.name} have the same {what}", "members can be told apart",
+                    "give each an identity of its own: sotto peer init",
+                )  # fmt: skip
+    names = [member.name for member in members]
+    if names != sorted(names):
+        raise InputError(f"{where}: members {', '.join(names)}", "they stand in the order of their names", "sort them")
+
+
+def _check_graph(agreement: Agreement, where: str) -> None:
+    """Refuse a graph of other nodes, one that is not connected, and edges that nobody can open."""
+    if not agreement.topology.graph.startswith("edges:"):
+        raise InputError(
+            f"{where}: topology.graph = {agreement.topology.graph!r:.60}", "an agreement names both ends of every edge",
+            "make it with sotto peer agree",
+        )  # fmt: skip
+    nodes = agreement.graph.names
+    if nodes != agreement.names:
+        strange = sorted(set(nodes or ()) ^ set(agreement.names))
+        raise InputError(
+            f"{where}: {', '.join(strange[:3])} in the graph or among the members alone", "every node is a member",
+            "correct topology.graph, or give the member's file",
+        )  # fmt: skip
+    if not agreement.graph.connected:
+        raise InputError(f"{where}: a graph in parts", "every member can reach every other", "add edges")
+    for name in agreement.names:
+        for other in agreement.neighbours(name):
+            if not agreement.member(name).listen and not agreement.member(other).listen:
+                raise InputError(
+                    f"{where}: an edge between {name} and {other}, and neither listens", "one of the two opens it",
+                    "leave that edge out, or let one of them make an identity without --no-listen",
+                )  # fmt: skip
+
+
+def _without_none(value: Any) -> Any:
+    """A document without keys that have no value, as TOML has it."""
+    if isinstance(value, dict):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _normalised(value: Any) -> Any:
+    """Whole numbers without a point, everywhere: 2.0 and 2 are one number.
+
+    >>> _normalised({"sigma": 2.0, "bound": -0.0, "clip": True, "range": [0.5, 1e3]})
+    {'sigma': 2, 'bound': 0, 'clip': True, 'range': [0.5, 1000]}
+    """
+    if isinstance(value, dict):
+        return {key: _normalised(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_normalised(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,93 @@
+"""How an agreement is put together: from settings, and from the files that members hand over."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from sottovoce.config import Document, Section, parse_section, read_settings_file
+from sottovoce.core.graphs import Graph, graph
+from sottovoce.errors import InputError
+from sottovoce.federation.agreement import AgreedSettings, AgreedTopology, Agreement, check_agreed_keys, parse_agreement
+from sottovoce.federation.identity import check_certificate
+from sottovoce.federation.member import SUFFIX, Member, read_member
+from sottovoce.learning.columns import read_columns
+
+NONCE_BYTES = 32
+
+
+class DraftData(Section):
+    """As in an agreement, with the name of the file that describes the columns."""
+
+    columns: str
+    unit_norm: bool = False
+    max_norm: float | None = None
+
+
+class Draft(AgreedSettings):
+    """The settings from which an agreement is made: rows by member, columns by file, and any graph."""
+
+    data: DraftData
+    rows: dict[str, int]
+
+
+def assemble_agreement(settings: Path, member_files: Sequence[Path]) -> Agreement:
+    """The agreement of settings and members; the same settings give another one each time, by its random bytes."""
+    where, document = str(settings), read_settings_file(settings)
+    check_agreed_keys(document, where)
+    draft = parse_section(Draft, document, where)
+    members = sorted((read_member(path) for path in member_files), key=lambda member: member.name)
+    for member in members:
+        check_certificate(member, f"{member.name}{SUFFIX}")
+    strange = sorted(set(draft.rows) - {member.name for member in members})
+    if strange:
+        raise InputError(f"{where}: rows of {strange[0]}", "there is no such member", f"give {strange[0]}{SUFFIX}, too")
+    columns = read_columns(draft.data.columns, settings.parent, where)
+    agreed = draft.model_dump(mode="json", exclude={"rows", "data", "topology"})
+    return parse_agreement(
+        {
+            **agreed,
+            "nonce": secrets.token_hex(NONCE_BYTES),
+            "topology": _named_topology(draft.topology, members, where),
+            "data": {**draft.data.model_dump(mode="json"), "columns": columns.model_dump(mode="json")},
+            "members": [_with_rows(member, draft.rows, where) for member in members],
+        },
+        where,
+    )
+
+
+def _with_rows(member: Member, rows: dict[str, int], where: str) -> Document:
+    """A member with the rows that the settings declare for it."""
+    if member.name not in rows:
+        raise InputError(
+            f"{where}: no rows for {member.name}", "each member declares how many rows it trains on",
+            f"write {member.name} = 800, say, under [rows]",
+        )  # fmt: skip
+    return {**member.model_dump(), "rows": rows[member.name]}
+
+
+def _named_topology(topology: AgreedTopology, members: Sequence[Member], where: str) -> Document:
+    """The topology with edges between members. Nodes without names are the members in the order of their names."""
+    found, names = graph(topology.graph), [member.name for member in members]
+    if found.names is None:
+        if found.n != len(names):
+            raise InputError(
+                f"{where}: {topology.graph} has {found.n} nodes", f"there are {len(names)} member files",
+                "give one file for each node",
+            )  # fmt: skip
+        nodes = names
+    else:
+        nodes = list(found.names)
+    return {**topology.model_dump(mode="json"), "graph": _edges_by_name(found, nodes)}
+
+
+def _edges_by_name(found: Graph, nodes: Sequence[str]) -> str:
+    senders, receivers = found.adjacency.nonzero()
+    between = "->" if found.directed else "--"
+    pairs = sorted(
+        (nodes[u], nodes[v])
+        for u, v in zip(senders.tolist(), receivers.tolist(), strict=True)
+        if found.directed or u < v
+    )
+    return "edges:" + ",".join(f"{one}{between}{other}" for one, other in pairs)

@@ -1,0 +1,54 @@
+"""What an agreement guarantees to whom, before anybody's rows are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from sottovoce.config import Document
+from sottovoce.federation.agreement import Agreement
+from sottovoce.learning.tables import Table
+from sottovoce.privacy.guarantee import PrivacyFigure
+from sottovoce.report.wording import headline_sentence
+from sottovoce.run.build import build_accountant
+from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.privacy_report import report_wanted
+from sottovoce.run.run_accountant import RunAccountant
+
+
+@dataclass(frozen=True)
+class AgreedGuarantees:
+    """The guarantees of an agreement, as `privacy.json` of a run has them, and by the names of its members."""
+
+    document: Document
+    names: tuple[str, ...]
+
+    @cached_property
+    def privacy(self) -> PrivacyDocument:
+        """All guarantees, as types."""
+        return PrivacyDocument.read(self.document)
+
+    @property
+    def sentence(self) -> str:
+        """The headline, or why there is none."""
+        return headline_sentence(self.privacy, self.names)
+
+    @property
+    def members(self) -> dict[str, PrivacyFigure | None]:
+        """What each single member can learn at most, if all follow the agreement; None where nothing is proven."""
+        return {self.names[node]: view.headline for node, view in self.privacy.node_views.items()}
+
+
+def build_agreement(agreement: Agreement, tables: Mapping[str, Table]) -> RunAccountant:
+    """The run of an agreement, with its accountant: with the tables that are here, by member, and zeros for the others.
+
+    Noise, batches and figures do not depend on which tables are here.
+    """
+    return build_accountant(agreement.experiment, tables=tables)
+
+
+def agreed_guarantees(agreement: Agreement) -> AgreedGuarantees:
+    """The guarantees that hold whatever rows members will bring."""
+    report = report_wanted(build_agreement(agreement, {}), agreement.privacy)
+    return AgreedGuarantees(report.document(), agreement.names)

@@ -1,0 +1,167 @@
+"""What the columns of a table are: names, kinds, ranges and categories, agreed in public and never taken from rows.
+
+target = "readmitted"
+drop = ["patient"]
+
+[[columns]]
+name = "age"
+range = [0, 120]          # values are scaled by it; those outside are clipped
+missing = 50              # what an empty cell becomes; without it such a row is refused
+
+[[columns]]
+name = "ward"
+categories = ["east", "west", "other"]
+unknown = "other"         # what another category becomes
+
+[[columns]]
+name = "readmitted"
+categories = ["no", "yes"]
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from pydantic import Field
+
+from sottovoce.config import Document, Section, parse_section, read_settings_file
+from sottovoce.errors import InputError
+
+REFUSE = "refuse"
+"""What stands for a missing cell, or for an unknown category, where there is no substitute: the row does not fit."""
+
+SCALES = ([0.0, 1.0], [-1.0, 1.0])
+"""What ranges may be scaled to."""
+
+
+class Column(Section):
+    """A column of numbers within a range, or of categories."""
+
+    name: str
+    range: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    categories: list[str] | None = Field(default=None, min_length=2)
+    missing: float | str = REFUSE
+    unknown: str = REFUSE
+
+    @property
+    def width(self) -> int:
+        """How many inputs it becomes: one number, or one for each category."""
+        return 1 if self.categories is None else len(self.categories)
+
+
+class Columns(Section):
+    """All columns of a table. The target is one of them; the others, in their order, are the inputs.
+
+    Cells that hold one of the `missing_words` count as missing, as empty ones do.
+    """
+
+    target: str
+    columns: list[Column]
+    drop: list[str] = Field(default_factory=list)
+    scale_to: list[float] = Field(default_factory=lambda: SCALES[0])
+    missing_words: list[str] = Field(default_factory=list)
+
+    @property
+    def features(self) -> list[Column]:
+        """The columns that are inputs."""
+        return [column for column in self.columns if column.name != self.target]
+
+    @property
+    def target_column(self) -> Column:
+        """The column that is to be predicted."""
+        return next(column for column in self.columns if column.name == self.target)
+
+    @property
+    def width(self) -> int:
+        """How many inputs a row has."""
+        return sum(column.width for column in self.features)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes of the target; none where it is a number."""
+        return tuple(self.target_column.categories or ())
+
+    @property
+    def norm_bound(self) -> float:
+        """The largest norm of a row of inputs: every column gives at most one."""
+        return math.sqrt(len(self.features))
+
+
+def read_columns(given: str | Document | None, folder: Path, where: str) -> Columns:
+    """The columns that settings name: a file, looked for in a folder, or the table itself."""
+    if given is None:
+        raise InputError(
+            f"{where} without columns", "they say what a table holds", 'write columns = "FILE.columns.toml"'
+        )
+    if isinstance(given, str):
+        path = folder / given
+        return parse_columns(read_settings_file(path), str(path))
+    return parse_columns(given, where)
+
+
+def parse_columns(document: Document, where: str) -> Columns:
+    """Columns from their document, with all that they say checked; `where` names the file in messages."""
+    found = parse_section(Columns, document, where)
+    names = [column.name for column in found.columns]
+    twice = next((name for name in (*names, *found.drop) if [*names, *found.drop].count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{where}: column {twice!r} twice", "it is described once, or dropped", "remove one")
+    if found.target not in names or len(names) < 2:
+        raise InputError(
+            f"{where}: target {found.target!r} among {len(names)} columns", "the target and one more are described",
+            "write [[columns]] for each of them",
+        )  # fmt: skip
+    if found.scale_to not in SCALES:
+        raise InputError(f"{where}: scale_to = {found.scale_to}", "it is [0, 1] or [-1, 1]", "choose one")
+    for column in found.columns:
+        _check_kind(column, f"{where}: column {column.name!r}")
+        _check_missing(column, f"{where}: column {column.name!r}")
+    target = found.target_column
+    if (target.missing, target.unknown) != (REFUSE, REFUSE):
+        raise InputError(
+            f"{where}: a substitute for the target {target.name!r}", "a row without a target teaches nothing",
+            "leave out missing and unknown there",
+        )  # fmt: skip
+    return found
+
+
+def _check_kind(column: Column, what: str) -> None:
+    """Refuse what is neither a range nor categories."""
+    if (column.range is None) == (column.categories is None):
+        raise InputError(f"{what}: range and categories", "it has exactly one of them", "give one, or drop the column")
+    if column.range is not None:
+        low, high = column.range
+        if not low < high or math.isinf(high - low):
+            raise InputError(f"{what}: range = {column.range}", "it leads from less to more", "correct it")
+        if column.unknown != REFUSE:
+            raise InputError(f"{what}: unknown", "it is about categories", "leave it out: numbers are clipped")
+    if column.categories is not None:
+        if len(set(column.categories)) < len(column.categories) or REFUSE in column.categories:
+            raise InputError(
+                f"{what}: categories", f"they differ from each other and from {REFUSE!r}", "correct the list"
+            )
+        if column.unknown not in (REFUSE, *column.categories):
+            raise InputError(
+                f"{what}: unknown = {column.unknown!r}", f"it is one of the categories, or {REFUSE!r}", "correct it"
+            )
+
+
+def _check_missing(column: Column, what: str) -> None:
+    """Refuse a substitute that is not public, or not of the column's kind."""
+    if column.missing == REFUSE:
+        return
+    if column.categories is not None:
+        if column.missing not in column.categories:
+            raise InputError(
+                f"{what}: missing = {column.missing!r}", f"it is one of the categories, or {REFUSE!r}", "correct it"
+            )
+        return
+    assert column.range is not None
+    if isinstance(column.missing, str):
+        raise InputError(
+            f"{what}: missing = {column.missing!r}", "what is computed from rows is not public",
+            f"give a number within the range, or {REFUSE!r}",
+        )  # fmt: skip
+    if not column.range[0] <= column.missing <= column.range[1]:
+        raise InputError(f"{what}: missing = {column.missing:g}", f"the range is {column.range}", "give one within it")

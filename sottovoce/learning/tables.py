@@ -1,0 +1,152 @@
+"""A table as rows to learn from: every cell checked and turned into numbers by public columns alone.
+
+Numbers are scaled by the range of their column, categories become one input each. What a row becomes depends on that
+row and on the columns, never on other rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.errors import InputError
+from sottovoce.learning.catalogue import Targets
+from sottovoce.learning.columns import REFUSE, Column, Columns
+from sottovoce.learning.lazy_rows import Floats
+from sottovoce.learning.table_files import read_cells
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Table:
+    """Inputs and targets, row by row; `clipped` counts numbers outside the range of their column, and is private."""
+
+    inputs: Floats
+    targets: Targets
+    clipped: int
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __repr__(self) -> str:
+        return f"Table({len(self)} rows of {self.inputs.shape[1]})"
+
+
+def read_table(path: Path, columns: Columns) -> Table:
+    """Read a table; refuses the first row that does not fit, with its number, its column and what was found."""
+    cells = read_cells(path, columns.drop)
+    described = [column.name for column in columns.columns]
+    lacking = [name for name in described if name not in cells]
+    unknown = [name for name in cells if name not in described]
+    if lacking or unknown:
+        what = f"no column {lacking[0]!r}" if lacking else f"column {unknown[0]!r}"
+        raise InputError(
+            f"{path}: {what}", "a table has exactly the columns that are described",
+            "correct the heading, or list the column under drop",
+        )  # fmt: skip
+    inputs, clipped = [], 0
+    for column in columns.features:
+        values, outside = _encoded(column, cells[column.name], columns, path)
+        inputs.append(values)
+        clipped += outside
+    target = columns.target_column
+    if target.categories is not None:
+        return Table(np.concatenate(inputs, axis=1), _positions(target, cells[target.name], columns, path), clipped)
+    values, outside = _encoded(target, cells[target.name], columns, path)
+    return Table(np.concatenate(inputs, axis=1), values[:, 0], clipped + outside)
+
+
+def _encoded(column: Column, cells: NDArray[Any], columns: Columns, path: Path) -> tuple[Floats, int]:
+    """The inputs that a column becomes, and how many of its numbers were clipped."""
+    if column.categories is not None:
+        positions = _positions(column, cells, columns, path)
+        return np.eye(len(column.categories), dtype=np.float32)[positions], 0
+    assert column.range is not None
+    low, high = column.range
+    values = _numbers(column, cells, columns, path)
+    within = np.clip(values, low, high)
+    start, stop = columns.scale_to
+    scaled = start + (stop - start) * ((within - low) / (high - low))
+    return scaled.astype(np.float32)[:, None], int((within != values).sum())
+
+
+def _numbers(column: Column, cells: NDArray[Any], columns: Columns, path: Path) -> NDArray[np.float64]:
+    """The numbers of a column, substitutes in place of missing ones."""
+    if cells.dtype.kind == "U":
+        missing = np.isin(cells, ["", *columns.missing_words])
+        values = _parsed(np.where(missing, "0", cells))
+    else:
+        values = cells.astype(np.float64)
+        missing = np.isnan(values)
+    wrong = np.flatnonzero(~np.isfinite(values) & ~missing)
+    if wrong.size:
+        raise _misfit(path, column, int(wrong[0]), cells, "it is a number", "correct it, or list it in missing_words")
+    _check_missing(column, missing, cells, path)
+    return np.where(missing, 0.0 if column.missing == REFUSE else column.missing, values)
+
+
+def _parsed(words: NDArray[np.str_]) -> NDArray[np.float64]:
+    """Numbers from text; nan where there is none."""
+    try:
+        return words.astype(np.float64)
+    except ValueError:
+        return np.array([_number(word) for word in words.tolist()])
+
+
+def _number(word: str) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        return np.nan
+
+
+def _positions(column: Column, cells: NDArray[Any], columns: Columns, path: Path) -> NDArray[np.int64]:
+    """The position of each row's category, with what stands for missing and for unknown ones."""
+    assert column.categories is not None
+    place = {name: position for position, name in enumerate(column.categories)}
+    distinct, inverse = np.unique(cells, return_inverse=True)
+    words = [category_text(value) for value in distinct.tolist()]
+    missing = np.array([word in ("", *columns.missing_words) for word in words])
+    substitutes = [column.missing if absent else column.unknown for absent in missing]
+    found = np.array([place.get(w, place.get(str(s), -1)) for w, s in zip(words, substitutes, strict=True)])
+    _check_missing(column, missing[inverse] & (found[inverse] < 0), cells, path)
+    wrong = np.flatnonzero(found[inverse] < 0)
+    if wrong.size:
+        raise _misfit(
+            path, column, int(wrong[0]), cells, f"categories are {_few(column.categories)}",
+            "correct it, or agree on what unknown ones become",
+        )  # fmt: skip
+    return found[inverse].astype(np.int64)
+
+
+def category_text(value: object) -> str:
+    """A cell as the name of a category; whole numbers without a point, a missing number as nothing.
+
+    >>> [category_text(value) for value in ("west", 2, 2.0, True, float("nan"))]
+    ['west', '2', '2', 'true', '']
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return "" if np.isnan(value) else str(int(value)) if value.is_integer() else repr(value)
+    return str(value).strip()
+
+
+def _check_missing(column: Column, missing: NDArray[np.bool_], cells: NDArray[Any], path: Path) -> None:
+    absent = np.flatnonzero(missing)
+    if absent.size and column.missing == REFUSE:
+        raise _misfit(
+            path, column, int(absent[0]), cells, "nothing stands for a missing cell",
+            "fill it, or agree on what missing ones become",
+        )  # fmt: skip
+
+
+def _misfit(path: Path, column: Column, row: int, cells: NDArray[Any], rule: str, remedy: str) -> InputError:
+    return InputError(f"{path}, row {row + 1}, column {column.name!r}: {cells[row].item()!r:.60}", rule, remedy)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if names[5:] else "")

@@ -1,0 +1,110 @@
+"""`sotto peer init` and `sotto peer agree`, and the simulation of what was agreed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.test_schemas import fits
+from tests.federation.federation import COLUMNS, ROWS, SETTINGS, prepare, write_tables
+
+
+@pytest.fixture
+def clinics(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare(tmp_path)
+    return tmp_path
+
+
+def test_from_keys_to_a_simulation(sotto, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "settings.toml").write_text(SETTINGS)
+    (tmp_path / "patients.columns.toml").write_text(COLUMNS)
+    spoken = {}
+    for name in ROWS:
+        code, out, err = sotto(f"peer init {name} --address {name}.example:7443 --folder {name} --json")
+        assert (code, err) == (0, "")
+        fits(json.loads(out), "peer-init")
+        spoken[name] = json.loads(out)["fingerprint"].replace(" ", "").lower()
+    files = " ".join(f"{name}.member.toml" for name in ROWS)
+    code, out, err = sotto(f"peer agree settings.toml {files} --json")
+    assert (code, err) == (0, "")
+    agreed = json.loads(out)
+    fits(agreed, "peer-agree")
+    assert {member["name"]: member["fingerprint"] for member in agreed["members"]} == spoken
+    code, out, err = sotto(f"run agreement.toml --data {write_tables(tmp_path)} --json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["headline"] == agreed["headline"]
+    assert json.loads((tmp_path / "runs" / "clinics" / "privacy.json").read_text())["sigma"] == agreed["sigma"]
+
+
+def test_what_agree_prints(sotto, clinics):
+    code, out, _ = sotto("peer agree settings.toml Hill.member.toml Mercy.member.toml North.member.toml")
+    assert code == 0
+    rows = {line.split()[0]: line for line in out.splitlines() if line.split()}
+    assert "Hill, North" in rows["Mercy"]
+    assert "epsilon 3 about" in rows["Mercy"]
+    assert "That is epsilon 3 at delta 1e-05" in rows["Proven:"]
+    before = (clinics / "agreement.toml").read_text()
+    code, _, err = sotto("peer agree settings.toml Hill.member.toml Mercy.member.toml North.member.toml")
+    assert (code, "never overwritten" in err) == (2, True)
+    assert (clinics / "agreement.toml").read_text() == before
+
+
+REFUSED = [
+    ("peer init Hill --no-listen --folder other", "Hill.member.toml exists"),
+    ("peer init West --folder other", "West listens and has no address"),
+    ("peer init We/st --folder other", "a name has at most 63 letters"),
+    ("peer agree settings.toml Hill.member.toml", "rows of Mercy"),
+    ("peer agree settings.toml settings.toml", "settings.toml: seed; there is no such key"),
+    ("peer agree nothing.toml Hill.member.toml", "nothing.toml: No such file"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), REFUSED, ids=[line for line, _ in REFUSED])
+def test_refusals_are_one_line_and_leave_nothing(sotto, clinics, line, reason):
+    code, out, err = sotto(line)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert reason in err
+    assert not (clinics / "other").exists()
+    assert not (clinics / "agreement.toml").exists()
+
+
+def test_a_table_that_does_not_fit_is_refused_before_anything_runs(sotto, clinics):
+    sotto("peer agree settings.toml Hill.member.toml Mercy.member.toml North.member.toml")
+    data = write_tables(clinics)
+    table = data / "Mercy.csv"
+    table.write_text(table.read_text().replace(",east,", ",cellar,", 1))
+    code, out, err = sotto(f"run agreement.toml --data {data}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "column 'ward': 'cellar'; categories are east, west" in err
+    table.unlink()
+    code, _, err = sotto(f"run agreement.toml --data {data}")
+    assert (code, "no table called Mercy" in err) == (2, True)
+    assert not (clinics / "runs").exists()
+
+
+def test_without_the_extra_one_line_says_what_to_type(sotto, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = importlib.util.find_spec
+    monkeypatch.setattr("sottovoce.core.extras.find_spec", lambda name: None if name == "grpc" else found(name))
+    code, out, err = sotto("peer init Hill --address hill.example:7443")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "pip install 'sottovoce[peers]'" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_commands_load_neither_grpc_nor_cryptography(clinics, sotto):
+    sotto("peer agree settings.toml Hill.member.toml Mercy.member.toml North.member.toml")
+    code = (
+        "import sys, pathlib, sottovoce, sottovoce.cli\n"
+        "from sottovoce.cli.run import _run_settings\n"
+        "_run_settings(pathlib.Path('agreement.toml'))\n"
+        "sys.exit(any(name in sys.modules for name in ('grpc', 'cryptography', 'pyarrow')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

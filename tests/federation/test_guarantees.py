@@ -1,0 +1,105 @@
+"""What an agreement guarantees does not depend on anybody's rows, and is what its simulation reports."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from sottovoce.config import set_key
+from sottovoce.errors import InputError
+from sottovoce.federation.agreement import parse_agreement
+from sottovoce.federation.guarantees import agreed_guarantees, build_agreement
+from sottovoce.learning.tables import read_table
+from sottovoce.run.execute import run_experiment
+from sottovoce.run.privacy_report import report_wanted
+from tests.federation.federation import ROWS, agreement_in, write_tables
+
+FIXED = {"privacy.epsilon": None, "algorithm.sigma": 3.0, "privacy.attackers": "none"}
+
+VARIED = {
+    "target": {},
+    "poisson": {**FIXED, "training.batch": "poisson:0.5", "training.rounds": 2},
+    "cycle": {**FIXED, "training.batch": "cycle:2x3"},
+    "bounded": {"privacy.attackers": [0], "training.clip": "bounded", "training.bound": None, "training.rounds": 2},
+    "user": {**FIXED, "privacy.adjacency": "user", "training.clip": "whole-gradient"},
+    "shared secrets": {**FIXED, "algorithm.name": "decor", "algorithm.sigma_pair": 1.0, "training.rounds": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("clinics")
+
+
+@pytest.fixture(scope="module")
+def plain(place):
+    return agreement_in(place)
+
+
+@pytest.fixture(scope="module")
+def tables(place, plain):
+    """The tables of two different sets of patients."""
+    folders = [write_tables(place, seed) for seed in (0, 1)]
+    return [{name: read_table(folder / f"{name}.csv", plain.data.columns) for name in ROWS} for folder in folders]
+
+
+def varied(agreement, settings):
+    document = agreement.document
+    for key, value in settings.items():
+        document = set_key(document, key.split("."), value)
+    return parse_agreement(document, "here")
+
+
+@pytest.mark.parametrize("settings", VARIED.values(), ids=VARIED)
+def test_figures_do_not_depend_on_whose_rows_are_here(plain, tables, settings):
+    agreement = varied(plain, settings)
+    wanted = agreed_guarantees(agreement).document
+    assert wanted["headline"] is not None
+    one, other = tables
+    for here in ({"Mercy": one["Mercy"]}, other):
+        accountant = build_agreement(agreement, here)
+        assert report_wanted(accountant, agreement.privacy).document() == wanted
+
+
+def test_the_simulation_reports_what_was_agreed(plain, place, tmp_path):
+    wanted = agreed_guarantees(plain)
+    folder = write_tables(tmp_path, seed=2)
+    run_experiment(plain.experiment, tmp_path / "run", data=folder)
+    found = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    assert {key: found[key] for key in wanted.document} == json.loads(json.dumps(wanted.document))
+    assert set(wanted.members) == set(ROWS)
+    assert "epsilon 3 at delta 1e-05" in wanted.sentence
+
+
+def test_rows_of_the_others_take_no_memory(plain, tables):
+    document = plain.document
+    document["members"] = [{**member, "rows": 10**9} for member in document["members"]]
+    agreement = parse_agreement({**document, "privacy": {}, "algorithm": {"name": "dp-d-sgd", "sigma": 1.0}}, "here")
+    tracemalloc.start()
+    built = build_agreement(agreement, {})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert built.training_run.gradients.batches.sizes.tolist() == [1e9] * 3
+    assert peak < 50e6
+
+
+def test_own_rows_are_the_same_whether_the_others_are_here_or_not(plain, tables):
+    one, _ = tables
+    alone = build_agreement(plain, {"Mercy": one["Mercy"]}).training_run.gradients.hosted(np.array([1]))
+    together = build_agreement(plain, one).training_run.gradients.hosted(np.array([1]))
+    np.testing.assert_array_equal(alone.task.dataset.inputs, together.task.dataset.inputs)
+    np.testing.assert_array_equal(alone.task.dataset.targets, together.task.dataset.targets)
+    assert len(alone.task.dataset.inputs) == ROWS["Mercy"]
+    assert len(alone.task.dataset.test_inputs) == 5
+    held = {tuple(row) for row in alone.task.dataset.test_inputs.tolist()}
+    assert held <= {tuple(row) for row in one["Mercy"].inputs.tolist()}
+
+
+def test_fewer_rows_than_declared_are_refused(plain, tmp_path):
+    folder = write_tables(tmp_path, more=0)
+    table = read_table(folder / "Hill.csv", plain.data.columns)
+    with pytest.raises(InputError, match="Hill: a table of 12 rows; 12 are declared"):
+        build_agreement(plain, {"Hill": table})
