@@ -3,8 +3,8 @@
 A carrier derives from `Endpoint` and adds three things. It authenticates neighbours, so that it knows whose connection
 each frame came over. It says when one is connected or lost, and hands over what arrives. It transmits frames:
 
-- when a connection is up, call `connected`: it transmits a hello. The hello of the other side is answered with what
-  that has yet to acknowledge;
+- when a connection is up, call `connected`: it transmits a hello. The hello of the other side is answered with the
+  messages that it says it needs;
 - feed what arrives to a `FrameReader` of that connection, and each frame to `arrived`. Both may raise `Refused`. After
   the reader refused, the connection cannot be read further and must be closed; after `arrived` refused it may go on;
 - when the connection is gone, call `lost`. On a connection frames keep their order and none is left out: if one has to
@@ -162,11 +162,12 @@ class Endpoint(ABC):
             self._waiting[neighbour] = frame.place
             return []
         if frame.kind is Kind.HELLO:
-            receipt = hello_in(frame).receipt
-            if receipt is not None:
-                self._outbox.note(neighbour, receipt)
+            has = hello_in(frame).receipt
+            if has is not None:
+                self._outbox.note(neighbour, has)
             self._greeted.add(neighbour)
-            return self._kept(neighbour, frame.place)
+            wanted = self._outbox.wanted(neighbour, frame.place, has)
+            return [(neighbour, self._frame(Kind.MESSAGE, place, payload)) for place, payload in wanted]
         if self._waiting.get(neighbour, frame.place) < frame.place:
             del self._waiting[neighbour]
         receipt = self._mailbox.take(neighbour, frame.place, frame.payload)
@@ -196,12 +197,6 @@ class Endpoint(ABC):
 
     def _hello(self, neighbour: Member) -> Frame:
         return self._frame(Kind.HELLO, self._mailbox.at, Hello(self._mailbox.newest_receipt(neighbour)).encode())
-
-    def _kept(self, neighbour: Member, since: Place) -> list[tuple[Member, Frame]]:
-        return [
-            (neighbour, self._frame(Kind.MESSAGE, place, payload))
-            for place, payload in self._outbox.kept(neighbour, since)
-        ]
 
     def _transmit_all(self, frames: list[tuple[Member, Frame]]) -> None:
         for neighbour, frame in frames:

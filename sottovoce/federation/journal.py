@@ -29,6 +29,9 @@ class Journal(Protocol):
     def replayed(self, place: Place) -> RecordedStep | None:
         """What an earlier process of this member, or this one, recorded of a step."""
 
+    def newest(self) -> Place | None:
+        """The newest place of which anything is recorded."""
+
 
 @dataclass
 class MemoryJournal:
@@ -50,6 +53,10 @@ class MemoryJournal:
         """What was kept."""
         return self.steps.get(place)
 
+    def newest(self) -> Place | None:
+        """Of those that were kept."""
+        return max(self.steps, default=None)
+
 
 class NoJournal:
     """Nothing is recorded: for runs whose noise can be drawn again, as in tests and benchmarks."""
@@ -62,4 +69,8 @@ class NoJournal:
 
     def replayed(self, place: Place) -> RecordedStep | None:
         """Nothing was."""
+        return None
+
+    def newest(self) -> Place | None:
+        """There is none."""
         return None

@@ -39,8 +39,8 @@ class Links(Protocol):
 
     - *Nothing waits without a deadline.* `meet`, `receive` and `unacknowledged` return when their patience is over, at
       the latest; every other call returns at once.
-    - *A payload that was sent stays the same.* What was given to `send` for a place is sent, again after a connection
-      was lost, until it is acknowledged or forgotten. Nothing else is ever sent for that place.
+    - *A payload that was sent stays the same.* What was given to `send` for a place is sent, again to a neighbour that
+      was lost and comes back without it, until it is forgotten. Nothing else is ever sent for that place.
     - *What is received was checked* as `sottovoce.federation.mailbox` says, and there is one payload for a place.
     """
 

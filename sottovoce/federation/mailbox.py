@@ -102,7 +102,7 @@ class Mailbox:
         self._digests: dict[Member, dict[Place, bytes]] = {sender: {} for sender in rules.senders}
         for sender, receipt in seen.items():
             self._digests[sender][receipt.place] = receipt.digest
-        self.too_early: set[Member] = set()
+        self._too_early: dict[Member, Place] = {}
         self.equivocations: dict[Member, Equivocation] = {}
 
     def take(self, sender: Member, place: Place, payload: bytes) -> Receipt | None:
@@ -129,7 +129,7 @@ class Mailbox:
         if place.round == self._rules.rounds:
             raise Refused(Reason.PLACE)
         if distance > AHEAD:
-            self.too_early.add(sender)
+            self._too_early[sender] = min(place, self._too_early.get(sender, place))
             raise Refused(Reason.TOO_EARLY)
         if distance < -REMEMBERED:
             raise Refused(Reason.TOO_OLD)
@@ -166,7 +166,9 @@ class Mailbox:
         return Receipt(*max(digests.items())) if digests else None
 
     def wanted_again(self, senders: Set[Member]) -> Set[Member]:
-        """Senders whose message came too early, and may be wanted now: each is named once."""
-        found = self.too_early & senders
-        self.too_early -= found
+        """Senders whose message came too early, and would be accepted now: each is named once."""
+        newest = self._rules.later(self.at, AHEAD)
+        found = {sender for sender in senders if sender in self._too_early and self._too_early[sender] <= newest}
+        for sender in found:
+            del self._too_early[sender]
         return found

@@ -25,7 +25,7 @@ from sottovoce.core.arrays import Rows
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.topologies import Topology
-from sottovoce.core.transport import Delivered, mixed_weight
+from sottovoce.core.transport import Delivered
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.shard_transport import ShardTransport
 from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
@@ -94,19 +94,23 @@ class PeerTransport(ShardTransport):
     def rounds(self, first: int, last: int) -> Iterator[int]:
         """Rounds that neighbours played without this member are left out; at the end all messages are acknowledged.
 
-        What was recorded is replayed first, and a round that was begun is ended.
+        What was recorded is replayed first, and a round that was begun is ended. A round that is earlier than a
+        recorded one was left out then, and stays so.
         """
         self.links.meet(self.patience.seconds)
-        round = first
-        while round < last:
-            round = self._joined(round, last)
-            yield round
-            round += 1
+        newest, joined = self.journal.newest(), first
+        for round in range(first, last):
+            if self.journal.replayed(Place(round, 0)) is not None:
+                yield round
+            elif newest is None or round > newest.round:
+                joined = max(joined, self._round_to_join(round, last))
+                if round >= joined:
+                    yield round
         end = Place(last, 0)
         self.links.unacknowledged(end, self._awaited(self.rules.receivers, end), self.patience.seconds)
 
-    def _joined(self, round: int, last: int) -> int:
-        if self.why_all is not None or self.journal.replayed(Place(round, 0)) is not None:
+    def _round_to_join(self, round: int, last: int) -> int:
+        if self.why_all is not None:
             return round
         claimed = [min(place.round, last - 1) for place in self.links.claims().values()]
         return round_to_join(round, claimed, self.attendance.slack)
@@ -120,7 +124,7 @@ class PeerTransport(ShardTransport):
         sent, public = as_sharded(rows), as_tensor(weight)
         both = ShardedRows(self.shard, torch.cat([sent.own, self.shard.rows_here(public)], dim=1))
         mixed, _ = self.deliver_rows(gossip_step, both, absent=torch.zeros_like(both.own))
-        weights = as_tensor(mixed_weight(gossip_step, public)).clone()
+        weights = as_tensor(gossip_step.mixing @ public)
         weights[self.nodes] = mixed.own[:, -1:]
         return Delivered(ShardedRows(self.shard, mixed.own[:, :-1].contiguous()), sent, weights)
 

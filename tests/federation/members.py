@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from sottovoce.core.arrays import numpy_dtype
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.transport import InProcess
@@ -24,22 +25,25 @@ AGREEMENT, SEED, PATIENCE = bytes(range(32)), 7, 10.0
 
 @dataclass
 class Federation:
-    """An algorithm on a topology, played by members that live apart."""
+    """An algorithm on a topology, played by members that live apart. `seconds` is what a gradient takes at some."""
 
     algorithm: object
     topology: object
     rounds: int = 3
+    dtype: torch.dtype = torch.float64
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
     journals: dict[int, Journal] = field(default_factory=dict)
     steps: dict[int, list[StepAttendance]] = field(default_factory=dict)
     wire: dict[int, int] = field(default_factory=dict)
+    kept: dict[int, int] = field(default_factory=dict)
     rounds_played: dict[int, list[int]] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
 
     def start(self):
-        rows = torch.from_numpy(np.random.default_rng(4).standard_normal((self.topology.n, DIMENSION)))
+        rows = torch.from_numpy(np.random.default_rng(4).standard_normal((self.topology.n, DIMENSION))).to(self.dtype)
         return 0 * rows if self.algorithm.averaging else rows
 
-    def played(self, transport):
+    def played(self, transport, key=SEED):
         """The rounds of the nodes of a transport, each when it is over."""
         x0, everyone = self.start(), made_up(self.topology.n)
         compressed = self.algorithm.compression.name != "identity"
@@ -47,9 +51,11 @@ class Federation:
         rows = transport.start(lambda nodes: x0[torch.from_numpy(nodes)], along)
 
         def gradient(round, points):
+            if transport.networked and self.seconds.get(int(transport.nodes[0])):
+                self.network.clock.sleep(self.seconds[int(transport.nodes[0])])
             whole = np.zeros((self.topology.n, DIMENSION))
             whole[transport.nodes] = points.numpy()
-            return torch.from_numpy(everyone(round, whole)[transport.nodes])
+            return torch.from_numpy(everyone(round, whole)[transport.nodes]).to(self.dtype)
 
         return iterate_rounds(
             self.algorithm,
@@ -58,7 +64,7 @@ class Federation:
             gradient,
             rounds=self.rounds,
             seed=SEED,
-            noise_key=NoiseKey.of_seed(SEED),
+            noise_key=NoiseKey.of_seed(key),
             transport=transport,
         )
 
@@ -75,10 +81,10 @@ class Federation:
             member,
             rounds=self.rounds,
             dimension=DIMENSION,
-            precision=np.dtype(np.float64),
+            precision=numpy_dtype(self.start()),
         )
 
-    def join(self, member, at=FIRST):
+    def join(self, member, at=FIRST, key=SEED):
         """Take part as one member until the last round; where it ends."""
         rules = self.rules(member)
         with MemoryLinks(rules, self.network, at=at) as links:
@@ -92,10 +98,20 @@ class Federation:
                 clock=self.network.clock,
                 on_step=self.steps.setdefault(member, []).append,
             )
-            for played in self.played(transport):
+            for played in self.played(transport, key):
                 self.rounds_played.setdefault(member, []).append(played.round)
             self.wire[member] = transport.wire_bytes
+            self.kept[member] = max(len(sent) for sent in links._outbox._sent.values())
             return transport.local(played.models)
+
+    def missed(self):
+        """Who missed whom, and where."""
+        return {
+            (member, gone, step.place)
+            for member, steps in self.steps.items()
+            for step in steps
+            for gone in step.missing
+        }
 
     def run(self, acts=None):
         """Where each member ends; `acts` has what some do in place of taking part from the start to the end."""

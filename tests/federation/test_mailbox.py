@@ -133,9 +133,13 @@ def test_what_comes_late_is_acknowledged_and_not_used():
     assert reason_of(lambda: box.take(1, Place(4, 1), row(1, 3))) is Reason.EQUIVOCATION
 
 
-def test_who_came_too_early_is_asked_again_once():
+def test_who_came_too_early_is_asked_again_once_when_its_message_is_at_hand():
     box = mailbox()
-    assert reason_of(lambda: box.take(2, Place(8, 0), row(1, 2))) is Reason.TOO_EARLY
+    for place in (Place(8, 0), Place(7, 1), Place(8, 1)):
+        assert reason_of(lambda place=place: box.take(2, place, row(1, 2))) is Reason.TOO_EARLY
+    box.advance(Place(6, 0))
+    assert box.wanted_again({1, 2}) == set()
+    box.advance(Place(6, 1))
     assert box.wanted_again({1}) == set()
     assert box.wanted_again({1, 2}) == {2}
     assert box.wanted_again({1, 2}) == set()

@@ -6,8 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce import InputError
-from tests.cases import FIXED, cases
+from sottovoce import InputError, algorithm, dropout, metropolis, uniform
+from sottovoce._version import __version__
+from sottovoce.core.grid import with_exact_noise
+from sottovoce.federation.frames import DIGEST, HEADER, RECEIPT
+from sottovoce.federation.peer_transport import KEPT
+from tests.cases import DIMENSION, FIXED, cases
 from tests.federation.members import Federation
 from tests.selection import rest_slow
 
@@ -24,3 +28,28 @@ def test_members_play_the_run_of_the_simulation(case):
     np.testing.assert_allclose(apart, members.simulated(), rtol=0, atol=0 if exact else 1e-12)
     assert not any(step.missing for steps in members.steps.values() for step in steps)
     assert members.network.refused == {}
+
+
+def test_float32_and_noise_on_a_grid_are_the_same_bits_too():
+    method = algorithm("dp-d-sgd", sigma=1.0, step_size=0.1)
+    method = with_exact_noise(method, metropolis("ring:5"))
+    assert method.exact_noise
+    members = Federation(method, metropolis("ring:5"), dtype=torch.float32)
+    ends = members.run()
+    assert torch.equal(torch.cat([ends[member] for member in range(5)]), members.simulated())
+
+
+def test_bytes_on_the_wire_are_messages_headers_and_acknowledgements():
+    members = Federation(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:5"), rounds=40)
+    members.run()
+    message, acknowledgement = HEADER.size + 8 * DIMENSION, HEADER.size + DIGEST
+    hello = HEADER.size + RECEIPT.size + len(__version__)
+    assert set(members.wire.values()) == {2 * hello + 40 * 2 * (message + acknowledgement)}
+    assert max(members.kept.values()) <= KEPT + 1
+
+
+def test_what_cannot_be_played_by_members_is_refused():
+    with pytest.raises(InputError, match="members have the same neighbours in every round"):
+        Federation(algorithm("dp-d-sgd", sigma=1.0), dropout("ring:6", rate=0.3)).rules(0)
+    with pytest.raises(InputError, match="messages between members are not masked"):
+        Federation(algorithm("dp-fedavg", sigma=1.0), uniform("complete:4")).rules(0)

@@ -1,0 +1,185 @@
+"""One member's side of its links: what every carrier does alike, whoever sends what."""
+
+from __future__ import annotations
+
+import hashlib
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+
+from sottovoce import algorithm, metropolis
+from sottovoce.federation.endpoint import Endpoint
+from sottovoce.federation.frames import Frame, Hello, Kind, Reason, Refused
+from sottovoce.federation.links import FIRST, Place, Receipt
+from sottovoce.federation.mailbox import LinkRules, PayloadRule
+from tests.federation.members import AGREEMENT, Federation
+
+RULES = LinkRules(
+    agreement=AGREEMENT,
+    member=0,
+    senders=frozenset({1, 2}),
+    receivers=frozenset({1, 3}),
+    rounds=50,
+    steps=1,
+    payload=PayloadRule(8, np.dtype(np.float64)),
+)
+PAYLOAD = np.array([2.5]).tobytes()
+DIGEST = hashlib.sha256(PAYLOAD).digest()
+
+
+class Noting(Endpoint):
+    """An endpoint that notes what it transmits."""
+
+    def __init__(self, **more):
+        super().__init__(RULES, **more)
+        self.transmitted = []
+
+    def transmit(self, neighbour, frame):
+        self.transmitted.append((neighbour, frame.kind, frame.place))
+
+
+def frame(kind, place, sender, payload=b""):
+    return Frame(AGREEMENT, place, sender, kind, payload)
+
+
+def hello(place, sender, receipt=None):
+    return frame(Kind.HELLO, place, sender, Hello(receipt).encode())
+
+
+def message(place, sender, payload=PAYLOAD):
+    return frame(Kind.MESSAGE, place, sender, payload)
+
+
+def test_messages_go_to_those_that_said_hello_and_to_others_when_they_do():
+    end = Noting()
+    end.connected(1)
+    end.arrived(1, hello(FIRST, 1))
+    end.send(FIRST, {1: PAYLOAD, 3: PAYLOAD})
+    assert end.transmitted == [(1, Kind.HELLO, FIRST), (1, Kind.MESSAGE, FIRST)]
+    end.arrived(3, hello(FIRST, 3))
+    assert end.transmitted[2:] == [(3, Kind.MESSAGE, FIRST)]
+
+
+def test_who_comes_back_gets_what_it_does_not_have_even_if_it_was_acknowledged():
+    end = Noting()
+    for round in range(3):
+        end.send(Place(round, 0), {1: PAYLOAD})
+        end.arrived(1, frame(Kind.ACKNOWLEDGEMENT, Place(round, 0), 1, DIGEST))
+    end.lost(1)
+    end.arrived(1, hello(Place(1, 0), 1))
+    assert end.transmitted == [(1, Kind.MESSAGE, Place(1, 0)), (1, Kind.MESSAGE, Place(2, 0))]
+    end.arrived(1, hello(Place(1, 0), 1, Receipt(Place(1, 0), DIGEST)))
+    assert end.transmitted[2:] == [(1, Kind.MESSAGE, Place(2, 0))]
+    end.forget(Place(3, 0))
+    end.arrived(1, hello(Place(1, 0), 1))
+    assert len(end.transmitted) == 3
+
+
+def test_acknowledgements_count_only_for_the_bytes_that_were_sent():
+    end = Noting()
+    end.send(FIRST, {1: PAYLOAD, 3: PAYLOAD})
+    end.arrived(1, frame(Kind.ACKNOWLEDGEMENT, FIRST, 1, DIGEST))
+    end.arrived(3, frame(Kind.ACKNOWLEDGEMENT, FIRST, 3, bytes(32)))
+    assert end.unacknowledged(Place(1, 0), {1, 3}, 0.0) == {3}
+    assert end.receipts() == {1: Receipt(FIRST, DIGEST), 3: Receipt(FIRST, bytes(32))}
+
+
+def test_a_receipt_for_what_was_never_sent_is_kept_for_the_ledger():
+    end = Noting(at=Place(4, 0))
+    end.arrived(1, hello(Place(9, 0), 1, Receipt(Place(8, 0), DIGEST)))
+    assert end.receipts() == {1: Receipt(Place(8, 0), DIGEST)}
+    assert end.claims() == {1: Place(9, 0)}
+
+
+def test_who_waits_is_known_until_it_goes_on_or_is_lost():
+    end = Noting()
+    end.arrived(1, frame(Kind.WAITING, FIRST, 1))
+    end.arrived(2, frame(Kind.WAITING, FIRST, 2))
+    end.arrived(1, message(FIRST, 1))
+    assert end.waiting() == {1: FIRST, 2: FIRST}
+    end.arrived(1, message(Place(1, 0), 1))
+    end.lost(2)
+    assert end.waiting() == {}
+
+
+def test_what_an_earlier_process_received_is_in_its_hello():
+    end, seen = Noting(at=Place(4, 0), seen={1: Receipt(Place(3, 0), DIGEST)}), []
+    end.transmit = lambda neighbour, frame: seen.append(frame)
+    end.connected(1)
+    assert seen == [hello(Place(4, 0), 0, Receipt(Place(3, 0), DIGEST))]
+
+
+@pytest.mark.parametrize(
+    ("stream", "sent", "reason"),
+    [
+        (1, message(FIRST, 2), Reason.SENDER),
+        (7, message(FIRST, 7), Reason.STRANGER),
+        (3, message(FIRST, 3), Reason.STRANGER),
+        (1, Frame(bytes(32), FIRST, 1, Kind.MESSAGE, PAYLOAD), Reason.AGREEMENT),
+        (1, message(Place(50, 0), 1), Reason.PLACE),
+        (1, message(Place(0, 1), 1), Reason.PLACE),
+        (1, frame(Kind.WAITING, Place(51, 0), 1), Reason.PLACE),
+        (1, message(Place(3, 0), 1), Reason.TOO_EARLY),
+        (1, message(FIRST, 1, bytes(7)), Reason.LENGTH),
+        (1, message(FIRST, 1, np.array([np.nan]).tobytes()), Reason.RANGE),
+        (1, frame(Kind.HELLO, FIRST, 1, b"short"), Reason.FORMAT),
+    ],
+)
+def test_what_is_refused_leaves_no_trace_in_the_mailbox(stream, sent, reason):
+    end = Noting()
+    with pytest.raises(Refused) as refusal:
+        end.arrived(stream, sent)
+    assert refusal.value.reason is reason
+    assert end.receive(FIRST, {1, 2}, 0.0) == {}
+    assert end.transmitted == []
+
+
+def test_waiting_ends_when_the_message_comes_and_not_before():
+    end = Noting()
+    sender = Thread(target=lambda: end.arrived(1, message(FIRST, 1)))
+    waiter = Thread(target=lambda: heard.update(end.receive(FIRST, {1}, 60.0)))
+    heard = {}
+    waiter.start()
+    sender.start()
+    waiter.join(30.0)
+    assert heard == {1: PAYLOAD}
+
+
+def test_waiting_ends_with_patience_and_neighbours_were_told():
+    end = Noting()
+    assert end.receive(FIRST, {1}, 0.02) == {}
+    assert end.transmitted == [(1, Kind.WAITING, FIRST), (3, Kind.WAITING, FIRST)]
+    assert end.meet(0.01) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("stream", [3, 0], ids=["a stranger's connection", "a neighbour's connection"])
+def test_honest_members_lose_nothing_by_10_000_random_frames(stream):
+    """Over a connection of its own a neighbour can spoil its own messages, and stop nobody."""
+    members = Federation(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:6"), rounds=8)
+    rng = np.random.default_rng(5)
+    kinds = list(Kind)
+
+    def flood(count):
+        for _ in range(count):
+            kind = kinds[rng.integers(4)]
+            size = [43, 24, 32, 0][kind - 1] if rng.random() < 0.7 else int(rng.integers(80))
+            place = Place(int(rng.integers(10)), int(rng.integers(2)))
+            sender = stream if rng.random() < 0.8 else int(rng.integers(6))
+            agreement = AGREEMENT if rng.random() < 0.9 else rng.bytes(32)
+            members.network.hand_over(stream, 1, Frame(agreement, place, sender, kind, rng.bytes(size)))
+
+    def with_flood():
+        members.seconds[1] = 1.0
+        return members.join(1)
+
+    members.network.clock.later(0.0, lambda: flood(2_000))
+    for second in range(8):
+        members.network.clock.later(second + 0.5, lambda: flood(1_000))
+    ends = members.run({1: with_flood})
+    assert all(played == list(range(8)) for played in members.rounds_played.values())
+    assert sum(members.network.refused.values()) > 5_000
+    if stream == 3:
+        assert torch.equal(torch.cat([ends[member] for member in range(6)]), members.simulated())
+        assert members.missed() == set()
