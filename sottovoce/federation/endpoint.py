@@ -7,8 +7,8 @@ each frame came over. It says when one is connected or lost, and hands over what
   messages that it says it needs;
 - feed what arrives to a `FrameReader` of that connection, and each frame to `arrived`. Both may raise `Refused`. After
   the reader refused, the connection cannot be read further and must be closed; after `arrived` refused it may go on;
-- when the connection is gone, call `lost`. On a connection frames keep their order and none is left out: if one has to
-  be, the connection is closed.
+- when the connection is gone, call `lost`, before `connected` for the next one of the same neighbour. On a connection
+  frames keep their order and none is left out: if one has to be, the connection is closed.
 
 These three may be called from any thread. `transmit` is called from any thread too, never with the lock held. Payloads
 are not copied: the frames that wait in a connection's queue share those of the outbox. A neighbour can ask for them

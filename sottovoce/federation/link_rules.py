@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 
 from sottovoce.core.algorithm import Algorithm, Weighted
-from sottovoce.core.arrays import Precision
-from sottovoce.core.compression import Identity
+from sottovoce.core.arrays import Precision, Reals
+from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.federation.links import Member
 from sottovoce.federation.mailbox import LinkRules, PayloadRule
+
+ANY = (-math.inf, math.inf)
+"""All values that are finite."""
 
 
 def why_all_are_needed(algorithm: Algorithm, mixing: Mixing) -> str | None:
@@ -45,9 +49,9 @@ def link_rules(
     rounds: int,
     dimension: int,
     precision: Precision,
-    largest: float = math.inf,
+    message_range: tuple[float, float] = ANY,
 ) -> LinkRules:
-    """The rules of one member's links. `largest` is how large a value may be, by the agreement."""
+    """The rules of one member's links. `message_range` is how small and how large a value may be."""
     if not topology.static:
         raise InputError(
             f"a federation on {topology.name}",
@@ -69,16 +73,29 @@ def link_rules(
         frozenset(receiver[others & (sender == member)].tolist()),
         rounds,
         algorithm.gossip_steps,
-        _payload_rule(algorithm, topology, dimension, precision, largest),
+        _payload_rule(algorithm, topology, dimension, precision, message_range),
     )
 
 
 def _payload_rule(
-    algorithm: Algorithm, topology: Topology, dimension: int, precision: Precision, largest: float
+    algorithm: Algorithm,
+    topology: Topology,
+    dimension: int,
+    precision: Precision,
+    message_range: tuple[float, float],
 ) -> PayloadRule:
-    if not isinstance(algorithm.compression, Identity):
-        return PayloadRule(algorithm.compression.payload(dimension, precision), None)
+    operator, (least, largest) = algorithm.compression, message_range
+    if not isinstance(operator, Identity):
+        widest = largest - least
+        read = partial(_decompressed, operator, dimension, precision)
+        return PayloadRule(operator.payload(dimension, precision), precision, -widest, widest, decompress=read)
     fitted = algorithm.on(topology)
     if isinstance(fitted.message(fitted.init(np.zeros((topology.n, 1)))), Weighted):
-        return PayloadRule((dimension + 1) * precision.itemsize, precision, largest, float(topology.n))
-    return PayloadRule(dimension * precision.itemsize, precision, largest)
+        return PayloadRule((dimension + 1) * precision.itemsize, precision, least, largest, float(topology.n))
+    return PayloadRule(dimension * precision.itemsize, precision, least, largest)
+
+
+def _decompressed(operator: Compression, dimension: int, precision: Precision, payload: bytes) -> Reals:
+    """The numbers of a compressed row, in places that only the stream of their sender gives."""
+    sent = np.frombuffer(payload, dtype=np.uint8)[None]
+    return operator.decode(sent, [np.random.default_rng(0)], dimension, precision)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from sottovoce.core.arrays import Precision
+from sottovoce.core.arrays import Precision, Reals
 from sottovoce.federation.frames import Reason, Refused
 from sottovoce.federation.links import Member, Place, Receipt
 
@@ -28,29 +28,40 @@ REMEMBERED = 64
 
 @dataclass(frozen=True)
 class PayloadRule:
-    """What the payload of every message must be: numbers of the run's precision, or a compressed row.
+    """What the payload of every message must be: little-endian numbers of the run's precision, or a compressed row.
 
-    With `largest_weight` the last number is push-sum's weight, which lies above 0. Numbers are little-endian.
+    With `largest_weight` the last number is push-sum's weight, which lies above 0. `decompress` gives the numbers of a
+    compressed row, and may raise anything that indexing does.
     """
 
     length: int
-    precision: Precision | None
+    precision: Precision
+    least: float = -math.inf
     largest: float = math.inf
     largest_weight: float | None = None
+    decompress: Callable[[bytes], Reals] | None = None
 
     def check(self, payload: bytes) -> None:
         """Refuse what is too short or long, not finite, or beyond the agreed range."""
         if len(payload) != self.length:
             raise Refused(Reason.LENGTH)
-        if self.precision is None:
-            return
-        numbers = np.frombuffer(payload, dtype=self.precision.newbyteorder("<"))
+        numbers = self._numbers(payload)
         row = numbers if self.largest_weight is None else numbers[:-1]
-        bound = min(self.largest, float(np.finfo(self.precision).max))
-        if len(row) and not (-bound <= row.min() and row.max() <= bound):
+        finite = np.finfo(self.precision)
+        least, largest = max(self.least, float(finite.min)), min(self.largest, float(finite.max))
+        if row.size and not (least <= row.min() and row.max() <= largest):
             raise Refused(Reason.RANGE)
         if self.largest_weight is not None and not 0 < numbers[-1] <= self.largest_weight:
             raise Refused(Reason.RANGE)
+
+    def _numbers(self, payload: bytes) -> Reals:
+        if self.decompress is None:
+            return np.frombuffer(payload, dtype=self.precision.newbyteorder("<"))
+        try:
+            with np.errstate(all="ignore"):
+                return self.decompress(payload)
+        except (IndexError, ValueError):
+            raise Refused(Reason.RANGE) from None
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,10 @@ from sottovoce.core.transport import Delivered
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.shard_transport import ShardTransport
 from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
-from sottovoce.errors import PeerLost, Unaccountable
+from sottovoce.errors import Diverged, PeerLost, Unaccountable
 from sottovoce.federation.attendance import Attendance, StepAttendance, round_to_join
 from sottovoce.federation.clock import Clock
+from sottovoce.federation.frames import Refused
 from sottovoce.federation.journal import Journal, RecordedStep
 from sottovoce.federation.link_rules import why_all_are_needed
 from sottovoce.federation.links import Links, Member, Place
@@ -140,10 +141,23 @@ class PeerTransport(ShardTransport):
         recorded = self.journal.replayed(place)
         if recorded is None:
             recorded = RecordedStep(_encoded(outgoing), None)
+            self._check(place, recorded.sent)
             self.journal.before_send(place, recorded.sent)
         self._hold_back(place, outgoing.keys() - incoming.keys())
         self.links.send(place, recorded.sent)
         return PendingMessages(self, place, recorded.received, incoming, absent)
+
+    def _check(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+        """Refuse to send what every neighbour would refuse."""
+        try:
+            for payload in set(payloads.values()):
+                self.rules.payload.check(payload)
+        except Refused as refusal:
+            raise Diverged(
+                f"a message of round {place.round} that neighbours refuse, since {refusal.reason.value}",
+                "values lie within the range of the agreement",
+                "lower the step size, or agree on a larger range",
+            ) from None
 
     def _hold_back(self, place: Place, receivers: Set[Member]) -> None:
         """Do not run ahead of those that this member never hears: they acknowledge one message before the next."""

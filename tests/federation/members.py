@@ -31,6 +31,7 @@ class Federation:
     topology: object
     rounds: int = 3
     dtype: torch.dtype = torch.float64
+    largest: float = 1e6
     network: MemoryNetwork = field(default_factory=MemoryNetwork)
     journals: dict[int, Journal] = field(default_factory=dict)
     steps: dict[int, list[StepAttendance]] = field(default_factory=dict)
@@ -82,6 +83,7 @@ class Federation:
             rounds=self.rounds,
             dimension=DIMENSION,
             precision=numpy_dtype(self.start()),
+            message_range=(-self.largest, self.largest),
         )
 
     def join(self, member, at=FIRST, key=SEED):

@@ -8,7 +8,9 @@ import math
 import numpy as np
 import pytest
 
+from sottovoce import algorithm, push
 from sottovoce.federation.frames import Reason, Refused
+from sottovoce.federation.link_rules import link_rules
 from sottovoce.federation.links import Place, Receipt
 from sottovoce.federation.mailbox import AHEAD, REMEMBERED, LinkRules, Mailbox, PayloadRule
 
@@ -20,7 +22,7 @@ RULES = LinkRules(
     receivers=frozenset({1, 3}),
     rounds=100,
     steps=2,
-    payload=PayloadRule(8, DTYPE, largest=10.0),
+    payload=PayloadRule(8, DTYPE, -10.0, 10.0),
 )
 
 
@@ -80,6 +82,12 @@ def test_wrong_lengths_and_values_are_refused_and_the_place_stays_free(payload, 
     assert box.take(1, Place(5, 0), row(10, -10)) is not None
 
 
+def test_an_agreed_range_need_not_be_symmetric():
+    rule = PayloadRule(8, DTYPE, 0.0, 1.0)
+    rule.check(row(0, 1))
+    assert reason_of(lambda: rule.check(row(0, -0.1))) is Reason.RANGE
+
+
 def test_without_an_agreed_range_values_are_still_finite():
     rule = PayloadRule(8, DTYPE)
     rule.check(row(np.finfo(DTYPE).max, 0))
@@ -87,16 +95,35 @@ def test_without_an_agreed_range_values_are_still_finite():
 
 
 def test_weights_of_push_sum_lie_above_zero_and_below_their_bound():
-    rule = PayloadRule(8, DTYPE, largest=1.0, largest_weight=5.0)
+    rule = PayloadRule(8, DTYPE, -1.0, 1.0, largest_weight=5.0)
     rule.check(row(1, 5))
     for wrong in (row(1, 0), row(1, -1), row(1, 5.1), row(1, math.nan), row(1.1, 1)):
         assert reason_of(lambda wrong=wrong: rule.check(wrong)) is Reason.RANGE
 
 
-def test_compressed_payloads_are_checked_by_their_length():
-    rule = PayloadRule(3, None)
-    rule.check(b"\xff\xff\xff")
-    assert reason_of(lambda: rule.check(b"\xff")) is Reason.LENGTH
+@pytest.mark.parametrize("compression", ["rand:0.5", "gsgd:4", "top:0.5"])
+def test_compressed_payloads_are_of_one_length_and_decode_to_values_in_range(compression):
+    method = algorithm("dp-csgp", sigma=1.0, compression=compression)
+    rules = link_rules(
+        bytes(32), method, push("exponential:6"), 0, rounds=9, dimension=7, precision=DTYPE, message_range=(-10.0, 10.0)
+    )
+    rng, rule = np.random.default_rng(2), rules.payload
+
+    def encoded(values):
+        streams = [np.random.default_rng(1)]
+        return method.compression.encode(values.astype(DTYPE)[None], streams).tobytes()
+
+    rule.check(encoded(rng.uniform(-2, 2, size=7)))
+    assert reason_of(lambda: rule.check(encoded(rng.uniform(-2, 2, size=7))[:-1])) is Reason.LENGTH
+    with np.errstate(all="ignore"):
+        assert reason_of(lambda: rule.check(encoded(np.full(7, 1e4)))) is Reason.RANGE
+    refused = 0
+    for _ in range(500):
+        try:
+            rule.check(rng.bytes(rule.length))
+        except Refused:
+            refused += 1
+    assert refused > 100
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from sottovoce import InputError, algorithm, dropout, metropolis, uniform
 from sottovoce._version import __version__
 from sottovoce.core.grid import with_exact_noise
+from sottovoce.errors import Diverged
 from sottovoce.federation.frames import DIGEST, HEADER, RECEIPT
 from sottovoce.federation.peer_transport import KEPT
 from tests.cases import DIMENSION, FIXED, cases
@@ -53,3 +54,10 @@ def test_what_cannot_be_played_by_members_is_refused():
         Federation(algorithm("dp-d-sgd", sigma=1.0), dropout("ring:6", rate=0.3)).rules(0)
     with pytest.raises(InputError, match="messages between members are not masked"):
         Federation(algorithm("dp-fedavg", sigma=1.0), uniform("complete:4")).rules(0)
+
+
+def test_a_member_does_not_send_what_its_neighbours_would_refuse():
+    members = Federation(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:5"), largest=1e-3)
+    with pytest.raises(Diverged, match=r"^a message of round 0 that neighbours refuse, since it has values"):
+        members.run()
+    assert members.network.refused == {}
