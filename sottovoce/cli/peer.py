@@ -95,7 +95,7 @@ def _require_peers() -> None:
 
 
 def _word(value: object) -> str:
-    return {None: "none", True: "yes", False: "no"}.get(value, str(value)) if not isinstance(value, str) else value
+    return ("yes" if value else "no") if isinstance(value, bool) else "none" if value is None else str(value)
 
 
 def _members_table(agreement: "Agreement", guarantees: "AgreedGuarantees") -> Table:

@@ -1,0 +1,133 @@
+"""One connection to a neighbour: frames are written from a queue while others are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sottovoce.federation.frame_stream import FrameStream, StreamEnded
+from sottovoce.federation.frames import Frame, Kind, Reason, Refused
+from sottovoce.federation.link_settings import LinkSettings
+from sottovoce.federation.links import Place
+
+LONGEST_QUEUE = 256
+"""Frames. A neighbour that asks for messages again and again and reads none of them loses its connection."""
+
+REPEATED_SECONDS, REPEATED_BYTES = 0.005, 10_000_000
+"""After a frame that brings nothing new nothing is read for so long, and a second longer for so many bytes."""
+
+
+class Connection:
+    """An open stream to a neighbour whose certificate was recognised.
+
+    `take` is given every frame and refuses what is not accepted; `refused` is told why, once for each reason; `greeted`
+    is called after the neighbour's hello; `finish` ends the side of the stream that is written.
+    """
+
+    def __init__(
+        self,
+        stream: FrameStream,
+        settings: LinkSettings,
+        *,
+        take: Callable[[Frame], None],
+        refused: Callable[[Reason], None],
+        greeted: Callable[[], None],
+        finish: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._stream, self._settings = stream, settings
+        self._take, self._refused, self._greeted, self._finish = take, refused, greeted, finish
+        self._loop = asyncio.get_running_loop()
+        self._queue: deque[Frame] = deque()
+        self._news, self._closing = asyncio.Event(), False
+        self._greeting = self.was_greeted = False
+        self._newest: dict[Kind, Place] = {}
+        self._reasons: set[Reason] = set()
+        self._dropped: asyncio.Future[str] = self._loop.create_future()
+
+    def put(self, frame: Frame) -> None:
+        """Have a frame written soon, from any thread. The first is a hello: what comes before it is left out."""
+        self._greeting = self._greeting or frame.kind is Kind.HELLO
+        if not self._greeting:
+            return
+        self._queue.append(frame)
+        if len(self._queue) > LONGEST_QUEUE:
+            self._loop.call_soon_threadsafe(self.drop, "too many frames wait to be read there")
+        self._loop.call_soon_threadsafe(self._news.set)
+
+    async def converse(self) -> str:
+        """Read and write until one of them ends, or the connection is dropped; why it did."""
+        reading, writing = asyncio.create_task(self._read()), asyncio.create_task(self._write())
+        ends: list[asyncio.Future[Any]] = [reading, self._dropped]
+        try:
+            await asyncio.wait([*ends, writing], return_when=asyncio.FIRST_COMPLETED)
+            if self._finish is not None and writing.done() and not writing.exception():
+                await asyncio.wait(ends, timeout=self._settings.farewell, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+            writing.cancel()
+            outcomes = await asyncio.gather(reading, writing, return_exceptions=True)
+        if self._dropped.done():
+            return self._dropped.result()
+        failure = next((one for one in outcomes if isinstance(one, Exception)), None)
+        if isinstance(failure, StreamEnded | Refused):
+            return str(failure)
+        return "closed" if failure is None else f"it failed with {type(failure).__name__}"
+
+    def drop(self, reason: str) -> None:
+        """End at once."""
+        if not self._dropped.done():
+            self._dropped.set_result(reason)
+
+    def close(self) -> None:
+        """End when what is in the queue was written."""
+        self._closing = True
+        self._news.set()
+
+    async def _read(self) -> None:
+        patience: float | None = self._settings.handshake
+        while True:
+            try:
+                frame = await self._stream.receive(patience)
+                if patience is not None and frame.kind is not Kind.HELLO:
+                    raise Refused(Reason.FORMAT)
+            except Refused as refusal:
+                self._note(refusal.reason)
+                raise
+            fresh = self._accept(frame)
+            if patience is not None:
+                patience, self.was_greeted = None, True
+                self._greeted()
+            if not fresh:
+                await asyncio.sleep(REPEATED_SECONDS + len(frame.payload) / REPEATED_BYTES)
+
+    def _accept(self, frame: Frame) -> bool:
+        """Hand a frame on; whether it was accepted and goes beyond the last one of its kind."""
+        try:
+            self._take(frame)
+        except Refused as refusal:
+            self._note(refusal.reason)
+            return False
+        newest = self._newest.get(frame.kind)
+        if newest is not None and frame.place <= newest:
+            return False
+        self._newest[frame.kind] = frame.place
+        return True
+
+    def _note(self, reason: Reason) -> None:
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            self._refused(reason)
+
+    async def _write(self) -> None:
+        while True:
+            while self._queue:
+                await self._stream.send(self._queue.popleft())
+            if self._closing:
+                break
+            self._news.clear()
+            if not self._queue:
+                await self._news.wait()
+        if self._finish is not None:
+            await self._finish()

@@ -1,0 +1,235 @@
+"""Links over a network: one stream of gRPC for each neighbour, over mutual TLS, in a thread of their own.
+
+Whoever can opens the stream (`sottovoce.federation.tls.dials`), and opens it again when it was lost. A process that
+uses this must not fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+from sottovoce.errors import InputError
+from sottovoce.federation import links
+from sottovoce.federation.connection import Connection
+from sottovoce.federation.endpoint import NOTHING_SEEN, Endpoint
+from sottovoce.federation.event_loop import EventLoop
+from sottovoce.federation.frame_stream import FrameStream, StreamEnded, stream_errors
+from sottovoce.federation.frames import Frame, Reason
+from sottovoce.federation.identity import Identity
+from sottovoce.federation.link_events import Connected, FrameRefused, Lost, Report, StrangerRefused
+from sottovoce.federation.link_settings import LinkSettings, Pauses
+from sottovoce.federation.links import FIRST, Place, Receipt
+from sottovoce.federation.mailbox import LinkRules
+from sottovoce.federation.member import Member
+from sottovoce.federation.neighbour_check import CLOCK
+from sottovoce.federation.secure_grpc import grpc
+from sottovoce.federation.tls import (
+    CHECK,
+    EXCHANGE,
+    SERVICE,
+    acceptor_credentials,
+    dialler_credentials,
+    dials,
+    method_path,
+    name_option,
+    recognise,
+)
+
+
+@dataclass
+class Edge:
+    """One neighbour: its connection, if there is one, and when it may begin another."""
+
+    number: links.Member
+    member: Member
+    pauses: Pauses
+    connection: Connection | None = None
+    not_before: float = 0.0
+    dialling: asyncio.Task[None] | None = None
+
+
+class GrpcLinks(Endpoint):
+    """The links of one member over gRPC.
+
+    `members` are the public parts of its neighbours, by number. It listens at `bind`, by default at the port of its own
+    address on all interfaces, if it listens at all. `report` is told what happens.
+    """
+
+    def __init__(
+        self,
+        rules: LinkRules,
+        identity: Identity,
+        members: Mapping[links.Member, Member],
+        *,
+        report: Report,
+        bind: str | None = None,
+        settings: LinkSettings | None = None,
+        at: Place = FIRST,
+        seen: Mapping[links.Member, Receipt] = NOTHING_SEEN,
+    ) -> None:
+        super().__init__(rules, at=at, seen=seen)
+        self._identity, self._report, self._settings = identity, report, settings or LinkSettings()
+        self._bind = bind or f"[::]:{str(identity.member.address).rpartition(':')[2]}"
+        self._edges = {one: Edge(one, members[one], Pauses(self._settings)) for one in sorted(rules.neighbours)}
+        self._loop = EventLoop()
+        self._server: grpc.aio.Server | None = None
+        self._stopping = self._met_strangers = False
+        self.port: int | None = None
+        self.wire_bytes = 0
+
+    def __enter__(self) -> Self:
+        self._loop.__enter__()
+        try:
+            self._loop.run(self._start(), self._settings.handshake)
+        except BaseException:
+            self._loop.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.run(self._stop(), 10 + self._settings.farewell)
+        self._loop.__exit__()
+
+    def transmit(self, neighbour: links.Member, frame: Frame) -> None:
+        """Queue a frame on the connection of a neighbour."""
+        connection = self._edges[neighbour].connection
+        if connection is not None:
+            connection.put(frame)
+
+    async def _start(self) -> None:
+        if self._identity.member.listen:
+            await self._listen()
+        for edge in self._edges.values():
+            if dials(self._identity.member, edge.member):
+                edge.dialling = asyncio.create_task(self._keep_dialling(edge))
+
+    async def _stop(self) -> None:
+        """Say what is left to say, and end every task."""
+        self._stopping = True
+        last: set[asyncio.Task[None]] = set()
+        for edge in self._edges.values():
+            if edge.connection is not None:
+                edge.connection.close()
+            elif edge.dialling is not None:
+                edge.dialling.cancel()
+            if edge.dialling is not None:
+                last.add(edge.dialling)
+        if self._server is not None:
+            last.add(asyncio.create_task(self._server.stop(self._settings.farewell)))
+        if last:
+            await asyncio.wait(last)
+
+    # --- whoever listens -------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        server = self._server = grpc.aio.server(options=self._settings.acceptor_options())
+        handlers = {
+            name: grpc.stream_stream_rpc_method_handler(answer)
+            for name, answer in ((EXCHANGE, self._accept), (CHECK, self._answer_check))
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        neighbours = [edge.member for edge in self._edges.values()]
+        try:
+            self.port = server.add_secure_port(self._bind, acceptor_credentials(self._identity, neighbours))
+        except RuntimeError:
+            raise InputError(
+                f"this member cannot listen at {self._bind}", "a port is used by one process at a time",
+                "end the other process, or take another port for the address",
+            ) from None  # fmt: skip
+        await server.start()
+
+    async def _accept(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        """Carry on a stream that a neighbour has opened, unless it opens them too often."""
+        edge = await self._recognised(context)
+        now = time.monotonic()
+        if self._stopping or now < edge.not_before:
+            return
+        edge.not_before = now + next(edge.pauses)
+        await self._carry(edge, self._stream(context.read, context.write), None)
+
+    async def _answer_check(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        """Tell a neighbour that only wants to know how things are: a hello, and the time here."""
+        edge = await self._recognised(context)
+        with self._changed:
+            hello = self._hello(edge.number)
+        await context.write(hello.encode())
+        await context.write(CLOCK.pack(time.time()))
+
+    async def _recognised(self, context: grpc.aio.ServicerContext) -> Edge:
+        """The neighbour whose certificate a stream shows; the stream of anybody else ends here."""
+        found = recognise(context.auth_context(), [edge.member for edge in self._edges.values()])
+        for edge in self._edges.values():
+            if edge.member is found:
+                return edge
+        if not self._met_strangers:
+            self._met_strangers = True
+            self._report(StrangerRefused())
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "not a certificate of a neighbour")
+        raise AssertionError("abort raises")
+
+    # --- whoever dials ---------------------------------------------------------------------------------------------
+
+    async def _keep_dialling(self, edge: Edge) -> None:
+        while not self._stopping:
+            with contextlib.suppress(StreamEnded):
+                await self._dial(edge)
+            if not self._stopping:
+                await asyncio.sleep(next(edge.pauses))
+
+    async def _dial(self, edge: Edge) -> None:
+        """Open a stream over a channel of its own, and carry it on until it ends."""
+        options = [*self._settings.dialler_options(), name_option(edge.member)]
+        credentials = dialler_credentials(self._identity, edge.member)
+        async with grpc.aio.secure_channel(edge.member.address, credentials, options) as channel:
+            call = channel.stream_stream(method_path(EXCHANGE))()
+            with stream_errors():
+                async with asyncio.timeout(self._settings.handshake):
+                    await call.wait_for_connection()
+            await self._carry(edge, self._stream(call.read, call.write), call.done_writing)
+
+    # --- both ------------------------------------------------------------------------------------------------------
+
+    def _stream(self, read: Callable[[], Awaitable[Any]], write: Callable[[bytes], Awaitable[None]]) -> FrameStream:
+        async def counted(chunk: bytes) -> None:
+            await write(chunk)
+            self.wire_bytes += len(chunk)
+
+        return FrameStream(read, counted, self.reader(), self._settings.stall)
+
+    async def _carry(self, edge: Edge, stream: FrameStream, finish: Callable[[], Awaitable[None]] | None) -> None:
+        """Make a stream the connection of its neighbour, in place of an earlier one, until it ends."""
+        connection = Connection(
+            stream, self._settings, take=partial(self.arrived, edge.number),
+            refused=partial(self._refused, edge.number), greeted=lambda: self._report(Connected(edge.number)),
+            finish=finish,
+        )  # fmt: skip
+        if edge.connection is not None:
+            edge.connection.drop("another connection took its place")
+            self.lost(edge.number)
+        edge.connection = connection
+        self.connected(edge.number)
+        began = time.monotonic()
+        reason = "the connection is gone"  # gRPC cancels whoever serves a stream whose connection it has lost
+        try:
+            reason = await connection.converse()
+        finally:
+            if edge.connection is connection:
+                edge.connection = None
+                self.lost(edge.number)
+            if connection.was_greeted:
+                self._report(Lost(edge.number, reason))
+            if time.monotonic() - began > self._settings.longest_pause:
+                edge.pauses.reset()
+
+    def _refused(self, neighbour: links.Member, reason: Reason) -> None:
+        self._report(FrameRefused(neighbour, reason))
+        if reason is Reason.EQUIVOCATION:
+            for equivocation in self.equivocations():
+                if equivocation.sender == neighbour:
+                    self._report(equivocation)

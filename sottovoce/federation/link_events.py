@@ -1,0 +1,45 @@
+"""What happens on links, for whoever watches over a member. Nothing in it comes from anybody's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sottovoce.federation.frames import Reason
+from sottovoce.federation.links import Member
+from sottovoce.federation.mailbox import Equivocation
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A neighbour is connected, has shown its certificate, and has said hello under the same agreement."""
+
+    neighbour: Member
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A neighbour that was connected is not any more."""
+
+    neighbour: Member
+    reason: str
+
+
+@dataclass(frozen=True)
+class FrameRefused:
+    """A neighbour sent a frame that was not accepted; told once for each reason and connection."""
+
+    neighbour: Member
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class StrangerRefused:
+    """Somebody connected whose certificate is none of the neighbours', though one of these has signed it."""
+
+
+LinkEvent: TypeAlias = Connected | Lost | FrameRefused | StrangerRefused | Equivocation
+
+Report: TypeAlias = Callable[[LinkEvent], None]
+"""Called from the thread of the links; it returns at once and does not raise."""

@@ -1,0 +1,89 @@
+"""What `sotto peer check` says about a neighbour: whether it can be reached, is the right one, and agrees."""
+
+from __future__ import annotations
+
+import struct
+import time
+from dataclasses import dataclass
+
+from sottovoce._version import __version__
+from sottovoce.federation.frames import FrameReader, Kind, Reason, Refused, hello_in
+from sottovoce.federation.identity import Identity
+from sottovoce.federation.mailbox import LinkRules
+from sottovoce.federation.member import Member
+from sottovoce.federation.secure_grpc import grpc
+from sottovoce.federation.tls import CHECK, dialler_credentials, method_path, name_option
+from sottovoce.federation.tls_probe import TlsProbe, probe_tls
+
+CLOCK = struct.Struct("<d")
+"""How a member tells its time: seconds since 1970."""
+
+
+@dataclass(frozen=True)
+class NeighbourCheck:
+    """One neighbour. `problem` is what is wrong, in one sentence, or None; what is not known is None too.
+
+    `clock_difference` is how many seconds its clock is ahead of this one, `round_trip` how many a question takes.
+    """
+
+    name: str
+    tls: TlsProbe
+    same_agreement: bool | None = None
+    version: str | None = None
+    clock_difference: float | None = None
+    round_trip: float | None = None
+    problem: str | None = None
+
+    @property
+    def same_version(self) -> bool | None:
+        """Whether it runs the same version of the package."""
+        return None if self.version is None else self.version == __version__
+
+
+def check_neighbour(identity: Identity, rules: LinkRules, neighbour: Member, timeout: float = 5.0) -> NeighbourCheck:
+    """Reach a neighbour that listens, and ask it how things are; every wait ends after `timeout` seconds."""
+    tls = probe_tls(identity, neighbour, timeout)
+    if tls.problem is not None:
+        return NeighbourCheck(neighbour.name, tls, problem=tls.problem)
+    options = [name_option(neighbour), ("grpc.enable_retries", 0), ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.secure_channel(neighbour.address, dialler_credentials(identity, neighbour), options) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout)
+            return _ask(channel, rules, neighbour, tls, timeout)
+        except (grpc.RpcError, grpc.FutureTimeoutError, StopIteration):
+            problem = f"{neighbour.name} takes connections, but does not answer."
+            return NeighbourCheck(neighbour.name, tls, problem=problem)
+
+
+def _ask(channel: grpc.Channel, rules: LinkRules, neighbour: Member, tls: TlsProbe, timeout: float) -> NeighbourCheck:
+    asked, began = time.time(), time.perf_counter()
+    answers = channel.stream_stream(method_path(CHECK))(iter(()), timeout=timeout)
+    greeting = next(answers)
+    round_trip = time.perf_counter() - began
+    told = next(answers)
+    try:
+        version = _version_in(greeting, rules)
+        (clock,) = CLOCK.unpack(told)
+    except Refused as refusal:
+        agreement = False if refusal.reason is Reason.AGREEMENT else None
+        return NeighbourCheck(
+            neighbour.name, tls, agreement, round_trip=round_trip, problem=_sentence(neighbour, refusal)
+        )
+    except struct.error:
+        return NeighbourCheck(neighbour.name, tls, problem=f"{neighbour.name} does not tell the time.")
+    ahead = clock - asked - round_trip / 2
+    return NeighbourCheck(neighbour.name, tls, True, version, ahead, round_trip)
+
+
+def _version_in(greeting: bytes, rules: LinkRules) -> str:
+    """The version of the package that a hello of the same agreement names."""
+    frames = FrameReader(rules.agreement, rules.payload.length).feed(greeting)
+    if len(frames) != 1 or frames[0].kind is not Kind.HELLO:
+        raise Refused(Reason.FORMAT)
+    return hello_in(frames[0]).version
+
+
+def _sentence(neighbour: Member, refusal: Refused) -> str:
+    if refusal.reason is Reason.AGREEMENT:
+        return f"{neighbour.name} has another agreement; compare the two files."
+    return f"{neighbour.name} answers in a way that this version does not understand; compare versions."

@@ -1,0 +1,229 @@
+"""Tables: cells become numbers by public columns alone, and what does not fit is said with its row and column."""
+
+from __future__ import annotations
+
+import importlib.util
+import tomllib
+
+import numpy as np
+import pytest
+
+from sottovoce.errors import InputError
+from sottovoce.learning.column_guess import columns_text, guess_columns
+from sottovoce.learning.columns import parse_columns
+from sottovoce.learning.table_data import join_tables, table_dataset
+from sottovoce.learning.tables import read_table
+
+COLUMNS = """
+target = "again"
+drop = ["patient"]
+missing_words = ["NA"]
+
+[[columns]]
+name = "age"
+range = [20, 100]
+missing = 40
+
+[[columns]]
+name = "ward"
+categories = ["east", "west", "other"]
+unknown = "other"
+missing = "west"
+
+[[columns]]
+name = "again"
+categories = ["no", "yes"]
+"""
+
+CSV = '''patient,again,age,ward
+"Doe, J",yes,60,east
+"Roe ""R""",no,20,west
+3,no,,cellar
+4,yes,120.5,
+5,yes,NA,other
+6,no,-3, east
+'''
+
+ROWS = [[0.5, 1, 0, 0], [0, 0, 1, 0], [0.25, 0, 0, 1], [1, 0, 1, 0], [0.25, 0, 0, 1], [0, 1, 0, 0]]
+
+
+def columns(text: str = COLUMNS, **changes):
+    return parse_columns({**tomllib.loads(text), **changes}, "here")
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text(CSV)
+    return path
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_cells_become_numbers_by_their_columns(tmp_path, mark):
+    path = tmp_path / "table.csv"
+    path.write_bytes((mark + CSV).replace("\n", "\r\n").encode())
+    found = read_table(path, columns())
+    np.testing.assert_array_equal(found.inputs, np.array(ROWS, dtype=np.float32))
+    assert found.targets.tolist() == [1, 0, 0, 1, 1, 0]
+    assert (found.inputs.dtype, found.targets.dtype, found.clipped) == (np.float32, np.int64, 2)
+
+
+def test_scaled_from_minus_one_to_one(table):
+    found = read_table(table, columns(scale_to=[-1, 1]))
+    np.testing.assert_array_equal(found.inputs[:, 0], [0, -1, -0.5, 1, -0.5, -1])
+    np.testing.assert_array_equal(found.inputs[:, 1:], np.array(ROWS)[:, 1:])
+
+
+def test_a_target_may_be_a_number(table):
+    text = COLUMNS.replace('target = "again"', 'target = "age"').replace("missing = 40\n", "")
+    table.write_text(CSV.replace("3,no,,", "3,no,36,").replace("NA", "84"))
+    found = read_table(table, columns(text))
+    assert found.targets.tolist() == pytest.approx([0.5, 0, 0.2, 1, 0.8, 0])
+    assert (found.inputs.shape, found.targets.dtype, found.clipped) == ((6, 5), np.float32, 2)
+
+
+def test_a_row_becomes_the_same_whatever_the_others_are(table, tmp_path):
+    heading, *lines = CSV.splitlines()
+    for number, line in enumerate(lines):
+        alone = tmp_path / "alone.csv"
+        alone.write_text(f"{heading}\n{line}\n")
+        np.testing.assert_array_equal(read_table(alone, columns()).inputs, np.array(ROWS[number : number + 1]))
+
+
+def test_all_formats_give_the_same_rows(table, tmp_path):
+    wanted = read_table(table, columns())
+    words = {"again": ["yes", "no", "no", "yes", "yes", "no"], "ward": ["east", "west", "cellar", "", "other", "east"]}
+    ages = [60.0, 20.0, np.nan, 120.5, np.nan, -3.0]
+    np.savez(tmp_path / "table.npz", age=ages, **{name: np.array(cells) for name, cells in words.items()})
+    found = read_table(tmp_path / "table.npz", columns())
+    np.testing.assert_array_equal(found.inputs, wanted.inputs)
+    np.testing.assert_array_equal(found.targets, wanted.targets)
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow not installed: pip install -e .[parquet]")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    cells = {
+        "patient": list(range(6)), "age": [None if np.isnan(age) else age for age in ages],
+        "again": words["again"], "ward": [word or None for word in words["ward"]],
+    }  # fmt: skip
+    parquet.write_table(pyarrow.table(cells), tmp_path / "table.parquet")
+    found = read_table(tmp_path / "table.parquet", columns())
+    np.testing.assert_array_equal(found.inputs, wanted.inputs)
+    np.testing.assert_array_equal(found.targets, wanted.targets)
+
+
+def test_numbers_and_truth_values_may_be_categories(tmp_path):
+    described = [{"name": "t", "categories": ["false", "true"]}, {"name": "n", "categories": ["1", "2.5"]}]
+    np.savez(tmp_path / "table.npz", t=np.array([True, False]), n=np.array([2.5, 1.0]))
+    found = read_table(tmp_path / "table.npz", parse_columns({"target": "t", "columns": described}, "here"))
+    assert (found.targets.tolist(), found.inputs.tolist()) == ([1, 0], [[0, 1], [1, 0]])
+
+
+def test_parquet_without_its_package_is_refused(tmp_path, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr("sottovoce.core.extras.find_spec", lambda name: None if name == "pyarrow" else found(name))
+    (tmp_path / "table.parquet").write_bytes(b"PAR1")
+    with pytest.raises(InputError, match=r"pip install 'sottovoce\[parquet\]'"):
+        read_table(tmp_path / "table.parquet", columns())
+
+
+MISFITS = [
+    ("60,east", "sixty,east", "table.csv, row 1, column 'age': 'sixty'; it is a number"),
+    ("60,east", "nan,east", "row 1, column 'age': 'nan'; it is a number"),
+    ("120.5,", "1e999,", "row 4, column 'age': '1e999'; it is a number"),
+    ("3,no", "3,maybe", "row 3, column 'again': 'maybe'; categories are no, yes"),
+    ("4,yes", "4,", "row 4, column 'again': ''; nothing stands for a missing cell"),
+    ("60,east", "60", "row 1: 3 cells; the heading has 4"),
+    ("age,", "years,", "no column 'age'; a table has exactly the columns"),
+    ("patient,", "person,", "column 'person'; a table has exactly the columns"),
+    ("age,ward", "age,age", "two columns called 'age'"),
+    ("patient,", ",", "a column without a name"),
+    ('"Doe, J"', '"Doe, J', "a .csv file in UTF-8 is needed"),
+    ("east", "\udcff", "a .csv file in UTF-8 is needed"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "reason"), MISFITS, ids=[reason for *_, reason in MISFITS])
+def test_what_does_not_fit_is_named(table, old, new, reason):
+    table.write_bytes(CSV.replace(old, new, 1).encode(errors="surrogateescape"))
+    with pytest.raises(InputError) as refusal:
+        read_table(table, columns())
+    assert reason in str(refusal.value)
+
+
+def test_a_missing_cell_is_refused_unless_something_stands_for_it(table):
+    with pytest.raises(InputError, match=r"row 3, column 'age': ''; nothing stands for a missing cell"):
+        read_table(table, columns(COLUMNS.replace("missing = 40\n", "")))
+    with pytest.raises(InputError, match=r"row 3, column 'ward': 'cellar'; categories are east, west, other"):
+        read_table(table, columns(COLUMNS.replace('unknown = "other"\n', "")))
+
+
+@pytest.mark.parametrize("name", ["table.txt", "nothing.csv", "nothing.npz", "nothing.parquet"])
+def test_files_that_are_no_tables(tmp_path, name):
+    with pytest.raises(InputError, match=name):
+        read_table(tmp_path / name, columns())
+
+
+WRONG = [
+    ("missing = 40", 'missing = "mean"', "what is computed from rows is not public"),
+    ("missing = 40", "missing = 200", "missing = 200; the range is"),
+    ('missing = "west"', "missing = 3", "it is one of the categories"),
+    ('unknown = "other"', 'unknown = "others"', "it is one of the categories"),
+    ("range = [20, 100]", "range = [100, 20]", "from less to more"),
+    ("range = [20, 100]", "range = [-1e308, 1e308]", "from less to more"),
+    ("range = [20, 100]", "range = [20]", "columns.0.range"),
+    ("range = [20, 100]", "", "it has exactly one of them"),
+    ("range = [20, 100]", 'range = [20, 100]\nunknown = "x"', "it is about categories"),
+    ('"east", "west", "other"', '"east", "east", "other"', "they differ"),
+    ('"no", "yes"', '"no", "yes"]\nunknown = "no"\nmore = [', "there is no such key"),
+    ('"no", "yes"]', '"no", "yes"]\nunknown = "no"', "a substitute for the target"),
+    ('target = "again"', 'target = "other"', "target 'other' among 3 columns"),
+    ('drop = ["patient"]', 'drop = ["age"]', "column 'age' twice"),
+    ('drop = ["patient"]', "scale_to = [0, 2]", "scale_to"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "reason"), WRONG, ids=[new for _, new, _ in WRONG])
+def test_columns_that_say_something_wrong(old, new, reason):
+    assert old in COLUMNS
+    with pytest.raises(InputError) as refusal:
+        columns(COLUMNS.replace(old, new, 1))
+    assert str(refusal.value).startswith("here: ")
+    assert reason in str(refusal.value)
+
+
+def test_norms_stay_below_what_is_declared(table):
+    """Rows at the ends of every range have the declared norm."""
+    table.write_text("patient,again,age,ward\n" + "1,yes,100,east\n2,no,1000,west\n" * 3)
+    dataset = table_dataset(read_table(table, columns()), columns(), "table", 0)
+    norms = np.linalg.norm(dataset.inputs.astype(np.float64), axis=1)
+    assert dataset.examples.norm_bound == np.sqrt(2)
+    assert (norms <= np.sqrt(2)).all()
+    assert norms == pytest.approx(np.sqrt(2))
+    assert dataset.public_statistics == ()
+
+
+def test_which_rows_are_held_out_depends_on_positions_alone(table):
+    one = read_table(table, columns())
+    table.write_text(CSV.replace("60,east", "61,west").replace("yes", "no"))
+    other = read_table(table, columns())
+    seen = []
+    for found in (one, other):
+        data = join_tables(columns(), {"Hill": 4}, {"Hill": found}, seed=1)
+        again = [found.inputs.tolist().index(row) for row in data.dataset.test_inputs.tolist()]
+        seen.append((len(data.dataset.inputs), data.shards.indices[0].tolist(), again))
+    assert seen[0] == seen[1]
+    assert seen[0][:2] == (5, [1, 2, 3, 4])
+
+
+def test_a_guess_fits_the_table_that_it_is_from(table):
+    table.write_text(CSV.replace("NA", "").replace(" east", "east"))
+    guessed = guess_columns(table, "again")
+    (age,) = [column for column in guessed.columns if column.name == "age"]
+    assert age.range == [-3.0, 120.5]
+    text = columns_text(guessed)
+    assert "not private" in text.splitlines()[0]
+    assert parse_columns(tomllib.loads(text), "here") == guessed
+    with pytest.raises(InputError, match="nothing stands for a missing cell"):
+        read_table(table, guessed)
+    filled = CSV.replace("NA", "50").replace("3,no,,", "3,no,1,").replace("120.5,", "120.5,west")
+    table.write_text(filled)
+    assert read_table(table, guess_columns(table, "again")).clipped == 0
