@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sottovoce.core.loop import iterate_rounds, train
     from sottovoce.core.mixing import Mixing
     from sottovoce.core.noise_key import NoiseKey
+    from sottovoce.core.secret_source import SecretSource
     from sottovoce.core.topologies import (
         Changing,
         Topology,
@@ -86,6 +87,7 @@ _MODULE_OF = {
     ),
     "core.mixing": ("Mixing",),
     "core.noise_key": ("NoiseKey",),
+    "core.secret_source": ("SecretSource",),
     "core.topologies": (
         "Changing",
         "Topology",
@@ -153,6 +155,7 @@ __all__ = [
     "Mixing",
     "NoiseKey",
     "Reconstruction",
+    "SecretSource",
     "SottovoceError",
     "Topology",
     "Unaccountable",

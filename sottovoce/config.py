@@ -146,10 +146,14 @@ class About(_Section):
 
 
 class Experiment(_Section):
-    """All settings of one run. The seed is public; noise and batches come from a secret key, unless one is named."""
+    """All settings of one run. The seed is public; noise and batches come from a secret key, unless one is named.
+
+    `noise = "secret"`: they come from the operating system's random bytes, and nobody can draw them again.
+    """
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
+    noise: Literal["secret"] | None = None
     noise_key: str | None = Field(default=None, repr=False)
     topology: TopologySettings
     training: TrainingSettings
@@ -248,12 +252,16 @@ def parse_experiment(document: Document, where: str = "") -> Experiment:
     `run.build_algorithm` checks the settings of the algorithm, `learning.models` those of the model.
     """
     try:
-        return Experiment.model_validate(document)
+        found = Experiment.model_validate(document)
     except ValidationError as error:
         problems = error.errors(include_url=False)
         unknown = [problem for problem in problems if problem["type"] == "extra_forbidden"]
         first, *others = unknown or problems
         raise _input_error(first, [one for one in others if _key_of(one) == _key_of(first)], where) from None
+    if found.noise == "secret" and found.noise_key is not None:
+        at = f"{where}: " if where else ""
+        raise InputError(f"{at}noise = 'secret' with a noise_key", "secret noise has no key", "leave one of them out")
+    return found
 
 
 def _key_of(problem: ErrorDetails) -> list[str]:
