@@ -13,11 +13,11 @@ import pytest
 from scipy import stats
 
 from sottovoce import InputError, NoiseKey, SecretSource, SottovoceError, algorithm, iterate_rounds, metropolis, train
+from sottovoce.core.aes_stream import AesStream
 from sottovoce.core.correlation import Triangular
 from sottovoce.core.grid import noise_on_grid, with_exact_noise
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.random_streams import StreamName
-from sottovoce.core.secret_source import AesStream
 from sottovoce.learning.batches import parse_batches
 from sottovoce.tracing.tracer import trace
 
@@ -94,6 +94,8 @@ def test_two_sources_have_nothing_in_common_but_what_pairs_share():
     shared = {(0, 1): bytes(32), (1, 2): b"s" * 32}
     one, other = (SecretSource(pair_secrets=shared, context=b"run") for _ in range(2))
     assert first_words(one, "pair", [1, 2], 6) == first_words(other, "pair", [1, 2], 6)
+    backwards = SecretSource(pair_secrets={(2, 1): b"s" * 32}, context=b"run")
+    assert first_words(one, "pair", [1, 2], 6) == first_words(backwards, "pair", [2, 1], 6)
     assert first_words(one, "pair", [1, 2], 6) != first_words(one, "pair", [1, 2], 7)
     assert first_words(one, "pair", [0, 1], 6) != first_words(one, "pair", [1, 2], 6)
     assert first_words(one, "node", [1], 6) != first_words(other, "node", [1], 6)
