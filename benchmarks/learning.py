@@ -13,8 +13,11 @@ import numpy as np
 import torch
 
 from benchmarks.loop import peak_gigabytes, seconds, settings
-from sottovoce import algorithm, iterate_rounds, metropolis
+from sottovoce import NoiseKey, SecretSource, algorithm, iterate_rounds, metropolis
+from sottovoce.core.drawn_gaussians import draw_guesses
 from sottovoce.core.grid import with_exact_noise
+from sottovoce.core.noise_sources import Sources
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.threads import threads
 from sottovoce.learning import models
 from sottovoce.learning.clipping import parse_clipping
@@ -56,15 +59,17 @@ def rounds(
     clip: tuple[str, float | None] = ("none", None),
     *,
     exact_noise: bool = False,
+    secret: bool = False,
     **words: object,
 ) -> Callable:
     """An action that plays one round of an algorithm on a 4-regular graph."""
-    gradient = job.gradients(batch, *clip, **words)
+    source = SecretSource() if secret else NoiseKey.fresh()
+    gradient = job.gradients(batch, *clip, noise_key=source, **words)
     extra = {} if clip[0] == "none" else {"sigma": 1.0, "sensitivity": gradient.sensitivity()}
     net = metropolis(f"regular:{len(job.shards.indices)},d=4,seed=0")
     x0 = job.start(torch.Generator().manual_seed(0))
     built = with_exact_noise(algorithm(name, step_size=STEP_SIZE, **extra), net, exact_noise)
-    played = iterate_rounds(built, net, x0, gradient, rounds=10**4)
+    played = iterate_rounds(built, net, x0, gradient, rounds=10**4, noise_key=source)
     return lambda: next(played)
 
 
@@ -161,6 +166,9 @@ def private(count: int = 1) -> None:
             "round of d-psgd, not clipped": rounds(job, "d-psgd", "fixed:32"),
             "round of dp-d-sgd, clipped, with noise": rounds(job, "dp-d-sgd", "fixed:32", clip),
             "the same, exact noise": rounds(job, "dp-d-sgd", "fixed:32", clip, exact_noise=True),
+            "the same, exact and secret noise": rounds(
+                job, "dp-d-sgd", "fixed:32", clip, exact_noise=True, secret=True
+            ),
             "round of anti-pgd, clipped, with noise": rounds(job, "anti-pgd", "fixed:32", clip),
             "the same, exact noise ": rounds(job, "anti-pgd", "fixed:32", clip, exact_noise=True),
         }
@@ -168,6 +176,39 @@ def private(count: int = 1) -> None:
         processor(played)
         compare("  of which", {"gradient": lambda: plain(0, x), "clipped gradient": lambda: clipped(0, x)})
     print(f"  peak memory {peak_gigabytes():.2f} GB")
+
+
+def draws(repeat: int = 15) -> None:
+    """Secret noise against keyed noise: processor time for each number."""
+    for nodes, dimension in ((32, 25_450), (1000, 650)):
+        (term,) = algorithm("dp-d-sgd", sigma=1.0).noise.local(metropolis(f"ring:{nodes}").at(0))
+        sources, D, all_nodes = term.sources, dimension, np.ones(nodes, dtype=bool)
+        print(f"{nodes} streams of {D:,} numbers, nanoseconds for each number")
+        for name, draw in {
+            "exact noise": partial(draw_exact, sources, D, all_nodes),
+            "float32": partial(draw_plain, sources, D, np.float32),
+            "float64": partial(draw_plain, sources, D, np.float64),
+        }.items():
+            kinds: dict[str, RandomSource] = {"keyed": NoiseKey.fresh(), "secret": SecretSource()}
+            times: dict[str, list[float]] = {kind: [] for kind in kinds}
+            for t in range(repeat):
+                for kind, source in kinds.items():
+                    before = time.thread_time()
+                    draw(source, t)
+                    times[kind].append(1e9 * (time.thread_time() - before) / (nodes * D))
+                    source.erase(t)
+            keyed, secret = (statistics.median(took) for took in times.values())
+            print(f"  {name:20} keyed {keyed:6.1f}   secret {secret:6.1f}   {secret / keyed:5.2f}")
+
+
+def draw_exact(sources: Sources, D: int, needed: np.ndarray, source: RandomSource, t: int) -> None:
+    """All guesses of a round."""
+    list(draw_guesses(sources, source, t, D, needed))
+
+
+def draw_plain(sources: Sources, D: int, dtype: type, source: RandomSource, t: int) -> None:
+    """All numbers of a round."""
+    list(sources.draw(source, t, 0, D, dtype))
 
 
 def whole(count: int = 1) -> None:
@@ -226,7 +267,14 @@ def engine_actions(net: models.Model, nodes: int, batch: int) -> dict[str, Calla
 
 
 if __name__ == "__main__":
-    parts = {"simulators": simulators, "private": private, "whole": whole, "scale": scale, "engines": engines}
+    parts = {
+        "simulators": simulators,
+        "private": private,
+        "draws": draws,
+        "whole": whole,
+        "scale": scale,
+        "engines": engines,
+    }
     if len(sys.argv) > 1:
         parts[sys.argv[1]](**settings(sys.argv[2:]))
     else:  # each in its own process, so that its peak memory is its own
@@ -234,6 +282,7 @@ if __name__ == "__main__":
             ["simulators"],
             ["simulators", "count=2"],
             ["private"],
+            ["draws"],
             ["whole"],
             ["scale"],
             ["engines"],

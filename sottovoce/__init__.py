@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sottovoce.core.loop import iterate_rounds, train
     from sottovoce.core.mixing import Mixing
     from sottovoce.core.noise_key import NoiseKey
+    from sottovoce.core.secret_source import SecretSource
     from sottovoce.core.topologies import (
         Changing,
         Topology,
@@ -102,6 +103,7 @@ _MODULE_OF = {
     ),
     "core.mixing": ("Mixing",),
     "core.noise_key": ("NoiseKey",),
+    "core.secret_source": ("SecretSource",),
     "core.topologies": (
         "Changing",
         "Topology",
@@ -185,6 +187,7 @@ __all__ = [
     "NoiseKey",
     "Reconstruction",
     "RecordingSettings",
+    "SecretSource",
     "SottovoceError",
     "Topology",
     "Unaccountable",

@@ -165,10 +165,14 @@ class About(Section):
 
 
 class Experiment(Section):
-    """All settings of one run. The seed is public; noise and batches come from a secret key, unless one is named."""
+    """All settings of one run. The seed is public; noise and batches come from a secret key, unless one is named.
+
+    `noise = "secret"`: they come from the operating system's random bytes, and nobody can draw them again.
+    """
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
+    noise: Literal["secret"] | None = None
     noise_key: str | None = Field(default=None, repr=False)
     topology: TopologySettings
     training: TrainingSettings
@@ -294,7 +298,11 @@ def parse_experiment(document: Document, where: str = "") -> Experiment:
 
     `run.build_algorithm` checks the settings of the algorithm, `learning.models` those of the model.
     """
-    return parse_section(Experiment, document, where)
+    found = parse_section(Experiment, document, where)
+    if found.noise == "secret" and found.noise_key is not None:
+        at = f"{where}: " if where else ""
+        raise InputError(f"{at}noise = 'secret' with a noise_key", "secret noise has no key", "leave one of them out")
+    return found
 
 
 def parse_section(section: type[AnySection], document: Document, where: str = "") -> AnySection:

@@ -32,13 +32,14 @@ from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.noise_sources import Sources
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.observation import Observation, known_of
 from sottovoce.privacy.views import View
 
 Array = NDArray[np.float64]
 
-MakeFeed: TypeAlias = Callable[[int, NoiseKey, Gradient, Array], LoopInputs]
+MakeFeed: TypeAlias = Callable[[int, RandomSource, Gradient, Array], LoopInputs]
 """What draws the noise of a run, from seed, noise key, gradient and an array like the models: `NoiseFeed`, say."""
 
 

@@ -98,9 +98,8 @@ def check_seeds(finished_runs: Sequence[FinishedRun]) -> None:
 
 
 def _without_seeds(settings: Document) -> Document:
-    rest = {
-        key: value for key, value in settings.items() if key not in ("name", "seed", "noise_key", "about", "machine")
-    }
+    left_out = ("name", "seed", "noise", "noise_key", "about", "machine")
+    rest = {key: value for key, value in settings.items() if key not in left_out}
     for part in ("data", "topology"):
         rest[part] = {key: value for key, value in rest[part].items() if key != "seed"}
     return rest

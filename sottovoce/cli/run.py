@@ -273,6 +273,8 @@ def _limits(headline: "PrivacyFigure | None", settings: "Experiment") -> dict[st
             found["not covered"] = "; ".join(what for what, is_covered in covered.items() if not is_covered)
     if settings.noise_key is not None:
         found["noise key"] = AssumptionKind.REPRODUCIBLE_RUN.value
+    if settings.noise == "secret":
+        found["noise"] = AssumptionKind.SECRET_NOISE.value
     return found
 
 

@@ -122,12 +122,15 @@ def _first_bits(words: Words, half: int) -> tuple[HalfWords, HalfWords]:
 
 def _polar(bits: PairBits) -> tuple[Floats, Floats, NDArray[np.bool_]]:
     """Radius and angle of pairs in float64, and for which of them 96 bits are enough."""
-    with np.errstate(divide="ignore"):
-        logarithm = np.log((bits.u + bits.more_u * 2.0**-64) * 2.0**-32)
     high = bits.u >= np.uint32(1 << 31)
-    logarithm[high] = np.log1p(-((~bits.u[high] + ~bits.more_u[high] * 2.0**-64) * 2.0**-32))
+    u, more = (np.where(high, ~part, part) for part in (bits.u, bits.more_u))
+    from_end = (u + more * 2.0**-64) * 2.0**-32
+    logarithm = np.empty(len(u))
+    with np.errstate(divide="ignore"):
+        np.log(from_end, out=logarithm, where=~high)
+    np.log1p(-from_end, out=logarithm, where=high)
     angle = (2.0 * math.pi) * ((bits.v.view(np.int32) + bits.more_v * 2.0**-64) * 2.0**-32)
-    lost = (bits.u == 0) & (bits.more_u < UNDECIDED) | (~bits.u == 0) & (~bits.more_u < UNDECIDED)
+    lost = (u == 0) & (more < UNDECIDED)
     return np.sqrt(-2.0 * logarithm), angle, ~lost
 
 

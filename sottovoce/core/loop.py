@@ -36,6 +36,7 @@ from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight
 from sottovoce.errors import InputError, Unaccountable
@@ -146,7 +147,7 @@ def iterate_rounds(
     *,
     rounds: int,
     seed: int = 0,
-    noise_key: NoiseKey | None = None,
+    noise_key: RandomSource | None = None,
     after: tuple[int, LoopState] | None = None,
     transport: Transport | None = None,
 ) -> Iterator[PlayedRound]:
@@ -159,9 +160,15 @@ def iterate_rounds(
     topology.require_connected()
     transport = transport or InProcess(topology.n)
     first, loop_state = after or (0, loop_state)
-    with transport.open_inputs(seed, NoiseKey.given_or_fresh(noise_key), gradient, x0) as inputs:
+    source, correlated = NoiseKey.given_or_fresh(noise_key), algorithm.noise.correlation is not None
+    if first and correlated and not source.repeatable:
+        raise InputError(
+            f"{algorithm.name} with secret noise, from round {first + 1} on",
+            "its noise goes on from that of earlier rounds, which was erased", "start anew, in another folder",
+        )  # fmt: skip
+    with transport.open_inputs(seed, source, gradient, x0) as inputs:
         if topology.static and not algorithm.averaging:
-            exact, correlated = algorithm.exact_noise, algorithm.noise.correlation is not None
+            exact = algorithm.exact_noise
             first_mixing = topology.at(0)
             terms = noise_on_grid(algorithm, first_mixing).in_units if exact else algorithm.noise.local(first_mixing)
             for term in terms[: 0 if exact and correlated else 1]:
@@ -170,6 +177,7 @@ def iterate_rounds(
             played = play_round(algorithm, topology, loop_state, inputs, round, transport)
             loop_state = played.loop_state
             yield played
+            inputs.finish(round)
 
 
 def train(
@@ -180,13 +188,13 @@ def train(
     *,
     rounds: int,
     seed: int = 0,
-    noise_key: NoiseKey | None = None,
+    noise_key: RandomSource | None = None,
 ) -> RowsKind:
     """Run and return where every node ends: one row per node.
 
     `x0` has a row per node, numpy or torch, and is public. `gradient(round, points)` gets where each node stands and
     gives back a row for each, clipped by you: see docs/algorithms.md. Noise is drawn from `noise_key`, a fresh one
-    unless it is given; compression from `seed`, which is public.
+    unless it is given, or a `SecretSource`; compression from `seed`, which is public.
     """
     for played in iterate_rounds(algorithm, topology, x0, gradient, rounds=rounds, seed=seed, noise_key=noise_key):
         last = played

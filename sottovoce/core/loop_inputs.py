@@ -46,6 +46,9 @@ class RunInputs(LoopInputs, Protocol):
     def expect(self, term: NoiseTerm, rounds: range, *, exact: bool = False) -> None:
         """Each of these rounds will ask for this noise in turn; `exact`: for its rounded sum with the gradient."""
 
+    def finish(self, round: int) -> None:
+        """The round is over, and its noise will not be asked for again."""
+
 
 Gradient: TypeAlias = Callable[[int, Any], Rows]
 """`gradient(round, points)`: every node's gradient at its own point, one row per node, clipped to the sensitivity.

@@ -1,4 +1,4 @@
-"""The inputs of a real run: gradients from the task, noise from the noise key, compression from the public seed.
+"""The inputs of a real run: gradients from the task, noise from its source, compression from the public seed.
 
 Shapes: N nodes, D parameters, S noise sources.
 """
@@ -69,6 +69,7 @@ class NoiseFeed:
         self._past: list[Rows] = []
         self._errors: CorrelationErrors | None = None
         self._next_round = 0
+        self._keeps_streams = False
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +87,11 @@ class NoiseFeed:
                 self._guesses = Prefetcher(partial(self._draw_guesses, term), rounds)
             else:
                 self._draws = Prefetcher(partial(self._draw, term.sources, term.matrix.used()), rounds)
+
+    def finish(self, round: int) -> None:
+        """Streams of the round are erased, unless later rounds may need more digits of them."""
+        if not self._keeps_streams:
+            self._source.erase(round)
 
     def gradient(self, round: int, point: Rows) -> Rows:
         """Asks the task; refuses what would poison every neighbour."""
@@ -153,6 +159,7 @@ class NoiseFeed:
 
     def _correlated_sum(self, values: Reals, noise: NoiseOnGrid, round: int) -> Reals:
         (term,), correlation, D = noise.terms, noise.correlation, values.shape[1]
+        self._keeps_streams = True
         assert correlation is not None
         used = term.matrix.used()
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.philox import PhiloxStream, philox_generator, philox_words
-from sottovoce.core.random_streams import StreamName, Words
+from sottovoce.core.random_streams import RandomSource, StreamName, Words
 from sottovoce.errors import InputError
 
 KEY_BYTES = 16
@@ -51,11 +51,14 @@ class NoiseKey:
         return cls(secrets.token_bytes(KEY_BYTES))
 
     @classmethod
-    def given_or_fresh(cls, key: NoiseKey | None) -> NoiseKey:
-        """The key that a caller gives, or a fresh one."""
-        if key is not None and not isinstance(key, NoiseKey):
-            raise InputError(f"a noise key of type {type(key).__name__}", "it is a NoiseKey", "use NoiseKey.parse(...)")
-        return cls.fresh() if key is None else key
+    def given_or_fresh(cls, source: RandomSource | None) -> RandomSource:
+        """The source of noise that a caller gives, or a fresh key."""
+        if source is not None and not isinstance(source, RandomSource):
+            raise InputError(
+                f"a noise key of type {type(source).__name__}", "it is a NoiseKey or a SecretSource",
+                "use NoiseKey.parse(...)",
+            )  # fmt: skip
+        return cls.fresh() if source is None else source
 
     @classmethod
     def parse(cls, text: str) -> NoiseKey:
@@ -96,6 +99,11 @@ class NoiseKey:
         """Four words for each counter of the stream that `which_K` says, of all streams at once."""
         keys = b"".join(_stream_key(self.secret, *name) for name in names)
         return philox_words(np.frombuffer(keys, np.uint64).reshape(-1, 2)[which_K], counters_K, level)
+
+    @property
+    def repeatable(self) -> bool:
+        """Whoever has the key draws the same."""
+        return True
 
     def erase(self, round: int) -> None:
         """Nothing is kept for a round: its streams follow from the key."""

@@ -112,10 +112,10 @@ def gaussians_(stream: RandomStream, out: Reals) -> None:
         stream.gaussians_(flat)
         return
     for start in range(0, out.size, BLOCK):
-        _pairs_(stream, flat[start : start + BLOCK])
+        pairs_(stream, flat[start : start + BLOCK])
 
 
-def _pairs_(stream: RandomStream, out: NDArray[np.float32]) -> None:
+def pairs_(stream: RandomStream, out: NDArray[np.float32]) -> None:
     """`sqrt(-2 ln u) (cos a, sin a)`: exact for uniform u and a, up to rounding (Box and Muller 1958).
 
     Rounded to float32, u would end the tails at 6.7 and leave holes around zero. So where its 32 bits are within 2^-8

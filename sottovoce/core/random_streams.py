@@ -53,6 +53,10 @@ class RandomStream(Protocol):
 class RandomSource(Protocol):
     """Makes streams. Within a process the stream of a name is always the same, until it is erased."""
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether another process can make the same streams."""
+
     def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> RandomStream:
         """The stream of one draw, at its beginning."""
 

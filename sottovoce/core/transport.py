@@ -23,7 +23,7 @@ from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient, LoopInputs, RunInputs
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import RandomSource
 
 Nodes: TypeAlias = NDArray[np.intp]
 """Numbers of nodes."""
@@ -109,7 +109,7 @@ class Transport(Protocol):
         then start with copies of the models of those they listen to.
         """
 
-    def open_inputs(self, seed: int, key: NoiseKey, gradient: Gradient, start: Rows) -> RunInputs:
+    def open_inputs(self, seed: int, source: RandomSource, gradient: Gradient, start: Rows) -> RunInputs:
         """What feeds a run of the nodes here. `gradient` is asked for these nodes alone, with a plain array."""
 
     def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
@@ -163,9 +163,9 @@ class InProcess:
         """One plain array; copies are equal to the models themselves."""
         return starting_rows(self.nodes)
 
-    def open_inputs(self, seed: int, key: NoiseKey, gradient: Gradient, start: Rows) -> RunInputs:
-        """Keyed noise for all nodes."""
-        return NoiseFeed(seed, key, gradient, start)
+    def open_inputs(self, seed: int, source: RandomSource, gradient: Gradient, start: Rows) -> RunInputs:
+        """Noise for all nodes."""
+        return NoiseFeed(seed, source, gradient, start)
 
     def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
         """Mix; the noise of all messages to a receiver is drawn as one sum."""

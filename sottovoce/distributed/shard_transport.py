@@ -23,7 +23,7 @@ from sottovoce.core.compression import Compression
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.transport import Delivered, Nodes, StartingRows, StoredRows, mixed_weight
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.sharded_feed import ShardedFeed
@@ -85,9 +85,9 @@ class ShardTransport(ABC):
         remote = self.shard.plan(copies_along).remote_senders
         return ShardedRows(self.shard, own, Halo(remote, as_tensor(starting_rows(remote))))
 
-    def open_inputs(self, seed: int, key: NoiseKey, gradient: Gradient, start: Rows) -> ShardedFeed:
+    def open_inputs(self, seed: int, source: RandomSource, gradient: Gradient, start: Rows) -> ShardedFeed:
         """Noise for the nodes here."""
-        return ShardedFeed(seed, key, gradient, as_sharded(start))
+        return ShardedFeed(seed, source, gradient, as_sharded(start))
 
     # --- sending ---------------------------------------------------------------------------------------------------
 

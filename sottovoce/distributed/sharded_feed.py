@@ -23,8 +23,8 @@ from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_feed import NoiseFeed
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.noise_sources import Sources
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.transport import Nodes
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
@@ -33,8 +33,8 @@ from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tenso
 class ShardedFeed:
     """Draws for the nodes of one rank."""
 
-    def __init__(self, seed: int, key: NoiseKey, gradient: Gradient, start: ShardedRows) -> None:
-        self._feed = NoiseFeed(seed, key, gradient, start.own)
+    def __init__(self, seed: int, source: RandomSource, gradient: Gradient, start: ShardedRows) -> None:
+        self._feed = NoiseFeed(seed, source, gradient, start.own)
         self._shard: NodeShard = start.shard
         self._sources_here = lru_cache(maxsize=32)(_used_sources)
 
@@ -48,6 +48,10 @@ class ShardedFeed:
         """Drawn ahead: what the nodes here will ask for."""
         sources, matrix = self._here(term.sources, term.matrix)
         self._feed.expect(NoiseTerm(sources, matrix), rounds, exact=exact)
+
+    def finish(self, round: int) -> None:
+        """The noise of the nodes here will not be asked for again."""
+        self._feed.finish(round)
 
     def gradient(self, round: int, point: Rows) -> ShardedRows:
         """Asks the task, which holds the data of the nodes here."""

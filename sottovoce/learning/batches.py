@@ -6,7 +6,9 @@
     >>> parse_batches("poisson:0.1", [50, 40]).sampling(1)
     Sampling(share=0.1, size=None)
 
-Draws are keyed by (noise key, node, round): any round can be drawn alone, by a restart or by the node itself.
+Draws are named by (node, round). From a noise key any round can be drawn alone, by a restart or by the node itself.
+From a `SecretSource` the rows of a round are drawn when they are first asked for, and are the same from then on within
+the process: `rows_of` gives them before the gradient is computed, to be recorded.
 
 A node's gradients are summed and divided by a number that depends on no data and no draw: the size of the shard
 (`full`), of the average batch (`cycle`), the expected size (`poisson`), or the size (`fixed`). Poisson batches vary in
@@ -29,6 +31,7 @@ from numpy.typing import NDArray
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.errors import InputError
 from sottovoce.learning.partitioning import Partition
 
@@ -58,7 +61,7 @@ class Batches:
     """All rows in every round (`full`). `shards` holds the row numbers of each node."""
 
     shards: tuple[Rows, ...]
-    key: NoiseKey = field(default_factory=NoiseKey.fresh)
+    key: RandomSource = field(default_factory=NoiseKey.fresh)
 
     @property
     def full(self) -> bool:
@@ -214,7 +217,7 @@ class FixedSize(Batches):
 
 
 def parse_batches(
-    spec: str, shards: Partition | Sequence[int] | Sequence[Rows], key: NoiseKey | None = None
+    spec: str, shards: Partition | Sequence[int] | Sequence[Rows], key: RandomSource | None = None
 ) -> Batches:
     """`full`, `cycle:KxB`, `poisson:SHARE` or `fixed:SIZE`, on shards, on rows of each node, or on bare sizes.
 

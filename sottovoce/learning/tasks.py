@@ -28,8 +28,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, Sampling, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
@@ -119,7 +119,7 @@ class Task:
         clip: str | Clipping = "none",
         bound: float | None = None,
         *,
-        noise_key: NoiseKey | None = None,
+        noise_key: RandomSource | None = None,
         local_steps: int = 1,
         step_size: float | None = None,
     ) -> Gradients:
@@ -242,7 +242,7 @@ class Gradients:
         found.nodes = nodes
         return found
 
-    def keyed(self, key: NoiseKey) -> Gradients:
+    def keyed(self, key: RandomSource) -> Gradients:
         """The same with batches that are drawn from this key."""
         drawn = replace(self.batches, key=key)
         found = Gradients(self.task, drawn, self.clipping, self.local_steps, self.step_size)

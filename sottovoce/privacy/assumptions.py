@@ -46,6 +46,7 @@ class AssumptionKind(Enum):
         "is its model, if it is published"
     )
     REPRODUCIBLE_RUN = "reproducible run: whoever knows the key knows the noise"
+    SECRET_NOISE = "secret noise: drawn from the operating system's random bytes, and erased after use"
     PUBLIC_STATISTICS = "taken to be public, so not covered: {statistics}"
     BELOW_EXACT_LOSS = "BELOW the exact loss{by}: not a bound"
     PAPER = "{source}"

@@ -129,7 +129,7 @@ def document(runs: Sequence[RunDocuments], title: str) -> Document:
 def _settings_key(run: RunDocuments, *, noise: bool) -> str:
     """The settings that decide a run but for its seed, and without `noise` but for how much noise there is."""
     settings = run.experiment.document()
-    for key in ("name", "seed", "noise_key", "record", "machine", "about", "metrics"):
+    for key in ("name", "seed", "noise", "noise_key", "record", "machine", "about", "metrics"):
         settings.pop(key)
     settings["privacy"].pop("attackers")
     if not noise:

@@ -163,6 +163,8 @@ def _facts(run: RunDocuments, n: int) -> list[list[str]]:
 
 def _noise_key_sentence(settings: Experiment) -> str:
     """Who knows the key of noise and batches; the key itself is never shown."""
+    if settings.noise == "secret":
+        return AssumptionKind.SECRET_NOISE.value
     if settings.noise_key is None:
         return "made for this run alone, and kept by whoever ran it"
     return AssumptionKind.REPRODUCIBLE_RUN.value

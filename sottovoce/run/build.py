@@ -22,7 +22,7 @@ from sottovoce.run.build_algorithm import build_algorithm, check_algorithm, loca
 from sottovoce.run.build_tables import check_no_columns, read_table_dataset, tables_of_nodes
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.calibrate_run import calibrate_run
-from sottovoce.run.noise_key_file import named_key
+from sottovoce.run.noise_key_file import named_source
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun, prepare_run
 
@@ -48,9 +48,9 @@ def build_accountant(
     epsilon = experiment.privacy.epsilon
     built = build_algorithm(experiment, gradients.participation(experiment.privacy.adjacency))
     started = prepare_run(
-        built, net, gradients, rounds=experiment.training.rounds, seed=experiment.seed, noise_key=named_key(experiment),
-        adjacency=experiment.privacy.adjacency, same_start=experiment.training.same_start,
-        exact_noise=experiment.privacy.exact_noise,
+        built, net, gradients, rounds=experiment.training.rounds, seed=experiment.seed,
+        noise_key=named_source(experiment), adjacency=experiment.privacy.adjacency,
+        same_start=experiment.training.same_start, exact_noise=experiment.privacy.exact_noise,
     )  # fmt: skip
     if epsilon is None:
         return RunAccountant(started)

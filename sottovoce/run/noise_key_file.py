@@ -10,20 +10,24 @@ import json
 from sottovoce.config import Experiment
 from sottovoce.core.files import write_text
 from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.secret_source import SecretSource
 from sottovoce.errors import InputError
 from sottovoce.run.layout import RunFiles
 
 WARNING = "private: whoever has this key can take the noise away from the run's messages"
 
 
-def named_key(experiment: Experiment) -> NoiseKey | None:
-    """The key that the settings name, for the run's seed; None where each run makes its own."""
+def named_source(experiment: Experiment) -> RandomSource | None:
+    """The source that the settings name: secret, or a key, for the run's seed; None where each run makes a key."""
+    if experiment.noise == "secret":
+        return SecretSource()
     return None if experiment.noise_key is None else _run_key(experiment.noise_key, experiment)
 
 
 def write_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) -> None:
-    """Make the key of a run that begins, unless its settings name one."""
-    if experiment.noise_key is not None or files.noise_key.exists():
+    """Make the key of a run that begins, unless its settings name one, or secret noise."""
+    if experiment.noise_key is not None or experiment.noise == "secret" or files.noise_key.exists():
         return
     if any(path.exists() for path in (files.privacy, files.private, files.checkpoint)):
         raise InputError(
@@ -35,9 +39,9 @@ def write_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) -
     write_text(files.noise_key, json.dumps(document, indent=1) + "\n", private=True)
 
 
-def read_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) -> NoiseKey:
-    """The key of a run: that of its settings, or that of its folder, which must be this run's own."""
-    named = named_key(experiment)
+def read_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) -> RandomSource:
+    """The source of a run's noise: that of its settings, or the key in its folder, which must be this run's own."""
+    named = named_source(experiment)
     if named is not None:
         return named
     found = files.document(files.noise_key) or {}

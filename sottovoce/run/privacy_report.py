@@ -68,8 +68,11 @@ class PrivacyReport:
 
     def _assumptions(self) -> Iterator[Assumption]:
         """What is assumed about this run, whatever the proof."""
-        if self._run.reproducible and not isinstance(self._run.algorithm.noise, NoNoise):
-            yield AssumptionKind.REPRODUCIBLE_RUN.of()
+        if not isinstance(self._run.algorithm.noise, NoNoise):
+            if self._run.reproducible:
+                yield AssumptionKind.REPRODUCIBLE_RUN.of()
+            if not self._run.noise_key.repeatable:
+                yield AssumptionKind.SECRET_NOISE.of()
         if self._run.task.public_statistics:
             yield AssumptionKind.PUBLIC_STATISTICS.of(statistics="; ".join(self._run.task.public_statistics))
 

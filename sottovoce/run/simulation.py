@@ -30,7 +30,7 @@ from torch import Tensor
 from sottovoce.config import RecordingSettings
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.grid import ExactNoiseChoice
-from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.threads import threads as torch_threads
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.coordinator import Coordinator
@@ -70,7 +70,7 @@ def simulate(
     *,
     rounds: int,
     seed: int = 0,
-    noise_key: NoiseKey | None = None,
+    noise_key: RandomSource | None = None,
     adjacency: str = "record",
     delta: float = 1e-5,
     same_start: bool = True,
@@ -87,7 +87,7 @@ def simulate(
     units of it, with it. `exact_noise` says whether nodes release values on a grid, so that guarantees cover rounding;
     by default `with_exact_noise` decides. `threads` is torch's; one unless given. `on_round` is called after each
     round. `record` says whose received models are kept, in `run.messages`. With a `noise_key` the run can be repeated,
-    and whoever knows the key knows the noise.
+    and whoever knows the key knows the noise; with a `SecretSource()` in its place nobody can repeat it.
     """
     if every < 1:
         raise InputError(f"metrics every {every} rounds", "a whole number from 1 is needed", "give 10, say")

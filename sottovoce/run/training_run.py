@@ -19,6 +19,7 @@ from sottovoce.core.loop import check_arguments, iterate_rounds, start_run
 from sottovoce.core.messages import LoopState, PlayedRound, Traffic
 from sottovoce.core.noise import NoNoise
 from sottovoce.core.noise_key import NoiseKey, public_seed
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
 from sottovoce.errors import InputError
@@ -57,7 +58,7 @@ class TrainingRun:
     gradients: Gradients
     rounds: int
     seed: int
-    noise_key: NoiseKey
+    noise_key: RandomSource
     adjacency: Adjacency
     same_start: bool
     transport: Transport
@@ -81,10 +82,21 @@ class TrainingRun:
     def hosted_by(self, transport: Transport) -> TrainingRun:
         """The part of this run that one process plays: the nodes of `transport`, with their data alone."""
         everyone = len(transport.nodes) == self.topology.n
+        if not everyone and not self.noise_key.repeatable and self._shares_noise():
+            raise InputError(
+                f"secret noise of {self.algorithm.name} over processes",
+                "nodes share some of it, and processes draw it by themselves", "use one process, or leave noise out",
+            )  # fmt: skip
         gradients = self.gradients if everyone else self.gradients.hosted(transport.nodes)
         return replace(self, transport=transport, gradients=gradients)
 
-    def keyed(self, key: NoiseKey) -> TrainingRun:
+    def _shares_noise(self) -> bool:
+        """Whether some noise is known to more than one node, or to none of them."""
+        noise, mixing = self.algorithm.noise, self.topology.at(0)
+        holders = [term.sources.holders for term in (*noise.local(mixing), *noise.edge(mixing))]
+        return any((found.sum(axis=1) != 1).any() for found in holders)
+
+    def keyed(self, key: RandomSource) -> TrainingRun:
         """This run with noise and batches from another key."""
         return replace(self, noise_key=key, gradients=self.gradients.keyed(key))
 
@@ -135,7 +147,7 @@ def prepare_run(
     *,
     rounds: int,
     seed: int = 0,
-    noise_key: NoiseKey | None = None,
+    noise_key: RandomSource | None = None,
     adjacency: str = "record",
     same_start: bool = True,
     exact_noise: ExactNoiseChoice = "auto",
@@ -169,6 +181,6 @@ def prepare_run(
     key = NoiseKey.given_or_fresh(noise_key)
     run = TrainingRun(
         algorithm.on(topology), topology, gradients, rounds, seed, key, protected, same_start, transport,
-        reproducible=noise_key is not None,
+        reproducible=noise_key is not None and noise_key.repeatable,
     )  # fmt: skip
     return run if noise_key is None else run.keyed(key)

@@ -17,8 +17,8 @@ from scipy import sparse
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.noise_sources import Sources
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.topologies import Topology
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class LinearSystem:
     def __repr__(self) -> str:
         return f"LinearSystem({self.algorithm.name} on {self.topology.name}, {self.n} nodes, {self.rounds} rounds)"
 
-    def draw(self, key: NoiseKey, dimension: int, dtype: DTypeLike = np.float64) -> Reals:
+    def draw(self, key: RandomSource, dimension: int, dtype: DTypeLike = np.float64) -> Reals:
         """Z of a run with this noise key and precision: its rows are the columns of B."""
         blocks = [
             rows

@@ -11,7 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 
-from sottovoce import InputError, algorithm, from_matrix, metropolis, train, weigh
+from sottovoce import InputError, SecretSource, algorithm, from_matrix, metropolis, train, weigh
 from sottovoce.core import philox, rounded_sum
 from sottovoce.core.correlation import Triangular
 from sottovoce.core.drawn_gaussians import DrawnGaussians
@@ -108,13 +108,16 @@ def test_bits_that_are_all_zero_leave_a_number_open():
     assert not decimal_number(words_with(0, 0, 0), 0, 2, 3).error.is_finite()
 
 
-def test_rounded_gaussians_have_the_probabilities_of_the_grid():
+@pytest.mark.parametrize("secret", [False, True])
+def test_rounded_gaussians_have_the_probabilities_of_the_grid(secret, monkeypatch):
     """A chi-square test of 2 million rounded Gaussians, scale 2.3 and offset 0.3 in steps, against 50 digits."""
     draws, scale, offset = 2_000_000, 2.3, 0.3
     net, gradient = metropolis("path:2"), np.full((2, draws // 2), offset, dtype=np.float32)
     term = algorithm("dp-d-sgd", sigma=1.0).noise.local(net.at(0))[0]
     noise = rounded_sum_noise(term, scale)
-    found = NoiseFeed(4, NoiseKey.of_seed(4), None, gradient).rounded_sum(gradient, noise, 0).ravel()
+    monkeypatch.setattr("sottovoce.core.secret_source.urandom", bytes)
+    source = SecretSource() if secret else NoiseKey.of_seed(4)
+    found = NoiseFeed(4, source, None, gradient).rounded_sum(gradient, noise, 0).ravel()
     edges = np.arange(-9.0, 9.0)
     with mpmath.workdps(50):
         below = [mpmath.ncdf((mpmath.mpf(edge) + 0.5 - mpmath.mpf(float(gradient[0, 0]))) / scale) for edge in edges]

@@ -5,23 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sottovoce import NoiseKey, algorithm, iterate_rounds, metropolis
+from sottovoce import NoiseKey, SecretSource, algorithm, iterate_rounds, metropolis
 from sottovoce.core.grid import grid_step, with_exact_noise
+from sottovoce.core.random_streams import RandomSource
 
 REPEATS = 40_000
 NET = metropolis("path:2")
 
 
-def messages(rating: float, *, exact: bool, seed: int) -> np.ndarray:
+def messages(rating: float, *, exact: bool, source: RandomSource, repeats: int = REPEATS) -> np.ndarray:
     """What a node sends about the bias of an item, which starts at 0; `rating` is its gradient if it rated the item.
 
     Every column is one repetition, with noise of its own.
     """
     built = with_exact_noise(algorithm("dp-d-sgd", sigma=1.0, step_size=1.0), NET, exact)
-    gradient = np.zeros((2, REPEATS), dtype=np.float32)
+    gradient = np.zeros((2, repeats), dtype=np.float32)
     gradient[0] = rating
-    x0 = np.zeros((2, REPEATS), dtype=np.float32)
-    played = next(iterate_rounds(built, NET, x0, lambda t, x: gradient, rounds=1, noise_key=NoiseKey.of_seed(seed)))
+    x0 = np.zeros((2, repeats), dtype=np.float32)
+    played = next(iterate_rounds(built, NET, x0, lambda t, x: gradient, rounds=1, noise_key=source))
     return np.asarray(played.steps[0].sent_messages().rows[0], dtype=np.float64)
 
 
@@ -34,13 +35,13 @@ def has_fine_bits(sent: np.ndarray) -> np.ndarray:
 
 def test_floating_point_sums_betray_who_did_not_rate():
     """Delta of about 0.05 at any epsilon: such messages never occur in the other world."""
-    assert has_fine_bits(messages(0.0, exact=False, seed=1)).mean() > 0.03
-    assert not has_fine_bits(messages(0.5, exact=False, seed=2)).any()
+    assert has_fine_bits(messages(0.0, exact=False, source=NoiseKey.of_seed(1))).mean() > 0.03
+    assert not has_fine_bits(messages(0.5, exact=False, source=NoiseKey.of_seed(2))).any()
 
 
 def test_on_a_grid_the_same_attack_finds_nothing():
     for rating, seed in ((0.0, 1), (0.5, 2)):
-        assert not has_fine_bits(messages(rating, exact=True, seed=seed)).any()
+        assert not has_fine_bits(messages(rating, exact=True, source=NoiseKey.of_seed(seed))).any()
 
 
 @pytest.mark.parametrize("rating", [0.3, 0.5, 1.0])
@@ -49,7 +50,20 @@ def test_on_a_grid_both_worlds_send_the_same_numbers_with_the_same_low_bits(rati
     step = grid_step(with_exact_noise(algorithm("dp-d-sgd", sigma=1.0, step_size=1.0), NET), NET.at(0))
     shares = []
     for world, seed in ((0.0, 3), (rating, 4)):
-        multiples = messages(world, exact=True, seed=seed) / step
+        multiples = messages(world, exact=True, source=NoiseKey.of_seed(seed)) / step
         np.testing.assert_array_equal(multiples, np.round(multiples))
         shares.append(np.bincount(multiples.astype(int) % 8, minlength=8) / REPEATS)
     assert np.abs(shares[0] - shares[1]).max() < 5 * np.sqrt(2 / 8 / REPEATS)
+
+
+def test_no_message_of_ten_million_with_secret_noise_is_possible_in_one_world_only():
+    """Float32 sums betray hundreds of so many; on the grid every multiple that one world sends often, both send."""
+    step, repeats = grid_step(with_exact_noise(algorithm("dp-d-sgd", sigma=1.0), NET), NET.at(0)), 5_000_000
+    sent = [messages(rating, exact=True, source=SecretSource(), repeats=repeats) / step for rating in (0.0, 0.5)]
+    counts = [np.bincount((world + 10 / step).astype(int), minlength=int(20 / step)) for world in sent]
+    often = (counts[0] > 1000) | (counts[1] > 1000)
+    assert often.sum() > 6 / step
+    assert (np.minimum(*counts)[often] > 0).all()
+    assert all((np.round(world) == world).all() and not has_fine_bits(world * step).any() for world in sent)
+    plain = messages(0.0, exact=False, source=SecretSource(), repeats=50_000)
+    assert has_fine_bits(plain).sum() > 500

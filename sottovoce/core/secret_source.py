@@ -1,0 +1,119 @@
+"""Secret noise: streams of random bits that nobody else can draw, and nobody again.
+
+The key of a stream is made when its place (kind of draw, ids, round, gossip step) is first asked for:
+
+    HKDF-SHA256(32 fresh bytes of the operating system; salt: the member's secret; info: context and place)
+
+and the stream is what AES-256 makes of the counters 0, 1, 2, ... (counter mode; the level is the upper half of the
+counter). A place keeps its key while it is used. `erase` drops it, and its noise cannot be drawn again by anybody.
+
+Where two nodes share noise they share a secret instead of fresh bytes: HKDF of that secret and the place gives both of
+them the same stream. Which records are in a batch is kept as long as the source lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import urandom
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.random_streams import StreamName, Words
+from sottovoce.errors import InputError, SottovoceError
+
+if TYPE_CHECKING:
+    from sottovoce.core.aes_stream import AesStream
+
+SECRET_BYTES = 32
+"""Of the fresh bytes for a place, and of secrets that two nodes share."""
+
+BATCH, PAIR = "batch", "pair"
+"""Kinds of draws: the coins of batches, and noise that two nodes share."""
+
+Pair = tuple[int, int]
+
+
+class SecretSource:
+    """Fresh bytes for every place; it cannot be repeated, and what was erased is refused.
+
+    `secret` is the member's own, `context` what all its streams are for, such as an agreement. `pair_secrets` has the
+    secret of each pair of nodes; where it is left out, as in simulations, they are fresh.
+    """
+
+    def __init__(
+        self, *, secret: bytes = b"", context: bytes = b"", pair_secrets: Mapping[Pair, bytes] | None = None
+    ) -> None:
+        _require_cryptography()
+        for pair, shared in (pair_secrets or {}).items():
+            if not isinstance(shared, bytes) or len(shared) != SECRET_BYTES:
+                raise InputError(f"the secret of nodes {pair}", f"it has {SECRET_BYTES} bytes", "agree on one")
+        self._secret, self._context = secret, context
+        self._makes_pair_secrets = pair_secrets is None
+        self._pair_secrets = {tuple(sorted(pair)): shared for pair, shared in (pair_secrets or {}).items()}
+        self._noise_keys: dict[StreamName, bytes] = {}
+        self._batch_keys: dict[StreamName, bytes] = {}
+        self._erased = -1
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(secret)"
+
+    @property
+    def repeatable(self) -> bool:
+        """Never."""
+        return False
+
+    def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> AesStream:
+        """The stream of a place, at its beginning."""
+        from sottovoce.core.aes_stream import AesStream
+
+        named = tuple(sorted(ids) if kind == PAIR else ids)
+        return AesStream(self._key(StreamName(kind, named, round, step)))
+
+    def words_at(self, names: Sequence[StreamName], which_K: NDArray[np.intp], counters_K: Words, level: int) -> Words:
+        """Four words for each counter of the stream that `which_K` says, one stream after the other."""
+        words_K4 = np.empty((len(counters_K), 4), dtype=np.uint64)
+        for number in np.unique(which_K).tolist():
+            some = which_K == number
+            words_K4[some] = self.stream(*names[number]).words_at(counters_K[some], level)
+        return words_K4
+
+    def erase(self, round: int) -> None:
+        """Drop the keys of this round's noise, and of earlier rounds'."""
+        self._erased = max(self._erased, round)
+        for name in list(self._noise_keys):  # a copy: the thread that draws ahead adds keys of later rounds
+            if name.round <= round:
+                del self._noise_keys[name]
+
+    def _key(self, name: StreamName) -> bytes:
+        keys = self._batch_keys if name.kind == BATCH else self._noise_keys
+        if keys is self._noise_keys and name.round <= self._erased:
+            raise SottovoceError(f"the secret noise of round {name.round} was erased after use, and is drawn only once")
+        key = keys.get(name)
+        return keys.setdefault(name, self._derived(name)) if key is None else key
+
+    def _derived(self, name: StreamName) -> bytes:
+        from sottovoce.core.aes_stream import derived_key
+
+        place = f"{name.kind}|{','.join(map(str, name.ids))}|{name.round}|{name.step}".encode()
+        info = len(self._context).to_bytes(8, "big") + self._context + place
+        if name.kind == PAIR:
+            return derived_key(self._shared(name.ids), b"", info)
+        return derived_key(urandom(SECRET_BYTES), self._secret, info)
+
+    def _shared(self, ids: tuple[int, ...]) -> bytes:
+        """The secret of two nodes, which must be known unless this process plays both."""
+        if ids not in self._pair_secrets and not self._makes_pair_secrets:
+            raise InputError(f"no secret of nodes {ids[0]} and {ids[1]}", "they share noise", "give one for this pair")
+        return self._pair_secrets.setdefault(ids, urandom(SECRET_BYTES))
+
+
+def _require_cryptography() -> None:
+    try:
+        import cryptography  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "secret noise without the package cryptography", "it makes random bits that nobody can guess",
+            "pip install 'sottovoce[peers]'",
+        ) from None  # fmt: skip
