@@ -126,18 +126,20 @@ def _timed(what: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress(what: str, *, rate: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr with remaining time, and rounds a second on request; nothing where stderr is no terminal."""
+def progress(
+    what: str, *, rate: bool = False, note: Callable[[int], str] | None = None
+) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr with remaining time, on request also rounds a second and a note; nothing without a terminal."""
     with _timed(what):
         if not verbosity.shows_progress:
             yield lambda done, total: None
             return
-        with _bar(what, rate) as tell:
+        with _bar(what, rate, note) as tell:
             yield tell
 
 
 @contextmanager
-def _bar(what: str, rate: bool) -> Iterator[Callable[[int, int], None]]:
+def _bar(what: str, rate: bool, note: Callable[[int], str] | None) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -152,7 +154,8 @@ def _bar(what: str, rate: bool) -> Iterator[Callable[[int, int], None]]:
         def tell(done: int, total: int) -> None:
             first.append(done) if not first else None
             per_second = (done - first[0]) / max(time.monotonic() - begun, 1e-9)
-            bar.update(task, completed=done, total=total, speed=f"{per_second:.1f} rounds/s")
+            after = "" if note is None else f", {note(done)}"
+            bar.update(task, completed=done, total=total, speed=f"{per_second:.1f} rounds/s{after}")
 
         yield tell
 
