@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from sottovoce.privacy import views
     from sottovoce.privacy.accountant import Account, account
     from sottovoce.privacy.calibration import calibrate
+    from sottovoce.privacy.composition import Composition, GaussianLoss, SampledLoss, StatedLoss, compose
     from sottovoce.privacy.guarantee import Guarantee
     from sottovoce.privacy.views import View
     from sottovoce.run.simulation import Run as Run
@@ -114,6 +115,13 @@ _MODULE_OF = {
         "account",
     ),
     "privacy.calibration": ("calibrate",),
+    "privacy.composition": (
+        "Composition",
+        "GaussianLoss",
+        "SampledLoss",
+        "StatedLoss",
+        "compose",
+    ),
     "privacy.guarantee": ("Guarantee",),
     "privacy.views": ("View",),
     "tracing.linear_system": ("LinearSystem",),
@@ -144,8 +152,10 @@ __all__ = [
     "Algorithm",
     "Audit",
     "Changing",
+    "Composition",
     "Coordinate",
     "Factorization",
+    "GaussianLoss",
     "Graph",
     "Guarantee",
     "InputError",
@@ -153,7 +163,9 @@ __all__ = [
     "Mixing",
     "NoiseKey",
     "Reconstruction",
+    "SampledLoss",
     "SottovoceError",
+    "StatedLoss",
     "Topology",
     "Unaccountable",
     "View",
@@ -166,6 +178,7 @@ __all__ = [
     "audit_scores",
     "calibrate",
     "cite",
+    "compose",
     "dropout",
     "factorize",
     "factorize_by_class",

@@ -21,7 +21,7 @@ from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import damaged_run
 
 OTHER_NODES = (
-    "Data, seeds or graphs of the runs differ, so a node of one is not the same node of another: everyone only."
+    "Data, seeds or graphs of the runs differ, so their nodes are not the same: there is no figure of one node."
 )
 
 
