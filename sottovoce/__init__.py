@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from sottovoce.privacy.accountant import Account, account
     from sottovoce.privacy.amplification import sampled_epsilon
     from sottovoce.privacy.calibration import calibrate
+    from sottovoce.privacy.composition import Composition, GaussianLoss, SampledLoss, StatedLoss, compose
     from sottovoce.privacy.guarantee import Guarantee
     from sottovoce.privacy.views import View
     from sottovoce.report.page import write_page as write_page
@@ -134,6 +135,13 @@ _MODULE_OF = {
     ),
     "privacy.amplification": ("sampled_epsilon",),
     "privacy.calibration": ("calibrate",),
+    "privacy.composition": (
+        "Composition",
+        "GaussianLoss",
+        "SampledLoss",
+        "StatedLoss",
+        "compose",
+    ),
     "privacy.guarantee": ("Guarantee",),
     "privacy.views": ("View",),
     "tracing.linear_system": ("LinearSystem",),
@@ -177,8 +185,10 @@ __all__ = [
     "Algorithm",
     "Audit",
     "Changing",
+    "Composition",
     "Coordinate",
     "Factorization",
+    "GaussianLoss",
     "Graph",
     "Guarantee",
     "InputError",
@@ -187,8 +197,10 @@ __all__ = [
     "NoiseKey",
     "Reconstruction",
     "RecordingSettings",
+    "SampledLoss",
     "SecretSource",
     "SottovoceError",
+    "StatedLoss",
     "Topology",
     "Unaccountable",
     "View",
@@ -201,6 +213,7 @@ __all__ = [
     "audit_scores",
     "calibrate",
     "cite",
+    "compose",
     "dropout",
     "factorize",
     "factorize_by_class",

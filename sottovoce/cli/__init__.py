@@ -1,6 +1,19 @@
 """The command `sotto`, one file for each group of commands."""
 
-from sottovoce.cli import attack, compare, demo, graphs_and_data, peer, plan, privacy, run, schema
+from sottovoce.cli import attack, compare, demo, graphs_and_data, ledger, peer, plan, privacy, run, schema
 from sottovoce.cli.app import app, main
 
-__all__ = ["app", "attack", "compare", "demo", "graphs_and_data", "main", "peer", "plan", "privacy", "run", "schema"]
+__all__ = [
+    "app",
+    "attack",
+    "compare",
+    "demo",
+    "graphs_and_data",
+    "ledger",
+    "main",
+    "peer",
+    "plan",
+    "privacy",
+    "run",
+    "schema",
+]

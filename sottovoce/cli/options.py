@@ -112,7 +112,7 @@ Part = Annotated[str, typer.Option("--participation", help="every, or KxB: K tim
 class Setting:
     """What is accounted for."""
 
-    graph: GraphSpec
+    graph: GraphSpec = ""
     algorithm: Annotated[
         str,
         typer.Option(
@@ -154,6 +154,8 @@ class Setting:
         from sottovoce.core.grid import with_exact_noise
         from sottovoce.core.topologies import random_edges, weigh, weights_for
 
+        if not self.graph:
+            raise InputError("no --graph", "messages travel along the edges of one", "add --graph ring:30, say")
         spec = algorithm_spec(self.algorithm)
         named = {
             "chebyshev": self.chebyshev or None, "gossip_steps": self.gossip_steps, "compression": self.compression,

@@ -139,8 +139,10 @@ def narrated(command: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress(what: str, *, rate: bool = False, first: str = "") -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr with remaining time, and rounds a second on request; where it is no terminal, for its lines.
+def progress(
+    what: str, *, rate: bool = False, first: str = "", note: Callable[[int], str] | None = None
+) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr with remaining time, on request rounds a second and a note; where it is no terminal, lines.
 
     `first` is what is done before anything is counted.
     """
@@ -149,12 +151,12 @@ def progress(what: str, *, rate: bool = False, first: str = "") -> Iterator[Call
         if not verbosity.shows_progress:
             yield work.tell
             return
-        with _bar(what, rate) as tell:
+        with _bar(what, rate, note) as tell:
             yield tell
 
 
 @contextmanager
-def _bar(what: str, rate: bool) -> Iterator[Callable[[int, int], None]]:
+def _bar(what: str, rate: bool, note: Callable[[int], str] | None) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -169,7 +171,8 @@ def _bar(what: str, rate: bool) -> Iterator[Callable[[int, int], None]]:
         def tell(done: int, total: int) -> None:
             first.append(done) if not first else None
             per_second = (done - first[0]) / max(time.monotonic() - begun, 1e-9)
-            bar.update(task, completed=done, total=total, speed=f"{per_second:.1f} rounds/s")
+            after = "" if note is None else f", {note(done)}"
+            bar.update(task, completed=done, total=total, speed=f"{per_second:.1f} rounds/s{after}")
 
         yield tell
 

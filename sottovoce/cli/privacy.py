@@ -9,6 +9,7 @@ import typer
 
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
+from sottovoce.cli.joint_account import answer_for_runs
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
 from sottovoce.cli.output import Table, answer, facts, gap_shown, print_note, progress, short, show_elapsed
 from sottovoce.cli.terminal import print_line
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 @with_setting
 def account_(
     setting: Setting,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs: what they tell together.")] = None,
     sigma: Annotated[float, typer.Option(help="Standard deviation of the noise over sensitivity.")] = 1.0,
     published: Annotated[bool, typer.Option("--published", help="Also the papers' formulas, for comparison.")] = False,
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
@@ -38,6 +40,9 @@ def account_(
     from sottovoce.privacy.accountant import account
     from sottovoce.privacy.guarantee import KINDS, Kind
 
+    if runs:
+        answer_for_runs(runs, setting, as_json)
+        return
     _fits_together(setting, all_pairs, published, lipschitz, out)
     with show_elapsed(f"tracing {setting.algorithm} on {setting.graph}"):
         system = setting.system(sigma)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from sottovoce.attacks.registry import Attack
     from sottovoce.config import Document, Experiment
     from sottovoce.privacy.guarantee import PrivacyFigure
+    from sottovoce.run.privacy_document import PrivacyDocument
     from sottovoce.run.run_documents import RunDocuments
+    from sottovoce.run.run_ledger import LedgerFile
     from sottovoce.run.sweep import SweepRun
     from sottovoce.run.sweep_results import SweepRow
 
@@ -50,12 +52,18 @@ def run(
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds after which a process that does not answer is given up.")
     ] = 120.0,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Reserve in this ledger what the run costs; refused if it passes the budget.")
+    ] = None,
+    lineage: Annotated[
+        str | None, typer.Option(help="--ledger: which lineage of data; the first unless given.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
     if not math.isfinite(timeout):
         raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
-    how = Execution(data=data, out=out, resume=resume, as_json=as_json)
+    how = Execution(data=data, out=out, resume=resume, as_json=as_json, ledger=_ledger_file(ledger, lineage))
     place = place_among_ranks()
     if place is not None:
         _run_as_rank(place.rank, partial(_single_experiment, file, settings or [], only, out), timeout, how)
@@ -67,17 +75,30 @@ def run(
     if plan.single_run:
         _run_one(plan.runs[0].experiment, how)
     else:
+        if ledger is not None:
+            raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
         _run_sweep(plan, jobs, how)
+
+
+def _ledger_file(path: Path | None, lineage: str | None) -> "LedgerFile | None":
+    if path is None:
+        if lineage is not None:
+            raise InputError("--lineage without --ledger", "lineages are in a ledger", "add --ledger FILE")
+        return None
+    from sottovoce.run.run_ledger import LedgerFile
+
+    return LedgerFile(path) if lineage is None else LedgerFile(path, lineage)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How runs are carried out: from which folder of data sets, into which folder, and what is printed."""
+    """How runs are carried out: from which folder of data sets, into which folder and ledger, and what is printed."""
 
     data: Path | None
     out: Path
     resume: bool
     as_json: bool
+    ledger: "LedgerFile | None"
 
 
 @dataclass(frozen=True)
@@ -140,11 +161,31 @@ def _single_experiment(file: Path, settings: list[str], only: str | None, out: P
 def _run_one(experiment: "Experiment", how: Execution) -> None:
     """One run, in this process."""
     folder = how.out / experiment.name
-    with progress(experiment.name, rate=True, first=BEFORE) as tell:
+    with progress(experiment.name, rate=True, first=BEFORE, note=_spent_text(folder)) as tell:
         from sottovoce.run.execute import run_experiment
 
-        result = run_experiment(experiment, folder, data=how.data, resume=how.resume, progress=tell)
+        result = run_experiment(experiment, folder, data=how.data, resume=how.resume, progress=tell, ledger=how.ledger)
     _finish(result, folder, how.as_json)
+
+
+def _spent_text(folder: Path) -> Callable[[int], str]:
+    """What has been spent after so many rounds, for the line of progress; a run writes its guarantees before them."""
+
+    @cache
+    def privacy() -> "PrivacyDocument":
+        from sottovoce.run.layout import RunFiles
+        from sottovoce.run.privacy_document import PrivacyDocument
+
+        files = RunFiles(folder)
+        return PrivacyDocument.read(files.document(files.privacy) or {})
+
+    def text(rounds: int) -> str:
+        spent, headline = privacy().epsilon_after(rounds), privacy().headline
+        if spent is None or headline is None:
+            return "epsilon: none is proven"
+        return f"epsilon {round_up(spent)} of {round_up(headline.epsilon)}"
+
+    return text
 
 
 def _finish(result: "Document", folder: Path, as_json: bool) -> None:
@@ -169,10 +210,11 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
     with join_ranks(timeout) as ranks:
         try:
             experiment = ranks.on_every_rank(wanted)
-            with progress(experiment.name, rate=True, first=BEFORE) if leads else nullcontext() as tell:
+            note = _spent_text(how.out / experiment.name)
+            with progress(experiment.name, rate=True, first=BEFORE, note=note) if leads else nullcontext() as tell:
                 result = run_experiment(
                     experiment, how.out / experiment.name, data=how.data, resume=how.resume, progress=tell,
-                    coordinator=ranks,
+                    coordinator=ranks, ledger=how.ledger,
                 )  # fmt: skip
         except (Exception, KeyboardInterrupt) as error:
             if verbosity.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
@@ -206,6 +248,8 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
     arguments += ["--data", str(how.data)] if how.data is not None else []
     arguments += ["--resume"] if how.resume else []
     arguments += ["--json"] if how.as_json else []
+    if how.ledger is not None:
+        arguments += ["--ledger", str(how.ledger.path), "--lineage", how.ledger.lineage]
     with activity(""):  # rank 0 tells how far it is
         raise SystemExit(launch(arguments, processes))
 

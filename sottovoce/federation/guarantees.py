@@ -50,5 +50,5 @@ def build_agreement(agreement: Agreement, tables: Mapping[str, Table]) -> RunAcc
 
 def agreed_guarantees(agreement: Agreement) -> AgreedGuarantees:
     """The guarantees that hold whatever rows members will bring."""
-    report = report_wanted(build_agreement(agreement, {}), agreement.privacy)
+    report = report_wanted(build_agreement(agreement, {}), agreement.experiment)
     return AgreedGuarantees(report.document(), agreement.names)

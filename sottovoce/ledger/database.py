@@ -54,13 +54,13 @@ class Database:
 
     def __init__(self, path: Path, connection: sqlite3.Connection, lock: IO[bytes] | None) -> None:
         self.path, self._connection, self._lock = path, connection, lock
-        self._failed = False
+        self.is_usable = True
         self._number, self._hash = _check_chain(path, connection)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All of it or nothing; on the disk at the end. A failure to write is final: the ledger is not used again."""
-        if self._failed:
+        if not self.is_usable:
             raise SottovoceError(f"{self.path}: an earlier write failed; start again with --resume")
         before = self._number, self._hash
         try:
@@ -70,7 +70,7 @@ class Database:
         except BaseException as error:
             self._number, self._hash = before
             if isinstance(error, sqlite3.Error):
-                self._failed = True
+                self.is_usable = False
                 raise _unwritten(self.path, error) from None
             self._connection.execute("ROLLBACK")
             raise
@@ -147,7 +147,7 @@ def _make_and_lock(path: Path) -> IO[bytes]:
     """Make the file, for its owner alone, unless it is there; one process holds the lock beside it."""
     with ExitStack() as failed:
         try:
-            lock = failed.enter_context(Path(f"{path}.lock").open("ab"))
+            lock = failed.enter_context(open(f"{path}.lock", "ab", opener=_private))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -159,6 +159,10 @@ def _make_and_lock(path: Path) -> IO[bytes]:
         _check_file(path)
         failed.pop_all()
     return lock
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -98,6 +98,10 @@ class Spending:
                 self.database.add(SALT, "", {"salt": salt})
             self.database.add(RESERVED, planned.run, body)
 
+    def check(self, planned: PlannedRun, lineage: str, loss_after: Callable[[int], Loss]) -> None:
+        """Refuse a run that would pass the budget, without reserving anything."""
+        _check_budget(self.lineage(lineage), planned, loss_after)
+
     def spend(self, run: str, round: int) -> int:
         """Record that messages up to a round may leave; returns the last round that is covered by what is recorded."""
         before = self._known(run)

@@ -199,9 +199,8 @@ def _unsampled(loss: SampledLoss) -> GaussianLoss:
 
 def _joint_mu(mus: Sequence[float]) -> float:
     """The root of the sum of squares, rounded up; a single one is left as it is."""
-    if len(mus) < 2:
-        return sum(mus)
-    return _up(math.sqrt(_up(math.fsum(_up(mu * mu) for mu in mus))))
+    some = [mu for mu in mus if mu]
+    return _up(math.sqrt(_up(math.fsum(_up(mu * mu) for mu in some)))) if len(some) > 1 else sum(some, 0.0)
 
 
 def _up(value: float) -> float:

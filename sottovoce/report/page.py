@@ -25,6 +25,7 @@ from sottovoce._version import __version__
 from sottovoce.attacks.registry import PageFigure, page_attacks
 from sottovoce.config import Document
 from sottovoce.core.files import check_writable, write_text
+from sottovoce.core.json_numbers import from_json
 from sottovoce.errors import SottovoceError
 from sottovoce.report.figures import COLOURS
 from sottovoce.report.rounding import finite, rounded
@@ -165,6 +166,7 @@ def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
         "round": [line["round"] for line in lines[0]],
         "megabytes": [line["bytes"] / 1e6 for line in lines[0]],
         **{key: _over(lines, metric, key) for key in ("average", "mean", "min", "max")},
+        "spent": [_most_spent([one[at] for one in lines]) for at in range(len(shown))],
         "final": finite(float(np.mean([run.final_metric("average") for run in seeds]))),
         "epsilon": None if None in headlines else rounded(max(one.epsilon for one in headlines if one is not None)),
         "attack": None if strongest is None else asdict(strongest),
@@ -174,6 +176,12 @@ def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
 def _over(lines: Sequence[Sequence[Document]], metric: str, key: str) -> list[float | None]:
     values = np.array([[line[metric][key] for line in one] for one in lines], dtype=float).mean(axis=0)
     return [finite(value) for value in values.tolist()]
+
+
+def _most_spent(lines: Sequence[Document]) -> float | str | None:
+    """The epsilon that had been spent when a round was measured, of the worst seed; None where none is proven."""
+    found = [line["epsilon"] for line in lines]
+    return None if None in found else rounded(max(from_json(one["spent"]) for one in found))
 
 
 def _labels(runs: Sequence[RunDocuments]) -> list[str]:

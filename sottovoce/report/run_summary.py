@@ -53,7 +53,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
         "bound": _sensitivity_sentence(privacy),
         "convexity": privacy.convexity,
         "not_covered": not_covered(privacy),
-        "over_rounds": [{"round": round, "epsilon": rounded(epsilon)} for round, epsilon in privacy.over_rounds],
+        "over_rounds": [{"round": one.round, "epsilon": rounded(one.epsilon)} for one in privacy.over_rounds],
         "graph": graph,
         "leaks": pairwise_leakage(privacy, n) if pairs else None,
         "attacks": {

@@ -19,10 +19,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import TextIO
 
@@ -30,10 +30,13 @@ import torch
 
 from sottovoce.config import Document, Experiment, first_difference
 from sottovoce.core.files import write, write_text
+from sottovoce.core.json_numbers import to_json
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.threads import threads
 from sottovoce.core.transport import Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import InputError
+from sottovoce.privacy.composition import Loss
 from sottovoce.run.build import build_accountant, forget_data
 from sottovoce.run.callbacks import Progress, RoundCallback, call_all
 from sottovoce.run.checkpoint import Checkpoint, load, save
@@ -42,11 +45,13 @@ from sottovoce.run.fingerprint import check_versions, comparable, fingerprint, p
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, write_token, writing_into_run
 from sottovoce.run.metrics import Measurement
-from sottovoce.run.noise_key_file import read_noise_key, write_noise_key
+from sottovoce.run.noise_key_file import named_key, read_noise_key, write_noise_key
+from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.private_facts import PrivateFacts, read_private_facts, write_private_facts
 from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
+from sottovoce.run.run_ledger import LedgerFile, RunLedger, check_same_choice, planned_run, run_identity
 from sottovoce.run.simulation import measured_rounds
 from sottovoce.run.training_run import RunState, TrainingRun
 
@@ -60,15 +65,16 @@ def run_experiment(
     progress: Progress | None = None,
     on_round: RoundCallback | None = None,
     coordinator: Coordinator | None = None,
+    ledger: LedgerFile | None = None,
 ) -> Document:
     """Run an experiment in its folder and return its result; a finished run of the same settings is only read.
 
     An unfinished one goes on with `resume`, and is refused without. One of several processes plays its part of the run,
-    in step with the others by its `coordinator`.
+    in step with the others by its `coordinator`. With a `ledger`, what the run costs is reserved there first.
     """
     files, coordinator = RunFiles(folder), coordinator or SingleProcess()
     coordinator.require_equal({**versions(), "settings": _shown_settings(experiment), "resume": resume})
-    result = coordinator.on_rank_zero(lambda: _result_unless_locked(files, experiment, resume))
+    result = coordinator.on_rank_zero(lambda: _result_unless_locked(files, experiment, resume, ledger))
     if result is not None:
         return result
     accountant = coordinator.on_every_rank(lambda: build_accountant(experiment, data))
@@ -78,7 +84,10 @@ def run_experiment(
     recorder = coordinator.on_every_rank(lambda: recorder_in(folder, training_run, experiment.record))
     transport = coordinator.transport(training_run.topology, training_run.seed, keep_received=recorder.is_active)
     privacy = coordinator.on_rank_zero(partial(_privacy_document, files, experiment, accountant, digest))
-    del accountant  # what was traced takes memory that training may need
+    loss_after = _loss_after(experiment, accountant)
+    if ledger is not None and not coordinator.on_rank_zero(files.private.exists):
+        key = named_key(experiment) or NoiseKey.fresh()
+        _entry(ledger, experiment, privacy, digest, key, coordinator).check(loss_after)
     with ExitStack() as locks:
         result = coordinator.on_rank_zero(lambda: _lock_folder(locks, files, experiment, resume))
         if result is not None:
@@ -87,15 +96,21 @@ def run_experiment(
         coordinator.on_every_rank(lambda: check_token(files, token))
         coordinator.on_rank_zero(lambda: write_noise_key(files, experiment, digest))
         key = coordinator.on_every_rank(lambda: read_noise_key(files, experiment, digest))
+        entry = None
+        if ledger is not None:
+            entry = _entry(ledger, experiment, privacy, digest, key, coordinator)
+            entry.open(locks, loss_after)
+        del accountant, loss_after  # what was traced takes memory that training may need
         part = _part_of(training_run.keyed(key), transport)
         checkpoint = coordinator.on_every_rank(lambda: _last_checkpoint(files, part, digest, coordinator))
         coordinator.require_equal({"checkpoint": checkpoint.state.rounds})
-        coordinator.on_rank_zero(lambda: _prepare_folder(files, experiment, privacy, checkpoint, digest))
+        begun = PrivateFacts(digest, in_ledger=ledger is not None)
+        coordinator.on_rank_zero(lambda: _prepare_folder(files, experiment, privacy, checkpoint, begun))
         recorder = recorder_in(folder, part, experiment.record, coordinator.rank)
         with coordinator.propagate_errors():
-            training = _Training(experiment, part, files, digest, coordinator)
+            training = _Training(experiment, part, files, digest, coordinator, PrivacyDocument.read(privacy), entry)
             end = training.play(checkpoint, progress, call_all(on_round, recorder))
-            private = PrivateFacts(digest, int(coordinator.sum(torch.tensor(end.state.nonfinite))))
+            private = replace(begun, nonfinite=int(coordinator.sum(torch.tensor(end.state.nonfinite))))
         coordinator.on_rank_zero(lambda: write_private_facts(files, private))
         return coordinator.on_rank_zero(lambda: _write_result(experiment, files, privacy, end.seconds))
 
@@ -115,9 +130,29 @@ def _part_of(training_run: TrainingRun, transport: Transport) -> TrainingRun:
     return part
 
 
-def _result_unless_locked(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
+def _entry(
+    ledger: LedgerFile, experiment: Experiment, privacy: Document, digest: str, key: NoiseKey, coordinator: Coordinator
+) -> RunLedger:
+    """The run's entry in a ledger."""
+    planned = planned_run(
+        PrivacyDocument.read(privacy), run=run_identity(digest, key), name=experiment.name, data=digest
+    )
+    return RunLedger(ledger, planned, coordinator)
+
+
+def _loss_after(experiment: Experiment, accountant: RunAccountant) -> Callable[[int], Loss]:
+    """What the run would cost with other numbers of rounds; accounted for when it is first asked."""
+    report = cache(lambda: report_wanted(accountant, experiment))
+    return lambda rounds: report().loss_after(rounds)
+
+
+def _result_unless_locked(
+    files: RunFiles, experiment: Experiment, resume: bool, ledger: LedgerFile | None
+) -> Document | None:
     """The result of a finished run; refuses a folder that another process has locked, before any work."""
-    result = _finished_result(files, experiment, resume)
+    result, begun = _finished_result(files, experiment, resume), read_private_facts(files)
+    if begun is not None:
+        check_same_choice(files.folder, entered=begun.in_ledger, wanted=ledger is not None, finished=result is not None)
     if result is None and files.lock.exists():
         with locked(files.lock):  # only a test; `_lock_folder` takes the lock for good
             pass
@@ -151,7 +186,7 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
             )  # fmt: skip
     if before is not None:
         return before
-    report = report_wanted(accountant, experiment.privacy)
+    report = report_wanted(accountant, experiment)
     return {**report.document(), "versions": versions(), "fingerprint": public}
 
 
@@ -163,7 +198,7 @@ def _last_checkpoint(files: RunFiles, part: TrainingRun, digest: str, coordinato
 
 
 def _prepare_folder(
-    files: RunFiles, experiment: Experiment, privacy: Document, checkpoint: Checkpoint, digest: str
+    files: RunFiles, experiment: Experiment, privacy: Document, checkpoint: Checkpoint, begun: PrivateFacts
 ) -> None:
     """Write what is known before the first round; remove what is half-written, or later than the checkpoint.
 
@@ -177,8 +212,8 @@ def _prepare_folder(
                 part.unlink()
     if not files.config.exists():
         _write_json(files.config, experiment.document())
-    if not files.private.exists():
-        write_private_facts(files, PrivateFacts(digest))
+    if read_private_facts(files) != begun:
+        write_private_facts(files, begun)
     if files.document(files.privacy) != privacy:
         _write_json(files.privacy, privacy)
 
@@ -214,6 +249,8 @@ class _Training:
     files: RunFiles
     digest: str
     coordinator: Coordinator
+    privacy: PrivacyDocument
+    ledger: RunLedger | None
 
     def play(self, checkpoint: Checkpoint, progress: Progress | None, on_round: RoundCallback) -> Checkpoint:
         """Play the rounds after a checkpoint; returns where the run ends."""
@@ -223,9 +260,10 @@ class _Training:
         )
         with self._metrics_file() as lines, schedule.interrupts_deferred():
             try:
+                self._before(checkpoint.state.rounds + 1)
                 for state, measurement in self._rounds_after(checkpoint, on_round):
                     if measurement is not None:
-                        lines.write(json.dumps(measurement.document()) + "\n")
+                        lines.write(json.dumps(self._line(measurement)) + "\n")
                         lines.flush()
                     now = Checkpoint(state, now.lines + (measurement is not None), time.monotonic() - begun)
                     if progress is not None:
@@ -236,6 +274,7 @@ class _Training:
                     if action == Action.SAVE:
                         with schedule.saving():
                             self._save(now, lines)
+                    self._before(state.rounds + 1)
             except KeyboardInterrupt:
                 self._save(now, lines)
                 raise
@@ -249,6 +288,16 @@ class _Training:
             self.training_run, checkpoint.state, every=metrics.every, test_rows=metrics.test_rows,
             seconds=checkpoint.seconds, start=checkpoint.lines == 0, on_round=on_round, coordinator=self.coordinator,
         )  # fmt: skip
+
+    def _before(self, round: int) -> None:
+        if self.ledger is not None:
+            self.ledger.before(round)
+
+    def _line(self, measurement: Measurement) -> Document:
+        """What was measured, with what has been spent by then and what will have been at the planned end."""
+        spent, planned = (self.privacy.epsilon_after(at) for at in (measurement.round, self.training_run.rounds))
+        epsilon = None if spent is None else {"spent": to_json(spent), "planned": to_json(planned)}
+        return {**measurement.document(), "epsilon": epsilon}
 
     @contextmanager
     def _metrics_file(self) -> Iterator[TextIO]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import from_json
+from sottovoce.privacy.composition import Loss, read_loss
 from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
@@ -41,12 +43,26 @@ class StoredView:
         return self.view.members[0] if len(self.view.members) == 1 else None
 
 
+class EarlierEnd(NamedTuple):
+    """The headline if the run had ended after a round; mu is None where epsilon comes from sampling."""
+
+    round: int
+    epsilon: float
+    mu: float | None
+
+    @classmethod
+    def read(cls, document: Document) -> EarlierEnd:
+        """From JSON."""
+        mu = document["mu"]
+        return cls(document["round"], from_json(document["epsilon"]), None if mu is None else from_json(mu))
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrivacyDocument:
     """The guarantees of a run, and the algorithm, topology and noise that they are about.
 
     `sigma` is a list where it differs from node to node, None without noise; `grid_step` is None where released values
-    are on no grid; `over_rounds` has pairs (round, epsilon). `covers` says whom the headline covers, `final_models`
+    are on no grid; `loss` is what the headline is made of. `covers` says whom the headline covers, `final_models`
     which of these its adversaries see beside messages.
     """
 
@@ -67,7 +83,8 @@ class PrivacyDocument:
     not_covered: tuple[NotCovered, ...]
     convexity: str
     refusals: tuple[str, ...]
-    over_rounds: tuple[tuple[int, float], ...]
+    loss: Loss | None
+    over_rounds: tuple[EarlierEnd, ...]
     stored_views: Sequence[Document]
 
     @classmethod
@@ -89,7 +106,8 @@ class PrivacyDocument:
             sampled=sampled,
             not_covered=tuple(NotCovered(sentence) for sentence in document["not_covered"]),
             refusals=tuple(document["refusals"]),
-            over_rounds=tuple((one["round"], from_json(one["epsilon"])) for one in document.get("over_rounds", [])),
+            loss=None if document["loss"] is None else read_loss(document["loss"]),
+            over_rounds=tuple(EarlierEnd.read(one) for one in document["over_rounds"]),
             stored_views=document["views"],
         )
 
@@ -97,6 +115,17 @@ class PrivacyDocument:
     def views(self) -> tuple[StoredView, ...]:
         """Every view that was accounted for; read when first asked for, because there can be many."""
         return tuple(StoredView.read(view) for view in self.stored_views)
+
+    def epsilon_after(self, rounds: int) -> float | None:
+        """What has been spent after so many rounds: the headline's epsilon at the next round for which it is known.
+
+        It is that of the planned end where no other is known; None where nothing is proven.
+        """
+        if self.headline is None:
+            return None
+        if rounds == 0:
+            return 0.0
+        return next((one.epsilon for one in self.over_rounds if one.round >= rounds), self.headline.epsilon)
 
     @property
     def node_views(self) -> dict[int, StoredView]:

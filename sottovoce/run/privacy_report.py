@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from sottovoce.config import PrivacySettings
+from sottovoce.config import Experiment
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import grid_step
 from sottovoce.core.json_numbers import JSON, to_json
@@ -23,17 +23,20 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
+from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss, StatedLoss, loss_document
 from sottovoce.privacy.covering_views import NODE_ROUNDS, Coverage, coverage, covering_views, shares_secrets
+from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
 from sottovoce.privacy.views import View, parse_view, with_final_models
 from sottovoce.run.attackers import choose_attackers
+from sottovoce.run.metrics import is_measured
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
-from sottovoce.run.sampled_batches import sampled_headline
+from sottovoce.run.sampled_batches import sampled_headline, sampled_loss
 from sottovoce.run.training_run import TrainingRun
 
-EARLIER_ROUNDS = 8
-"""At so many rounds epsilon is reported, the last included, in runs of up to NODE_ROUNDS nodes times rounds."""
+STAGES = 20
+"""At so many rounds at most epsilon is reported, in runs of up to NODE_ROUNDS nodes times rounds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +46,7 @@ class PrivacyReport:
     `sampled` is the figure that counts on batches drawn by chance. `attackers` says which nodes were taken as
     adversaries; `convexity` which check established that local steps are non-expansive, or why none did.
     `final_models` are those that every adversary of the headline sees; of single nodes there are figures with and
-    without them.
+    without them. Epsilon is told after every few rounds, as metrics are: `every`.
     """
 
     accountant: RunAccountant
@@ -54,6 +57,7 @@ class PrivacyReport:
     convexity: str
     refusals: tuple[str, ...]
     final_models: FinalModels = FinalModels.NONE
+    every: int = 10
 
     @cached_property
     def headline(self) -> PrivacyFigure | None:
@@ -111,25 +115,63 @@ class PrivacyReport:
     def over_rounds(self) -> list[dict[str, JSON]]:
         """The headline, as it would be if the run had ended earlier; empty where none is proven and in large runs.
 
-        Epsilon cannot decrease with rounds, so each figure is capped by the next.
+        Neither mu nor epsilon can decrease with rounds, so each figure is capped by the next. Rounds are those with
+        metrics, of many some, and the first. Where the headline is the worst of several adversaries, another one may
+        have been the worst before, so all of them are asked.
         """
         last, total = self.headline, self._run.rounds
         if last is None or self._run.topology.n * total > NODE_ROUNDS:
             return []
-        epsilons = {total: last.epsilon}
-        later = last.epsilon
-        for rounds in reversed(np.unique(np.linspace(1, total, EARLIER_ROUNDS).round().astype(int)).tolist()[:-1]):
-            epsilons[rounds] = later = min(self._epsilon_after(rounds, last), later)
-        return [{"round": rounds, "epsilon": to_json(epsilons[rounds])} for rounds in sorted(epsilons)]
+        mu, epsilon = last.mu, last.epsilon
+        found: list[dict[str, JSON]] = []
+        for rounds in reversed(_stages(total, self.every, STAGES // len(self._held_against(last)))):
+            if rounds < total:
+                mu = None if mu is None else min(self._mu_after(rounds, last), mu)
+                now = self._sampled_after(rounds, last.view) if mu is None else epsilon_of(mu, self.delta)
+                epsilon = min(now, epsilon)
+            found.append({"round": rounds, "epsilon": to_json(epsilon), "mu": to_json(mu)})
+        return found[::-1]
+
+    @property
+    def loss(self) -> Loss | None:
+        """What the headline is made of, so that it can be composed with those of other runs."""
+        last = self.headline
+        if last is None:
+            return None
+        if last.mu is not None:
+            return GaussianLoss(last.mu)
+        found = sampled_loss(self._run, self.accountant.system, last.view)
+        return StatedLoss(last.epsilon, self.delta, last.change) if found is None else found
+
+    def loss_after(self, rounds: int) -> Loss:
+        """What the headline would be made of, by the same proof, if the run had so many rounds."""
+        last, loss = self.headline, self.loss
+        if last is None or loss is None:
+            return StatedLoss(math.inf, self.delta)
+        if isinstance(loss, GaussianLoss):
+            return GaussianLoss(min(self._mu_after(rounds, last), loss.mu))
+        if isinstance(loss, SampledLoss):
+            return replace(loss, rounds=rounds)
+        return replace(loss, epsilon=self._sampled_after(rounds, last.view))
+
+    def _held_against(self, last: PrivacyFigure) -> list[View]:
+        """The adversaries of whom the headline is the worst: its own alone, unless neighbours share secrets."""
+        return [found.view for found in self._counted] if shares_secrets(self.accountant.system) else [last.view]
 
     @one_thread()
-    def _epsilon_after(self, rounds: int, last: PrivacyFigure) -> float:
-        """The headline's epsilon, by the same proof and for the same adversary, after the first rounds."""
-        if last.mu is not None:
-            return self.accountant.headline_after(rounds, last.view).epsilon(self.delta)
+    def _mu_after(self, rounds: int, last: PrivacyFigure) -> float:
+        """The headline's mu, by the same proof and for the same adversaries, after the first rounds."""
+        try:
+            return max(self.accountant.headline_after(rounds, view).mu for view in self._held_against(last))
+        except Unaccountable:
+            return math.inf
+
+    @one_thread()
+    def _sampled_after(self, rounds: int, view: View) -> float:
+        """Epsilon that counts on chance, after the first rounds."""
         try:
             sampled = sampled_headline(
-                replace(self._run, rounds=rounds), self.accountant.first_rounds(rounds), self.delta, last.view
+                replace(self._run, rounds=rounds), self.accountant.first_rounds(rounds), self.delta, view
             )
         except Unaccountable:
             return math.inf
@@ -153,6 +195,7 @@ class PrivacyReport:
             "not_covered": [one.value for one in NotCovered],
             "covers": None if self.coverage is None else self.coverage.document(),
             "and_final_models": self.final_models.value,
+            "loss": None if self.loss is None else loss_document(self.loss),
             "over_rounds": self.over_rounds(),
             "sampled": None if self.sampled is None else self.sampled.document(),
             "attackers": self.attackers,
@@ -160,6 +203,13 @@ class PrivacyReport:
             "refusals": list(self.refusals),
             "views": [_view_document(found, self.delta) for found in self.accounts],
         }
+
+
+def _stages(total: int, every: int, most: int) -> list[int]:
+    """The rounds after which epsilon is told: the first, and those with metrics, evenly thinned where they are many."""
+    measured = [rounds for rounds in range(1, total + 1) if is_measured(rounds, every, total)]
+    chosen = np.linspace(0, len(measured) - 1, max(1, min(len(measured), most))).round().astype(int)
+    return sorted({1, total, *(measured[at] for at in chosen)})
 
 
 def _headline(found: Account, delta: float) -> PrivacyFigure | None:
@@ -188,12 +238,14 @@ def report_privacy(
     attackers: str | int | Sequence[int | str] = "auto",
     target: str | View = "everyone",
     final_models: str = FinalModels.NONE,
+    every: int = 10,
 ) -> PrivacyReport:
     """Account for a run. `attackers` are nodes, how many to sample, `all`, `none`, or `auto`: all if cheap.
 
     The view `target`, for which noise may have been chosen, is accounted for in any case. With `final_models`,
     adversaries see these as well; of single nodes there are figures with and without them in any case, with the average
     unless something else is said. What the run's accountant knows already, if it is given, is not computed again.
+    Epsilon is told after every so many rounds.
     """
     accountant = run if isinstance(run, RunAccountant) else RunAccountant(run)
     training_run, noisy = accountant.training_run, not isinstance(accountant.training_run.algorithm.noise, NoNoise)
@@ -211,15 +263,16 @@ def report_privacy(
     except Unaccountable as refusal:
         sampled, refusals = None, (str(refusal),)
     return PrivacyReport(
-        accountant, delta, accounts, sampled, chosen.description, accountant.convexity.sentence, refusals, which
+        accountant, delta, accounts, sampled, chosen.description, accountant.convexity.sentence, refusals, which, every
     )
 
 
-def report_wanted(accountant: RunAccountant, wanted: PrivacySettings) -> PrivacyReport:
+def report_wanted(accountant: RunAccountant, experiment: Experiment) -> PrivacyReport:
     """Account for a run as its settings ask for it."""
+    wanted = experiment.privacy
     return report_privacy(
         accountant, delta=wanted.delta, attackers=wanted.attackers, target=wanted.view,
-        final_models=wanted.and_final_models,
+        final_models=wanted.and_final_models, every=experiment.metrics.every,
     )  # fmt: skip
 
 

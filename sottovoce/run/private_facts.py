@@ -19,11 +19,12 @@ WARNING = "Do not hand this file on: it depends on the data itself, and no priva
 class PrivateFacts:
     """The fingerprint of the run with its data, and how many gradients were left out because they were not finite.
 
-    The count is None until the run ends.
+    The count is None until the run ends. `in_ledger` says whether the run is entered in a ledger.
     """
 
     fingerprint: str
     nonfinite: int | None = None
+    in_ledger: bool = False
 
 
 def write_private_facts(files: RunFiles, facts: PrivateFacts) -> None:
@@ -37,7 +38,7 @@ def read_private_facts(files: RunFiles) -> PrivateFacts | None:
     if document is None:
         return None
     try:
-        return PrivateFacts(document["fingerprint"], document["nonfinite"])
+        return PrivateFacts(document["fingerprint"], document["nonfinite"], document["in_ledger"])
     except KeyError:
         raise InputError(
             f"{files.private}: damaged", "it is written by sotto run", "start anew in another folder"

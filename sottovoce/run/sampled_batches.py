@@ -12,6 +12,7 @@ from sottovoce.privacy.amplification import noise_for, noise_multiplier, sampled
 from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind, rounding
 from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.calibration import Target
+from sottovoce.privacy.composition import SampledLoss
 from sottovoce.privacy.covering_views import lacks_secrets
 from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure, TrainingProof
@@ -43,6 +44,23 @@ def sampled_headline(training_run: TrainingRun, system: LinearSystem, delta: flo
         proven_for_training=TrainingProof.PROVEN, assumptions=tuple(assumptions),
         final_models=covered_final_models(system, view),
     )  # fmt: skip
+
+
+def sampled_loss(training_run: TrainingRun, system: LinearSystem, view: View) -> SampledLoss | None:
+    """What the sampled figure is made of, so that it can be composed with others; None where it has no such form.
+
+    Of Poisson batches that differ between nodes, the largest share with the least noise: no node's record loses more.
+    Batches of a fixed size that differ have no such worst case.
+    """
+    samplings = _samplings(training_run)
+    if len({how.size for how in samplings}) != 1 or (len(samplings) > 1 and next(iter(samplings)).size is not None):
+        return None
+    return SampledLoss(
+        noise=min(noise_multiplier(system, view, sensitivity) for sensitivity in samplings.values()),
+        share=max(how.share for how in samplings),
+        rounds=system.rounds,
+        size=next(iter(samplings)).size,
+    )
 
 
 def sampled_sigma(reference: RunAccountant, target: Target, view: View) -> float | None:

@@ -1,4 +1,4 @@
-"""Killed at any moment, with a full disk or without: one message for each place, and nothing sent that was not spent."""
+"""Killed at any moment, with a full disk or without: one message for each place, and no more sent than spent."""
 
 from __future__ import annotations
 

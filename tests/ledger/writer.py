@@ -26,9 +26,8 @@ LEDGER = Path(database_module.__file__).parent
 
 def planned(rounds: int = ROUNDS, mu: float = 1.0, run: str = RUN, **more: object) -> PlannedRun:
     """A Gaussian run whose mu squared grows evenly to that of its end."""
-    stages = tuple(Stage(at, GaussianLoss(mu * (at / rounds) ** 0.5)) for at in range(1, rounds)) + (
-        Stage(rounds, GaussianLoss(mu)),
-    )
+    earlier = (Stage(at, GaussianLoss(mu * (at / rounds) ** 0.5)) for at in range(1, rounds))
+    stages = (*earlier, Stage(rounds, GaussianLoss(mu)))
     facts = {"name": "try", "refundable": True, "adjacency": Adjacency.RECORD, "data": "rows", **more}
     return PlannedRun(run=run, rounds=rounds, loss=GaussianLoss(mu), stages=stages, **facts)
 

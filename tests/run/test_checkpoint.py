@@ -325,7 +325,7 @@ def test_what_depends_on_the_data_is_in_one_file_for_its_owner(tmp_path):
     private = tmp_path / "private.json"
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     found = json.loads(private.read_text())
-    assert [*found] == ["private", "fingerprint", "nonfinite"]
+    assert [*found] == ["private", "fingerprint", "nonfinite", "in_ledger"]
     assert found["private"].startswith("Do not hand this file on")
     assert found["nonfinite"] == 0
     for path in tmp_path.glob("*.json*"):

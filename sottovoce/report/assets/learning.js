@@ -34,10 +34,17 @@ function drawLearning(id, title, xs, xTitle, words) {
       ", runs from the worst node to the best.",
     ],
     numbers: table(
-      [xTitle, ...data.series.flatMap((one) => [`${one.name}, average model`, `${one.name}, nodes`])],
+      [
+        xTitle,
+        ...data.series.flatMap((one) => [
+          `${one.name}, average model`,
+          `${one.name}, nodes`,
+          `${one.name}, epsilon spent`,
+        ]),
+      ],
       own[xs].map((_, i) => [
         own[xs][i].toPrecision(4).replace(/\.?0+$/, ""),
-        ...data.series.flatMap((one) => [share(one.average[i]), share(one.mean[i])]),
+        ...data.series.flatMap((one) => [share(one.average[i]), share(one.mean[i]), epsilonText(one.spent[i])]),
       ]),
     ),
   });

@@ -1,0 +1,162 @@
+"""`sotto ledger`: what runs on the same data promised and spent, and what is left of the budget."""
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sottovoce._version import __version__
+from sottovoce.cli.app import app
+from sottovoce.cli.options import Delta, Json
+from sottovoce.cli.output import Table, answer, show
+from sottovoce.errors import InputError
+from sottovoce.privacy.rounding import round_up
+
+if TYPE_CHECKING:
+    from sottovoce.core.json_numbers import JSON
+    from sottovoce.ledger.lineages import Lineage, RunSpending
+    from sottovoce.ledger.spending import Spending
+
+COLUMNS = ("lineage", "run", "round", "rounds", "epsilon_spent", "epsilon_planned", "epsilon_of_lineage", "delta")
+
+
+@app.command("ledger")
+def ledger_(
+    file: Annotated[Path, typer.Argument(help="The file of sotto run --ledger.")],
+    budget: Annotated[float | None, typer.Option(help="Set what may be spent, an epsilon at --delta.")] = None,
+    delta: Delta = 1e-5,
+    lineage: Annotated[str | None, typer.Option(help="--budget: of which lineage; the first unless given.")] = None,
+    new_lineage: Annotated[
+        str | None, typer.Option(help="Declare data about people of whom none are in another lineage.")
+    ] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Epsilon as it was spent, one line each time.")] = False,
+    as_json: Json = False,
+) -> None:
+    """What was promised, spent and left, by lineage of data. Example: sotto ledger my.ledger --budget 4"""
+    from sottovoce.ledger.database import open_ledger
+    from sottovoce.ledger.spending import Spending
+
+    if lineage is not None and budget is None:
+        raise InputError("--lineage without --budget", "it says whose budget is set", "add --budget 4, say")
+    if budget is not None or new_lineage is not None:
+        _write(file, budget, delta, lineage, new_lineage)
+    with open_ledger(file, read_only=True) as database:
+        database.verify()
+        spending = Spending(database)
+        if as_csv:
+            typer.echo(_csv(spending, delta), nl=False)
+        else:
+            _answer(file, spending.lineages(), delta, as_json)
+
+
+def _write(file: Path, budget: float | None, delta: float, lineage: str | None, new_lineage: str | None) -> None:
+    """Declare a lineage, or set a budget; a ledger that is not there yet is made."""
+    from sottovoce.ledger.database import open_ledger
+    from sottovoce.ledger.lineages import Budget
+    from sottovoce.ledger.spending import DEFAULT, Spending
+
+    wanted = None if budget is None else Budget(budget, delta)
+    with open_ledger(file) as database:
+        spending = Spending(database)
+        if new_lineage is not None:
+            spending.add_lineage(new_lineage)
+        if wanted is not None:
+            spending.set_budget(wanted, lineage or DEFAULT)
+
+
+def _answer(file: Path, lineages: "list[Lineage]", delta: float, as_json: bool) -> None:
+    documents = [_document(one, delta) for one in lineages]
+    if as_json:
+        answer({"version": __version__, "ledger": str(file), "lineages": documents}, True, [])
+        return
+    for number, one in enumerate(lineages):
+        if number:
+            typer.echo()
+        at = one.budget.delta if one.budget is not None else delta
+        show(_table(one, at))
+        for line in _lines(one, at):
+            typer.echo(line)
+
+
+def _document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":
+    """A lineage as JSON; figures are at the delta of its budget, or at the one that was asked for."""
+    from sottovoce.core.json_numbers import to_json
+
+    budget = lineage.budget
+    at = delta if budget is None else budget.delta
+    return {
+        "lineage": lineage.name, "delta": at, "adjacency": lineage.adjacency.value,
+        "change": lineage.counted.change.value, "rule": lineage.counted.rule.value,
+        "budget": None if budget is None else budget.epsilon,
+        "spent": to_json(lineage.spent.epsilon(at)), "counted": to_json(lineage.counted.epsilon(at)),
+        "left": lineage.epsilon_left(), "mu_left": lineage.mu_left(),
+        "runs": [_run_document(run, at) for run in lineage.runs],
+    }  # fmt: skip
+
+
+def _run_document(run: "RunSpending", delta: float) -> "dict[str, JSON]":
+    from sottovoce.core.json_numbers import to_json
+    from sottovoce.privacy.composition import compose, loss_document
+
+    planned = run.planned
+    return {
+        "run": planned.name, "id": planned.run, "state": run.state, "adjacency": planned.adjacency.value,
+        "rounds": planned.rounds, "recorded": run.round, "loss": loss_document(planned.loss),
+        "promised": to_json(compose([planned.loss]).epsilon(delta)),
+        "spent": to_json(compose([run.spent]).epsilon(delta)), "gives_back": planned.refundable,
+    }  # fmt: skip
+
+
+def _table(lineage: "Lineage", delta: float) -> Table:
+    from sottovoce.privacy.composition import compose
+
+    table = [["run", "state", "rounds", "epsilon promised", "spent", "counted"]]
+    for run in lineage.runs:
+        losses = (run.planned.loss, run.spent, run.counted)
+        figures = [round_up(compose([loss]).epsilon(delta)) for loss in losses]
+        table.append([run.planned.name, run.state, f"{run.round} of {run.planned.rounds}", *figures])
+    spent, counted = (round_up(total.epsilon(delta)) for total in (lineage.spent, lineage.counted))
+    return [*table, [f"lineage {lineage.name}", "", "", "", spent, counted]]
+
+
+def _lines(lineage: "Lineage", delta: float) -> list[str]:
+    """The budget, what is left of it, and how the total was found."""
+    lines = []
+    if lineage.budget is None:
+        lines.append("No budget is set: sotto ledger FILE --budget 4 --delta 1e-5, say.")
+    else:
+        left, mu = lineage.epsilon_left(), lineage.mu_left()
+        further = "" if mu is None else f"; a Gaussian run of mu up to {mu:.4g} would fit"
+        lines.append(
+            f"Budget: epsilon {lineage.budget.epsilon:g} at delta {delta:g}; left: {_down(left or 0.0)}{further}."
+        )
+    if len(lineage.runs) > 1:
+        lines.append(f"Of several runs, {lineage.counted.rule}; the total is not the sum of their epsilons.")
+    if any(run.state == "stopped" and not run.planned.refundable for run in lineage.runs):
+        lines.append(
+            "A stopped run with sampled batches or a convex-training figure counts in full: no proof gives back."
+        )
+    return lines
+
+
+def _down(value: float) -> str:
+    """A figure for reading, rounded down."""
+    shown = float(f"{value:.4g}")
+    return f"{shown:.4g}" if shown <= value else f"{value * (1 - 1e-4):.4g}"
+
+
+def _csv(spending: "Spending", delta: float) -> str:
+    """Each time that a run spent more: what the run and its lineage had spent by then."""
+    from sottovoce.privacy.composition import compose
+
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for lineage, run in spending.history():
+        at = delta if lineage.budget is None else lineage.budget.delta
+        spent, planned = (compose([loss]).epsilon(at) for loss in (run.spent, run.planned.loss))
+        facts = (lineage.name, run.planned.name, run.round, run.planned.rounds)
+        table.writerow([*facts, spent, planned, lineage.spent.epsilon(at), at])
+    return out.getvalue()

@@ -1,0 +1,133 @@
+"""What several runs on the same data tell together: against everyone, and against each view that all of them have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sottovoce.config import Experiment, parse_experiment
+from sottovoce.core.adjacency import Adjacency
+from sottovoce.core.final_models import FinalModels
+from sottovoce.core.json_numbers import JSON, to_json
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy import views
+from sottovoce.privacy.assumptions import Assumption
+from sottovoce.privacy.composition import Composition, GaussianLoss, Loss, compose
+from sottovoce.privacy.guarantee import PrivacyFigure
+from sottovoce.privacy.views import View
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.run_documents import damaged_run
+
+OTHER_NODES = (
+    "Data, seeds or graphs of the runs differ, so their nodes are not the same: there is no figure of one node."
+)
+
+
+@dataclass(frozen=True)
+class JointFigure:
+    """What one adversary learns from all runs together."""
+
+    view: View
+    joint: Composition
+    final_models: FinalModels
+    assumptions: tuple[Assumption, ...]
+
+    def document(self, delta: float) -> dict[str, JSON]:
+        """As JSON."""
+        return {
+            "view": str(self.view), "change": self.joint.change.value, "mu": to_json(self.joint.mu),
+            "epsilon": to_json(self.joint.epsilon(delta)), "rule": self.joint.rule.value,
+            "final_models": self.final_models.value, "assumptions": [str(one) for one in self.assumptions],
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class JointAccount:
+    """The joint figures of some runs, everyone first. `adjacency` is the weakest of theirs."""
+
+    folders: tuple[Path, ...]
+    adjacency: Adjacency
+    figures: tuple[JointFigure, ...]
+    note: str | None
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    folder: Path
+    experiment: Experiment
+    privacy: PrivacyDocument
+
+    @property
+    def headline(self) -> tuple[PrivacyFigure, Loss]:
+        """The figure against everyone, and what it is made of."""
+        if self.privacy.headline is None or self.privacy.loss is None:
+            raise Unaccountable(f"{self.folder}: nothing is proven for this run, so nothing is for all together")
+        return self.privacy.headline, self.privacy.loss
+
+    def against(self, view: View) -> tuple[PrivacyFigure, Loss] | None:
+        """The figure against another view; None where there is none."""
+        found = next((one.headline for one in self.privacy.views if one.view == view), None)
+        return None if found is None or found.mu is None else (found, GaussianLoss(found.mu))
+
+    @property
+    def nodes(self) -> tuple[object, ...]:
+        """What decides which node holds which rows."""
+        data = self.experiment.data
+        return data, self.experiment.seed if data.seed is None else None, self.experiment.topology.graph
+
+
+def joint_account(folders: Sequence[Path], delta: float) -> JointAccount:
+    """Account for runs together, finished or not: of each, what its planned end costs."""
+    runs = [_read(folder) for folder in dict.fromkeys(folders)]
+    same = len({repr(run.nodes) for run in runs}) == 1
+    everyone = _joint(views.everyone(), [run.headline for run in runs])
+    others = list(_of_views(runs)) if same else []
+    if _covers_everyone(runs):
+        others = [_at_most(one, everyone, delta) for one in others]
+    records = any(run.privacy.adjacency == Adjacency.RECORD for run in runs)
+    return JointAccount(
+        tuple(run.folder for run in runs), Adjacency.RECORD if records else Adjacency.USER,
+        (everyone, *others), None if same else OTHER_NODES,
+    )  # fmt: skip
+
+
+def _joint(view: View, found: Sequence[tuple[PrivacyFigure, Loss]]) -> JointFigure:
+    order = list(FinalModels)
+    return JointFigure(
+        view, compose(loss for _, loss in found), min((one.final_models for one, _ in found), key=order.index),
+        tuple(dict.fromkeys(assumption for one, _ in found for assumption in one.assumptions)),
+    )  # fmt: skip
+
+
+def _of_views(runs: Sequence[_Run]) -> Iterator[JointFigure]:
+    """The figures of views that all runs have, but that of everyone."""
+    for view in (one.view for one in runs[0].privacy.views if one.view != views.everyone()):
+        found = [pair for run in runs if (pair := run.against(view)) is not None]
+        if len(found) == len(runs):
+            yield _joint(view, found)
+
+
+def _covers_everyone(runs: Sequence[_Run]) -> bool:
+    return all(run.privacy.covers is not None and run.privacy.covers.everyone for run in runs)
+
+
+def _at_most(one: JointFigure, everyone: JointFigure, delta: float) -> JointFigure:
+    """A figure of some view, or that of everyone where it is smaller: it alone counts on sampling."""
+    covered = everyone.final_models is FinalModels.ALL or one.view.final_models is FinalModels.NONE
+    if covered and everyone.joint.epsilon(delta) < one.joint.epsilon(delta):
+        return replace(everyone, view=one.view)
+    return one
+
+
+def _read(folder: Path) -> _Run:
+    files = RunFiles(folder)
+    settings = files.document(files.config) if folder.is_dir() else None
+    privacy = None if settings is None else files.document(files.privacy)
+    if settings is None or privacy is None:
+        raise InputError(f"{folder}: no run", "a run has config.json and privacy.json", "give runs/NAME of sotto run")
+    try:
+        return _Run(folder, parse_experiment(settings, str(files.config)), PrivacyDocument.read(privacy))
+    except (KeyError, TypeError) as error:
+        raise damaged_run(folder) from error

@@ -1,0 +1,116 @@
+"""A run's place in a ledger: reserved before its first round, recorded before rounds are played, settled at its end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sottovoce.core.adjacency import Adjacency
+from sottovoce.core.noise_key import NoiseKey
+from sottovoce.distributed.coordinator import Coordinator
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.ledger.database import open_ledger
+from sottovoce.ledger.lineages import PlannedRun, Stage
+from sottovoce.ledger.spending import DEFAULT, Spending
+from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss
+from sottovoce.privacy.guarantee import Kind
+from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument
+
+
+@dataclass(frozen=True)
+class LedgerFile:
+    """Where a run is to be entered, and for which lineage of data."""
+
+    path: Path
+    lineage: str = DEFAULT
+
+
+class RunLedger:
+    """The entry of one run. Rank 0 writes it; all ranks wait until it is on the disk."""
+
+    def __init__(self, file: LedgerFile, planned: PlannedRun, coordinator: Coordinator) -> None:
+        self._file, self._planned, self._coordinator = file, planned, coordinator
+        self._spending: Spending | None = None
+        self._covered = 0
+
+    def check(self, loss_after: Callable[[int], Loss]) -> None:
+        """Refuse a run that would pass the budget, before anything is made for it."""
+
+        def check() -> None:
+            with open_ledger(self._file.path) as database:
+                Spending(database).check(self._planned, self._file.lineage, loss_after)
+
+        self._coordinator.on_rank_zero(check)
+
+    def open(self, until: ExitStack, loss_after: Callable[[int], Loss]) -> None:
+        """Reserve what the run costs; when `until` ends, what was not sent is given back."""
+        self._coordinator.on_rank_zero(lambda: until.enter_context(self._entered(loss_after)))
+
+    @contextmanager
+    def _entered(self, loss_after: Callable[[int], Loss]) -> Iterator[None]:
+        with open_ledger(self._file.path) as database:
+            self._spending = Spending(database)
+            self._spending.reserve(self._planned, self._file.lineage, loss_after=loss_after)
+            del loss_after  # it holds what was traced, which takes memory
+            try:
+                yield
+            finally:
+                if database.is_usable:
+                    self._spending.settle(self._planned.run)
+
+    def before(self, round: int) -> None:
+        """Record what a round costs, before it is played."""
+        if self._covered < round <= self._planned.rounds:
+            self._covered = self._coordinator.on_rank_zero(lambda: self._spend(round))
+
+    def _spend(self, round: int) -> int:
+        if self._spending is None:
+            raise RuntimeError("the ledger is not open")
+        return self._spending.spend(self._planned.run, round)
+
+
+def run_identity(fingerprint: str, key: NoiseKey) -> str:
+    """What tells a run from every other: settings and data by their fingerprint, and the key of its noise.
+
+    The same settings with the same data and a fresh key are another release; with the same key they are the same one.
+    """
+    return hashlib.sha256(f"sottovoce run {fingerprint} {key.hexadecimal}".encode()).hexdigest()
+
+
+def planned_run(privacy: PrivacyDocument, *, run: str, name: str, data: str) -> PlannedRun:
+    """What a ledger has to know about a run; refused where nothing is proven for it."""
+    loss, headline = privacy.loss, privacy.headline
+    if loss is None or headline is None:
+        why = "; ".join(privacy.refusals) or privacy.convexity
+        raise Unaccountable(f"run {name}: no ledger can say what it costs, for nothing is proven: {why}")
+    stages = tuple(Stage(one.round, _loss_at(loss, one)) for one in privacy.over_rounds)
+    return PlannedRun(
+        run=run, name=name, rounds=privacy.rounds, loss=loss, stages=stages or (Stage(privacy.rounds, loss),),
+        refundable=isinstance(loss, GaussianLoss) and headline.kind is not Kind.CONVEX_TRAINING,
+        adjacency=Adjacency(privacy.adjacency), data=data,
+    )  # fmt: skip
+
+
+def _loss_at(loss: Loss, end: EarlierEnd) -> Loss:
+    if isinstance(loss, SampledLoss):
+        return replace(loss, rounds=end.round)
+    if isinstance(loss, GaussianLoss):
+        return loss if end.mu is None else GaussianLoss(end.mu)
+    return replace(loss, epsilon=end.epsilon)
+
+
+def check_same_choice(folder: Path, *, entered: bool, wanted: bool, finished: bool) -> None:
+    """Refuse to go on outside of a ledger with a run that is in one, or to enter a run after its end."""
+    if entered and not wanted and not finished:
+        raise InputError(
+            f"{folder}: the run is entered in a ledger", "its rounds are recorded there before they are played",
+            "go on with --ledger FILE",
+        )  # fmt: skip
+    if finished and wanted and not entered:
+        raise InputError(
+            f"{folder}: a finished run that is in no ledger", "a run is entered before its first round",
+            "run it again with another --out",
+        )  # fmt: skip

@@ -1,0 +1,147 @@
+"""`sotto run --ledger`, `sotto ledger`, `sotto account RUN RUN`: budgets hold, and figures are those of the files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import shutil
+
+import pytest
+
+from sottovoce.cli import run as run_command
+from sottovoce.privacy.composition import GaussianLoss, SampledLoss, compose
+from sottovoce.run import execute
+from tests.cli.test_schemas import fits
+
+DELTA = 1e-5
+TOML = """
+name = "try"
+data.rows = 12
+topology.graph = "ring:4"
+metrics = {every = 2, test_rows = 20}
+algorithm = {name = "dp-d-sgd", sigma = 4.0}
+training = {rounds = 6, batch = "cycle:3x2", clip = "per-example", bound = 1.0}
+privacy.attackers = [0]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "try.toml").write_text(TOML)
+    (tmp_path / "bare.toml").write_text(TOML.replace(', clip = "per-example", bound = 1.0', ""))
+    return tmp_path
+
+
+def mu_of(folder, out):
+    return json.loads((folder / out / "try" / "privacy.json").read_text())["loss"]["mu"]
+
+
+def test_a_run_reserves_spends_and_is_refused_beyond_the_budget(folder, sotto):
+    assert sotto("run try.toml --out plain")[0] == 0
+    mu = mu_of(folder, "plain")
+    needed = compose([GaussianLoss(mu)] * 2).epsilon(DELTA)
+    assert sotto(f"ledger my.ledger --budget {needed!r}")[0] == 0
+    for out in ("one", "two"):
+        code, _, err = sotto(f"run try.toml --ledger my.ledger --out {out}")
+        assert (code, err) == (0, "")
+    code, out, err = sotto("run try.toml --ledger my.ledger --out three")
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert "not one round would still fit" in err
+    assert not (folder / "three").exists()
+    code, out, _ = sotto("ledger my.ledger --json")
+    document = json.loads(out)
+    fits(document, "ledger")
+    (lineage,) = document["lineages"]
+    assert (lineage["counted"], lineage["spent"], lineage["budget"]) == (needed, needed, needed)
+    assert [run["state"] for run in lineage["runs"]] == ["finished", "finished"]
+    rows = list(csv.DictReader(io.StringIO(sotto("ledger my.ledger --csv")[1])))
+    assert [int(row["round"]) for row in rows] == [1, 2, 4, 6] * 2
+    assert float(rows[-1]["epsilon_of_lineage"]) == needed
+    assert float(rows[3]["epsilon_spent"]) == compose([GaussianLoss(mu)]).epsilon(DELTA)
+    assert "Of several runs, mu squared adds" in sotto("ledger my.ledger")[1]
+
+
+def test_lines_of_metrics_say_what_has_been_spent(folder, sotto):
+    assert sotto("run try.toml --set training.rounds=5")[0] == 0
+    privacy = json.loads((folder / "runs/try/privacy.json").read_text())
+    known = {0: 0.0} | {one["round"]: one["epsilon"] for one in privacy["over_rounds"]}
+    lines = [json.loads(line) for line in (folder / "runs/try/metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 2, 4, 5]
+    assert [line["epsilon"]["spent"] for line in lines] == [known[line["round"]] for line in lines]
+    assert {line["epsilon"]["planned"] for line in lines} == {privacy["headline"]["epsilon"]}
+    text = run_command._spent_text(folder / "runs/try")
+    assert text(5).startswith("epsilon ")
+    assert text(3) == text(4) != text(5)
+
+
+def test_a_stopped_run_gives_back_and_goes_on_in_its_ledger_only(folder, sotto, monkeypatch):
+    """A killed one does not give back: its ledger is left as it is copied here."""
+    real = execute._Training._line
+
+    def stop(training, measurement):
+        if measurement.round == 2:
+            for end in ("", "-wal"):
+                shutil.copy(f"my.ledger{end}", f"killed.ledger{end}")
+            raise KeyboardInterrupt
+        return real(training, measurement)
+
+    monkeypatch.setattr(execute._Training, "_line", stop)
+    assert sotto("run try.toml --ledger my.ledger")[0] == 130
+    monkeypatch.setattr(execute._Training, "_line", real)
+    mu = mu_of(folder, "runs")
+    (lineage,) = json.loads(sotto("ledger my.ledger --json")[1])["lineages"]
+    (killed,) = json.loads(sotto("ledger killed.ledger --json")[1])["lineages"]
+    assert (killed["runs"][0]["state"], killed["runs"][0]["recorded"]) == ("reserved", 2)
+    assert killed["counted"] == compose([GaussianLoss(mu)]).epsilon(DELTA)
+    assert lineage["runs"][0]["state"] == "stopped"
+    assert lineage["counted"] == pytest.approx(compose([GaussianLoss(mu / math.sqrt(3))]).epsilon(DELTA))
+    code, _, err = sotto("run try.toml --resume")
+    assert (code, "go on with --ledger FILE" in err) == (2, True)
+    assert sotto("run try.toml --resume --ledger my.ledger")[0] == 0
+    (lineage,) = json.loads(sotto("ledger my.ledger --json")[1])["lineages"]
+    assert lineage["counted"] == compose([GaussianLoss(mu)]).epsilon(DELTA)
+    assert sotto("run try.toml --ledger my.ledger")[0] == 0
+
+
+def test_several_runs_together(folder, sotto):
+    sotto("run try.toml --out one")
+    sotto("run try.toml --out two --set seed=0 --set training.batch=poisson:0.5")
+    code, out, _ = sotto("account one/try two/try --json")
+    document = json.loads(out)
+    fits(document, "account")
+    sampled = json.loads((folder / "two/try/privacy.json").read_text())["loss"]
+    losses = [GaussianLoss(mu_of(folder, "one")), SampledLoss(sampled["noise"], sampled["share"], 6)]
+    assert code == 0
+    assert document["figures"][0]["epsilon"] == compose(losses).epsilon(DELTA)
+    assert document["figures"][0]["change"] == "zero-out"
+    assert [one["view"] for one in document["figures"]][:2] == ["everyone", "node:0"]
+    assert document["figures"][1]["epsilon"] <= document["figures"][0]["epsilon"]
+    one = json.loads(sotto("account one/try --json")[1])
+    assert one["figures"][0]["mu"] == mu_of(folder, "one")
+    sotto("run try.toml --out three --set seed=1")
+    code, out, _ = sotto("account one/try three/try")
+    assert (code, "no figure of one node" in out, "node:0" in out) == (0, True, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("account", 2, "no --graph"),
+        ("account nowhere", 2, "no run"),
+        ("account nowhere --graph ring:4", 2, "runs with options of a graph"),
+        ("ledger none.ledger", 2, "no such file"),
+        ("ledger none.ledger --lineage b", 2, "--lineage without --budget"),
+        ("ledger my.ledger --budget 0", 2, "it is positive and finite"),
+        ("run try.toml --lineage b", 2, "--lineage without --ledger"),
+        ("run try.toml --ledger my.ledger --lineage b", 2, "--new-lineage b"),
+        ("run try.toml --ledger my.ledger --set seeds=[0,1]", 2, "one run is entered at a time"),
+        ("run bare.toml --ledger my.ledger", 3, "no ledger can say what it costs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(folder, sotto, line, code, words):
+    found, out, err = sotto(line)
+    assert (found, out, err.count("\n")) == (code, "", 1)
+    assert words in err

@@ -1,0 +1,172 @@
+"""Steps are stored once, replayed as they were, and compared with receipts; edits and roll-backs are refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import time
+
+import pytest
+
+from sottovoce.errors import InputError, SottovoceError
+from sottovoce.ledger.database import open_ledger
+from sottovoce.ledger.steps import Place, Receipt, Steps, digest_of
+
+FIRST, SECOND, NEXT = Place(1, 0), Place(1, 1), Place(2, 0)
+OWN = {"released": b"r", "coins": b"c", "noise_state": b"n", "model": b"m"}
+
+
+@pytest.fixture
+def steps(tmp_path):
+    with open_ledger(tmp_path / "ledger") as database:
+        yield Steps(database, "run")
+
+
+def test_a_step_is_read_as_it_was_recorded(steps):
+    steps.record_step(FIRST, {"anna": b"to anna", "berta": b"to berta"}, **OWN)
+    steps.record_received(FIRST, {"anna": b"from anna"})
+    found = steps.step(FIRST)
+    assert found.outgoing == {"anna": b"to anna", "berta": b"to berta"}
+    assert found.incoming == {"anna": b"from anna"}
+    assert (found.released, found.coins, found.noise_state, found.model) == (b"r", b"c", b"n", b"m")
+    assert found.sent["anna"] == digest_of(b"to anna")
+    assert (steps.newest(), steps.step(SECOND)) == (FIRST, None)
+    assert Steps(steps.database, "other").newest() is None
+
+
+def test_a_place_has_one_message(steps):
+    steps.record_step(FIRST, {"anna": b"one"}, coins=b"c")
+    steps.record_step(FIRST, {"anna": b"one"}, coins=b"c")
+    for other in ({"anna": b"two"}, {"anna": b"one", "berta": b"one"}, {}):
+        with pytest.raises(InputError, match="recorded with other bytes"):
+            steps.record_step(FIRST, other, coins=b"c")
+    with pytest.raises(InputError, match="recorded with other bytes"):
+        steps.record_step(FIRST, {"anna": b"one"}, coins=b"d")
+    steps.record_step(NEXT, {})
+    with pytest.raises(InputError, match="in their order"):
+        steps.record_step(SECOND, {})
+
+
+def test_a_sender_has_one_message_for_a_place(steps):
+    steps.record_received(FIRST, {"anna": b"one"})
+    steps.record_received(FIRST, {"anna": b"one", "berta": b"other"})
+    with pytest.raises(InputError, match="another message of anna"):
+        steps.record_received(FIRST, {"anna": b"two"})
+    assert steps.receipt("anna") == Receipt(FIRST, digest_of(b"one"))
+    assert steps.receipt("carla") is None
+
+
+def test_bytes_go_and_hashes_stay(steps):
+    for place in (FIRST, SECOND):
+        steps.record_step(place, {"anna": b"a", "berta": b"b"}, model=b"m")
+        steps.record_received(place, {"anna": b"x"})
+    steps.acknowledge(FIRST, "anna")
+    assert [(place, name) for place, name, _ in steps.pending()] == [
+        (FIRST, "berta"), (SECOND, "anna"), (SECOND, "berta"),
+    ]  # fmt: skip
+    assert steps.step(SECOND).incoming == {"anna": b"x"}
+    steps.record_step(NEXT, {"anna": b"a"})
+    assert steps.step(FIRST).outgoing == {"berta": b"b"}
+    assert steps.step(SECOND).incoming == {}
+    steps.forget(SECOND)
+    assert steps.step(FIRST).outgoing == {}
+    assert steps.step(FIRST).model is None
+    assert set(steps.step(FIRST).sent) == {"anna", "berta"}
+    assert [message.place for message in steps.pending()] == [SECOND, SECOND, NEXT]
+    with pytest.raises(InputError, match="carla acknowledges"):
+        steps.acknowledge(NEXT, "carla")
+
+
+def test_a_ledger_that_was_put_back_is_behind_a_receipt(tmp_path):
+    path = tmp_path / "ledger"
+    with open_ledger(path) as database:
+        Steps(database, "run").record_step(FIRST, {"anna": b"a"})
+    shutil.copy(path, tmp_path / "copy")
+    with open_ledger(path) as database:
+        steps = Steps(database, "run")
+        steps.record_step(NEXT, {"anna": b"b"})
+        steps.check_receipt("anna", NEXT, digest_of(b"b"))
+        steps.check_receipt("anna", FIRST, digest_of(b"a"))
+        with pytest.raises(InputError, match="another message of round 2, step 0"):
+            steps.check_receipt("anna", NEXT, digest_of(b"a"))
+    shutil.copy(tmp_path / "copy", path)
+    with open_ledger(path) as database:
+        steps = Steps(database, "run")
+        steps.check_receipt("anna", FIRST, digest_of(b"a"))
+        with pytest.raises(InputError, match="anna has a message of round 2, step 0, and the last one here"):
+            steps.check_receipt("anna", NEXT, digest_of(b"b"))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "UPDATE entries SET body = replace(body, 'sent', 'lost') WHERE number = 1",
+        "DELETE FROM entries WHERE number = 1",
+        "UPDATE entries SET key = 'run 0000000001 000001' WHERE number = 1",
+        "UPDATE entries SET hash = x'00' WHERE number = 2",
+        "UPDATE payloads SET bytes = x'00' WHERE name = 'anna'",
+    ],
+)
+def test_an_edited_ledger_is_refused(tmp_path, edit):
+    path = tmp_path / "ledger"
+    with open_ledger(path) as database:
+        steps = Steps(database, "run")
+        steps.record_step(FIRST, {"anna": b"a"})
+        steps.record_step(NEXT, {"berta": b"b"})
+        steps.verify()
+    with sqlite3.connect(path) as connection:
+        connection.execute(edit)
+    connection.close()
+    with pytest.raises(InputError, match="edited or damaged"), open_ledger(path) as database:
+        Steps(database, "run").verify()
+
+
+def test_a_ledger_is_for_one_owner_and_one_process(tmp_path):
+    path = tmp_path / "ledger"
+    with open_ledger(path) as database:
+        Steps(database, "run").record_step(FIRST, {"anna": b"a"})
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+        assert set(modes.values()) == {0o600}, modes
+        with pytest.raises(InputError, match="another process is at it"), open_ledger(path):
+            pass
+        with open_ledger(path, read_only=True) as other:
+            assert Steps(other, "run").newest() == FIRST
+    path.chmod(0o644)
+    with pytest.raises(InputError, match="others can read it"), open_ledger(path):
+        pass
+    (tmp_path / "text").write_text("no database, but long enough to look at it " * 40)
+    (tmp_path / "text").chmod(0o600)
+    with pytest.raises(InputError, match="edited or damaged"), open_ledger(tmp_path / "text"):
+        pass
+    with pytest.raises(InputError, match="no such file"), open_ledger(tmp_path / "none", read_only=True):
+        pass
+
+
+def test_a_write_that_fails_is_final(tmp_path):
+    with open_ledger(tmp_path / "ledger") as database:
+        steps = Steps(database, "run")
+        steps.record_step(FIRST, {"anna": b"a"})
+        pages = database.rows("PRAGMA page_count")[0][0]
+        database.rows(f"PRAGMA max_page_count={pages + 2}")
+        with pytest.raises(SottovoceError, match="the disk is full; nothing is sent") as error:
+            steps.record_step(NEXT, {"anna": os.urandom(100_000)})
+        assert error.value.exit_code == 1
+        with pytest.raises(SottovoceError, match="an earlier write failed"):
+            steps.record_step(NEXT, {"anna": b"a"})
+        assert steps.newest() == FIRST
+
+
+def test_a_round_costs_less_than_5_ms_of_processor_time(steps):
+    """Beyond the disk's own flush, which the processor does not wait for."""
+    payloads, rounds = {name: os.urandom(20_000) for name in ("anna", "berta", "carla")}, 60
+    begun = time.process_time()
+    for round in range(rounds):
+        place = Place(round, 0)
+        steps.record_step(place, payloads, **OWN)
+        steps.record_received(place, payloads)
+        for name in payloads:
+            steps.acknowledge(place, name)
+        steps.forget(place)
+    assert (time.process_time() - begun) / rounds < 0.005

@@ -1,0 +1,101 @@
+"""Joint losses: against closed forms, dp-accounting's own composition, and rules that always hold."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting import pld, rdp
+
+from sottovoce import account, algorithm, compose, metropolis, trace
+from sottovoce.core.adjacency import Change
+from sottovoce.errors import InputError
+from sottovoce.privacy.amplification import epsilon_of_batches
+from sottovoce.privacy.composition import GaussianLoss, Rule, SampledLoss, StatedLoss, loss_document, read_loss
+from sottovoce.privacy.gaussian_dp import epsilon_of
+
+DELTA = 1e-5
+POISSON = SampledLoss(noise=2.0, share=0.05, rounds=40)
+FIXED = SampledLoss(noise=2.0, share=0.05, rounds=40, size=200)
+
+
+def test_two_runs_of_mu_1_give_the_root_of_2():
+    joint = compose([GaussianLoss(1.0), GaussianLoss(1.0)])
+    assert 2**0.5 <= joint.mu <= 2**0.5 * (1 + 1e-15)
+    assert joint.epsilon(DELTA) >= epsilon_of(2**0.5, DELTA)
+    assert joint.epsilon(DELTA) == pytest.approx(epsilon_of(2**0.5, DELTA), rel=1e-12)
+    assert (joint.rule, joint.change) == (Rule.GAUSSIAN, Change.REPLACE)
+
+
+def test_one_release_alone_keeps_its_own_figure_to_the_last_bit():
+    assert compose([GaussianLoss(0.3)]).epsilon(DELTA) == epsilon_of(0.3, DELTA)
+    for loss in (POISSON, FIXED):
+        own = epsilon_of_batches(noise=loss.noise, share=loss.share, rounds=loss.rounds, delta=DELTA, size=loss.size)
+        assert compose([loss]).epsilon(DELTA) == own
+    assert compose([StatedLoss(0.7, DELTA)]).epsilon(DELTA) == 0.7
+    assert compose([]).epsilon(DELTA) == 0
+
+
+def test_a_poisson_run_with_a_gaussian_run_is_as_dp_accounting_composes_them():
+    joint = compose([POISSON, GaussianLoss(0.5)])
+    oracle = pld.PLDAccountant()
+    oracle.compose(dp_accounting.SelfComposedDpEvent(
+        dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(2.0)), 40
+    ))  # fmt: skip
+    oracle.compose(dp_accounting.GaussianDpEvent(2.0))
+    assert joint.epsilon(DELTA) == pytest.approx(oracle.get_epsilon(DELTA), rel=1e-6)
+    assert (joint.rule, joint.mu, joint.change) == (Rule.DISTRIBUTIONS, None, Change.ZERO_OUT)
+    assert max(compose([one]).epsilon(DELTA) for one in joint.losses) < joint.epsilon(DELTA)
+    assert joint.epsilon(DELTA) < sum(compose([one]).epsilon(DELTA / 2) for one in joint.losses)
+
+
+def test_batches_of_a_fixed_size_compose_by_renyi_divergences():
+    joint = compose([FIXED, GaussianLoss(0.5)])
+    oracle = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    oracle.compose(dp_accounting.SampledWithoutReplacementDpEvent(200, 10, dp_accounting.GaussianDpEvent(2.0)), 40)
+    oracle.compose(dp_accounting.GaussianDpEvent(2.0))
+    assert joint.epsilon(DELTA) == pytest.approx(oracle.get_epsilon(DELTA))
+    assert (joint.rule, joint.change) == (Rule.RENYI, Change.REPLACE)
+    alone = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    assert alone.compose(dp_accounting.GaussianDpEvent(2.0)).get_epsilon(DELTA) >= epsilon_of(0.5, DELTA)
+
+
+def test_what_no_rule_joins_is_added():
+    joint = compose([StatedLoss(1.0, 1e-6), GaussianLoss(0.1)])
+    assert joint.epsilon(DELTA) == pytest.approx(1 + epsilon_of(0.1, DELTA - 1e-6))
+    assert joint.rule is Rule.SUMS
+    both = compose([POISSON, FIXED])
+    assert both.epsilon(DELTA) == pytest.approx(sum(compose([one]).epsilon(DELTA / 2) for one in both.losses))
+    assert (both.rule, both.change) == (Rule.SUMS, Change.ZERO_OUT)
+    assert compose([StatedLoss(1.0, DELTA), GaussianLoss(0.1)]).epsilon(DELTA) == math.inf
+    assert compose([StatedLoss(1.0, DELTA), StatedLoss(1.0, DELTA)]).epsilon(DELTA) == math.inf
+
+
+def test_sampling_that_is_not_counted_never_makes_a_figure_smaller():
+    """With little noise anywhere, Poisson batches count as if nobody was left out."""
+    little, much = SampledLoss(0.2, 0.05, 4), GaussianLoss(5.0)
+    assert compose([little]).epsilon(DELTA) == epsilon_of(10.0, DELTA)
+    assert compose([much, POISSON]).epsilon(DELTA) >= epsilon_of(math.hypot(5.0, math.sqrt(40) / 2), DELTA)
+    assert compose([SampledLoss(0.0, 0.05, 4)]).epsilon(DELTA) == math.inf
+    assert compose([SampledLoss(math.inf, 0.05, 4), GaussianLoss(1.0)]).epsilon(DELTA) == epsilon_of(1.0, DELTA)
+
+
+def test_losses_are_read_as_they_were_written():
+    for loss in (
+        GaussianLoss(math.inf),
+        GaussianLoss(0.5),
+        POISSON,
+        FIXED,
+        StatedLoss(math.inf, 1e-6, Change.ZERO_OUT),
+    ):
+        assert read_loss(json.loads(json.dumps(loss_document(loss), allow_nan=False))) == loss
+
+
+def test_guarantees_compose_against_one_view_only():
+    system = trace(algorithm("dp-d-sgd", sigma=4.0), metropolis("ring:6"), rounds=16)
+    everyone, node = account(system), account(system, "node:0")
+    assert compose([everyone, everyone.of(3)]).mu == pytest.approx(2**0.5)
+    with pytest.raises(InputError, match="one adversary"):
+        compose([everyone, node])
