@@ -35,6 +35,9 @@ LARGEST_SEED = 2**63 - 1
 LONGEST_NUMBER = 4096
 """Bits of a number that a message can show; settings have far fewer."""
 
+LONGEST_FILE, LONGEST_KEY = 10**6, 200
+"""Characters of a TOML file, and dots in a key: the parser takes time by the square of these."""
+
 DEEPEST = 16
 """Levels of tables and lists; no setting needs more than five."""
 
@@ -194,13 +197,24 @@ def read_settings_file(path: Path) -> Document:
     """A TOML file, or the `config.json` that a run leaves behind."""
     text = read_text(path, "settings stand in a TOML file", "check the path")
     try:
-        found = parse_json(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        kind = "JSON" if path.suffix == ".json" else "TOML"
-        reason = "nested too deeply" if isinstance(error, RecursionError) else shortened(str(error))
+        found = parse_json(text) if path.suffix == ".json" else _parse_toml(text)
+    except ValueError as error:
+        kind, reason = "JSON" if path.suffix == ".json" else "TOML", shortened(str(error))
         raise InputError(f"{path}: {reason}", f"it is not valid {kind}", "correct that line") from None
     check_document(found, str(path))
     return cast("Document", found)
+
+
+def _parse_toml(text: str) -> Document:
+    """A TOML document; whatever is wrong is a `ValueError`, also what would keep the parser busy for minutes."""
+    if len(text) > LONGEST_FILE:
+        raise ValueError(f"{len(text):,} characters")
+    if any(line.partition("=")[0].count(".") > LONGEST_KEY for line in text.splitlines()):
+        raise ValueError("a key of too many parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def check_document(document: object, where: str = "") -> None:
@@ -250,8 +264,8 @@ def apply_overrides(document: Document, settings: list[str]) -> Document:
         try:
             if not equals or len(setting.splitlines()) != 1:
                 raise ValueError
-            path = _path(tomllib.loads(f"{key} = 0"))
-        except (ValueError, RecursionError):
+            path = _path(_parse_toml(f"{key} = 0"))
+        except ValueError:
             raise InputError(
                 f"--set {shortened(setting)}", "it is written key=value", "write --set training.rounds=50, say"
             ) from None
@@ -268,8 +282,8 @@ def _path(table: object) -> tuple[str, ...]:
 
 def _value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
+        return _parse_toml(f"value = {text}")["value"]
+    except ValueError:
         return text.strip()
 
 

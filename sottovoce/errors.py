@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 
 
 class SottovoceError(Exception):
@@ -34,7 +35,7 @@ class InputError(SottovoceError, ValueError):
     exit_code = 2
 
     def __init__(self, found: str, rule: str, remedy: str) -> None:
-        super().__init__(f"{found}; {rule}; {remedy}")
+        super().__init__(re.sub(r"\s*\n\s*", " ", f"{found}; {rule}; {remedy}"))
         self.found, self.rule, self.remedy = found, rule, remedy
 
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:

@@ -96,6 +96,8 @@ def _is(value: object, kind: type) -> bool:
         return isinstance(value, kind)
     if isinstance(value, int):
         return not isinstance(value, bool)
+    if not np.isscalar(value) and not isinstance(value, np.ndarray):
+        return False
     array = np.asarray(value)
     return array.ndim == 0 and array.dtype.kind in ("iu" if kind is int else "iuf")
 

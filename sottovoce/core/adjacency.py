@@ -42,5 +42,5 @@ def parse_change(spec: str) -> Change:
 def _parse(name: str, spec: str, known: type[Choice]) -> Choice:
     try:
         return known(spec)
-    except ValueError:
-        raise InputError(f"{name} {spec!r}", f"known: {', '.join(known)}", "choose one of them") from None
+    except (ValueError, TypeError):
+        raise InputError(f"{name} {spec!r:.60}", f"known: {', '.join(known)}", "choose one of them") from None

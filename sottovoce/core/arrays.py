@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeGuard, cast, overload
 
 import numpy as np
@@ -183,3 +184,15 @@ def check_start(x0: object, n: int) -> None:
         raise InputError(f"x0 has {x0.shape[0]} rows", f"the topology has {n} nodes", "give one row per node")
     if is_plain(x0) and not x0.shape[1]:
         raise InputError("x0 has 0 columns", "a model has at least one parameter", "give one column per parameter")
+
+
+def given_array(values: object, what: str) -> NDArray[Any]:
+    """What a caller gives as a numpy array; refuses what is none, and masked entries, which nobody meant to be used."""
+    if np.ma.is_masked(values):
+        raise InputError(f"{what} with masked entries", "every entry is used", "fill them, or drop their rows")
+    try:
+        return np.asarray(list(values) if isinstance(values, Iterable) and not hasattr(values, "__len__") else values)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise InputError(
+            f"{what} of uneven lengths or kinds", "they are one array", "give rows of one length"
+        ) from None

@@ -70,10 +70,10 @@ class Triangular:
 
     def __init__(self, matrix: ArrayLike) -> None:
         try:
-            if np.iscomplexobj(matrix):
+            if np.iscomplexobj(matrix) or np.ma.is_masked(matrix):
                 raise TypeError
             C = np.array(matrix, dtype=np.float64)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             raise InputError("correlation matrix is not an array of numbers", "C is one", "give a 2-D array") from None
         if C.ndim != 2 or C.shape[0] != C.shape[1] or not C.size:
             raise InputError(f"correlation matrix of shape {C.shape}", "C is square, one row a round", "reshape it")

@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from sottovoce.core.arrays import given_array
 from sottovoce.core.edge_lists import parse_edges, read_edge_list
 from sottovoce.errors import InputError
 
@@ -149,7 +150,7 @@ class Graph:
         >>> Graph.from_edges([(10, 20), (20, 30)]).labels
         (10, 20, 30)
         """
-        pairs = np.asarray(edges if isinstance(edges, np.ndarray) else list(edges))
+        pairs = given_array(edges, f"{name}: edges")
         if pairs.size == 0:
             pairs = np.empty((0, 2), dtype=np.int64)
         if pairs.ndim != 2 or pairs.shape[1] != 2:

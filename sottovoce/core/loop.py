@@ -84,8 +84,8 @@ def check_arguments(algorithm: Algorithm, topology: Topology, rounds: int) -> No
         raise InputError(
             f"a {type(topology).__name__} instead of a topology", "a graph needs weights", "give metropolis(graph)"
         )
-    if not isinstance(rounds, int | np.integer) or rounds < 1:
-        raise InputError(f"{rounds} rounds", "a whole number from 1 is needed", "give 100, say")
+    if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 1:
+        raise InputError(f"{rounds!r:.60} rounds", "a whole number from 1 is needed", "give 100, say")
 
 
 def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:

@@ -306,7 +306,7 @@ SMALLEST, LARGEST = 1e-100, 1e100
 def _size(name: str, value: ArrayLike, *, single: bool = False) -> PerNode:
     """A standard deviation, one for all nodes or (unless `single`) one for each, in a form that can be hashed."""
     try:
-        if np.asarray(value).dtype.kind not in "iuf":
+        if np.ma.is_masked(value) or np.asarray(value).dtype.kind not in "iuf":
             raise TypeError
         values = np.asarray(value, dtype=float)
     except (TypeError, ValueError, RuntimeError, OverflowError):

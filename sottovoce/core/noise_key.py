@@ -109,6 +109,13 @@ class NoiseKey:
         """Nothing is kept for a round: its streams follow from the key."""
 
 
+def check_seed(seed: int) -> int:
+    """The seed itself; refuses what is no whole number from 0 on."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise InputError(f"seed {seed!r:.60}", "a seed is a whole number from 0 on", "use seed 0")
+    return seed
+
+
 def public_stream(seed: int, kind: str, ids: Sequence[int], round: int, step: int = 0) -> np.random.Generator:
     """A random stream that every node can draw, such as which coordinates are sent."""
     return philox_generator(_stream_key(b"", f"{seed}|{kind}", ids, round, step))

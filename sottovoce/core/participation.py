@@ -56,8 +56,8 @@ def parse_participation(spec: str | Participation) -> Participation:
     if isinstance(spec, Participation):
         return spec
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", spec) if isinstance(spec, str) else None
-    if spec != "every" and not found:
-        raise InputError(f"participation {spec!r}", "it is 'every' or KxB, such as 4x16", "correct it")
+    if not isinstance(spec, str) or (spec != "every" and not found):
+        raise InputError(f"participation {spec!r:.60}", "it is 'every' or KxB, such as 4x16", "correct it")
     if found is None:
         return Participation()
     times, apart = (int(part) for part in found.groups())

@@ -177,6 +177,8 @@ def weigh(source: str | Graph, kind: str) -> Topology:
     >>> weigh("ring:4", "uniform,lazy=0.5").at(0).weights.toarray()[0].round(4).tolist()
     [0.6667, 0.1667, 0.0, 0.1667]
     """
+    if not isinstance(kind, str):
+        raise InputError(f"weights of type {type(kind).__name__}", "they are named", 'write "metropolis"')
     kind, share = _laziness(kind)
     if kind not in WEIGHTS:
         raise InputError(f"weights {kind!r}", f"known: {', '.join(WEIGHTS)}", "choose one of them")

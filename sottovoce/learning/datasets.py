@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sottovoce.core.noise_key import check_seed
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import CATALOGUE, Entry, PublicStatistic, Rows, Targets
 from sottovoce.learning.lazy_rows import LARGEST_NORM, SMALLEST_NORM, Examples, Floats, clip_to_norm
@@ -150,7 +151,7 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
     """
     if name.startswith("file:"):
         path = user_file(name.removeprefix("file:"), folder)
-        return _user_dataset(path.stem, read_rows(path, _seed(seed)))
+        return _user_dataset(path.stem, read_rows(path, check_seed(seed)))
     if name not in CATALOGUE:
         raise InputError(
             f"data set {name!r}", f"known: {', '.join(dataset_names())}, file:PATH, table:PATH", "see docs/data.md"
@@ -163,7 +164,7 @@ def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Datas
             f"it is read from {entry.files[0].names[0]}{' and others' if entry.files[1:] else ''} in a folder of yours",
             f"give --data DIR or set {FOLDER}; get it from {entry.source}",
         )
-    rows = entry.read(place or Path(), _seed(seed))
+    rows = entry.read(place or Path(), check_seed(seed))
     return Dataset(name=name, kind=entry.kind, licence=entry.licence, source=entry.source, **vars(rows))
 
 
@@ -185,9 +186,11 @@ def from_arrays(
     >>> from_arrays([[0.0, 1.0], [1.0, 0.0]] * 10, ["cat", "dog"] * 10, name="pets")
     Dataset('pets', classes, 16 + 4 rows of 2)
     """
+    if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
+        raise InputError(f"test of type {type(test).__name__}", "it is a pair", "give test=(inputs, targets)")
     test_inputs, test_targets = (None, None) if test is None else test
     arrays = {"inputs": inputs, "targets": targets, "test_inputs": test_inputs, "test_targets": test_targets}
-    return _user_dataset(name, rows_of({**arrays, "groups": groups}, _seed(seed)))
+    return _user_dataset(name, rows_of({**arrays, "groups": groups}, check_seed(seed)))
 
 
 def _user_dataset(name: str, rows: Rows) -> Dataset:
@@ -200,12 +203,6 @@ def user_file(path: str, folder: str | Path | None) -> Path:
     place = folder_of(folder)
     here = Path(path)
     return here if here.exists() or place is None else place / path
-
-
-def _seed(seed: int) -> int:
-    if seed < 0:
-        raise InputError(f"seed {seed}", "a seed is 0 or more", "use seed 0")
-    return seed
 
 
 def dataset_names() -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sottovoce.core.arrays import given_array
 from sottovoce.core.files import read_npz
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import PublicStatistic, Rows, Targets, held_out, split_note
@@ -32,7 +33,10 @@ def read_rows(path: Path, seed: int) -> Rows:
 
 def rows_of(arrays: Mapping[str, ArrayLike | None], seed: int, where: str = "") -> Rows:
     """Checked rows; without test rows a fifth of the rows, of each class or of each group, is held out."""
-    given = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
+    given = {name: given_array(array, f"{where}{name}") for name, array in arrays.items() if array is not None}
+    lacking = next((name for name in ARRAYS[:2] if name not in given), None)
+    if lacking is not None:
+        raise InputError(f"{where}no {lacking}", "rows have inputs and targets", f"give {lacking}")
     if ("test_inputs" in given) != ("test_targets" in given):
         raise InputError(f"{where}test_inputs or test_targets alone", "they come together", "give both, or none")
     inputs, targets, classes = _checked(given["inputs"], given["targets"], where)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from sottovoce.core.arrays import given_array
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
@@ -118,17 +119,28 @@ def observe(
     system = published(system, adversary)
     concerned = np.setdiff1d(np.arange(system.n), adversary.members)
     if victims is not None:
-        missing = [node for node in victims if not 0 <= node < system.n]
-        if missing:
-            raise InputError(f"victim {missing[0]}", f"nodes are 0..{system.n - 1}", "choose one of them")
+        victims = _node_numbers(victims, system.n)
         own_side = np.setdiff1d(victims, concerned)
         if own_side.size:
             raise InputError(
                 f"victim {own_side[0]} is of {adversary}", "who attacks knows its own data", "name another"
             )
-        concerned = np.unique(np.asarray(victims, dtype=np.intp))
+        concerned = np.unique(victims)
     steps = map_equal_steps(lambda step: _observe_step(step, adversary, concerned, own), system.steps)
     return Observation(system, adversary, concerned, steps)
+
+
+def _node_numbers(victims: Sequence[int], n: int) -> NDArray[np.intp]:
+    """Victims as numbers of nodes; refuses those that are not there."""
+    found = given_array(victims, "victims")
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise InputError(
+            f"victims of {found.dtype} and shape {found.shape}", "they are numbers of nodes", "give a list"
+        )
+    missing = found[(found < 0) | (found >= n)]
+    if missing.size:
+        raise InputError(f"victim {missing[0]}", f"nodes are 0..{n - 1}", "choose one of them")
+    return found.astype(np.intp)
 
 
 def with_own_messages(observation: Observation) -> Observation:

@@ -198,11 +198,11 @@ def parse_view(spec: str | View, *, labels: Sequence[str] | None = None, secure_
     """
     if isinstance(spec, View):
         return spec
-    word, colon, rest = spec.partition(":")
+    word, colon, rest = spec.partition(":") if isinstance(spec, str) else ("", "", "")
     form = next((form for form in FORMS if form.matches(word, colon, rest)), None)
     if form is None:
         known = ", ".join(form.example for form in FORMS)
-        raise InputError(f"view {spec!r}", f"known: {known}", "write node:0, say")
+        raise InputError(f"view {spec!r:.60}", f"known: {known}", "write node:0, say")
     operands = [item.split(">") for item in rest.removeprefix(form.prefix).split(",")] if rest else []
     return form.build([tuple(node_number(name, labels) for name in names) for names in operands], secure_sum)
 

@@ -18,7 +18,7 @@ from sottovoce.core.grid import ExactNoiseChoice, with_exact_noise
 from sottovoce.core.loop import check_arguments, iterate_rounds, start_run
 from sottovoce.core.messages import LoopState, PlayedRound, Traffic
 from sottovoce.core.noise import NoNoise
-from sottovoce.core.noise_key import NoiseKey, public_seed
+from sottovoce.core.noise_key import NoiseKey, check_seed, public_seed
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
@@ -161,6 +161,7 @@ def prepare_run(
     if not isinstance(gradients, Gradients):
         raise InputError(f"a {type(task).__name__} instead of a task", "there is nothing to learn", "build task(...)")
     check_arguments(algorithm, topology, rounds)
+    check_seed(seed)
     if algorithm.averaging:
         raise InputError(
             f"{algorithm.name} on a task", "it averages values and does not train", "use muffliato-sgd or zip-dl, say"
