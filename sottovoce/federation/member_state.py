@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import TypeAlias
 
 import numpy as np
@@ -13,7 +12,7 @@ from sottovoce.core.algorithm import State
 from sottovoce.core.arrays import Reals
 from sottovoce.distributed.sharded_rows import Halo, ShardedRows, as_tensor
 
-Numbers: TypeAlias = list[float | None]
+Numbers: TypeAlias = list[float]
 """The leaves of a state that are no arrays, in their order."""
 
 
@@ -35,14 +34,13 @@ def encode_state(state: State) -> bytes:
     named: dict[str, Reals] = {}
     numbers: Numbers = []
     _collect(state, named, numbers)
-    text = np.frombuffer(json.dumps(numbers).encode(), dtype=np.uint8)
-    return encode_arrays({"numbers": text, **named})
+    return encode_arrays({"numbers": np.array(numbers), **named})
 
 
 def decode_state(stored: bytes, like: State) -> State:
     """The state that was encoded, nested as `like`, the state of the same loop before its first round."""
     named = decode_arrays(stored)
-    numbers: Numbers = json.loads(named.pop("numbers").tobytes())
+    numbers: Numbers = named.pop("numbers").tolist()
     state = _restored(like, named, numbers)
     assert not named, "a state of another loop"
     assert not numbers, "a state of another loop"
@@ -51,7 +49,7 @@ def decode_state(stored: bytes, like: State) -> State:
 
 def _collect(value: State, named: dict[str, Reals], numbers: Numbers) -> None:
     if value is None or isinstance(value, bool | int | float):
-        numbers.append(value)
+        numbers.append(np.nan if value is None else float(value))
     elif isinstance(value, tuple):
         for part in value:
             _collect(part, named, numbers)
@@ -65,7 +63,8 @@ def _collect(value: State, named: dict[str, Reals], numbers: Numbers) -> None:
 
 def _restored(like: State, named: dict[str, Reals], numbers: Numbers) -> State:
     if like is None or isinstance(like, bool | int | float):
-        return numbers.pop(0)
+        found = numbers.pop(0)
+        return None if like is None else type(like)(found)
     if isinstance(like, tuple):
         parts = [_restored(part, named, numbers) for part in like]
         return type(like)(*parts) if hasattr(like, "_fields") else tuple(parts)

@@ -32,6 +32,7 @@ from sottovoce.config import Document, Experiment, first_difference
 from sottovoce.core.files import write, write_text
 from sottovoce.core.json_numbers import to_json
 from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.threads import threads
 from sottovoce.core.transport import Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
@@ -45,7 +46,7 @@ from sottovoce.run.fingerprint import check_versions, comparable, fingerprint, p
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, write_token, writing_into_run
 from sottovoce.run.metrics import Measurement
-from sottovoce.run.noise_key_file import named_key, read_noise_key, write_noise_key
+from sottovoce.run.noise_key_file import named_source, read_noise_key, write_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.private_facts import PrivateFacts, read_private_facts, write_private_facts
@@ -86,8 +87,8 @@ def run_experiment(
     privacy = coordinator.on_rank_zero(partial(_privacy_document, files, experiment, accountant, digest))
     loss_after = _loss_after(experiment, accountant)
     if ledger is not None and not coordinator.on_rank_zero(files.private.exists):
-        key = named_key(experiment) or NoiseKey.fresh()
-        _entry(ledger, experiment, privacy, digest, key, coordinator).check(loss_after)
+        planned = named_source(experiment) or NoiseKey.fresh()
+        _entry(ledger, experiment, privacy, digest, planned, coordinator).check(loss_after)
     with ExitStack() as locks:
         result = coordinator.on_rank_zero(lambda: _lock_folder(locks, files, experiment, resume))
         if result is not None:
@@ -131,9 +132,19 @@ def _part_of(training_run: TrainingRun, transport: Transport) -> TrainingRun:
 
 
 def _entry(
-    ledger: LedgerFile, experiment: Experiment, privacy: Document, digest: str, key: NoiseKey, coordinator: Coordinator
+    ledger: LedgerFile,
+    experiment: Experiment,
+    privacy: Document,
+    digest: str,
+    key: RandomSource,
+    coordinator: Coordinator,
 ) -> RunLedger:
     """The run's entry in a ledger."""
+    if not isinstance(key, NoiseKey):
+        raise InputError(
+            "secret noise with a ledger", "a run that goes on draws the noise of some rounds anew, which costs more",
+            "leave noise = 'secret' out: the run has a key of its own",
+        )  # fmt: skip
     planned = planned_run(
         PrivacyDocument.read(privacy), run=run_identity(digest, key), name=experiment.name, data=digest
     )
