@@ -35,7 +35,7 @@ def payload(value: float, length: int = 64) -> bytes:
 
 
 def link_rules(member: int, neighbours: set[int], length: int = 64) -> LinkRules:
-    rule = PayloadRule(length, np.dtype(np.float64), largest=LARGEST)
+    rule = PayloadRule(length, np.dtype(np.float64), least=-LARGEST, largest=LARGEST)
     both = frozenset(neighbours)
     return LinkRules(AGREEMENT, member, both, both, ROUNDS, 1, rule)
 
