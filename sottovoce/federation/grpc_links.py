@@ -41,6 +41,9 @@ from sottovoce.federation.tls import (
     recognise,
 )
 
+LONGEST_START = 30.0
+"""Seconds in which a member listens, on a busy machine too, and in which all has ended after the last frames."""
+
 
 @dataclass
 class Edge:
@@ -86,15 +89,17 @@ class GrpcLinks(Endpoint):
     def __enter__(self) -> Self:
         self._loop.__enter__()
         try:
-            self._loop.run(self._start(), self._settings.handshake)
+            self._loop.run(self._start(), LONGEST_START)
         except BaseException:
             self._loop.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.run(self._stop(), 10 + self._settings.farewell)
-        self._loop.__exit__()
+        try:
+            self._loop.run(self._stop(), LONGEST_START + self._settings.farewell)
+        finally:
+            self._loop.__exit__()
 
     def transmit(self, neighbour: links.Member, frame: Frame) -> None:
         """Queue a frame on the connection of a neighbour."""
