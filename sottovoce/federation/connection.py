@@ -31,7 +31,7 @@ class Connection:
         stream: FrameStream,
         settings: LinkSettings,
         *,
-        take: Callable[[Frame], None],
+        take: Callable[[Frame], Awaitable[None]],
         refused: Callable[[Reason], None],
         greeted: Callable[[], None],
         finish: Callable[[], Awaitable[None]] | None = None,
@@ -95,17 +95,17 @@ class Connection:
             except Refused as refusal:
                 self._note(refusal.reason)
                 raise
-            fresh = self._accept(frame)
+            fresh = await self._accept(frame)
             if patience is not None:
                 patience, self.was_greeted = None, True
                 self._greeted()
             if not fresh:
                 await asyncio.sleep(REPEATED_SECONDS + len(frame.payload) / REPEATED_BYTES)
 
-    def _accept(self, frame: Frame) -> bool:
+    async def _accept(self, frame: Frame) -> bool:
         """Hand a frame on; whether it was accepted and goes beyond the last one of its kind."""
         try:
-            self._take(frame)
+            await self._take(frame)
         except Refused as refusal:
             self._note(refusal.reason)
             return False

@@ -39,4 +39,5 @@ class EventLoop:
             task.cancel()
         if tasks:
             self._loop.run_until_complete(asyncio.wait(tasks, timeout=ENDING))
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()

@@ -19,7 +19,7 @@ from sottovoce.federation import links
 from sottovoce.federation.connection import Connection
 from sottovoce.federation.endpoint import NOTHING_SEEN, Endpoint
 from sottovoce.federation.event_loop import EventLoop
-from sottovoce.federation.frame_stream import FrameStream, StreamEnded, stream_errors
+from sottovoce.federation.frame_stream import CHUNK, FrameStream, StreamEnded, stream_errors
 from sottovoce.federation.frames import Frame, Reason
 from sottovoce.federation.identity import Identity
 from sottovoce.federation.link_events import Connected, FrameRefused, Lost, Report, StrangerRefused
@@ -40,6 +40,9 @@ from sottovoce.federation.tls import (
     name_option,
     recognise,
 )
+
+LONGEST_START = 30.0
+"""Seconds in which a member listens, on a busy machine too, and in which all has ended after the last frames."""
 
 
 @dataclass
@@ -86,15 +89,17 @@ class GrpcLinks(Endpoint):
     def __enter__(self) -> Self:
         self._loop.__enter__()
         try:
-            self._loop.run(self._start(), self._settings.handshake)
+            self._loop.run(self._start(), LONGEST_START)
         except BaseException:
             self._loop.__exit__()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.run(self._stop(), 10 + self._settings.farewell)
-        self._loop.__exit__()
+        try:
+            self._loop.run(self._stop(), LONGEST_START + self._settings.farewell)
+        finally:
+            self._loop.__exit__()
 
     def transmit(self, neighbour: links.Member, frame: Frame) -> None:
         """Queue a frame on the connection of a neighbour."""
@@ -205,7 +210,7 @@ class GrpcLinks(Endpoint):
     async def _carry(self, edge: Edge, stream: FrameStream, finish: Callable[[], Awaitable[None]] | None) -> None:
         """Make a stream the connection of its neighbour, in place of an earlier one, until it ends."""
         connection = Connection(
-            stream, self._settings, take=partial(self.arrived, edge.number),
+            stream, self._settings, take=partial(self._take_in, edge.number),
             refused=partial(self._refused, edge.number), greeted=lambda: self._report(Connected(edge.number)),
             finish=finish,
         )  # fmt: skip
@@ -226,6 +231,13 @@ class GrpcLinks(Endpoint):
                 self._report(Lost(edge.number, reason))
             if time.monotonic() - began > self._settings.longest_pause:
                 edge.pauses.reset()
+
+    async def _take_in(self, neighbour: links.Member, frame: Frame) -> None:
+        """Have a frame checked: long messages beside the event loop, since their digests take milliseconds."""
+        if self.rules.payload.length < CHUNK:
+            self.arrived(neighbour, frame)
+        else:
+            await asyncio.to_thread(self.arrived, neighbour, frame)
 
     def _refused(self, neighbour: links.Member, reason: Reason) -> None:
         self._report(FrameRefused(neighbour, reason))

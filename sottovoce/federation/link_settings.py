@@ -14,7 +14,7 @@ Options: TypeAlias = list[tuple[str, int | str]]
 class LinkSettings:
     """Deadlines of links, in seconds. They decide when a fault is noticed, and nothing that is sent.
 
-    A connection on which nothing arrived for `keepalive` is asked for a sign of life, and is given up
+    A connection on which nothing arrived for `keepalive` is asked for a sign of life, and is given up at most twice
     `keepalive_timeout` later. `handshake` is how long a connection may take up to its hello, `stall` how long a chunk
     may take within a frame, `farewell` how long the last frames may take at the end. Between attempts to connect there
     are pauses that grow from `first_pause` to `longest_pause`.

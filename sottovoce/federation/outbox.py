@@ -5,16 +5,28 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from sottovoce.federation.links import Member, Place, Receipt
 
 
+class Content:
+    """What is sent to one or several receivers. Its SHA-256 is computed once, and not before it leaves."""
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+
+    @cached_property
+    def digest(self) -> bytes:
+        """The SHA-256 of the payload."""
+        return hashlib.sha256(self.payload).digest()
+
+
 @dataclass
 class SentPayload:
-    """A payload, its SHA-256, and whether its receiver has acknowledged it."""
+    """A payload, and whether its receiver has acknowledged it."""
 
-    payload: bytes
-    digest: bytes
+    content: Content
     acknowledged: bool = False
 
 
@@ -30,15 +42,15 @@ class Outbox:
 
     def put(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
         """Keep what is sent. A place has one payload for each receiver."""
-        digests = {payload: hashlib.sha256(payload).digest() for payload in payloads.values()}
+        contents = {id(payload): Content(payload) for payload in payloads.values()}
         for receiver, payload in payloads.items():
-            sent = self._sent[receiver].setdefault(place, SentPayload(payload, digests[payload]))
-            assert sent.digest == digests[payload], "another payload for the same place"
+            sent = self._sent[receiver].setdefault(place, SentPayload(contents[id(payload)]))
+            assert sent.content.payload == payload, "another payload for the same place"
 
     def note(self, receiver: Member, receipt: Receipt) -> None:
         """A neighbour says what it has; that it has other bytes than were sent is only noted."""
         sent = self._sent.get(receiver, {}).get(receipt.place)
-        if sent is not None and sent.digest == receipt.digest:
+        if sent is not None and sent.content.digest == receipt.digest:
             sent.acknowledged = True
         if receiver not in self.receipts or self.receipts[receiver].place <= receipt.place:
             self.receipts[receiver] = receipt
@@ -53,7 +65,7 @@ class Outbox:
         """What a neighbour needs that is at a place and has payloads up to its newest receipt."""
         payloads = self._sent.get(receiver, {})
         return [
-            (place, payloads[place].payload)
+            (place, payloads[place].content.payload)
             for place in sorted(payloads)
             if place >= since and (has is None or place > has.place)
         ]

@@ -27,7 +27,7 @@ ROUNDS, LARGEST = 1000, 100.0
 PATIENCE = 20.0
 """Seconds that a test waits for what must happen, on a busy machine too."""
 
-QUICK = LinkSettings(handshake=1.0, stall=2.0, farewell=1.0, first_pause=0.05, longest_pause=0.2)
+QUICK = LinkSettings(handshake=3.0, stall=2.0, farewell=1.0, first_pause=0.05, longest_pause=0.2)
 
 
 def payload(value: float, length: int = 64) -> bytes:
@@ -35,7 +35,7 @@ def payload(value: float, length: int = 64) -> bytes:
 
 
 def link_rules(member: int, neighbours: set[int], length: int = 64) -> LinkRules:
-    rule = PayloadRule(length, np.dtype(np.float64), largest=LARGEST)
+    rule = PayloadRule(length, np.dtype(np.float64), least=-LARGEST, largest=LARGEST)
     both = frozenset(neighbours)
     return LinkRules(AGREEMENT, member, both, both, ROUNDS, 1, rule)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from concurrent import futures
 from dataclasses import replace
@@ -13,12 +16,13 @@ import pytest
 from sottovoce.federation.event_loop import EventLoop
 from sottovoce.federation.frames import Kind, Reason
 from sottovoce.federation.link_events import Connected, FrameRefused, StrangerRefused
+from sottovoce.federation.links import Place
 from sottovoce.federation.neighbour_check import check_neighbour
 from sottovoce.federation.secure_grpc import grpc
 from sottovoce.federation.tls import EXCHANGE, SERVICE, acceptor_credentials, recognise
 from sottovoce.federation.tls_probe import _context, probe_tls
 from tests.federation.certificates import with_certificate
-from tests.federation.grpc_members import HELLO, PATIENCE, Federation, RawNeighbour, frame, payload, play
+from tests.federation.grpc_members import HELLO, PATIENCE, Federation, RawNeighbour, frame, payload, play, until
 from tests.federation.proxy import Proxy
 
 MESSAGE = frame(Kind.MESSAGE, 0, payload(1))
@@ -62,6 +66,28 @@ def test_a_member_whose_certificate_could_sign_others_speaks_for_itself_alone(tm
         assert 2 not in first.claims()
 
 
+def test_a_member_that_is_no_neighbour_gets_nothing_in(made):
+    with made.links(0, {1}) as first:
+        made.found_at(0, first.port)
+        with made.links(1, {0}) as second, RawNeighbour(made.identities[2], made.known[0]) as hostile:
+            hostile.send(HELLO, MESSAGE)
+            assert hostile.answer() is None
+            assert play(first, second, range(3)) == 3
+        assert first.claims().keys() == {1}
+
+
+def test_grpc_that_was_loaded_with_other_settings_is_refused():
+    code = "import grpc; import sottovoce.federation.secure_grpc"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=without_suites()
+    )
+    assert done.stderr.endswith("TLS 1.3 only; import sottovoce.federation.secure_grpc before grpc\n")
+
+
+def without_suites():
+    return {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
+
+
 def test_without_a_certificate_nobody_is_heard(made):
     with made.pair() as (first, _):
         channel = grpc.secure_channel(
@@ -78,10 +104,10 @@ def test_a_member_of_another_agreement_exchanges_no_message_and_both_say_so(made
         other = made.links(1, {0})
         other.rules = replace(other.rules, agreement=bytes(32))
         with other:
-            other.send((0, 0), {0: payload(1)})
-            assert first.meet(0.5) == {1}
-        assert all(FrameRefused(1 - here, Reason.AGREEMENT) in made.events[here] for here in (0, 1))
-        assert first.claims() == {}
+            other.send(Place(0, 0), {0: payload(1)})
+            until(lambda: all(FrameRefused(1 - one, Reason.AGREEMENT) in made.events[one] for one in (0, 1)))
+            assert (first.claims(), other.claims()) == ({}, {})
+            assert first.receive(Place(0, 0), {1}, 0.0) == {}
 
 
 def client(identity, version):
@@ -173,6 +199,7 @@ def test_a_listener_that_cancels_every_stream_is_dialled_again(made):
 
 
 def test_idle_and_dripping_connections_are_hung_up_on_and_rounds_go_on(made):
+    made.settings = replace(made.settings, handshake=1.0)
     with made.pair() as (first, second):
         idle = [socket.create_connection(("127.0.0.1", first.port), PATIENCE) for _ in range(100)]
         dripping = socket.create_connection(("127.0.0.1", first.port), PATIENCE)
