@@ -83,7 +83,10 @@ def _run_command() -> int:
         code = fail(*explained(error))
     except TyperException as error:
         hint = " Try 'sotto --help'." if error.exit_code == 2 else ""
-        code = fail(error.format_message() + hint, error.exit_code)
+        message = error.format_message().replace(
+            "Got unexpected extra", "Got extra"
+        )  # that word is for defects of ours
+        code = fail(message + hint, error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         code = STOPPED
     except Exception as error:

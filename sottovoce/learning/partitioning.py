@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.noise_key import check_seed
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import PublicStatistic
 from sottovoce.learning.datasets import Dataset
@@ -92,9 +93,7 @@ def partition(
         raise InputError(f"{nodes} nodes", f"{dataset.name} has {total} training rows, a node needs one", "use fewer")
     if rows is not None and rows < 1:
         raise InputError(f"rows={rows}", "a node keeps at least one row", "give a positive number, or leave it out")
-    if seed < 0:
-        raise InputError(f"seed {seed}", "a seed is 0 or more", "use seed 0")
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(check_seed(seed))
     kind, _, setting = how.partition(":")
     if how == "iid":
         shards = np.array_split(rng.permutation(total), nodes)

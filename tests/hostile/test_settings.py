@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -81,7 +82,7 @@ DEEP = {
     "levels.json": json.dumps({"name": "x"})[:-1] + ', "a": ' + '{"a": ' * 500 + "1" + "}" * 501,
     "surrogate.json": '{"name": "\\ud800"}',
     "numbers.json": '{"seed": ' + "9" * 5000 + "}",
-    "nan.json": '{"name": "x", "algorithm": {"sigma": NaN}, "topology": {"graph": "ring:4"}, "training": {"rounds": 1}}',
+    "nan.json": json.dumps({**tomllib.loads(SETTINGS), "algorithm": {"sigma": float("nan")}}),
 }
 
 

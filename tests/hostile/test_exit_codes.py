@@ -1,0 +1,180 @@
+"""Every kind of failure has one exit code and one line: the table of docs/commands.md, with a command for each row."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sottovoce.config import parse_experiment
+from sottovoce.errors import Diverged, PeerLost
+from tests.hostile.mutations import SETTINGS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+
+
+def failing(monkeypatch, error: BaseException) -> None:
+    """`sotto data` fails with this error."""
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr("sottovoce.learning.datasets.list_datasets", fail)
+
+
+def raises(error: BaseException) -> Callable:
+    def prepare(monkeypatch) -> str:
+        failing(monkeypatch, error)
+        return "data"
+
+    return prepare
+
+
+def os_error(number: int) -> OSError:
+    return OSError(number, os.strerror(number), "runs/x")
+
+
+def files(content: dict[str, bytes], line: str) -> Callable:
+    def prepare(monkeypatch) -> str:
+        for name, text in content.items():
+            Path(name).parent.mkdir(exist_ok=True)
+            Path(name).write_bytes(text)
+        return line
+
+    return prepare
+
+
+def another_run(monkeypatch) -> str:
+    Path("runs/try").mkdir(parents=True)
+    Path("runs/try/config.json").write_text(json.dumps(parse_experiment(tomllib.loads(SETTINGS)).document()))
+    Path("try.toml").write_text(SETTINGS)
+    return "run try.toml --set seed=9"
+
+
+def another_rank(monkeypatch) -> str:
+    monkeypatch.setenv("RANK", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    Path("try.toml").write_text(SETTINGS)
+    return "run try.toml"
+
+
+CASES: dict[str, tuple[int, Callable, str]] = {
+    "the disk is full": (1, raises(os_error(errno.ENOSPC)), "runs/x: the disk is full"),
+    "the disk fails": (1, raises(os_error(errno.EIO)), "runs/x: Input/output error"),
+    "there is not enough memory": (1, raises(MemoryError()), "not enough memory"),
+    "another process of the run is gone": (1, raises(PeerLost("rank 1 is gone; go on")), "rank 1 is gone"),
+    "sottovoce has a defect": (1, raises(KeyError("x")), "unexpected KeyError"),
+    "a command or an option is unknown": (2, files({}, "graph ring:6 --colour red"), "No such option: --colour"),
+    "a setting is wrong": (2, files({"a.toml": b"colour = 1"}, "run a.toml"), "colour; there is no such key"),
+    "a file is nested too deeply": (2, files({"a.toml": b"x = " + b"[" * 9999}, "run a.toml"), "nested too deeply"),
+    "a file is not there": (2, files({}, "run a.toml"), "a.toml: No such file"),
+    "a file is damaged": (
+        2, files({"c.npz": b"PK"}, "account --graph ring:4 --algorithm mf-d-sgd --correlation c.npz --rounds 2"),
+        "c.npz: it is not an .npz file, or it is damaged",
+    ),
+    "a permission is missing": (2, raises(os_error(errno.EACCES)), "give yourself the permission"),
+    "a name is too long": (2, files({}, f"graph file:{'x' * 300}"), "use a shorter one"),
+    "a folder is in the place of a file": (2, files({"a/b": b""}, "run a"), "a is a folder"),
+    "a file is in the place of a folder": (
+        2, files({"a.toml": SETTINGS.encode()}, "run a.toml --out a.toml"), "a.toml is not a folder",
+    ),
+    "a folder holds another run": (2, another_run, "runs/try holds a run with another seed; a folder holds one run"),
+    "training diverges": (2, raises(Diverged("nan after round 3", "nothing is left", "lower the step")), "nan after"),
+    "a variable of the environment is wrong": (2, another_rank, "RANK='x' in the environment; it is a whole number"),
+    "no guarantee exists": (3, files({}, "calibrate --graph ring:4 --algorithm rss-nb --epsilon 1"), "no sigma"),
+    "Ctrl-C": (130, raises(KeyboardInterrupt()), "stopped"),
+}  # fmt: skip
+
+STREAMS = {
+    "stdout is closed": (">&-", 1, "stdout is closed; answers are written to it; redirect it"),
+    "stdout is a full disk": (">/dev/full", 1, "stdout: the disk is full"),
+    "stdout has no reader any more": ("| true", 1, ""),
+}
+
+
+def test_the_page_lists_these_kinds():
+    table = PAGE.partition("| what happened | exit code |")[2].partition("\n\n")[0]
+    listed = {name: int(code) for name, code in re.findall(r"^\| (.+) \| (\d+) \|$", table, flags=re.MULTILINE)}
+    own = {name: code for name, (code, *_) in CASES.items()} | {name: code for name, (_, code, _) in STREAMS.items()}
+    own["an audit refutes a claim"] = 1  # tests/auditing
+    assert len(listed) == len(own)
+    for name, code in own.items():
+        assert [listed[row] for row in listed if row.startswith(name)] == [code], name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_failure_has_its_code_and_its_line(name, sotto, tmp_path, monkeypatch):
+    code, prepare, said = CASES[name]
+    monkeypatch.chdir(tmp_path)
+    line = prepare(monkeypatch)
+    found, out, err = sotto(line)
+    assert (found, out, err.count("\n")) == (code, "", 1), (found, out, err)
+    assert err.startswith("sotto: ")
+    assert said in err
+    assert "Traceback" not in err
+    assert ("unexpected" in err) == (name == "sottovoce has a defect")
+    if code == 2 and "No such option" not in err:
+        assert err.count("; ") >= 2, "found, rule, remedy"
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_streams_that_cannot_be_written_have_their_code_and_their_line(name):
+    where, code, said = STREAMS[name]
+    done = shell(f"{sys.executable} -m sottovoce schema account {where}")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.count("\n") == (1 if said else 0)
+    assert said in done.stderr
+
+
+def shell(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_stderr_that_cannot_be_written_changes_neither_code_nor_answer():
+    sotto = f"{sys.executable} -m sottovoce"
+    lines = ("data 2>/dev/full", "run missing 2>&-", "run missing 2>/dev/full", "data >&- 2>&-")
+    done = shell("; ".join(f"({sotto} {line}; echo $?) | tail -1" for line in lines))
+    assert (done.stdout.split(), done.stderr) == (["0", "2", "2", "1"], "")
+
+
+READ = {
+    "run try.toml --out .": ("config.json", "privacy.json", "result.json", "metrics.jsonl"),
+    "compare try": ("config.json", "privacy.json", "result.json", "metrics.jsonl"),
+    "attack try --attack threshold": ("config.json", "privacy.json", "checkpoint.npz"),
+}
+"""The files of a finished run that commands read."""
+
+
+@pytest.mark.parametrize(("line", "name"), [(line, name) for line, names in READ.items() for name in names])
+def test_a_missing_permission_is_asked_for(line, name, sotto, trained, tmp_path, monkeypatch):
+    """As if another user owned the file: tests that run as root may read everything."""
+    monkeypatch.chdir(tmp_path)
+    Path("try.toml").write_text(SETTINGS)
+    shutil.copytree(trained(tomllib.loads(SETTINGS)), "try")
+    inner = io.open
+
+    def open_(file, *arguments, **more):
+        if isinstance(file, str | os.PathLike) and Path(file).name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(file))
+        return inner(file, *arguments, **more)
+
+    monkeypatch.setattr(io, "open", open_)
+    code, _, err = sotto(line)
+    assert (code, err.count("\n")) == (2, 1), err
+    assert f"try/{name}: Permission denied; " in err
+    assert "give yourself the permission" in err
+    assert "remove" not in err
