@@ -128,7 +128,7 @@ def _lines(lineage: "Lineage", delta: float) -> list[str]:
         lines.append("No budget is set: sotto ledger FILE --budget 4 --delta 1e-5, say.")
     else:
         left, mu = lineage.epsilon_left(), lineage.mu_left()
-        further = "" if mu is None else f"; a Gaussian run of mu up to {mu:.4g} would fit"
+        further = "" if mu is None else f"; a Gaussian run of mu up to {_down(mu)} would fit"
         lines.append(
             f"Budget: epsilon {lineage.budget.epsilon:g} at delta {delta:g}; left: {_down(left or 0.0)}{further}."
         )

@@ -7,11 +7,12 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, print_note, show_elapsed
+from sottovoce.cli.output import Table, answer, facts, print_note, progress, show_elapsed, size
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
+    from sottovoce.config import Document
     from sottovoce.core.json_numbers import JSON
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.guarantees import AgreedGuarantees
@@ -86,6 +87,62 @@ def agree(
         print_note(
             "A figure for a single member holds if all follow the agreement; the sentence holds whatever they send."
         )
+
+
+AgreementFile = Annotated[Path, typer.Argument(help="The agreement, as sotto peer agree wrote it.")]
+
+
+@peer.command()
+def join(
+    agreement: AgreementFile,
+    data: Annotated[Path | None, typer.Option(help="This member's table: .csv, .parquet or .npz.")] = None,
+    folder: Folder = Path("peer"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was begun.")] = False,
+    patience: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds that a round may wait for neighbours.")
+    ] = None,
+    log: Annotated[Path | None, typer.Option(help="Append what happens to this file, as JSON lines.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Take part until the last round, with this member's own data.
+
+    Example: sotto peer join agreement.toml --data our.csv
+    """
+    _require_peers()
+    from sottovoce.federation.agreement import read_agreement
+    from sottovoce.federation.event_log import event_log
+    from sottovoce.federation.identity import locked_identity
+    from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
+    from sottovoce.federation.member_settings import read_member_settings
+
+    agreed = read_agreement(agreement)
+    with locked_identity(folder) as identity:
+        member_number(agreed, identity)
+        settings = read_member_settings(folder)
+        if patience is not None:
+            settings = settings.model_copy(update={"patience": patience})
+        table = member_table(agreed, identity, settings, data)
+        with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
+            result = join_federation(identity, agreed, table, settings, resume=resume, watch=Watch(tell, event))
+    answer(result, as_json, _result_table(result))
+
+
+def _result_table(result: "Document") -> Table:
+    from sottovoce.run.sweep_results import metric_of
+
+    last, headline = result["metrics"], result["headline"]
+    metric = metric_of(last)
+    found = {
+        "run": result["name"],
+        "algorithm": f"{result['algorithm']}, {result['rounds']} rounds",
+        f"{metric} of this member's model": f"{last[metric]['mean']:.4f} on its own held-out rows",
+        "epsilon": "none is proven"
+        if headline is None
+        else f"{round_up(headline['epsilon'])} at delta {result['delta']:g}, {headline['kind']}",
+        "sent": f"{last['messages']:,} messages, {size(last['wire_bytes'])}",
+        "folder": result["folder"],
+    }
+    return facts(found)
 
 
 def _require_peers() -> None:

@@ -13,7 +13,7 @@ them the same stream. Which records are in a batch is kept as long as the source
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import urandom
 from typing import TYPE_CHECKING
 
@@ -39,17 +39,23 @@ class SecretSource:
     """Fresh bytes for every place; it cannot be repeated, and what was erased is refused.
 
     `secret` is the member's own, `context` what all its streams are for, such as an agreement. `pair_secrets` has the
-    secret of each pair of nodes; where it is left out, as in simulations, they are fresh.
+    secret of each pair of nodes; where it is left out, as in simulations, they are fresh. `keep_coins` stores the key
+    of a batch before it is drawn, and returns the key to use: the one that an earlier process stored, if there is one.
     """
 
     def __init__(
-        self, *, secret: bytes = b"", context: bytes = b"", pair_secrets: Mapping[Pair, bytes] | None = None
+        self,
+        *,
+        secret: bytes = b"",
+        context: bytes = b"",
+        pair_secrets: Mapping[Pair, bytes] | None = None,
+        keep_coins: Callable[[StreamName, bytes], bytes] | None = None,
     ) -> None:
         _require_cryptography()
         for pair, shared in (pair_secrets or {}).items():
             if not isinstance(shared, bytes) or len(shared) != SECRET_BYTES:
                 raise InputError(f"the secret of nodes {pair}", f"it has {SECRET_BYTES} bytes", "agree on one")
-        self._secret, self._context = secret, context
+        self._secret, self._context, self._keep_coins = secret, context, keep_coins
         self._makes_pair_secrets = pair_secrets is None
         self._pair_secrets = {tuple(sorted(pair)): shared for pair, shared in (pair_secrets or {}).items()}
         self._noise_keys: dict[StreamName, bytes] = {}
@@ -91,7 +97,11 @@ class SecretSource:
         if keys is self._noise_keys and name.round <= self._erased:
             raise SottovoceError(f"the secret noise of round {name.round} was erased after use, and is drawn only once")
         key = keys.get(name)
-        return keys.setdefault(name, self._derived(name)) if key is None else key
+        return keys.setdefault(name, self._made(name)) if key is None else key
+
+    def _made(self, name: StreamName) -> bytes:
+        key = self._derived(name)
+        return key if name.kind != BATCH or self._keep_coins is None else self._keep_coins(name, key)
 
     def _derived(self, name: StreamName) -> bytes:
         from sottovoce.core.aes_stream import derived_key

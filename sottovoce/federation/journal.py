@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from sottovoce.core.arrays import Reals
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.links import Member, Place
+from sottovoce.federation.links import Member, Place, Receipt
 
 
 class RecordedStep(NamedTuple):
@@ -39,6 +39,9 @@ class Journal(Protocol):
 
     def newest(self) -> Place | None:
         """The newest place of which anything is recorded."""
+
+    def check_receipts(self, receipts: Mapping[Member, Receipt]) -> None:
+        """Refuse to go on where neighbours have received what is not recorded here: the record was put back."""
 
 
 @dataclass
@@ -75,6 +78,9 @@ class MemoryJournal:
         """Of those that were kept."""
         return max(self.steps, default=None)
 
+    def check_receipts(self, receipts: Mapping[Member, Receipt]) -> None:
+        """Memory is never put back."""
+
 
 class NoJournal:
     """Nothing is recorded: for runs whose noise can be drawn again, as in tests and benchmarks."""
@@ -98,3 +104,6 @@ class NoJournal:
     def newest(self) -> Place | None:
         """There is none."""
         return None
+
+    def check_receipts(self, receipts: Mapping[Member, Receipt]) -> None:
+        """Nothing is recorded that could be behind."""

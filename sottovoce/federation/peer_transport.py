@@ -103,6 +103,7 @@ class PeerTransport(ShardTransport):
         self.links.meet(self.patience.seconds)
         newest, joined = self.journal.newest(), first
         for round in range(first, last):
+            self.journal.check_receipts(self.links.receipts())
             if self.journal.replayed(Place(round, 0)) is not None:
                 yield round
             elif newest is None or round > newest.round:

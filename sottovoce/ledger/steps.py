@@ -16,7 +16,7 @@ from typing import NamedTuple
 from sottovoce.errors import InputError
 from sottovoce.ledger.database import Database, Entry, damaged
 
-STEP, RECEIVED = "step", "received"
+STEP, RECEIVED, COINS = "step", "received", "coins"
 SENT, OWN = "sent", "own"
 OWN_PARTS = ("released", "coins", "noise_state", "model")
 
@@ -81,7 +81,7 @@ class Steps:
     ) -> None:
         """Store a step, before any of it is sent; the same once more is fine, anything else at its place is refused.
 
-        What was received in earlier rounds is deleted: no restart computes them again.
+        What was received, computed and drawn in earlier rounds is deleted: no restart computes them again.
         """
         own = {"released": released, "coins": coins, "noise_state": noise_state, "model": model}
         kept = {name: payload for name, payload in own.items() if payload is not None}
@@ -103,10 +103,25 @@ class Steps:
                 rows = [(self._key(place), kind, name, payload) for name, payload in parts.items()]
                 connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?)", rows)
             connection.execute(
-                "DELETE FROM payloads WHERE kind = ? AND key >= ? AND key < ?",
-                (RECEIVED, self._prefix, self._key(Place(place.round, 0))),
+                "DELETE FROM payloads WHERE kind IN (?, ?, ?) AND key >= ? AND key < ?",
+                (RECEIVED, OWN, COINS, self._prefix, self._key(Place(place.round, 0))),
             )
             self._delete_acknowledged(connection)
+
+    def record_coins(self, place: Place, key: bytes) -> bytes:
+        """Store the key of a batch's coins, before the gradient is computed; returns the one that is stored there.
+
+        So a process that is killed in between draws the same batch again.
+        """
+        found = self.database.rows("SELECT bytes FROM payloads WHERE key = ? AND kind = ?", (self._key(place), COINS))
+        if found:
+            return bytes(found[0]["bytes"])
+        if self._entry(COINS, place) is not None:
+            raise InputError(f"{place}: its batch was drawn", "a batch is drawn once", "go on after it")
+        with self.database.transaction() as connection:
+            self.database.add(COINS, self._key(place), {COINS: digest_of(key)})
+            connection.execute("INSERT INTO payloads VALUES (?, ?, '', ?)", (self._key(place), COINS, key))
+        return key
 
     def record_received(self, place: Place, incoming: Mapping[str, bytes]) -> None:
         """Store what came in, before it is used; another message of the same sender for a place is refused."""

@@ -6,7 +6,7 @@ size by Renyi divergences; what these rules do not join is added as epsilons and
 
     >>> joint = compose([GaussianLoss(1.0), GaussianLoss(1.0)])
     >>> round(joint.mu, 4), round(joint.epsilon(1e-5), 3)
-    (1.4142, 6.73)
+    (1.4142, 6.573)
     >>> joint.rule.value
     'mu squared adds'
 """
@@ -146,7 +146,7 @@ def compose(releases: Iterable[Loss | Guarantee | Account]) -> Composition:
     >>> from sottovoce import account, algorithm, metropolis, trace
     >>> once = account(trace(algorithm("dp-d-sgd", sigma=4.0), metropolis("ring:10"), rounds=16))
     >>> round(compose([once, once]).mu, 4), once.mu
-    (1.4143, 1.0)
+    (1.4142, 1.0)
     """
     found = tuple(releases)
     views = dict.fromkeys(str(one.view) for one in found if isinstance(one, Guarantee | Account))

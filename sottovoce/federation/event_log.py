@@ -1,0 +1,51 @@
+"""What happens to a member, as JSON lines in a file, and the part of it that a person wants to see."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sottovoce.core.files import explaining
+from sottovoce.core.json_numbers import JSON
+
+SHOWN = {
+    "Connected": "{member} is connected.",
+    "Lost": "{member} is lost: {reason}.",
+    "FrameRefused": "A message of {member} was refused: {reason}.",
+    "StrangerRefused": "Somebody who is no neighbour tried to connect, and was refused.",
+    "Equivocation": "{member} sent two different messages for one place; the second was not used.",
+    "missing": "Round {round} went on without {members}.",
+}
+"""What is told on stderr of some events. Nothing in an event comes from anybody's rows."""
+
+
+@contextmanager
+def event_log(path: Path | None, show: Callable[[str], None]) -> Iterator[Callable[[str, dict[str, JSON]], None]]:
+    """What is to be called with the name of an event and its facts."""
+    rule, remedy = "events are appended to it", "name another file with --log"
+    with explaining(path or Path(), rule, remedy):
+        lines = None if path is None else path.open("a", encoding="utf-8")
+
+    def tell(name: str, facts: dict[str, JSON]) -> None:
+        if lines is not None:
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+            lines.write(json.dumps({"time": now, "event": name, **facts}) + "\n")
+            lines.flush()
+        if name in SHOWN:
+            words = {
+                key: ", ".join(map(str, value)) if isinstance(value, list) else value for key, value in facts.items()
+            }
+            show(SHOWN[name].format(**words))
+
+    try:
+        yield tell
+    finally:
+        if lines is not None:
+            lines.close()
+
+
+def _words(value: JSON) -> JSON:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value

@@ -1,0 +1,317 @@
+"""A member's part in the run of an agreement: from its table to its model, with a ledger of all that it sent.
+
+ledger.db                private: every step before it is sent, and what has been spent (in the member's folder)
+runs/NAME-HASH/          one run, private:
+    agreement.toml       what was agreed on
+    config.json, privacy.json, metrics.jsonl, result.json, report.html    as of every run
+    attendance.jsonl     who was heard in each step, and who was missing
+    model.npz            this member's model at the end
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from sottovoce.config import Document
+from sottovoce.core.arrays import numpy_dtype, to_numpy
+from sottovoce.core.files import write, write_text
+from sottovoce.core.json_numbers import JSON
+from sottovoce.core.messages import Traffic
+from sottovoce.core.secret_source import SecretSource
+from sottovoce.core.threads import threads
+from sottovoce.errors import InputError
+from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.attendance import StepAttendance
+from sottovoce.federation.clock import MonotonicClock
+from sottovoce.federation.grpc_links import GrpcLinks
+from sottovoce.federation.guarantees import build_agreement
+from sottovoce.federation.identity import Identity
+from sottovoce.federation.ledger_journal import LedgerJournal
+from sottovoce.federation.link_events import FrameRefused, LinkEvent, Lost, StrangerRefused
+from sottovoce.federation.link_rules import link_rules
+from sottovoce.federation.links import FIRST, Place
+from sottovoce.federation.mailbox import Equivocation, LinkRules
+from sottovoce.federation.member_settings import MemberSettings
+from sottovoce.federation.member_state import decode_state, encode_state
+from sottovoce.federation.pair_secrets import pair_secrets
+from sottovoce.federation.peer_transport import PeerTransport, peer_transport
+from sottovoce.learning.tables import Table, read_table
+from sottovoce.ledger.database import open_ledger
+from sottovoce.ledger.spending import Spending
+from sottovoce.ledger.steps import Steps
+from sottovoce.report.page import write_page_of
+from sottovoce.run.fingerprint import versions
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.lock import make_folder
+from sottovoce.run.metrics import is_measured
+from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.privacy_report import PrivacyReport, report_wanted
+from sottovoce.run.run_ledger import planned_run
+from sottovoce.run.training_run import RunState, TrainingRun
+
+LEDGER = "ledger.db"
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is told how it goes: rounds that were played, and what happens, as a name with facts that are not private."""
+
+    progress: Callable[[int, int], None]
+    event: Callable[[str, dict[str, JSON]], None]
+
+
+def member_number(agreement: Agreement, identity: Identity) -> int:
+    """The number of this member's node; refused where the agreement has other keys of it, or does not name it."""
+    agreed = agreement.member(identity.member.name)
+    if agreed.certificate != identity.member.certificate or agreed.exchange_key != identity.member.exchange_key:
+        raise InputError(
+            f"the agreement has other keys of {agreed.name} than {identity.folder}",
+            "a member takes part with the keys that were agreed on", "give the --folder of that identity",
+        )  # fmt: skip
+    return agreement.names.index(agreed.name)
+
+
+def member_table(agreement: Agreement, identity: Identity, settings: MemberSettings, given: Path | None) -> Table:
+    """This member's table, with the agreed columns: the file that is given, or that its settings name."""
+    if given is None and settings.data is None:
+        raise InputError("no data", "a member takes part with its own rows", "give --data FILE")
+    path = given or identity.folder / str(settings.data)
+    return read_table(path, agreement.data.columns)
+
+
+def run_folder(identity: Identity, agreement: Agreement) -> Path:
+    """Where a member's run of an agreement lies."""
+    return identity.folder / "runs" / f"{agreement.name.replace('/', '-')}-{agreement.hash[:8]}"
+
+
+def rules_of(agreement: Agreement, training_run: TrainingRun, member: int) -> LinkRules:
+    """What this member's links accept."""
+    start = training_run.starting_models(np.array([member]))
+    return link_rules(
+        bytes.fromhex(agreement.hash), training_run.algorithm, training_run.topology, member,
+        rounds=training_run.rounds, dimension=int(start.shape[1]), precision=numpy_dtype(start),
+        message_range=(agreement.message_range[0], agreement.message_range[1]),
+    )  # fmt: skip
+
+
+def join_federation(
+    identity: Identity,
+    agreement: Agreement,
+    table: Table,
+    settings: MemberSettings,
+    *,
+    resume: bool,
+    watch: Watch,
+) -> Document:
+    """Take part until the last round, and return the result; a run that was begun goes on with `resume`.
+
+    Nothing is sent before what the run costs is reserved in the member's ledger.
+    """
+    member, files = member_number(agreement, identity), RunFiles(run_folder(identity, agreement))
+    finished = files.document(files.result)
+    if finished is not None:
+        return finished
+    accountant = build_agreement(agreement, {identity.member.name: table})
+    training_run, report = accountant.training_run, report_wanted(accountant, agreement.experiment)
+    del accountant  # what was traced takes memory that training may need
+    with ExitStack() as until:
+        database = until.enter_context(open_ledger(identity.folder / LEDGER))
+        spending = Spending(database)
+        privacy = _reserve(spending, agreement, report, table, settings)
+        journal = LedgerJournal(Steps(database, agreement.hash), agreement.names, _spend(spending, agreement))
+        begun = journal.recorded_state()
+        if begun is not None and not resume:
+            raise InputError(
+                f"{agreement.name} was begun with this folder", "no step is taken twice", "go on with --resume"
+            )
+        _prepare_folder(files, agreement, privacy)
+        run = _MemberRun(identity, agreement, settings, training_run, journal, files, watch, member)
+        until.enter_context(threads(agreement.experiment.machine.threads))
+        seconds = run.play(begun)
+        spending.settle(agreement.hash)
+        return run.finish(privacy, seconds)
+
+
+def _reserve(
+    spending: Spending, agreement: Agreement, report: PrivacyReport, table: Table, settings: MemberSettings
+) -> Document:
+    """Reserve what the run costs in the ledger; what the run guarantees, as JSON."""
+    privacy: Document = {**report.document(), "versions": versions()}
+    budget = settings.agreed_budget
+    if budget is not None:
+        spending.set_budget(budget, settings.lineage)
+    planned = planned_run(
+        PrivacyDocument.read(privacy), run=agreement.hash, name=agreement.name, data=_fingerprint(table)
+    )
+    spending.reserve(planned, settings.lineage, loss_after=report.loss_after)
+    return privacy
+
+
+def _spend(spending: Spending, agreement: Agreement) -> Callable[[int], None]:
+    """Records what a round costs, where that is more than is recorded already."""
+    covered = 0
+
+    def before(round: int) -> None:
+        nonlocal covered
+        if round > covered:
+            covered = spending.spend(agreement.hash, round)
+
+    return before
+
+
+def _fingerprint(table: Table) -> str:
+    """A hash of all rows, which the ledger salts."""
+    digest = hashlib.sha256(table.inputs.tobytes())
+    digest.update(table.targets.tobytes())
+    return digest.hexdigest()
+
+
+def _prepare_folder(files: RunFiles, agreement: Agreement, privacy: Document) -> None:
+    make_folder(files.folder)
+    write_text(files.folder / "agreement.toml", agreement.toml(), private=True)
+    write_text(files.config, _json(agreement.experiment.document()), private=True)
+    write_text(files.privacy, _json(privacy), private=True)
+
+
+@dataclass(frozen=True)
+class _MemberRun:
+    """One member's rounds."""
+
+    identity: Identity
+    agreement: Agreement
+    settings: MemberSettings
+    training_run: TrainingRun
+    journal: LedgerJournal
+    files: RunFiles
+    watch: Watch
+    member: int
+
+    def play(self, begun: tuple[int, bytes] | None) -> float:
+        """Play the rounds that are left, and write the model at the end; the seconds it took."""
+        started = time.monotonic()
+        with self._links(begun) as links, self._lines(self.files.folder / "attendance.jsonl") as attendance:
+            transport = self._transport(links, attendance)
+            part = self.training_run.hosted_by(transport).keyed(self._source())
+            state = _state_before(part, begun)
+            self.journal.state = encode_state(state.loop_state)
+            with self._lines(self.files.metrics) as metrics:
+                for _, now in part.play(state):
+                    state = now
+                    self.journal.state = encode_state(state.loop_state)
+                    self._after_round(part, state, time.monotonic() - started, metrics)
+        model = to_numpy(part.models(state))[0]
+        write(self.files.folder / "model.npz", lambda file: np.savez(file, model=model), private=True)
+        return time.monotonic() - started
+
+    def finish(self, privacy: Document, seconds: float) -> Document:
+        """Write the result and the page."""
+        experiment = self.agreement.experiment
+        result: Document = {
+            "name": experiment.name, "seed": experiment.seed, "algorithm": privacy["algorithm"],
+            "topology": privacy["topology"], "rounds": experiment.training.rounds, "sigma": privacy["sigma"],
+            "adjacency": experiment.privacy.adjacency, "delta": experiment.privacy.delta,
+            "headline": privacy["headline"], "metrics": self.files.lines()[-1], "seconds": round(seconds, 3),
+            "folder": str(self.files.folder),
+        }  # fmt: skip
+        write_text(self.files.result, _json(result), private=True)
+        write_page_of(self.files.folder, again=False)
+        return result
+
+    @contextmanager
+    def _links(self, begun: tuple[int, bytes] | None) -> Iterator[GrpcLinks]:
+        rules = rules_of(self.agreement, self.training_run, self.member)
+        links = GrpcLinks(
+            rules, self.identity, {one: self.agreement.members[one] for one in rules.neighbours}, report=self._report,
+            bind=self.settings.bind, at=FIRST if begun is None else Place(begun[0], 0), seen=self.journal.seen(rules),
+        )  # fmt: skip
+        with links:
+            for place, payloads in self.journal.pending().items():
+                links.send(place, payloads)
+            if begun is None:
+                absent = [self.agreement.names[one] for one in sorted(links.meet(self.settings.gather))]
+                self.watch.event("begin", {"without": list(absent)})
+            yield links
+
+    def _transport(self, links: GrpcLinks, attendance: TextIO) -> PeerTransport:
+        names = self.agreement.names
+
+        def on_step(step: StepAttendance) -> None:
+            heard, missing = ([names[one] for one in sorted(some)] for some in (step.heard, step.missing))
+            line = {"round": step.place.round, "step": step.place.step, "heard": heard, "missing": missing}
+            attendance.write(json.dumps(line) + "\n")
+            attendance.flush()
+            if missing:
+                self.watch.event("missing", {"round": step.place.round, "members": list(missing)})
+
+        algorithm, topology = self.training_run.algorithm, self.training_run.topology
+        return peer_transport(
+            algorithm, topology, links.rules, links, patience=self.settings.patience, journal=self.journal,
+            clock=MonotonicClock(), on_step=on_step,
+        )  # fmt: skip
+
+    def _source(self) -> SecretSource:
+        return SecretSource(
+            secret=self.identity.secret, context=bytes.fromhex(self.agreement.hash),
+            pair_secrets=pair_secrets(self.identity, self.agreement, "noise"), keep_coins=self.journal.coins,
+        )  # fmt: skip
+
+    def _after_round(self, part: TrainingRun, state: RunState, seconds: float, metrics: TextIO) -> None:
+        total = part.rounds
+        self.watch.progress(state.rounds, total)
+        if is_measured(state.rounds, self.agreement.metrics.every, total):
+            line = own_figures(part, state, seconds, self.agreement.metrics.test_rows)
+            spent = PrivacyDocument.read(self.files.document(self.files.privacy) or {}).epsilon_after(state.rounds)
+            metrics.write(json.dumps({**line, "epsilon": spent}) + "\n")
+            metrics.flush()
+            self.watch.event("round", {"round": state.rounds, "rounds": total, "epsilon": spent})
+
+    @contextmanager
+    def _lines(self, path: Path) -> Iterator[TextIO]:
+        with path.open("a", encoding="utf-8") as lines:
+            yield lines
+
+    def _report(self, event: LinkEvent) -> None:
+        facts: dict[str, JSON] = {}
+        if not isinstance(event, StrangerRefused):
+            number = event.sender if isinstance(event, Equivocation) else event.neighbour
+            facts["member"] = self.agreement.names[number]
+        if isinstance(event, Lost | FrameRefused):
+            facts["reason"] = event.reason.value if isinstance(event, FrameRefused) else event.reason
+        self.watch.event(type(event).__name__, facts)
+
+
+def own_figures(part: TrainingRun, state: RunState, seconds: float, test_rows: int | None) -> dict[str, JSON]:
+    """How well this member's model does on its own held-out rows, which are never sent."""
+    found = part.task.evaluate(part.models(state), test_rows)
+    loss, metric = float(found.loss[0]), float(found.metric[0])
+    return {
+        "round": state.rounds, "loss": _alone(loss), found.metric_name: _alone(metric),
+        "messages": state.sent.messages, "bytes": -(-state.sent.bits // 8), "wire_bytes": state.wire_bytes,
+        "seconds": round(seconds, 3),
+    }  # fmt: skip
+
+
+def _alone(value: float) -> dict[str, JSON]:
+    return dict.fromkeys(("mean", "min", "max", "average"), value)
+
+
+def _state_before(part: TrainingRun, begun: tuple[int, bytes] | None) -> RunState:
+    """The state before the round at hand: the recorded one, or the start."""
+    start = part.before()
+    if begun is None:
+        return start
+    round, stored = begun
+    return RunState(round, decode_state(stored, start.loop_state), Traffic(0, 0), 0)
+
+
+def _json(document: Document) -> str:
+    return json.dumps(document, indent=1) + "\n"
