@@ -104,10 +104,10 @@ def inspect(
     from sottovoce.errors import InputError
     from sottovoce.learning.column_guess import columns_text, guess_columns
 
+    found = guess_columns(file, target)
     place = file.with_suffix(".columns.toml") if out is None else out
     if place.exists():
         raise InputError(f"{place} exists", "what you edited is not overwritten", "name another with --out")
-    found = guess_columns(file, target)
     write_text(place, columns_text(found), private=True)
     columns = [column.model_dump(include={"name", "range", "categories"}) for column in found.columns]
     table = [["column", "as", "values"]]

@@ -83,10 +83,8 @@ def agree(
         f"{out}: {agreement.name}, {len(agreement.members)} members, {agreement.graph.edges} edges",
         f"hash {agreement.hash}", guarantees.sentence,
     )  # fmt: skip
-    if not as_json:
-        print_note(
-            "A figure for a single member holds if all follow the agreement; the sentence holds whatever they send."
-        )
+    if not as_json and guarantees.members:
+        print_note("What a member can learn alone holds if all of them follow the agreement: see docs/peers.md.")
 
 
 AgreementFile = Annotated[Path, typer.Argument(help="The agreement, as sotto peer agree wrote it.")]

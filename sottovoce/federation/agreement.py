@@ -41,6 +41,7 @@ from sottovoce.errors import InputError
 from sottovoce.federation.member import Member, check_member
 from sottovoce.learning.columns import Columns, parse_columns
 from sottovoce.learning.table_data import OF_ITS_OWN
+from sottovoce.run.build_algorithm import check_algorithm
 
 NONCE_PATTERN = r"[0-9a-f]{64}"
 
@@ -190,6 +191,7 @@ def parse_agreement(document: Document, where: str) -> Agreement:
     parse_columns(_without_none(agreement.data.columns.model_dump(mode="json")), where)
     check_members(agreement.members, where)
     _check_graph(agreement, where)
+    check_algorithm(agreement.experiment)
     return agreement
 
 

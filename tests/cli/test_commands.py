@@ -16,10 +16,11 @@ import pytest
 import typer
 
 from sottovoce.cli import app
+from tests.cli.lines import command_lines
 from tests.test_config import SMALL
 
 GROUP = typer.main.get_command(app)
-COMMANDS = sorted(GROUP.commands)
+COMMANDS = sorted(command_lines())
 
 FINE = {
     "account": "--graph ring:6",
@@ -28,14 +29,22 @@ FINE = {
     "calibrate": "--graph ring:6 --epsilon 1",
     "compare": "run",
     "data": "",
+    "data inspect": "table.csv",
     "demo": "",
     "graph": "ring:6",
     "noise": "--graph ring:6 --participation 2x3",
+    "peer agree": "settings.toml Hill.member.toml",
+    "peer init": "Hill --address hill.example:7443",
     "plan": "--graph ring:6 --records 20 --rounds 6 --epsilon 2",
     "run": "try.toml",
     "schema": "account",
 }
 """For each command, options that are right: each wrong input below spoils one of them."""
+
+WITH_ARGUMENTS = (
+    "graph", "run", "attack", "audit", "compare", "schema", "peer init", "peer agree", "data inspect",
+)  # fmt: skip
+"""Commands that take words without an option's name."""
 
 TRADED = {
     "--graph": ["nothing:6", "", "ring:0", "ring:-3", "ring:1e9", "ring:99999999999999", "erdos-renyi:5,p=nan", "file:",
@@ -74,12 +83,18 @@ TRADED = {
     "--gossip-steps": ["0", "2"],
     "--correlation": ["missing.npz", "file"],
     "--sigma-pair": ["1"],
+    "--address": ["", "host", "host:0", "host:99999", "host:port", ":1", "a b:1", "host:7443/x"],
+    "--folder": ["file", "file/below"],
+    "--target": ["nothing", ""],
     "--nonsense": ["1"],
 }  # fmt: skip
 
 
 def options(command: str) -> set[str]:
-    parameters = GROUP.commands[command].params
+    found = GROUP
+    for word in command.split():
+        found = found.commands[word]
+    parameters = found.params
     return {name for parameter in parameters for name in parameter.opts if name.startswith("--")}
 
 
@@ -91,6 +106,9 @@ def wrong() -> list[tuple[str, list[str]]]:
         for option, values in TRADED.items():
             if option in options(command) or option == "--nonsense":
                 lines += [(command, [option, value]) for value in values if fits(command, option, value)]
+    lines += [("peer init", [name, "--no-listen"]) for name in ("", "../up", "Hill 2", "9", "x" * 64)]
+    lines += [("peer agree", ["missing.toml", "file"]), ("peer agree", ["try.toml", "try.toml"])]
+    lines += [("data inspect", [path]) for path in ("missing.csv", "file", ".", "", "one.csv", "binary.csv")]
     lines += [("graph", [spec]) for spec in TRADED["--graph"]]
     lines += [("run", [path]) for path in ("missing.toml", "broken.toml", ".", "file", "", "binary.toml", "list.json")]
     lines += [("attack", [path]) for path in ("missing", "file", "", "empty")]
@@ -126,6 +144,9 @@ def place(tmp_path_factory):
     (folder / "binary.toml").write_bytes(b"\xff\xfe\x00")
     (folder / "list.json").write_text("[1]")
     (folder / "file").write_text("mine")
+    (folder / "table.csv").write_text("age,again\n20,no\n30,yes\n")
+    (folder / "one.csv").write_text("age\n20\n30\n")
+    (folder / "binary.csv").write_bytes(b"\xff\xfe\x00")
     (folder / "empty").mkdir()
     return folder
 
@@ -145,9 +166,7 @@ def test_wrong_input_is_one_line_and_writes_nothing(command, words, sotto, place
     if words and words[0] in right:
         at = right.index(words[0])
         right = right[:at] + right[at + 2 :]
-    if not words or (
-        command in ("graph", "run", "attack", "audit", "compare", "schema") and not words[0].startswith("--")
-    ):
+    if not words or (command in WITH_ARGUMENTS and not words[0].startswith("--")):
         right = []
     code, out, err = sotto(command, *right, *words)
     assert (code in (2, 3), out, err.count("\n")) == (True, "", 1), (code, out[:200], err[:500])
@@ -233,7 +252,7 @@ def test_all_commands_are_those_of_the_design(sotto):
         "schema",
     } <= set(COMMANDS)
     out = sotto("--help")[1]
-    assert all(re.search(rf"^  {command} ", out, flags=re.MULTILINE) for command in COMMANDS)
+    assert all(re.search(rf"^  {command.split()[0]} ", out, flags=re.MULTILINE) for command in COMMANDS)
 
 
 def test_quiet_says_nothing_and_verbose_says_what_takes_how_long(sotto, place, monkeypatch):

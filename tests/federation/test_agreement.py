@@ -192,3 +192,8 @@ def test_a_member_that_could_sign_for_others_is_not_taken(tmp_path):
     with pytest.raises(InputError, match="exchange_key of Hill is damaged"):
         assemble_agreement(Path(tmp_path / "settings.toml"), member_files(tmp_path))
     assert agreement.members[0].name == "Hill"
+
+
+def test_an_algorithm_that_cannot_be_built_is_refused_on_reading(agreement):
+    with pytest.raises(InputError, match="algorithm 'dp-nothing'; known: "):
+        parse_agreement(changed(agreement, ["algorithm", "name"], "dp-nothing"), "agreement.toml")
