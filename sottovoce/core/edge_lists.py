@@ -10,7 +10,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.errors import InputError
+
+CHUNK = 2**24
+"""Bytes that are read at once."""
+
+MEMORY_OF_TEXT = 20.0
+"""Bytes of memory that a byte of text takes until it is a graph."""
 
 
 def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
@@ -20,8 +27,7 @@ def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
     see `_check_heading`.
     """
     try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
+        text = _read(path).decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or f"not readable as text or gzip ({type(error).__name__})"
         raise InputError(f"edge list {path}: {reason}", "it must be a text file, or gzip", "check the path") from None
@@ -45,6 +51,22 @@ def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
     except (ValueError, OverflowError):
         flat = np.array(ends)
     return flat.reshape(-1, 2)
+
+
+def _read(path: Path) -> bytes:
+    """The content of a file, unpacked; not more of it than there is memory for."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    content = bytearray()
+    with gzip.open(path) if packed else path.open("rb") as file:
+        while part := file.read(CHUNK):
+            content += part
+            check_cost(
+                f"edge list {path}, {size_text(len(content))} and more unpacked,",
+                Cost(memory=MEMORY_OF_TEXT * len(content)),
+                "take a smaller graph",
+            )
+    return bytes(content)
 
 
 def _check_heading(ends: list[str], where: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sottovoce.config import Experiment, parse_experiment
 from sottovoce.core.compression import Identity
+from sottovoce.core.limits import limits_lifted
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, node_number
@@ -73,7 +74,8 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
         raise unfinished_run(folder)
     experiment = parse_experiment(settings, str(files.config))
     privacy = files.document(files.privacy)
-    training_run = build(experiment, data)
+    with limits_lifted():  # it was carried out
+        training_run = build(experiment, data)
     digest = fingerprint(experiment, training_run)
     load(files.checkpoint, training_run, digest)
     if privacy is None or privacy.get("fingerprint") != public_fingerprint(experiment, training_run):
