@@ -7,7 +7,8 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, print_note, size
+from sottovoce.cli.output import Table, answer, print_note
+from sottovoce.core.limits import size_text
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
@@ -69,6 +70,6 @@ def _table(trade_offs: "list[TradeOff]") -> Table:
             proven = [round_up(headline.epsilon), headline.kind, str(headline.view)]
         table.append([
             one.run.name, one.run.privacy.algorithm, _figure(one.average_model), _figure(one.mean_node), *proven,
-            "not attacked" if one.attack is None else str(one.attack), size(one.bytes),
+            "not attacked" if one.attack is None else str(one.attack), size_text(one.bytes),
         ])  # fmt: skip
     return table

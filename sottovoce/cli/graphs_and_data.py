@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import GraphName, Json, Weights
-from sottovoce.cli.output import answer, facts, print_note, show_elapsed, size
+from sottovoce.cli.options import GraphName, Json, Weights, Yes
+from sottovoce.cli.output import answer, facts, print_note, show_elapsed
 from sottovoce.cli.terminal import print_line
+from sottovoce.core.limits import size_text
 
 if TYPE_CHECKING:
     from sottovoce.core.json_numbers import JSON
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 def graph(
     spec: GraphName,
     weights: Weights = "metropolis",
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Nodes, edges, degrees and spectral gap of a graph. Example: sotto graph grid:8x8 --weights uniform"""
@@ -72,7 +74,9 @@ def data(
     for entry in listed:
         rows = [f"{count:,}" for count in entry.rows] if entry.rows else ["?", "?"]
         found = "no" if entry.missing else "yes" if entry.files else "built in"
-        table.append([entry.name, entry.kind, *rows, size(entry.bytes) if entry.bytes else "", found, entry.licence])
+        table.append(
+            [entry.name, entry.kind, *rows, size_text(entry.bytes) if entry.bytes else "", found, entry.licence]
+        )
     answer(document, as_json, table)
     if not as_json:
         for entry in listed:

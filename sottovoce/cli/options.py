@@ -70,6 +70,17 @@ KINDS_OF_WEIGHTS = "metropolis, max-degree, uniform or push"
 ROUNDS, ADJACENCY = 100, "user"
 """The defaults of every command that has these options: all data of a node is protected, the stronger promise."""
 
+
+def _lift_limits(context: typer.Context, yes: bool) -> bool:
+    from sottovoce.core.limits import limits_lifted
+
+    context.with_resource(limits_lifted(yes))
+    return yes
+
+
+Yes = Annotated[
+    bool, typer.Option("--yes", callback=_lift_limits, help="Also what takes much memory, or longer than ten minutes.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Weights = Annotated[str, typer.Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering(_weights))]
 SuitedWeights = Annotated[

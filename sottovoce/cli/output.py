@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import threading
@@ -73,18 +72,6 @@ def facts(values: Mapping[str, object]) -> Table:
 def short(value: object) -> str:
     """A value for reading."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def size(count: float) -> str:
-    """Bytes in the unit that fits them.
-
-    >>> size(512), size(20_800), size(13_392_864_000)
-    ('512 B', '20.8 kB', '13.4 GB')
-    """
-    if count < 1000:
-        return f"{count:.0f} B"
-    unit = min(int(math.log10(count)) // 3, 4)
-    return f"{count / 1000**unit:,.1f} {' kMGT'[unit]}B"
 
 
 def print_note(line: str) -> None:

@@ -7,7 +7,8 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, facts, print_note, progress, show_elapsed, size
+from sottovoce.cli.output import Table, answer, facts, print_note, progress, show_elapsed
+from sottovoce.core.limits import size_text
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
@@ -137,7 +138,7 @@ def _result_table(result: "Document") -> Table:
         "epsilon": "none is proven"
         if headline is None
         else f"{round_up(headline['epsilon'])} at delta {result['delta']:g}, {headline['kind']}",
-        "sent": f"{last['messages']:,} messages, {size(last['wire_bytes'])}",
+        "sent": f"{last['messages']:,} messages, {size_text(last['wire_bytes'])}",
         "folder": result["folder"],
     }
     return facts(found)

@@ -20,9 +20,11 @@ from sottovoce.cli.options import (
     Rounds,
     SuitedWeights,
     ViewSpec,
+    Yes,
 )
-from sottovoce.cli.output import Table, answer, progress, size
+from sottovoce.cli.output import Table, answer, progress
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
+from sottovoce.core.limits import size_text
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.rounding import round_up
 
@@ -46,6 +48,7 @@ def plan_(
     adjacency: AdjacencySpec = ADJACENCY,
     participation: Part = "every",
     delta: Delta = 1e-5,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Every algorithm at a target epsilon, ranked by the noise it leaves in models. No training.
@@ -103,8 +106,8 @@ def _table(found: "Plan") -> Table:
         epsilon = round_up(entry.guarantee.epsilon(found.question.delta))
         table.append(
             [
-                entry.label, round_up(entry.sigma), *noise, size(entry.bytes_per_node), epsilon, entry.guarantee.kind,
-                entry.covers.count,
+                entry.label, round_up(entry.sigma), *noise, size_text(entry.bytes_per_node), epsilon,
+                entry.guarantee.kind, entry.covers.count,
             ]
         )  # fmt: skip
     return table

@@ -10,7 +10,7 @@ import typer
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
-from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, with_setting
+from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, Yes, with_setting
 from sottovoce.cli.output import Table, answer, facts, gap_shown, print_note, progress, short, show_elapsed
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError, Unaccountable
@@ -34,6 +34,7 @@ def account_(
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
     all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every node as attacker; draws a heat map.")] = False,
     out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
@@ -231,6 +232,7 @@ def _all_pairs(setting: Setting, system: "LinearSystem", sigma: float, out: Path
 def calibrate_(
     setting: Setting,
     epsilon: Annotated[float, typer.Option(help="Target epsilon of the headline.")],
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """The sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
@@ -276,6 +278,7 @@ def noise_(
     seed: Annotated[int, typer.Option(help="Seed of --probes.")] = 0,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write C and its figures here, as npz.")] = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Noise that costs least. Example: sotto noise --graph florentine --weights uniform --participation 4x16"""

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app, explained, fail
-from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, facts, print_note, progress, size, verbosity
+from sottovoce.cli.options import Json, Yes
+from sottovoce.cli.output import Table, answer, facts, print_note, progress, verbosity
 from sottovoce.cli.progress_lines import activity
+from sottovoce.core.limits import limits_are_lifted, size_text
 from sottovoce.distributed.environment import place_among_ranks
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
@@ -58,6 +59,7 @@ def run(
     lineage: Annotated[
         str | None, typer.Option(help="--ledger: which lineage of data; the first unless given.")
     ] = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
@@ -250,6 +252,7 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
     arguments += ["--json"] if how.as_json else []
     if how.ledger is not None:
         arguments += ["--ledger", str(how.ledger.path), "--lineage", how.ledger.lineage]
+    arguments += ["--yes"] if limits_are_lifted() else []
     with activity(""):  # rank 0 tells how far it is
         raise SystemExit(launch(arguments, processes))
 
@@ -291,7 +294,7 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
         f"test {metric} of the average model": f"{final['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**final),
-        "sent": f"{last['messages']:,} messages, {size(last['bytes'])}{_between(last)}",
+        "sent": f"{last['messages']:,} messages, {size_text(last['bytes'])}{_between(last)}",
         "noise": noise_text(run.privacy),
         "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
         **({"it holds": str(run.privacy.covers)} if run.privacy.covers is not None else {}),
@@ -328,7 +331,7 @@ def _rounds(count: int) -> str:
 
 def _between(last: "Document") -> str:
     """What of it went between processes, as counted there."""
-    return f", {size(last['wire_bytes'])} between processes" if "wire_bytes" in last else ""
+    return f", {size_text(last['wire_bytes'])} between processes" if "wire_bytes" in last else ""
 
 
 def _epsilon(headline: "PrivacyFigure | None", adjacency: str, delta: float) -> str:
@@ -350,6 +353,6 @@ def _table(rows: "list[SweepRow]") -> Table:
     for row in rows:
         found = row.document()
         figures = [deviation_text(**found[key]) for key in ("average_model", "mean_node", "loss")]
-        sent = size(1e6 * found["megabytes"])
+        sent = size_text(1e6 * found["megabytes"])
         table.append([row.label, str(len(row.runs)), *figures, epsilon_text(row.epsilon), sent])
     return table

@@ -10,8 +10,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.errors import InputError
-from sottovoce.text import decode_text, read_bytes, visible
+from sottovoce.core.limits import Cost, check_cost, size_text
+from sottovoce.errors import InputError, file_error
+from sottovoce.text import check_name, decode_text, visible
+
+CHUNK = 2**24
+"""Bytes that are read at once."""
+
+MEMORY_OF_TEXT = 20.0
+"""Bytes of memory that a byte of text takes until it is a graph."""
 
 
 def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
@@ -67,14 +74,32 @@ def _pairs(ends: list[str]) -> NDArray[np.int64 | np.str_]:
 
 
 def _text(path: Path) -> str:
+    """The text of a file, unpacked; not more of it than there is memory for."""
     rule, remedy = "an edge list is a text file, or gzip", "check the path"
-    raw = read_bytes(path, rule, remedy)
+    check_name(path)
     try:
-        return decode_text(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        return decode_text(_unpacked(path))
+    except (EOFError, UnicodeDecodeError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
             f"edge list {path}: not readable as text or gzip ({type(error).__name__})", rule, remedy
         ) from None
+    except OSError as error:
+        raise file_error(path, error, rule, remedy) from None
+
+
+def _unpacked(path: Path) -> bytes:
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    content = bytearray()
+    with gzip.open(path) if packed else path.open("rb") as file:
+        while part := file.read(CHUNK):
+            content += part
+            check_cost(
+                f"edge list {path}, {size_text(len(content))} and more unpacked,",
+                Cost(memory=MEMORY_OF_TEXT * len(content)),
+                "take a smaller graph",
+            )
+    return bytes(content)
 
 
 def _check_labels(labels: list[str], where: str) -> None:

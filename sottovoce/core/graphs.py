@@ -12,6 +12,7 @@ Nodes are 0..n-1. Random graphs are those of networkx for the same seed.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from scipy.sparse import csgraph
 
 from sottovoce.core.arrays import given_array
 from sottovoce.core.edge_lists import parse_edges, read_edge_list
+from sottovoce.core.limits import Cost, check_cost
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ MOST_EDGES = 100_000_000
 
 LONGEST_NAME = 60
 """A graph whose edges take more characters is called `edges`."""
+DRAWN_EDGE = Cost(memory=500.0, seconds=5e-6)
+"""What networkx takes for an edge of a random graph."""
 
 FAST_ERDOS_RENYI = 10_000
 """From this many nodes on `erdos-renyi` takes networkx's `fast_gnp_random_graph`: the plain one looks at every pair."""
@@ -269,6 +273,13 @@ def _few(name: str, edges: float) -> None:
         raise InputError(f"{name}: {edges:,.0f} edges", f"at most {MOST_EDGES:,} are built", "use a smaller one")
 
 
+def _few_drawn(name: str, edges: float) -> None:
+    """Refuse a random graph that takes too much, by the number of edges that is expected."""
+    _few(name, edges)
+    cost = Cost(memory=edges * DRAWN_EDGE.memory, seconds=edges * DRAWN_EDGE.seconds)
+    check_cost(f"{name}, about {edges:,.0f} edges,", cost, "take a smaller one")
+
+
 def _numbered(name: str, n: int, edges: ArrayLike, *, directed: bool = False) -> Graph:
     _need(name, n, 1, "give a positive number of nodes")
     return Graph.from_edges(np.asarray(edges, dtype=np.int64).reshape(-1, 2), name=name, directed=directed, nodes=n)
@@ -331,7 +342,7 @@ def _erdos_renyi(name: str, n: int, *, p: float | None = None, seed: int = 0) ->
     _need(name, n, 1, "give a positive number of nodes")
     if p is None or not 0 <= p <= 1:
         raise InputError(f"{name}: p={p}", "an edge probability in [0, 1] is needed", f"write erdos-renyi:{n},p=0.2")
-    _few(name, p * n * (n - 1) / 2)
+    _few_drawn(name, p * n * (n - 1) / 2)
     import networkx as nx
 
     build = nx.fast_gnp_random_graph if n >= FAST_ERDOS_RENYI else nx.erdos_renyi_graph
@@ -344,7 +355,7 @@ def _regular(name: str, n: int, *, d: int | None = None, seed: int = 0) -> Graph
         raise InputError(
             f"{name}: d={d}", f"a degree with 0 <= d < {n} and n*d even is needed", "write regular:100,d=6"
         )
-    _few(name, n * d / 2)
+    _few_drawn(name, n * d / 2)
     import networkx as nx
 
     return Graph.from_networkx(nx.random_regular_graph(d, n, seed=seed), name=name)
@@ -354,6 +365,7 @@ def _geometric(name: str, n: int, *, r: float | None = None, seed: int = 0) -> G
     _need(name, n, 1, "give a positive number of nodes")
     if r is None or not r > 0:
         raise InputError(f"{name}: r={r}", "a positive radius is needed", f"write geometric:{n},r=0.2")
+    _few_drawn(name, min(1.0, math.pi * r * r) * n * (n - 1) / 2)
     import networkx as nx
 
     return Graph.from_networkx(nx.random_geometric_graph(n, r, seed=seed), name=name)

@@ -42,6 +42,14 @@ class FactoredMatrix:
         """Targets and sources."""
         return self.plain.shape
 
+    @property
+    def entries(self) -> int:
+        """At most so many entries has it multiplied out."""
+        if self.left is None or self.right is None:
+            return int(self.plain.nnz)
+        uses = np.bincount(self.left.indices, minlength=self.left.shape[1])
+        return int(self.plain.nnz + uses @ np.diff(self.right.indptr))
+
     def after(self, matrix: sparse.csr_array) -> FactoredMatrix:
         """`matrix @ self`."""
         left = None if self.left is None else sparse.csr_array(matrix @ self.left)

@@ -34,8 +34,19 @@ class Participation:
         """
         if self.times is None:
             return [np.arange(rounds)]
-        every = [np.arange(start, rounds, self.apart)[: self.times] for start in range(rounds)]
+        length = self.times * self.apart
+        every = [np.arange(start, min(rounds, start + length), self.apart) for start in range(rounds)]
         return [pattern for pattern in every if pattern[0] < self.apart or len(pattern) == self.times]
+
+    def count(self, rounds: int) -> int:
+        """How many patterns there are.
+
+        >>> parse_participation("2x3").count(6), parse_participation("2x3").count(8)
+        (3, 5)
+        """
+        if self.times is None:
+            return 1
+        return max(min(self.apart, rounds), rounds - (self.times - 1) * self.apart)
 
     def within(self, rounds: int) -> Participation:
         """What is left of the scheme in a run of so many rounds."""

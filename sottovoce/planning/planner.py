@@ -26,6 +26,7 @@ from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Role
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.final_models import parse_final_models
 from sottovoce.core.graphs import Graph
+from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.participation import parse_participation
 from sottovoce.core.threads import one_thread
@@ -47,7 +48,7 @@ from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.guarantee import Guarantee, Kind
 from sottovoce.privacy.views import parse_view
 from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.policy import trace_coordinates, trace_possible, trace_with_noise
+from sottovoce.tracing.policy import ROUND_SECONDS, trace_coordinates, trace_possible, trace_with_noise
 
 if TYPE_CHECKING:
     from sottovoce.learning.batches import Batches
@@ -241,6 +242,8 @@ def plan(question: Question, progress: Progress | None = None) -> Plan:
     """Calibrate, trace and rank all algorithms."""
     ranked, refused = [], []
     every = candidates()
+    rounds = Cost(seconds=ROUND_SECONDS * question.rounds * len(every))
+    check_cost(f"a plan of {question.rounds:,} rounds for {len(every)} algorithms", rounds, "take fewer rounds")
     for number, one in enumerate(every):
         try:
             ranked.append(_best(question, one))

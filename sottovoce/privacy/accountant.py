@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import JSON
+from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.assumptions import Assumption
 from sottovoce.privacy.covering_views import Coverage, coalitions, coverage, covering_views
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, parse_kind
@@ -134,12 +136,29 @@ def account(
     view = with_final_models(parse_view(adversary, labels=system.topology.names), final_models)
     wanted = tuple(parse_kind(kind) for kind in kinds)
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz)
+    _check_cost(system, view, wanted, terms.scheme, victims, covering)
     found = _account_for(system, view, terms, wanted, victims)
     if not covering or found.headline is None:
         return found
     every = covering_views(view, system)
     others = [_headline_account(found, other, terms, victims) for other in every if other != view]
     return replace(_with_worst_headline(found, others), coverage=coverage((view, *every), system))
+
+
+def _check_cost(
+    system: LinearSystem,
+    view: View,
+    kinds: Sequence[Kind],
+    scheme: Participation,
+    victims: Sequence[int] | None,
+    covering: bool,
+) -> None:
+    """Refuse an account that takes too much memory or time, before it begins."""
+    every = covering_views(view, system) if covering else (view,)
+    adversaries = [one for other in every for one in coalitions(other, system)]
+    costs = (account_cost(system, one, kinds, scheme, victims) for one in adversaries)
+    what = f"the account of {system.algorithm.name} on {system.topology.name}, {system.rounds:,} rounds, for {view}"
+    check_cost(what, sum(costs, Cost()), "take fewer rounds, a smaller graph or one victim")
 
 
 def _account_for(

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise import NoNoise
 from sottovoce.core.noise_key import public_seed
 from sottovoce.errors import InputError
+from sottovoce.privacy import views
 from sottovoce.privacy.covering_views import NODE_ROUNDS
 from sottovoce.privacy.views import node_numbers
+from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun
 
 LARGEST = 10 * NODE_ROUNDS
 """Runs with more nodes times rounds than this get no attacker unasked."""
+
+SECONDS = 60.0
+"""What attackers that nobody asked for may take, by an estimate: their number must not depend on the machine."""
+
+
+LEFT_OUT = ": all would take longer than a minute; the headline, where there is one, covers those left out as well"
 
 
 class Attackers(NamedTuple):
@@ -25,11 +35,12 @@ class Attackers(NamedTuple):
     description: str
 
 
-def choose_attackers(training_run: TrainingRun, wanted: str | int | Sequence[int | str]) -> Attackers:
-    """`wanted` are nodes by number or name, how many to sample, `all`, `none`, or `auto`: as many as are cheap."""
-    n = training_run.topology.n
+def choose_attackers(accountant: RunAccountant, wanted: str | int | Sequence[int | str]) -> Attackers:
+    """`wanted` are nodes by number or name, how many to sample, `all`, `none`, or `auto`: what a minute allows."""
+    training_run = accountant.training_run
+    n, automatic = training_run.topology.n, wanted == "auto"
     if isinstance(wanted, str):
-        wanted = _count(training_run, wanted)
+        wanted = _count(accountant, wanted)
     if not isinstance(wanted, int):
         named = node_numbers(wanted, training_run.topology.names)
         return Attackers(named, f"nodes {', '.join(map(str, named))}" if named else "none")
@@ -39,16 +50,31 @@ def choose_attackers(training_run: TrainingRun, wanted: str | int | Sequence[int
         return Attackers(list(range(n)), f"all {n} nodes")
     rng = np.random.default_rng(public_seed(training_run.seed, "attackers"))
     sample = sorted(rng.choice(n, wanted, replace=False).tolist())
-    return Attackers(sample, f"a sample of {wanted} of {n} nodes, drawn with the run's seed" if wanted else "none")
+    described = f"a sample of {wanted} of {n} nodes, drawn with the run's seed" if wanted else "none"
+    return Attackers(sample, described + (LEFT_OUT if automatic and _has_attackers(training_run) else ""))
 
 
-def _count(training_run: TrainingRun, wanted: str) -> int:
-    n = training_run.topology.n
+def _has_attackers(training_run: TrainingRun) -> bool:
+    """Whether there is anything to account for: another node, and noise."""
+    return training_run.topology.n > 1 and not isinstance(training_run.algorithm.noise, NoNoise)
+
+
+def _count(accountant: RunAccountant, wanted: str) -> int:
+    n = accountant.training_run.topology.n
     if wanted == "auto":
-        size = n * training_run.rounds
-        if n == 1 or size > LARGEST or isinstance(training_run.algorithm.noise, NoNoise):
+        size = n * accountant.training_run.rounds
+        if size > LARGEST or not _has_attackers(accountant.training_run):
             return 0
-        return min(n, max(1, NODE_ROUNDS // size))
+        return min(n, max(1, NODE_ROUNDS // size), int(SECONDS / seconds_for_each(accountant)))
     if wanted not in ("all", "none"):
         raise InputError(f"attackers {wanted!r}", "known: auto, all, none, a number, a list of nodes", "choose one")
     return n if wanted == "all" else 0
+
+
+def seconds_for_each(accountant: RunAccountant) -> float:
+    """What one attacker takes, with final models and without, as estimated: the node that hears most."""
+    degrees = np.diff(accountant.system.topology.at(0).weights.indptr)
+    view = views.node(int(degrees.argmax()))
+    return sum(
+        accountant.cost(replace(view, final_models=which)).seconds for which in (FinalModels.NONE, FinalModels.AVERAGE)
+    )

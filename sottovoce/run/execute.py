@@ -31,6 +31,7 @@ import torch
 from sottovoce.config import Document, Experiment, first_difference
 from sottovoce.core.files import write, write_text
 from sottovoce.core.json_numbers import to_json
+from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.threads import threads
@@ -56,6 +57,9 @@ from sottovoce.run.run_ledger import LedgerFile, RunLedger, check_same_choice, p
 from sottovoce.run.simulation import measured_rounds
 from sottovoce.run.training_run import RunState, TrainingRun
 
+COPIES = 6
+"""Rows of parameters for each node that a round holds at least: models, states, gradients, noise and messages."""
+
 
 def run_experiment(
     experiment: Experiment,
@@ -80,6 +84,7 @@ def run_experiment(
         return result
     accountant = coordinator.on_every_rank(lambda: build_accountant(experiment, data))
     training_run = accountant.training_run
+    coordinator.on_every_rank(lambda: _check_memory(training_run, coordinator.size))
     digest = coordinator.on_every_rank(lambda: fingerprint(experiment, training_run))
     coordinator.require_equal({"data, graph or noise": digest})
     recorder = coordinator.on_every_rank(lambda: recorder_in(folder, training_run, experiment.record))
@@ -114,6 +119,15 @@ def run_experiment(
             private = replace(begun, nonfinite=int(coordinator.sum(torch.tensor(end.state.nonfinite))))
         coordinator.on_rank_zero(lambda: write_private_facts(files, private))
         return coordinator.on_rank_zero(lambda: _write_result(experiment, files, privacy, end.seconds))
+
+
+def _check_memory(training_run: TrainingRun, processes: int) -> None:
+    """Refuse models, gradients, noise and messages that take more memory than there is, before anything is written."""
+    algorithm, task, first = training_run.algorithm, training_run.task, training_run.topology.at(0)
+    rows = COPIES * first.n + (first.weights.nnz if algorithm.noise.edge(first) else 0)
+    memory = rows * task.model.layout.size * task.dtype.itemsize / processes
+    what = f"training {first.n:,} nodes with {task.model.layout.size:,} parameters each"
+    check_cost(what, Cost(memory=memory), "take fewer nodes or a smaller model")
 
 
 def _shown_settings(experiment: Experiment) -> Document:

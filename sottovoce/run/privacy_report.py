@@ -17,6 +17,7 @@ from sottovoce.config import Experiment
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import grid_step
 from sottovoce.core.json_numbers import JSON, to_json
+from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
@@ -240,7 +241,7 @@ def report_privacy(
     final_models: str = FinalModels.NONE,
     every: int = 10,
 ) -> PrivacyReport:
-    """Account for a run. `attackers` are nodes, how many to sample, `all`, `none`, or `auto`: all if cheap.
+    """Account for a run. `attackers` are nodes, how many to sample, `all`, `none`, or `auto`: those of a minute.
 
     The view `target`, for which noise may have been chosen, is accounted for in any case. With `final_models`,
     adversaries see these as well; of single nodes there are figures with and without them in any case, with the average
@@ -252,9 +253,11 @@ def report_privacy(
     target = with_final_models(parse_view(target, labels=training_run.topology.names), final_models)
     if noisy and not training_run.clipped:
         return PrivacyReport(accountant, delta, (), None, "none", UNCLIPPED, (UNCLIPPED,))
-    chosen, which = choose_attackers(training_run, attackers), target.final_models
+    chosen, which = choose_attackers(accountant, attackers), target.final_models
     counted = _adversaries(accountant, chosen.nodes, which)
     adversaries = dict.fromkeys((*counted, target, *_other_lines(chosen.nodes, which)))
+    what = f"accounting for {len(adversaries)} adversaries on {training_run.topology.name}"
+    check_cost(what, sum(map(accountant.cost, adversaries), Cost()), "take fewer privacy.attackers")
     accounts = tuple(accountant.account(view) for view in adversaries)
     refusals: tuple[str, ...] = ()
     try:

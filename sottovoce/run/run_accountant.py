@@ -7,8 +7,11 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
+from sottovoce.core.limits import Cost
 from sottovoce.core.noise import NoNoise
+from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
+from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.accountant import Account, account
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive
@@ -66,6 +69,12 @@ class RunAccountant:
             self._accounts[view] = self._account(self.system, view, self.kinds)
         return self._accounts[view]
 
+    def cost(self, view: View) -> Cost:
+        """What the account against a view takes, as estimated; nothing where it is known already."""
+        if view in self._accounts:
+            return Cost()
+        return account_cost(self.system, view, self.kinds, self._participation(self.system))
+
     def headline_account(self, view: View) -> Account:
         """The account with the kinds only that can be its headline."""
         return self._account(self.system, view, self.proven_kinds)
@@ -98,11 +107,14 @@ class RunAccountant:
         return found
 
     def _account(self, system: LinearSystem, view: View, kinds: Sequence[Kind]) -> Account:
-        gradients, adjacency = self.training_run.gradients, self.training_run.adjacency
         return account(
-            system, view, adjacency=adjacency, participation=gradients.participation(adjacency).within(system.rounds),
+            system, view, adjacency=self.training_run.adjacency, participation=self._participation(system),
             convex=self.convexity.established, kinds=kinds, covering=False,
         )  # fmt: skip
+
+    def _participation(self, system: LinearSystem) -> Participation:
+        run = self.training_run
+        return run.gradients.participation(run.adjacency).within(system.rounds)
 
 
 def _convexity(training_run: TrainingRun, system: LinearSystem) -> Convexity:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sottovoce.core.compression import Identity, RandomK
+from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import Noise
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import Unaccountable
@@ -35,6 +36,13 @@ MASKS = 1e8
 
 COORDINATES = 4
 """Where compression keeps some coordinates, so many are traced."""
+
+
+REACHED_BYTES, NOISE_BYTES, CORRELATION_BYTES = 100.0, 220.0, 24.0
+"""Memory for a pair of nodes that a gossip step joins, for a source of noise in a message, and for an entry of C."""
+
+ROUND_SECONDS, BYTES_A_SECOND = 1e-4, 3e7
+"""Seconds that a gossip step takes whatever its size, traced and accounted for; bytes of matrices made a second."""
 
 
 class Extent(Enum):
@@ -68,6 +76,7 @@ def trace_affordable(algorithm: Algorithm, topology: Topology, *, rounds: int) -
     """The linear system of what runs, as much of it as is affordable."""
     extent = affordable_extent(algorithm, topology, rounds=rounds)
     if extent is Extent.EVERY_MESSAGE:
+        _check_cost(algorithm, topology, rounds)
         return trace(algorithm, topology, rounds=rounds)
     if extent is Extent.FIRST_GOSSIP_STEP:
         return trace(replace(algorithm, gossip_steps=1), topology, rounds=rounds)  # type: ignore[type-var]
@@ -77,8 +86,28 @@ def trace_affordable(algorithm: Algorithm, topology: Topology, *, rounds: int) -
 
 def trace_possible(algorithm: Algorithm, topology: Topology, *, rounds: int) -> LinearSystem:
     """The linear system of what runs: every message, unless compression keeps them from being traced."""
+    _check_cost(algorithm, topology, rounds)
     traced = trace if isinstance(algorithm.compression, Identity) else trace_noisy_gradients
     return traced(algorithm, topology, rounds=rounds)
+
+
+def _check_cost(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
+    """Refuse to trace what takes too much memory or time, before it begins."""
+    what = f"tracing {algorithm.name} on {topology.name}, {rounds:,} rounds,"
+    check_cost(what, trace_cost(algorithm, topology, rounds=rounds), "take fewer rounds or a smaller graph")
+
+
+def trace_cost(algorithm: Algorithm, topology: Topology, *, rounds: int) -> Cost:
+    """What the matrices of every message take, from the sizes of the first round's, and of C where there is one."""
+    first, n = topology.at(0), topology.n
+    degree = first.weights.nnz / n
+    reached = sum(n * min(float(n), degree**step) for step in range(1, algorithm.gossip_steps + 1))
+    noise = algorithm.gossip_steps * sum(term.matrix.entries for term in algorithm.noise.edge(first))
+    different = 1 if topology.static else rounds
+    memory = different * (REACHED_BYTES * reached + NOISE_BYTES * noise)
+    if algorithm.noise.correlation is not None:
+        memory += CORRELATION_BYTES * rounds**2
+    return Cost(memory=memory, seconds=ROUND_SECONDS * rounds * algorithm.gossip_steps + memory / BYTES_A_SECOND)
 
 
 def trace_noisy_gradients(algorithm: Algorithm, topology: Topology, *, rounds: int, reason: str = "") -> LinearSystem:

@@ -1,0 +1,111 @@
+"""What an account takes, estimated from sizes alone: how many nodes, rounds, messages and sources of noise there are.
+
+Seconds are those of one core of 2020, where measured work took between a fifth of them and all of them. They follow
+from public settings, so that they may decide which figures a run reports.
+
+Shapes: V victims, T rounds, N nodes, P messages that are seen in a round, R in all rounds, S noise sources of a round,
+X state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sottovoce.core.final_models import FinalModels
+from sottovoce.core.limits import Cost
+from sottovoce.core.participation import Participation
+from sottovoce.privacy.absorption import ITERATIONS, LATE
+from sottovoce.privacy.exact.routes import FILTER_STATE, GRAM_ROWS
+from sottovoce.privacy.guarantee import Kind
+from sottovoce.privacy.views import View, ViewKind
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
+
+MULTIPLICATIONS = 3e9
+"""Multiplications a second, in products of dense matrices."""
+
+ROUND_SECONDS, COUPLING_SECONDS = 1e-4, 3e-5
+"""Seconds that a round takes whatever its size, in an account and in one iteration of the absorption bound."""
+
+LINK_SECONDS, NODE_SECONDS = 2e-9, 1.5e-8
+"""Seconds for one victim and one weight of the graph, and for one victim and one node, in a round of an iteration."""
+
+ASCENT = 2000
+"""Multiplications for each entry of M in the search for the worst change."""
+
+
+def account_cost(
+    system: LinearSystem,
+    view: View,
+    kinds: Sequence[Kind],
+    scheme: Participation,
+    victims: Sequence[int] | None = None,
+) -> Cost:
+    """The account of one adversary by some kinds of proof."""
+    view.check(system.n)
+    T, V = system.rounds, system.n if victims is None else len(victims)
+    whole = Cost(memory=T * (200.0 + 24 * system.n), seconds=ROUND_SECONDS * T)
+    if system.only_gradients:
+        return whole
+    if not _has_closed_form(system, view):
+        whole += _exact_cost(system, view, V, scheme)
+    if _is_coupled(system, view):
+        whole += _coupling_cost(system, V, scheme, min(LATE, T) ** 2 / 2 + T)
+        if Kind.CONVEX_TRAINING in kinds:
+            whole += _coupling_cost(system, V, scheme, ITERATIONS * T)
+    return whole
+
+
+def _has_closed_form(system: LinearSystem, view: View) -> bool:
+    """Whether the loss is that of all noisy gradients: where all is heard, and noise is added to gradients alone."""
+    return view.kind is ViewKind.EVERYONE and not view.secure_sum and _only_local_noise(system)
+
+
+def _is_coupled(system: LinearSystem, view: View) -> bool:
+    """Whether the bounds by coupling may apply."""
+    return view.kind is ViewKind.COALITION and system.correlation is None and _only_local_noise(system)
+
+
+def _only_local_noise(system: LinearSystem) -> bool:
+    first, noise = system.steps[0].mixings[0], system.algorithm.noise
+    return not system.algorithm.averaging and bool(noise.local(first)) and not noise.edge(first)
+
+
+def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation) -> Cost:
+    """The exact loss, by the route that `exact.routes` takes, and the worst change of every victim."""
+    T, steps = system.rounds, dict.fromkeys(system.steps)
+    P, S = max(_seen(step, view) for step in steps), max(step.noise_size for step in steps)
+    X, links = max(step.state_size for step in steps), max(map(_links, steps))
+    R = float(T * P) + (system.n if view.final_models is FinalModels.ALL else 1)
+    if R <= GRAM_ROWS:
+        memory, work = 24 * R**2, R**2 * X + R**3
+    else:
+        memory = 8 * (3.0 * min(X, FILTER_STATE) ** 2 + 12.0 * P * S)
+        work = T * (2.0 * P * X**2 + 40.0 * links * X + P**3 / 3 + 1.0 * P**2 * S) + R * T * P * X
+    M, changes = float(V * T**2), float(V * scheme.count(T) * (scheme.times or T) ** 2)
+    work += 2 * M * R + changes * (ASCENT + (scheme.times or T))
+    return Cost(memory=memory + min(24 * M, 24 * T**2 + 4e9), seconds=work / MULTIPLICATIONS)
+
+
+def _seen(step: StepMatrices, view: View) -> int:
+    """About how many messages of a round an adversary sees."""
+    count, members = 0, np.asarray(view.members, dtype=np.intp)
+    for sent, mixing in zip(step.sent, step.mixings, strict=True):
+        if view.kind is ViewKind.COALITION:
+            count += int(np.diff(mixing.weights.indptr)[members].sum())
+        else:
+            count += len(view.edges) if view.kind is ViewKind.EAVESDROPPER else sent.rows.shape[0]
+    return count
+
+
+def _links(step: StepMatrices) -> int:
+    """How many weights there are between states before and after a round."""
+    return int(step.split(step.state_out)[0].nnz)
+
+
+def _coupling_cost(system: LinearSystem, V: int, scheme: Participation, rounds: float) -> Cost:
+    """So many rounds of the coupling for each pattern of participation, and what is carried in all rounds of one."""
+    links = max(map(_links, dict.fromkeys(system.steps)))
+    each = COUPLING_SECONDS + V * (LINK_SECONDS * links + NODE_SECONDS * system.n)
+    return Cost(memory=48.0 * V * system.rounds * system.n, seconds=scheme.count(system.rounds) * rounds * each)

@@ -1,0 +1,116 @@
+"""Limits: what is too large is refused in one line before work begins, and carried out when asked for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+
+import pytest
+
+from sottovoce import InputError, algorithm, metropolis, trace
+from sottovoce.core import limits
+from sottovoce.core.graphs import graph
+from sottovoce.core.limits import Cost, check_cost, free_memory, limits_lifted
+from sottovoce.core.participation import Participation
+from sottovoce.core.threads import physical_memory
+from sottovoce.privacy.account_cost import account_cost
+from sottovoce.privacy.guarantee import KINDS
+from sottovoce.privacy.views import parse_view
+from sottovoce.tracing.policy import trace_cost
+
+TOO_LARGE = [
+    "graph geometric:20000,r=2",
+    "graph geometric:9000,r=1e200",
+    "account --graph ring:6 --rounds 10000000",
+    "account --graph ring:6 --rounds 100000 --view node:0",
+    "account --graph ring:6 --rounds 100000 --algorithm anti-pgd",
+    "account --graph complete:500 --rounds 5 --algorithm zip-dl",
+    "calibrate --graph ring:6 --rounds 10000000 --epsilon 1",
+    "plan --graph ring:6 --rounds 10000000 --epsilon 1 --records 10",
+    "noise --graph ring:6 --rounds 10000000",
+]
+
+
+@pytest.fixture
+def small_machine(monkeypatch):
+    """One with 8 GB free, wherever the tests run."""
+    monkeypatch.setattr(limits, "free_memory", lambda: 8e9)
+
+
+@pytest.mark.parametrize("line", TOO_LARGE)
+def test_what_is_too_large_is_refused_in_one_line(line, sotto, small_machine):
+    code, out, err = sotto(line)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+
+
+def test_it_is_carried_out_when_asked_for(sotto, monkeypatch):
+    line = "account --graph ring:6 --rounds 4 --view node:0 --json"
+    whole = sotto(line)
+    monkeypatch.setattr(limits, "SECONDS", 1e-9)
+    code, out, err = sotto(line)
+    assert (code, out) == (2, "")
+    assert "takes about 0 seconds; unasked at most 0 seconds are taken; " in err
+    assert err.endswith(", or add --yes\n")
+    assert sotto(line, "--yes") == whole
+    assert sotto(line)[0] == 2, "the next command asks again"
+
+
+def test_a_run_and_its_sweep_are_refused_before_anything_is_written(sotto, tmp_path, monkeypatch):
+    from tests.test_config import SMALL
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "try.toml").write_text(SMALL)
+    monkeypatch.setattr(limits, "free_memory", lambda: 1e4)
+    code, _, err = sotto("run try.toml")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "parameters each takes about" in err
+    assert not (tmp_path / "runs" / "try").exists()
+    assert sotto("run try.toml --yes --json")[0] == 0
+    assert json.loads((tmp_path / "runs" / "try" / "result.json").read_text())["rounds"] == 3
+
+
+def test_a_small_file_that_unpacks_to_much_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "free_memory", lambda: 2e9)
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(20):
+            file.write(b"1 2\n" * 2**20)
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"bomb\.gz, 67\.1 MB and more unpacked, takes about 1\.3 GB of memory"):
+        graph(f"file:{path}")
+    assert tracemalloc.get_traced_memory()[1] < 3e8
+    tracemalloc.stop()
+
+
+def test_free_memory_is_a_part_of_all():
+    assert 1e6 < free_memory() <= physical_memory()
+
+
+def test_limits_are_lifted_where_that_is_said_and_only_there():
+    far = Cost(seconds=1e9)
+    with limits_lifted(), limits_lifted(False):
+        check_cost("it", far, "take less")
+    with pytest.raises(InputError, match="it takes about 11,574 days"):
+        check_cost("it", far, "take less")
+
+
+def test_estimates_grow_with_what_they_are_about():
+    """Of the account that was measured: a ring of 200 nodes and 60 rounds took 15 seconds, nearly all for convexity."""
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:200"), rounds=60)
+    node, everyone = parse_view("node:0"), parse_view("everyone")
+    all_kinds = account_cost(system, node, KINDS, Participation()).seconds
+    assert 10 < all_kinds < 60
+    assert account_cost(system, node, KINDS[:1], Participation()).seconds < 0.2 * all_kinds
+    assert account_cost(system, everyone, KINDS, Participation()).seconds < 0.1
+    assert account_cost(system, node, KINDS, Participation(10, 6)).seconds > 4 * all_kinds
+    assert account_cost(system, node, KINDS, Participation(), victims=[3]).seconds < 0.1 * all_kinds
+
+
+def test_the_estimate_of_noise_on_messages_counts_its_entries():
+    """On a complete graph every message carries all draws of its sender."""
+    net = metropolis("complete:12")
+    noise = algorithm("zip-dl", sigma=1.0).noise.edge(net.at(0))
+    for term in noise:
+        assert term.matrix.whole().nnz <= term.matrix.entries <= term.matrix.whole().nnz + term.matrix.plain.nnz
+    assert trace_cost(algorithm("zip-dl", sigma=1.0), net, rounds=3).memory > 12**3 * 200
