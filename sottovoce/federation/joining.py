@@ -24,7 +24,7 @@ import numpy as np
 from sottovoce.config import Document
 from sottovoce.core.arrays import numpy_dtype, to_numpy
 from sottovoce.core.files import write, write_text
-from sottovoce.core.json_numbers import JSON
+from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.core.messages import Traffic
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.core.threads import threads
@@ -134,7 +134,8 @@ def join_federation(
                 f"{agreement.name} was begun with this folder", "no step is taken twice", "go on with --resume"
             )
         _prepare_folder(files, agreement, privacy)
-        run = _MemberRun(identity, agreement, settings, training_run, journal, files, watch, member)
+        guarantees = PrivacyDocument.read(privacy)
+        run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member)
         until.enter_context(threads(agreement.experiment.machine.threads))
         seconds = run.play(begun)
         spending.settle(agreement.hash)
@@ -189,6 +190,7 @@ class _MemberRun:
     identity: Identity
     agreement: Agreement
     settings: MemberSettings
+    privacy: PrivacyDocument
     training_run: TrainingRun
     journal: LedgerJournal
     files: RunFiles
@@ -207,7 +209,7 @@ class _MemberRun:
                 for _, now in part.play(state):
                     state = now
                     self.journal.state = encode_state(state.loop_state)
-                    self._after_round(part, state, time.monotonic() - started, metrics)
+                    self._after_round(part, transport, state, time.monotonic() - started, metrics)
         model = to_numpy(part.models(state))[0]
         write(self.files.folder / "model.npz", lambda file: np.savez(file, model=model), private=True)
         return time.monotonic() - started
@@ -264,15 +266,21 @@ class _MemberRun:
             pair_secrets=pair_secrets(self.identity, self.agreement, "noise"), keep_coins=self.journal.coins,
         )  # fmt: skip
 
-    def _after_round(self, part: TrainingRun, state: RunState, seconds: float, metrics: TextIO) -> None:
+    def _after_round(
+        self, part: TrainingRun, transport: PeerTransport, state: RunState, seconds: float, metrics: TextIO
+    ) -> None:
         total = part.rounds
         self.watch.progress(state.rounds, total)
         if is_measured(state.rounds, self.agreement.metrics.every, total):
-            line = own_figures(part, state, seconds, self.agreement.metrics.test_rows)
-            spent = PrivacyDocument.read(self.files.document(self.files.privacy) or {}).epsilon_after(state.rounds)
-            metrics.write(json.dumps({**line, "epsilon": spent}) + "\n")
+            spent, planned = (self.privacy.epsilon_after(at) for at in (state.rounds, total))
+            epsilon: JSON = None if spent is None else {"spent": to_json(spent), "planned": to_json(planned)}
+            line = own_figures(part, state, self.agreement.metrics.test_rows)
+            messages = self.journal.steps_recorded() * len(transport.rules.receivers)
+            sent = {"messages": messages, "bytes": messages * transport.rules.payload.length}
+            taken = {"wire_bytes": state.wire_bytes, "epsilon": epsilon, "seconds": round(seconds, 3)}
+            metrics.write(json.dumps({**line, **sent, **taken}) + "\n")
             metrics.flush()
-            self.watch.event("round", {"round": state.rounds, "rounds": total, "epsilon": spent})
+            self.watch.event("round", {"round": state.rounds, "rounds": total, "epsilon": epsilon})
 
     @contextmanager
     def _lines(self, path: Path) -> Iterator[TextIO]:
@@ -289,15 +297,11 @@ class _MemberRun:
         self.watch.event(type(event).__name__, facts)
 
 
-def own_figures(part: TrainingRun, state: RunState, seconds: float, test_rows: int | None) -> dict[str, JSON]:
+def own_figures(part: TrainingRun, state: RunState, test_rows: int | None) -> dict[str, JSON]:
     """How well this member's model does on its own held-out rows, which are never sent."""
     found = part.task.evaluate(part.models(state), test_rows)
     loss, metric = float(found.loss[0]), float(found.metric[0])
-    return {
-        "round": state.rounds, "loss": _alone(loss), found.metric_name: _alone(metric),
-        "messages": state.sent.messages, "bytes": -(-state.sent.bits // 8), "wire_bytes": state.wire_bytes,
-        "seconds": round(seconds, 3),
-    }  # fmt: skip
+    return {"round": state.rounds, "loss": _alone(loss), found.metric_name: _alone(metric)}
 
 
 def _alone(value: float) -> dict[str, JSON]:

@@ -78,6 +78,10 @@ class LedgerJournal:
         found = None if newest is None else self._steps.step(_at(Place(newest.round, 0)))
         return None if found is None or newest is None or found.model is None else (newest.round, found.model)
 
+    def steps_recorded(self) -> int:
+        """How many steps were recorded for sending, by this process and earlier ones."""
+        return self._steps.count()
+
     def pending(self) -> dict[Place, dict[Member, bytes]]:
         """Payloads that neighbours may still be waiting for."""
         found: dict[Place, dict[Member, bytes]] = {}

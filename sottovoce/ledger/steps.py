@@ -168,6 +168,11 @@ class Steps:
         entry = next(self.database.newest_first(STEP, self._prefix), None)
         return None if entry is None else _place(entry.key)
 
+    def count(self) -> int:
+        """How many steps are recorded."""
+        query = "SELECT COUNT(*) FROM entries WHERE kind = ? AND key >= ? AND key < ?"
+        return int(self.database.rows(query, (STEP, self._prefix, self._prefix + "~"))[0][0])
+
     def pending(self) -> list[PendingMessage]:
         """All bytes that were not acknowledged and not forgotten, in their order: what a restart sends."""
         query = "SELECT key, name, bytes FROM payloads WHERE kind = ? AND key >= ? AND key < ? ORDER BY key, name"
