@@ -169,6 +169,8 @@ class Experiment(_Section):
 
 def read_settings_file(path: Path) -> Document:
     """A TOML file, or the `config.json` that a run leaves behind."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{path} is a pipe or a device", "settings stand in a TOML file", "name the file")
     try:
         text = path.read_text(encoding="utf-8")
     except IsADirectoryError:

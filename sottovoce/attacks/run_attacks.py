@@ -110,8 +110,12 @@ def store_attack(folders: Sequence[Path], name: str, found: Document) -> Documen
     """Write what an attack found into `attack.json` of its runs, where the latest result of each attack counts."""
     document = {"runs": [str(folder) for folder in folders], "attack": name, **found}
     for folder in folders:
-        write_text(RunFiles(folder).attack, json.dumps({**stored_attacks(folder), name: document}, indent=1) + "\n")
+        write_text(RunFiles(folder).attack, _text({**stored_attacks(folder), name: document}), private=True)
     return document
+
+
+def _text(document: Document) -> str:
+    return json.dumps(document, indent=1) + "\n"
 
 
 def stored_attacks(folder: Path) -> Document:

@@ -22,8 +22,9 @@ from sottovoce.attacks.candidate_losses import LARGEST_LOSS, Candidates, LossSer
 from sottovoce.core.files import Arrays
 from sottovoce.core.json_numbers import JSON
 from sottovoce.errors import InputError
-from sottovoce.run.callbacks import Progress
+from sottovoce.run.callbacks import Note, Progress
 from sottovoce.run.finished_run import FinishedRun
+from sottovoce.run.layout import RunFiles
 from sottovoce.run.recording import Messages
 from sottovoce.run.rerun import load_or_compute, open_run_once, record_rerun, with_other_rows
 
@@ -74,6 +75,7 @@ def run_shadow_models(
     seed: int = 0,
     jobs: int | None = None,
     progress: Progress | None = None,
+    note: Note | None = None,
 ) -> list[ShadowedPair]:
     """Carry out the shadow runs that the run's folder does not have yet, and gather their statistics by pair."""
     if shadows < 2 or shadows % 2:
@@ -84,8 +86,9 @@ def run_shadow_models(
     chosen = _candidates(finished_run, settings)
     about: JSON = {"pairs": [list(pair) for pair in pairs], "samples": samples, "seed": seed}
     found = load_or_compute(
-        finished_run.folder / "shadows", partial(_shadow, settings), shadows, about=about, jobs=jobs, progress=progress
-    )
+        finished_run, RunFiles(finished_run.folder).shadows, partial(_shadow, settings), shadows, about=about,
+        jobs=jobs, progress=progress, note=note,
+    )  # fmt: skip
     own = _statistics(finished_run, finished_run.messages, settings, chosen)
     inside = [_inside(chosen, seed, number) for number in range(shadows)]
     return [

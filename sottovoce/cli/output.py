@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -44,6 +44,12 @@ def answer(document: Mapping[str, object], as_json: bool, table: Table, *after: 
     show(table)
     for line in after:
         typer.echo(line)
+
+
+def show_findings(findings: Sequence[str], as_json: bool) -> None:
+    """What speaks against a run, on stdout and before everything else; a JSON document holds it by itself."""
+    for line in () if as_json else findings:
+        typer.echo(f"Finding: {line}")
 
 
 def show(table: Table) -> None:

@@ -288,7 +288,7 @@ def noise_(
             restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=report,
         )  # fmt: skip
     if out is not None:
-        files.write(out, lambda file: cache.write(file, found))
+        files.write(files.check_writable(out), lambda file: cache.write(file, found))
     document = {"graph": net.name, **found.document()}
     shown: dict[str, object] = {key: value for key, value in document.items() if key != "for_view"}
     if found.for_view is not None:

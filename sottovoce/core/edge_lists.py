@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.files import read_bytes
 from sottovoce.errors import InputError
 
 
@@ -20,7 +21,7 @@ def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
     see `_check_heading`.
     """
     try:
-        raw = path.read_bytes()
+        raw = read_bytes(path, follow_links=True)
         text = (gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw).decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or f"not readable as text or gzip ({type(error).__name__})"

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from sottovoce.config import DataSettings, Experiment
+from sottovoce.core.graphs import Graph
 from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -23,18 +24,23 @@ from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun, prepare_run
 
 
-def build(experiment: Experiment, folder: Path | None = None) -> TrainingRun:
+def build(experiment: Experiment, folder: Path | None = None, recorded: Graph | None = None) -> TrainingRun:
     """Everything that a run needs, from its settings. `folder` holds the data sets that do not come with the package.
 
     With `privacy.epsilon` sigma is the least that meets it.
     """
-    return build_accountant(experiment, folder).training_run
+    return build_accountant(experiment, folder, recorded).training_run
 
 
-def build_accountant(experiment: Experiment, folder: Path | None = None) -> RunAccountant:
-    """The same run with its accountant, which knows what was traced and accounted for to choose the noise."""
+def build_accountant(
+    experiment: Experiment, folder: Path | None = None, recorded: Graph | None = None
+) -> RunAccountant:
+    """The same run with its accountant, which knows what was traced and accounted for to choose the noise.
+
+    `recorded` is the graph of a finished run, where it came from a file.
+    """
     check_algorithm(experiment)
-    net = topology_of(experiment, folder)
+    net = topology_of(experiment, folder, recorded)
     gradients = gradients_of(experiment, net, folder)
     epsilon = experiment.privacy.epsilon
     built = build_algorithm(experiment, gradients.participation(experiment.privacy.adjacency))

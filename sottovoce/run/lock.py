@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sottovoce.core.files import make_private_folder, open_to_append, read_bytes
 from sottovoce.errors import InputError
 from sottovoce.run.layout import RunFiles
 
@@ -17,7 +18,8 @@ def write_token(files: RunFiles) -> str:
     """Leave a random token in the lock: a folder of the same name that another machine has for itself lacks it."""
     token = secrets.token_hex(8)
     try:
-        with files.lock.open("w") as file:
+        with open_to_append(files.lock) as file:
+            file.truncate(0)
             file.write(token)
             file.flush()
             os.fsync(file.fileno())
@@ -28,14 +30,14 @@ def write_token(files: RunFiles) -> str:
 
 def check_token(files: RunFiles, token: str) -> None:
     """Refuse a folder that is not the one that rank 0 has made."""
-    if not files.lock.exists() or files.lock.read_text() != token:
+    if not files.lock.exists() or read_bytes(files.lock) != token.encode():
         raise InputError(f"{files.folder}: not there for all ranks", "they write into one folder", "share it as --out")
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a run, and those above it."""
+    """Make the folder of a run, for its owner alone, and those above it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
     except OSError as error:
         raise InputError(f"{folder}: {error.strerror}", "a run needs a folder", "use another --out") from None
 
@@ -49,7 +51,7 @@ def unwritable(path: Path, error: OSError) -> InputError:
 def locked(path: Path) -> Iterator[None]:
     """One process at a time; the lock dies with its process."""
     try:
-        file = path.open("a")  # what is written there stays, for the run that another process is at
+        file = open_to_append(path)  # what is written there stays, for the run that another process is at
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", "a run writes into its folder", "use another --out") from None
     with file:

@@ -133,6 +133,15 @@ class PrivacyReport:
 
     def document(self) -> dict[str, JSON]:
         """As JSON: `privacy.json` of a run."""
+        return {
+            **self.summary(),
+            "over_rounds": self.over_rounds(),
+            "attackers": self.attackers,
+            "views": [_view_document(found, self.delta) for found in self.accounts],
+        }
+
+    def summary(self) -> dict[str, JSON]:
+        """All of it but what is about earlier rounds and about single views: what the headline needs."""
         run = self._run
         return {
             "algorithm": run.algorithm.name,
@@ -149,12 +158,9 @@ class PrivacyReport:
             "not_covered": [one.value for one in NotCovered],
             "covers": None if self.coverage is None else self.coverage.document(),
             "and_final_models": self.final_models.value,
-            "over_rounds": self.over_rounds(),
             "sampled": None if self.sampled is None else self.sampled.document(),
-            "attackers": self.attackers,
             "convexity": self.convexity,
             "refusals": list(self.refusals),
-            "views": [_view_document(found, self.delta) for found in self.accounts],
         }
 
 
