@@ -10,7 +10,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sottovoce._version import __version__
-from sottovoce.cli.output import verbosity
+from sottovoce.cli.output import printable, verbosity
 from sottovoce.errors import SottovoceError
 
 app = typer.Typer(
@@ -95,5 +95,5 @@ def explained(error: BaseException) -> tuple[str, int]:
 
 def fail(line: str, code: int) -> int:
     """Say what went wrong, in one line."""
-    typer.echo(f"sotto: {' '.join(line.split())}", err=True)
+    typer.echo(printable(f"sotto: {' '.join(line.split())}"), err=True)
     return code

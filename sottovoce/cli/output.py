@@ -49,7 +49,7 @@ def answer(document: Mapping[str, object], as_json: bool, table: Table, *after: 
 def show_findings(findings: Sequence[str], as_json: bool) -> None:
     """What speaks against a run, on stdout and before everything else; a JSON document holds it by itself."""
     for line in () if as_json else findings:
-        typer.echo(f"Finding: {line}")
+        typer.echo(printable(f"Finding: {line}"))
 
 
 def show(table: Table) -> None:
@@ -93,7 +93,16 @@ def size(count: float) -> str:
 def print_note(line: str) -> None:
     """A message beside the answer."""
     if not verbosity.quiet:
-        typer.echo(line, err=True)
+        typer.echo(printable(line), err=True)
+
+
+def printable(line: str) -> str:
+    """A line without what a terminal might obey: it may repeat what stands in somebody else's file.
+
+    >>> printable("data set '\\x1b[31m'")
+    "data set '?[31m'"
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 @contextmanager

@@ -7,8 +7,10 @@ instead of following it. Private files and folders are their owner's alone from 
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
+import re
 import stat
 import tempfile
 import time
@@ -139,7 +141,7 @@ def write(path: Path, write_to: Callable[[BinaryIO], None], *, private: bool = F
     _sweep_abandoned(path)
     part = None
     try:
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".", suffix=PART)
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.{os.getpid()}.", suffix=PART)
         with os.fdopen(handle, "wb") as file:
             write_to(file)
             file.flush()
@@ -184,10 +186,24 @@ def sweep_parts(folder: Path) -> None:
 
 
 def _sweep_abandoned(path: Path) -> None:
+    """Remove what processes that are gone left of this file."""
     with contextlib.suppress(OSError):
-        for part in path.parent.glob(f"{path.name}.*{PART}"):
-            if time.time() - part.lstat().st_mtime > ABANDONED_SECONDS:
+        for part in path.parent.glob(f"{glob.escape(path.name)}.*{PART}"):
+            writer = re.fullmatch(r"(\d+)\.\w+", part.name.removeprefix(f"{path.name}.").removesuffix(PART))
+            old = time.time() - part.lstat().st_mtime > ABANDONED_SECONDS
+            if writer is not None and (old or is_gone(int(writer[1]))):
                 part.unlink()
+
+
+def is_gone(process: int) -> bool:
+    """Whether a process of this machine has ended."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _umask() -> int:

@@ -37,6 +37,7 @@ class ViewKind(StrEnum):
     ANY_COALITION = "any-coalition"
     EAVESDROPPER = "eavesdropper"
 
+
 LONGEST_COUNT = 8
 """Digits of the number of nodes of the largest graph that is built."""
 
