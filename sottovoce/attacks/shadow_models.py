@@ -61,6 +61,7 @@ class ShadowSettings(NamedTuple):
 
     folder: Path
     data: Path | None
+    own: bool
     pairs: tuple[tuple[int, int], ...]
     samples: int
     seed: int
@@ -82,7 +83,7 @@ def run_shadow_models(
         raise InputError(f"{shadows} shadow runs", "each candidate is out of half of them", "give an even number")
     if any(victim < 0 for _, victim in pairs):
         raise InputError("shadow runs of a secure sum", "they need a victim", "use the threshold attack")
-    settings = ShadowSettings(finished_run.folder, finished_run.data, tuple(pairs), samples, seed)
+    settings = ShadowSettings(finished_run.folder, finished_run.data, finished_run.own, tuple(pairs), samples, seed)
     chosen = _candidates(finished_run, settings)
     about: JSON = {"pairs": [list(pair) for pair in pairs], "samples": samples, "seed": seed}
     found = load_or_compute(
@@ -131,7 +132,7 @@ def _inside(chosen: dict[int, Candidates], seed: int, number: int) -> dict[int, 
 
 def _shadow(settings: ShadowSettings, number: int) -> Arrays:
     """One shadow run: statistics of all candidates at every attacked pair."""
-    finished_run = open_run_once(settings.folder, settings.data)
+    finished_run = open_run_once(settings.folder, settings.data, settings.own)
     chosen, held = _candidates(finished_run, settings), finished_run.training_run.task.shards.indices
     first = len(finished_run.training_run.task.inputs)
     rows = {}

@@ -51,6 +51,7 @@ class RerunSettings(NamedTuple):
 
     folder: Path
     data: Path | None
+    own: bool
     attacker: int
     victim: int
     seed: int
@@ -74,7 +75,7 @@ def audit_inputs(
     if runs < 1:
         raise InputError(f"{runs} reruns", "at least one is needed", "give 8, say")
     attacker, victim = _attacker_and_victim(finished_run, attacker)
-    settings = RerunSettings(finished_run.folder, finished_run.data, attacker, victim, seed)
+    settings = RerunSettings(finished_run.folder, finished_run.data, finished_run.own, attacker, victim, seed)
     about = {"attacker": attacker, "victim": victim, "seed": seed}
     found = load_or_compute(
         finished_run, RunFiles(finished_run.folder).reruns, partial(_rerun, settings), runs + 1, about=about, jobs=jobs,
@@ -145,7 +146,7 @@ def _canaries(finished_run: FinishedRun, victim: int, seed: int) -> tuple[Tensor
 
 def _rerun(settings: RerunSettings, number: int) -> Arrays:
     """One rerun: its coins, and the losses of all canaries on the models received from the victim later on."""
-    finished_run = open_run_once(settings.folder, settings.data)
+    finished_run = open_run_once(settings.folder, settings.data, settings.own)
     training_run, canaries = finished_run.training_run, _canaries(finished_run, settings.victim, settings.seed)
     count = len(canaries[0])
     coins = np.random.default_rng([settings.seed, settings.victim, number]).integers(0, 2, count).astype(bool) & (

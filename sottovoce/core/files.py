@@ -138,7 +138,6 @@ def write(path: Path, write_to: Callable[[BinaryIO], None], *, private: bool = F
     on.
     """
     _check_replaceable(path, path)
-    _sweep_abandoned(path)
     part = None
     try:
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.{os.getpid()}.", suffix=PART)
@@ -157,7 +156,8 @@ def write(path: Path, write_to: Callable[[BinaryIO], None], *, private: bool = F
 
 
 def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Write bytes whole or not at all."""
+    """Write bytes whole or not at all; what processes that are gone left of this file is removed."""
+    _sweep_abandoned(path)
 
     def write_to(file: BinaryIO) -> None:
         file.write(content)
@@ -186,7 +186,6 @@ def sweep_parts(folder: Path) -> None:
 
 
 def _sweep_abandoned(path: Path) -> None:
-    """Remove what processes that are gone left of this file."""
     with contextlib.suppress(OSError):
         for part in path.parent.glob(f"{glob.escape(path.name)}.*{PART}"):
             writer = re.fullmatch(r"(\d+)\.\w+", part.name.removeprefix(f"{path.name}.").removesuffix(PART))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -264,9 +265,10 @@ def model(name: str, dataset: Dataset, **settings: object) -> Model:
     try:
         return build(dataset, **settings)
     except TypeError as error:
-        if "keyword argument" not in str(error):
+        found = re.search(r"keyword argument '(\w*)'", str(error))
+        if found is None:
             raise
-        raise InputError(f"{name} with {settings}", str(error).partition(") ")[2], "see docs/models.md") from None
+        raise InputError(f"{name} with {settings}", f"it has no setting {found[1]!r}", "see docs/models.md") from None
 
 
 def _mlp_for(dataset: Dataset, hidden: Sequence[int] = (64,), **settings: str) -> Model:

@@ -175,9 +175,9 @@ def _check_state(path: Path, state: State, before: State, transport: Transport) 
 
 
 def _check_rows(path: Path, rows: Rows, before: State, transport: Transport) -> None:
-    values = arrays.to_numpy(transport.local(rows))
+    values = _rows_of(rows, transport)
     if before is not None and not isinstance(before, bool | int | float):
-        expected = arrays.to_numpy(transport.local(before))
+        expected = _rows_of(before, transport)
         if (values.shape, values.dtype) != (expected.shape, expected.dtype):
             what = f"an array of {values.dtype} and shape {values.shape}, in place of {expected.dtype} {expected.shape}"
             raise _unlike_a_run(path, what)
@@ -186,6 +186,11 @@ def _check_rows(path: Path, rows: Rows, before: State, transport: Transport) -> 
             f"{path}: nan or infinity", "training diverged, or the file was changed",
             "lower the step size, or the noise, and start anew in another folder",
         )  # fmt: skip
+
+
+def _rows_of(rows: Rows, transport: Transport) -> Reals:
+    """The rows that this process holds, as numbers."""
+    return arrays.to_numpy(transport.local(rows) if transport.is_partial(rows) else rows)
 
 
 def _unlike_a_run(path: Path, what: str) -> InputError:

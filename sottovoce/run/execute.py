@@ -30,7 +30,7 @@ from typing import TextIO
 
 import torch
 
-from sottovoce.config import Document, Experiment, first_difference
+from sottovoce.config import Document, Experiment, first_difference, parse_experiment
 from sottovoce.core.files import open_to_append, read_bytes, sweep_parts, write, write_text
 from sottovoce.core.threads import threads
 from sottovoce.core.topologies import Topology
@@ -222,7 +222,8 @@ def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> D
         if files.folder.exists() and any(files.folder.glob("checkpoint.npz")):
             raise InputError(f"{files.folder}: a checkpoint without settings", "a run has both", "remove the folder")
         return None
-    other = first_difference(comparable(before), comparable(public_settings(experiment)))
+    stored = parse_experiment(before, str(files.config)).document()
+    other = first_difference(comparable(stored), comparable(public_settings(experiment)))
     if other is not None:
         raise InputError(
             f"{files.folder} holds a run with another {other[0]}",
@@ -338,7 +339,7 @@ def _write_result(experiment: Experiment, files: RunFiles, privacy: Document, se
         "adjacency": experiment.privacy.adjacency,
         "delta": experiment.privacy.delta,
         "headline": privacy["headline"],
-        "metrics": files.lines()[-1],
+        "metrics": files.last_line(),
         "seconds": round(seconds, 3),
         "folder": str(files.folder),
     }

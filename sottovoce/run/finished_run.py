@@ -39,6 +39,7 @@ class FinishedRun:
 
     folder: Path
     data: Path | None
+    own: bool
     experiment: Experiment
     training_run: TrainingRun
     stored_privacy: Document
@@ -72,8 +73,12 @@ class FinishedRun:
         )
 
 
-def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
-    """Open a finished run. Its checkpoint must fit what its settings build: the same data, noise and version."""
+def open_run(folder: Path, data: Path | None = None, *, own: bool = False) -> FinishedRun:
+    """Open a finished run. Its checkpoint must fit what its settings build: the same data, noise and version.
+
+    Files that its settings name are opened only if the settings are known to be the user's `own`; else they are looked
+    for in the folder `data`.
+    """
     files = RunFiles(folder)
     settings = files.document(files.config) if folder.is_dir() else None
     if settings is None:
@@ -83,7 +88,7 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
     experiment = parse_experiment(settings, str(files.config))
     privacy = files.document(files.privacy)
     has_key = files.noise_key.exists()
-    training_run = build(buildable(experiment, data), data, recorded_graph(files, experiment))
+    training_run = build(buildable(experiment, data, own=own), data, recorded_graph(files, experiment))
     digest = fingerprint(experiment, training_run)
     load(files.checkpoint, training_run, digest)
     if privacy is None or privacy.get("fingerprint") != public_fingerprint(experiment, training_run):
@@ -91,13 +96,13 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
         raise InputError(f"{files.privacy}: {what}", "it holds the guarantees of the run", "run again")
     if has_key:
         training_run = training_run.keyed(read_noise_key(files, experiment, digest))
-    return FinishedRun(folder, data, experiment, training_run, privacy, digest, has_key)
+    return FinishedRun(folder, data, own, experiment, training_run, privacy, digest, has_key)
 
 
-def buildable(experiment: Experiment, data: Path | None) -> Experiment:
+def buildable(experiment: Experiment, data: Path | None, *, own: bool = False) -> Experiment:
     """The settings with files that the user names, and for a key in a file some other key: it may have been taken out.
 
     A run whose settings name a key stays one that can be repeated, which its guarantees say.
     """
-    found = with_named_files(experiment, data)
+    found = experiment if own else with_named_files(experiment, data)
     return found.model_copy(update={"noise_key": NoiseKey.fresh().hexadecimal}) if found.noise_key == IN_FILE else found

@@ -140,13 +140,19 @@ class RunFiles:
 
     def lines(self) -> list[Document]:
         """The lines of `metrics.jsonl`, one for each time that the models were measured."""
+        return [
+            _parsed(line, self.metrics, METRICS.name, f"line {at}: ") for at, line in enumerate(self._stored_lines(), 1)
+        ]
+
+    def last_line(self) -> Document:
+        """The last of them."""
+        return _parsed(self._stored_lines()[-1], self.metrics, METRICS.name)
+
+    def _stored_lines(self) -> list[bytes]:
         try:
-            content = read_bytes(self.metrics)
+            found = read_bytes(self.metrics).splitlines()
         except OSError as error:
             raise _damaged(self.metrics, error.strerror or "not readable") from None
-        found = [
-            _parsed(line, self.metrics, METRICS.name, f"line {at}: ") for at, line in enumerate(content.splitlines(), 1)
-        ]
         if not found:
             raise _damaged(self.metrics, "no line in it")
         return found

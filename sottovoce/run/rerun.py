@@ -43,9 +43,9 @@ from sottovoce.run.training_run import TrainingRun
 
 
 @lru_cache(maxsize=1)
-def open_run_once(folder: Path, data: Path | None) -> FinishedRun:
+def open_run_once(folder: Path, data: Path | None, own: bool) -> FinishedRun:
     """A finished run, opened once in a process however often it is rerun: its noise may have to be calibrated."""
-    return open_run(folder, data)
+    return open_run(folder, data, own=own)
 
 
 def with_other_rows(

@@ -339,7 +339,7 @@ def test_models_that_do_not_fit_are_refused():
         ("lstm", {}, "model 'lstm'; known: linear, logistic"),
         ("linear", {}, "linear on digits, which has classes; it is for value"),
         ("logistic", {}, "it is for two classes"),
-        ("mlp", {"depth": 2}, "unexpected keyword argument 'depth'"),
+        ("mlp", {"depth": 2}, "it has no setting 'depth'"),
         ("mlp", {"hidden": (0,)}, "widths \\(64, 0, 10\\)"),
         ("mlp", {"activation": "swish"}, "activation 'swish'"),
         ("cnn", {"groups": 5}, "5 groups of 32 channels"),
