@@ -195,6 +195,8 @@ class Experiment(Section):
 
 def read_settings_file(path: Path) -> Document:
     """A TOML file, or the `config.json` that a run leaves behind."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise InputError(f"{path} is a pipe or a device", "settings stand in a TOML file", "name the file")
     text = read_text(path, "settings stand in a TOML file", "check the path")
     try:
         found = parse_json(text) if path.suffix == ".json" else _parse_toml(text)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,13 @@ def decode_text(content: bytes) -> str:
     return content.decode("utf-8-sig")
 
 
-def parse_json(text: str | bytes) -> Any:
-    """A JSON document; whatever is wrong with the text is a `ValueError`, nesting without end too."""
+def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+    """A JSON document; whatever is wrong with the text is a `ValueError`, nesting without end too.
+
+    `parse_constant` is asked about NaN and Infinity.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=parse_constant)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

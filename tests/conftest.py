@@ -24,10 +24,11 @@ MISSING = "data set not found"
 
 
 def pytest_configure(config):
-    """Nothing is read from or left in the user's cache."""
+    """Nothing is read from or left in the user's cache and state."""
     folder = tempfile.TemporaryDirectory()
     config.add_cleanup(folder.cleanup)
     os.environ["XDG_CACHE_HOME"] = folder.name
+    os.environ["XDG_STATE_HOME"] = folder.name
     ENVIRONMENT.update({**os.environ, **ENVIRONMENT})
 
 

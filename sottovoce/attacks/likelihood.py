@@ -62,7 +62,7 @@ def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) ->
     found = [
         run_shadow_models(
             run, own, shadows=options.shadows, samples=options.samples, seed=options.seed, jobs=options.jobs,
-            progress=options.progress,
+            progress=options.progress, note=options.note,
         )
         for run, own in zip(finished_runs, pairs, strict=True)
     ]  # fmt: skip

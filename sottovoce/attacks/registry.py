@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from sottovoce.config import Document
     from sottovoce.privacy.views import View
-    from sottovoce.run.callbacks import Progress
+    from sottovoce.run.callbacks import Note, Progress
     from sottovoce.run.finished_run import FinishedRun
 
 
@@ -53,7 +53,7 @@ class AttackOptions:
 
     `attacker` is the number of a node, None for all that were recorded; `view` names attackers that pool what they
     received. At most `samples` members of each victim are tried, and as many non-members. `jobs` processes run the
-    shadow runs.
+    shadow runs; `note` is told of those in the folder that are not used.
     """
 
     attacker: int | None = None
@@ -65,6 +65,7 @@ class AttackOptions:
     seed: int = 0
     jobs: int | None = None
     progress: Progress | None = None
+    note: Note | None = None
 
 
 class AttackResult(Protocol):

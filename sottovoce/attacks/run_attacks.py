@@ -72,13 +72,16 @@ def _asked(options: AttackOptions) -> Document:
 
 
 def attack_unless_stored(folders: Sequence[Path], name: str, data: Path | None = None) -> Document:
-    """Membership inference by all recorded nodes with default options; a stored result of these is only read."""
+    """Membership inference by all recorded nodes with default options; a stored result of these is only read.
+
+    It is for runs of the user's own settings, as those of a sweep.
+    """
     stored = stored_attacks(folders[0]).get(name, {})
     asked = {**_asked(DEFAULT), "confidence": DEFAULT.confidence}
     if stored.get("runs") == [str(folder) for folder in folders] and asked.items() <= stored.items():
         return dict(stored)
     attack = attack_by_name(name, MEMBERSHIP_ATTACKS)
-    result = run_attack(attack, [open_run(folder, data) for folder in folders])
+    result = run_attack(attack, [open_run(folder, data, own=True) for folder in folders])
     return store_attack(folders, name, {**asked, **result_document(attack, result, DEFAULT)})
 
 
@@ -109,8 +112,12 @@ def store_attack(folders: Sequence[Path], name: str, found: Document) -> Documen
     """Write what an attack found into `attack.json` of its runs, where the latest result of each attack counts."""
     document = {"runs": [str(folder) for folder in folders], "attack": name, **found}
     for folder in folders:
-        write_text(RunFiles(folder).attack, json.dumps({**stored_attacks(folder), name: document}, indent=1) + "\n")
+        write_text(RunFiles(folder).attack, _text({**stored_attacks(folder), name: document}), private=True)
     return document
+
+
+def _text(document: Document) -> str:
+    return json.dumps(document, indent=1) + "\n"
 
 
 def stored_attacks(folder: Path) -> Document:

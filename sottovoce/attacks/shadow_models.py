@@ -22,8 +22,9 @@ from sottovoce.attacks.candidate_losses import LARGEST_LOSS, Candidates, LossSer
 from sottovoce.core.files import Arrays
 from sottovoce.core.json_numbers import JSON
 from sottovoce.errors import InputError
-from sottovoce.run.callbacks import Progress
+from sottovoce.run.callbacks import Note, Progress
 from sottovoce.run.finished_run import FinishedRun
+from sottovoce.run.layout import RunFiles
 from sottovoce.run.recording import Messages
 from sottovoce.run.rerun import load_or_compute, open_run_once, record_rerun, with_other_rows
 
@@ -60,6 +61,7 @@ class ShadowSettings(NamedTuple):
 
     folder: Path
     data: Path | None
+    own: bool
     pairs: tuple[tuple[int, int], ...]
     samples: int
     seed: int
@@ -74,18 +76,20 @@ def run_shadow_models(
     seed: int = 0,
     jobs: int | None = None,
     progress: Progress | None = None,
+    note: Note | None = None,
 ) -> list[ShadowedPair]:
     """Carry out the shadow runs that the run's folder does not have yet, and gather their statistics by pair."""
     if shadows < 2 or shadows % 2:
         raise InputError(f"{shadows} shadow runs", "each candidate is out of half of them", "give an even number")
     if any(victim < 0 for _, victim in pairs):
         raise InputError("shadow runs of a secure sum", "they need a victim", "use the threshold attack")
-    settings = ShadowSettings(finished_run.folder, finished_run.data, tuple(pairs), samples, seed)
+    settings = ShadowSettings(finished_run.folder, finished_run.data, finished_run.own, tuple(pairs), samples, seed)
     chosen = _candidates(finished_run, settings)
     about: JSON = {"pairs": [list(pair) for pair in pairs], "samples": samples, "seed": seed}
     found = load_or_compute(
-        finished_run.folder / "shadows", partial(_shadow, settings), shadows, about=about, jobs=jobs, progress=progress
-    )
+        finished_run, RunFiles(finished_run.folder).shadows, partial(_shadow, settings), shadows, about=about,
+        jobs=jobs, progress=progress, note=note,
+    )  # fmt: skip
     own = _statistics(finished_run, finished_run.messages, settings, chosen)
     inside = [_inside(chosen, seed, number) for number in range(shadows)]
     return [
@@ -128,7 +132,7 @@ def _inside(chosen: dict[int, Candidates], seed: int, number: int) -> dict[int, 
 
 def _shadow(settings: ShadowSettings, number: int) -> Arrays:
     """One shadow run: statistics of all candidates at every attacked pair."""
-    finished_run = open_run_once(settings.folder, settings.data)
+    finished_run = open_run_once(settings.folder, settings.data, settings.own)
     chosen, held = _candidates(finished_run, settings), finished_run.training_run.task.shards.indices
     first = len(finished_run.training_run.task.inputs)
     rows = {}

@@ -30,8 +30,9 @@ from sottovoce.core.threads import threads
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.views import node_numbers
-from sottovoce.run.callbacks import Progress
+from sottovoce.run.callbacks import Note, Progress
 from sottovoce.run.finished_run import FinishedRun
+from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.rerun import load_or_compute, open_run_once, record_rerun, with_other_rows
 
@@ -50,6 +51,7 @@ class RerunSettings(NamedTuple):
 
     folder: Path
     data: Path | None
+    own: bool
     attacker: int
     victim: int
     seed: int
@@ -64,16 +66,21 @@ def audit_inputs(
     seed: int = 0,
     jobs: int | None = None,
     progress: Progress | None = None,
+    note: Note | None = None,
 ) -> ClaimCheck:
-    """Audit a run by reruns with input canaries at a neighbour of the attacker; finished reruns are stored."""
+    """Audit a run by reruns with input canaries at a neighbour of the attacker; finished reruns are stored.
+
+    Only those are used again that this user has made; a `note` says if there are others.
+    """
     if runs < 1:
         raise InputError(f"{runs} reruns", "at least one is needed", "give 8, say")
     attacker, victim = _attacker_and_victim(finished_run, attacker)
-    settings = RerunSettings(finished_run.folder, finished_run.data, attacker, victim, seed)
+    settings = RerunSettings(finished_run.folder, finished_run.data, finished_run.own, attacker, victim, seed)
     about = {"attacker": attacker, "victim": victim, "seed": seed}
     found = load_or_compute(
-        finished_run.folder / "reruns", partial(_rerun, settings), runs + 1, about=about, jobs=jobs, progress=progress
-    )
+        finished_run, RunFiles(finished_run.folder).reruns, partial(_rerun, settings), runs + 1, about=about, jobs=jobs,
+        progress=progress, note=note,
+    )  # fmt: skip
     scores = np.concatenate([found[0]["losses"] - one["losses"] for one in found[1:]])
     coins = np.concatenate([one["coins"] for one in found[1:]])
     bounds = audit_one_run(
@@ -139,7 +146,7 @@ def _canaries(finished_run: FinishedRun, victim: int, seed: int) -> tuple[Tensor
 
 def _rerun(settings: RerunSettings, number: int) -> Arrays:
     """One rerun: its coins, and the losses of all canaries on the models received from the victim later on."""
-    finished_run = open_run_once(settings.folder, settings.data)
+    finished_run = open_run_once(settings.folder, settings.data, settings.own)
     training_run, canaries = finished_run.training_run, _canaries(finished_run, settings.victim, settings.seed)
     count = len(canaries[0])
     coins = np.random.default_rng([settings.seed, settings.victim, number]).integers(0, 2, count).astype(bool) & (

@@ -91,20 +91,32 @@ class ClaimCheck:
 
 @dataclass(frozen=True)
 class RunAudit:
-    """All audits of a run, and what could not be audited, with the reasons."""
+    """All audits of a run, and what could not be audited, with the reasons.
+
+    `findings` say where the files of the run contradict each other, or are not what the settings give.
+    """
 
     checks: tuple[ClaimCheck, ...]
     refused: tuple[str, ...]
+    findings: tuple[str, ...] = ()
 
     @property
     def exceeded(self) -> bool:
         """Whether any claim of the run is refuted."""
         return any(check.exceeded for check in self.checks)
 
+    @property
+    def consistent(self) -> bool:
+        """Whether nothing speaks against the run: no finding, and no claim that is refuted."""
+        return not self.findings and not self.exceeded
+
     def document(self) -> Document:
         """As JSON, for `audit.json`."""
         audits = [check.document() for check in self.checks]
-        return {"consistent": not self.exceeded, "refused": list(self.refused), "audits": audits}
+        return {
+            "consistent": self.consistent, "findings": list(self.findings), "refused": list(self.refused),
+            "audits": audits,
+        }  # fmt: skip
 
     def table(self) -> list[list[str]]:
         """Lower bounds beside the claims; the first row is the heading."""

@@ -18,7 +18,7 @@ from sottovoce.attacks.registry import (
 )
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json, offering
-from sottovoce.cli.output import answer, progress, show_elapsed
+from sottovoce.cli.output import answer, print_note, progress, show_elapsed, show_findings
 from sottovoce.errors import InputError, Unaccountable
 
 Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")]
@@ -84,12 +84,12 @@ def attack(
     for folder in runs:
         stored_attacks(folder)  # a damaged attack.json is refused before any work
     if picture is not None:
-        check_writable(picture)
+        picture = check_writable(picture)
     attacked = finished_runs if chosen.several_runs else finished_runs[:1]
     with progress(chosen.progress or name) as tell:
         options = AttackOptions(
             attacker=None if attacker is None else attacked[0].node(attacker), view=view, samples=samples,
-            shadows=shadows, confidence=confidence, seed=seed, jobs=jobs, progress=tell,
+            shadows=shadows, confidence=confidence, seed=seed, jobs=jobs, progress=tell, note=print_note,
         )  # fmt: skip
         result = run_attack(chosen, attacked, options)
     if picture is not None:
@@ -125,21 +125,29 @@ def audit(
 ) -> None:
     """Lower bounds on mu and epsilon beside the guarantees of a finished run; exit code 1 if one is exceeded.
 
+    Before that, all guarantees are computed anew from the settings. A folder that contradicts itself is a finding,
+    which is printed first, with exit code 1.
+
     Example: sotto audit runs/digits --runs 4
     """
     from sottovoce.auditing.canaries import audit_inputs
     from sottovoce.auditing.claim_checks import RunAudit, audit_gradients
     from sottovoce.core.files import write_text
     from sottovoce.privacy import views
+    from sottovoce.report.contradictions import contradictions_in
     from sottovoce.report.page import write_page_of
+    from sottovoce.run.claim_recomputation import unlike_settings
     from sottovoce.run.finished_run import open_run
     from sottovoce.run.layout import RunFiles
+    from sottovoce.run.run_documents import read_runs
 
     with show_elapsed("opening"):
         finished_run = open_run(run, data)
     listener = None if attacker is None else finished_run.node(attacker)
     if listener is not None:
         views.node(listener).check(finished_run.training_run.topology.n)
+    with show_elapsed("guarantees"):
+        findings = contradictions_in(read_runs([run])[0]) or unlike_settings(finished_run)
     with show_elapsed("gradient canaries"):
         checks, refused = audit_gradients(finished_run, repetitions=repetitions, confidence=confidence, seed=seed)
     try:
@@ -148,15 +156,16 @@ def audit(
                 checks.append(
                     audit_inputs(
                         finished_run, runs=runs, attacker=listener, confidence=confidence, seed=seed, jobs=jobs,
-                        progress=tell,
+                        progress=tell, note=print_note,
                     )
                 )  # fmt: skip
     except Unaccountable as refusal:
         refused.append(str(refusal))
-    found = RunAudit(tuple(checks), tuple(refused))
+    found = RunAudit(tuple(checks), tuple(refused), tuple(findings))
     document = {"run": str(run), **found.document()}
-    write_text(RunFiles(run).audit, json.dumps(document, indent=1) + "\n")
+    write_text(RunFiles(run).audit, json.dumps(document, indent=1) + "\n", private=True)
     write_page_of(run, again=True)
+    show_findings(found.findings, as_json)
     answer(document, as_json, found.table(), *found.notes())
-    if found.exceeded:
+    if not found.consistent:
         raise typer.Exit(1)

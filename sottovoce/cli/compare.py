@@ -7,12 +7,14 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, print_note
+from sottovoce.cli.output import Table, answer, print_note, show_elapsed, show_findings
 from sottovoce.core.limits import size_text
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
     from sottovoce.report.trade_off import TradeOff
+    from sottovoce.run.run_documents import RunDocuments
 
 
 @app.command()
@@ -20,29 +22,57 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.")],
     out: Annotated[Path | None, typer.Option("--out", help="The page; beside the runs unless given.")] = None,
     title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
     as_json: Json = False,
 ) -> None:
     """Trade-offs of finished runs, and a page of figures. Example: sotto compare runs/a runs/b --out both.html
 
-    Test figures are means over a run's last rounds: metrics.final_rounds, or the last tenth.
+    Test figures are means over a run's last rounds: metrics.final_rounds, or the last tenth. Headlines are computed
+    anew from the settings; a folder that contradicts itself is a finding, printed first, with exit code 1.
     """
     from sottovoce.core.files import check_writable, write_text
     from sottovoce.report.page import page
     from sottovoce.report.trade_off import trade_off
+    from sottovoce.run.layout import RunFiles
     from sottovoce.run.run_documents import read_runs, unfinished_runs
 
     found, left_out = read_runs(runs), unfinished_runs(runs)
     trade_offs = [trade_off(run) for run in found]
-    target = _default_page(runs) if out is None else out
-    check_writable(target)
-    write_text(target, page(found, title, left_out=len(left_out)))
-    documents = [one.document() for one in trade_offs]
-    document = {"page": str(target), "runs": documents, "left_out": [str(folder) for folder in left_out]}
+    shown = _default_page(runs) if out is None else out
+    target = shown if out is None else check_writable(out)
+    with show_elapsed("guarantees"):
+        findings = [finding for run in found for finding in _findings(run, data, as_json)]
+    write_text(target, page(found, title, left_out=len(left_out)), private=target == RunFiles(runs[0]).page)
+    document = {
+        "page": str(shown), "runs": [one.document() for one in trade_offs], "findings": findings,
+        "left_out": [str(folder) for folder in left_out],
+    }  # fmt: skip
+    show_findings(findings, as_json)
     answer(document, as_json, _table(trade_offs))
     if left_out and not as_json:
         print_note(f"Left out, stopped or diverged: {', '.join(map(str, left_out))}")
     if not as_json:
-        print_note(f"Page: {target}")
+        print_note(f"Page: {shown}")
+    if findings:
+        raise typer.Exit(1)
+
+
+def _findings(run: "RunDocuments", data: Path | None, as_json: bool) -> list[str]:
+    """What speaks against a run. Where its headline cannot be computed anew, a note says why."""
+    from sottovoce.report.contradictions import contradictions_in
+
+    found = contradictions_in(run)
+    if not found:
+        from sottovoce.run.claim_recomputation import stored_headline_unlike_settings  # loads torch
+
+        try:
+            found = stored_headline_unlike_settings(run.folder, run.experiment, data)
+        except InputError as error:
+            if not as_json:
+                print_note(f"Not computed anew, {run.folder}: {error}")
+        except Unaccountable as refusal:
+            found = [f"privacy.json: its settings give no guarantee: {refusal}"]
+    return [f"{run.folder}: {finding}" for finding in found]
 
 
 def _default_page(runs: list[Path]) -> Path:

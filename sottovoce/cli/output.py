@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -46,6 +46,12 @@ def answer(document: Mapping[str, object], as_json: bool, table: Table, *after: 
     show(table)
     for line in after:
         print_line(line)
+
+
+def show_findings(findings: Sequence[str], as_json: bool) -> None:
+    """What speaks against a run, on stdout and before everything else; a JSON document holds it by itself."""
+    for line in () if as_json else findings:
+        print_line(f"Finding: {line}")
 
 
 def show(table: Table) -> None:

@@ -299,7 +299,7 @@ def noise_(
     if found.refused_file is not None:
         print_note(f"{found.refused_file} does not hold what it should; computed again.")
     if out is not None:
-        files.write(out, lambda file: cache.write(file, found))
+        files.write(files.check_writable(out), lambda file: cache.write(file, found))
     document = {"graph": net.name, **found.document()}
     shown: dict[str, object] = {key: value for key, value in document.items() if key != "for_view"}
     if found.for_view is not None:

@@ -119,10 +119,11 @@ def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> 
     from sottovoce.attacks.on_sweeps import check_attacks
     from sottovoce.config import apply_overrides
     from sottovoce.core.files import check_folder
+    from sottovoce.run.noise_key_file import with_key_from_file
     from sottovoce.run.sweep import expand_sweep
 
     check_folder(out)
-    document = apply_overrides(_run_settings(file), settings)
+    document = with_key_from_file(apply_overrides(_run_settings(file), settings), file.parent)
     runs = expand_sweep(document, str(file))
     attacks = check_attacks(document, runs)
     if only is not None and not any(only in run.experiment.name for run in runs):

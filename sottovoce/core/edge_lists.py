@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.files import open_file
 from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.errors import InputError, file_error
 from sottovoce.text import check_name, decode_text, visible
@@ -88,10 +89,11 @@ def _text(path: Path) -> str:
 
 
 def _unpacked(path: Path) -> bytes:
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
     content = bytearray()
-    with gzip.open(path) if packed else path.open("rb") as file:
+    with open_file(path, follow_links=True) as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+        file = gzip.GzipFile(fileobj=raw) if packed else raw
         while part := file.read(CHUNK):
             content += part
             check_cost(

@@ -1,16 +1,26 @@
-"""Files that are written whole or not at all, and .npz files that are checked before they are used."""
+"""Files that are written whole or not at all, and read without trusting whoever put them there.
+
+Reading waits for no pipe or device, and follows links only where the user names the file. Writing replaces a link
+instead of following it. Private files and folders are their owner's alone from the first byte on.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
+import hashlib
 import math
 import os
+import re
+import stat
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import IO, Any, BinaryIO, TextIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,22 +34,43 @@ Arrays: TypeAlias = dict[str, NDArray[Any]]
 NPZ, NPZ_REMEDY = "an .npz file of arrays is needed here", "check the path, or write it again"
 
 DAMAGED = "it is not an .npz file, or it is damaged"
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+"""Modes of what only its owner may read."""
 
 PIECE = 1 << 24
 """About so many bytes are read at once where most of them are skipped."""
 
+LONGEST_TEXT = 1 << 30
+"""A longer text file is taken for something else."""
+
+PART = ".part"
+"""How names of files end that are being written."""
+
+ABANDONED_SECONDS = 3600
+"""A part that nobody has written to for so long was left behind by a process that was killed."""
+
+CHECKSUM = "checksum"
+"""The array of an npz file that `write_npz` adds: a digest of all others."""
+
+
+# --- places ----------------------------------------------------------------------------------------------------------
+
 
 def check_writable(path: Path) -> Path:
-    """Where a file will be written, links followed; refused before any work where it cannot be."""
+    """Where a file that the user names will be written, links followed; refused before any work where it cannot be."""
     check_name(path)
     target = Path(os.path.realpath(path))
     with explaining(path, "a file is written here", "name another"):
-        occupied = target.exists() and not target.is_file()
-    if occupied:
-        raise InputError(f"{path} is not a file", "only a file is replaced", "name another")
+        _check_replaceable(target, path)
     if not path.name or not target.parent.is_dir():
         raise InputError(f"{path}: no such folder", "a file is written into a folder that exists", "make it first")
     return target
+
+
+def _check_replaceable(target: Path, shown: Path) -> None:
+    """Refuse to replace anything but a file or a link."""
+    if target.exists() and not target.is_symlink() and not target.is_file():
+        raise InputError(f"{shown} is not a file", "only a file is replaced", "name another")
 
 
 def check_folder(path: Path) -> None:
@@ -62,35 +93,135 @@ def explaining(path: Path, rule: str, remedy: str) -> Iterator[None]:
         raise file_error(path, error, rule, remedy) from None
 
 
+def make_private_folder(folder: Path) -> None:
+    """Make a folder, and those above it, that only its owner can look into; also where it is there already."""
+    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    if stat.S_IMODE(folder.stat().st_mode) != PRIVATE_FOLDER:
+        folder.chmod(PRIVATE_FOLDER)
+
+
+def check_no_link(folder: Path) -> Path:
+    """A folder inside another, which is refused where it is a link that may lead anywhere, or a file."""
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise InputError(f"{folder} is not a folder", "a link or a file in its place is not used", "remove it")
+    return folder
+
+
+def inside(folder: Path, path: str) -> Path | None:
+    """Where a file of that path, or else of its name alone, lies below a folder; None where there is none."""
+    below = os.path.normpath(path)
+    leads_out = os.path.isabs(below) or below.split(os.sep)[0] == os.pardir
+    candidates = (folder / Path(path).name, *(() if leads_out else (folder / below,)))
+    return next((candidate for candidate in reversed(candidates) if candidate.is_file()), None)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def open_file(path: Path, *, follow_links: bool = False) -> BinaryIO:
+    """Open a regular file for reading; anything else is refused without waiting for it.
+
+    `follow_links` is for files that the user names.
+    """
+    found = os.stat(path, follow_symlinks=follow_links)
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
+    if not stat.S_ISREG(found.st_mode):
+        raise _irregular(path, found.st_mode)
+    handle = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):  # it was changed in between
+        os.close(handle)
+        raise _irregular(path, found.st_mode)
+    return os.fdopen(handle, "rb")
+
+
+def _irregular(path: Path, mode: int) -> InputError:
+    what = "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
+    return InputError(f"{path} is {what}", "a regular file is needed here", "put the file itself in its place")
+
+
+def read_bytes(path: Path, *, follow_links: bool = False) -> bytes:
+    """The content of a regular file."""
+    with open_file(path, follow_links=follow_links) as file:
+        content = file.read(LONGEST_TEXT + 1)
+    if len(content) > LONGEST_TEXT:
+        raise InputError(f"{path}: longer than {LONGEST_TEXT:,} bytes", "it is taken for something else", "check it")
+    return content
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
 def write(path: Path, write_to: Callable[[BinaryIO], None], *, private: bool = False) -> None:
     """Write beside, then rename: a reader finds the old file or the new one, never half of it.
 
-    A `private` file can be read by its owner only, from the first byte on.
+    A link in its place is replaced, not followed. A `private` file can be read by its owner only, from the first byte
+    on.
     """
-    target = check_writable(path)
+    _check_replaceable(path, path)
     part = None
     with explaining(path, "a file is written here", "name another"):
         try:
-            handle, part = tempfile.mkstemp(dir=target.parent, prefix=target.name + ".", suffix=".part")
+            handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.{os.getpid()}.", suffix=PART)
             with os.fdopen(handle, "wb") as file:
                 write_to(file)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(part, 0o600 if private else 0o666 & ~_umask())
-            os.replace(part, target)
+            os.chmod(part, PRIVATE_FILE if private else 0o666 & ~_umask())
+            os.replace(part, path)
             part = None
         finally:
             if part is not None:
                 Path(part).unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str, *, private: bool = False) -> None:
-    """Write text whole or not at all."""
+def write_bytes(path: Path, content: bytes, *, private: bool = False) -> None:
+    """Write bytes whole or not at all; what processes that are gone left of this file is removed."""
+    _sweep_abandoned(path)
 
     def write_to(file: BinaryIO) -> None:
-        file.write(text.encode(errors="backslashreplace"))
+        file.write(content)
 
     write(path, write_to, private=private)
+
+
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Write text whole or not at all."""
+    write_bytes(path, text.encode(errors="backslashreplace"), private=private)
+
+
+def open_to_append(path: Path) -> TextIO:
+    """Open a private file that grows; a link, a pipe or a device in its place is refused."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise _irregular(path, os.lstat(path).st_mode)
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, PRIVATE_FILE), "a")
+
+
+def sweep_parts(folder: Path) -> None:
+    """Remove what processes that were killed left half-written; for whoever has the folder for itself."""
+    for part in folder.glob(f"*{PART}"):
+        if part.is_symlink() or part.is_file():
+            part.unlink()
+
+
+def _sweep_abandoned(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        for part in path.parent.glob(f"{glob.escape(path.name)}.*{PART}"):
+            writer = re.fullmatch(r"(\d+)\.\w+", part.name.removeprefix(f"{path.name}.").removesuffix(PART))
+            old = time.time() - part.lstat().st_mtime > ABANDONED_SECONDS
+            if writer is not None and (old or is_gone(int(writer[1]))):
+                part.unlink()
+
+
+def is_gone(process: int) -> bool:
+    """Whether a process of this machine has ended."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _umask() -> int:
@@ -99,20 +230,97 @@ def _umask() -> int:
     return mask
 
 
+# --- arrays ----------------------------------------------------------------------------------------------------------
+
+
 def read_npz(path: Path, names: Iterable[str] | None = None) -> Arrays:
-    """Arrays of an npz file (of `names`, those that are there); checksums first: numpy skips them if a header lies."""
-    with _reading_arrays(path):
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip() or next((part for part in archive.namelist() if not _is_whole(archive, part)), None)
-        if bad is not None:
-            raise _unreadable(path, f"it is damaged: {bad!r} does not hold what its header says")
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files if names is None or name in names}
+    """Arrays of an npz file that the user names (of `names`, those that are there).
+
+    Checksums come first: numpy skips them if a header lies.
+    """
+    return _read(path, names, _damaged_member, follow_links=True)
+
+
+def read_checked_npz(path: Path, names: Iterable[str] | None = None) -> Arrays:
+    """Arrays of an npz file that `write_npz` wrote: no link, nothing compressed, and as its own checksum says."""
+    return _read(path, names, _unlike_checksum, follow_links=False)
+
+
+def _read(
+    path: Path, names: Iterable[str] | None, problem: Callable[[zipfile.ZipFile], str | None], *, follow_links: bool
+) -> Arrays:
+    with _reading_arrays(path), open_file(path, follow_links=follow_links) as file:
+        with zipfile.ZipFile(file) as archive:
+            reason = problem(archive)
+        if reason is not None:
+            raise _unreadable(path, reason)
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as stored:
+            wanted = [name for name in stored.files if name != CHECKSUM and (names is None or name in names)]
+            return {name: stored[name] for name in wanted}
+
+
+def _damaged_member(archive: zipfile.ZipFile) -> str | None:
+    bad = archive.testzip() or next((part for part in archive.namelist() if not _is_whole(archive, part)), None)
+    return None if bad is None else f"it is damaged: {bad!r} does not hold what its header says"
+
+
+def _unlike_checksum(archive: zipfile.ZipFile) -> str | None:
+    """Why an archive is not as it was written; one that would unfold to more than it holds is not read."""
+    members = archive.infolist()
+    assert archive.fp is not None
+    size = archive.fp.seek(0, os.SEEK_END)
+    if sum(member.file_size for member in members) > size:
+        return "it is compressed, and files of a run are not"
+    if len({member.filename for member in members}) < len(members):
+        return "two of its arrays have the same name"
+    digest = hashlib.blake2b()
+    for member in members:
+        if member.filename != f"{CHECKSUM}.npy":
+            digest.update(member.filename.encode())
+            with archive.open(member) as stored:
+                while piece := stored.read(PIECE):
+                    digest.update(piece)
+    try:
+        with archive.open(f"{CHECKSUM}.npy") as stored:
+            carried = np.lib.format.read_array(stored, allow_pickle=False)
+    except KeyError:
+        return "it carries no checksum"
+    return None if carried.tobytes() == digest.digest() else "it is not what its checksum says"
+
+
+def write_npz(file: BinaryIO, arrays: Arrays) -> None:
+    """Arrays as an npz file, followed by a checksum of them all."""
+    digest = hashlib.blake2b()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            digest.update(f"{name}.npy".encode())
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(_Digested(member, digest), np.asanyarray(array), allow_pickle=False)
+        with archive.open(f"{CHECKSUM}.npy", "w") as member:
+            np.lib.format.write_array(member, np.frombuffer(digest.digest(), np.uint8), allow_pickle=False)
+
+
+class _Digested:
+    """A file whose content goes into a digest as it is written."""
+
+    def __init__(self, file: IO[bytes], digest: hashlib.blake2b) -> None:
+        self._file, self._digest = file, digest
+
+    def write(self, piece: bytes) -> int:
+        """Write a piece of the content."""
+        self._digest.update(piece)
+        return self._file.write(piece)
 
 
 def read_rows(path: Path, name: str, wanted: NDArray[np.intp]) -> NDArray[Any]:
     """Some rows, ascending, of one array of an npz file; the others are skipped and never all in memory."""
-    with _reading_arrays(path), zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as file:
+    with (
+        _reading_arrays(path),
+        open_file(path) as raw,
+        zipfile.ZipFile(raw) as archive,
+        archive.open(f"{name}.npy") as file,
+    ):
         np.lib.format.read_magic(file)
         shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
         width, found = dtype.itemsize * int(np.prod(shape[1:])), np.empty((len(wanted), *shape[1:]), dtype=dtype)
@@ -132,8 +340,6 @@ def _reading_arrays(path: Path) -> Iterator[None]:
     """Whatever is wrong with an npz file becomes one line."""
     check_name(path)
     try:
-        if path.exists() and not path.is_file():
-            raise _unreadable(path, "not a file")
         yield
     except (InputError, MemoryError):
         raise

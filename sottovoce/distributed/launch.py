@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from sottovoce.core.files import is_gone
 from sottovoce.core.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked
 from sottovoce.distributed.environment import whole_number
 from sottovoce.errors import SottovoceError
@@ -30,6 +33,9 @@ LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 POLL_SECONDS = 0.05
 """Seconds between two looks at which ranks have ended."""
 
+FOLDERS = "sotto-"
+"""How the names begin of folders in which ranks meet; the number of the process that launched them follows."""
+
 GRACE_SECONDS = 5.0
 """Seconds that the others have to end by themselves when one has failed."""
 
@@ -39,7 +45,8 @@ def launch(arguments: list[str], size: int) -> int:
 
     Interrupts are forwarded.
     """
-    with tempfile.TemporaryDirectory(prefix="sotto-") as folder:
+    _sweep_meetings()
+    with tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-") as folder:
         ranks: list[subprocess.Popen[bytes]] = []
         try:
             with _forwarding_signals(ranks):
@@ -52,6 +59,14 @@ def launch(arguments: list[str], size: int) -> int:
                     if rank.poll() is None:
                         rank.kill()
     return _exit_code([rank.returncode for rank in ranks])
+
+
+def _sweep_meetings() -> None:
+    """Remove the folders of this user's that launches left behind when they were killed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+        launched = re.fullmatch(rf"{FOLDERS}(\d+)-\w+", left.name)
+        if launched is not None and is_gone(int(launched[1])) and left.lstat().st_uid == os.getuid():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _start_rank(arguments: list[str], rank: int, size: int, meeting: Path) -> subprocess.Popen[bytes]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -264,7 +265,8 @@ def model(name: str, dataset: Dataset, **settings: object) -> Model:
     try:
         return build(dataset, **settings)
     except TypeError as error:
-        if "keyword argument" not in str(error):
+        found = re.search(r"keyword argument '(\w*)'", str(error))
+        if found is None:
             raise
         rule = str(error).partition(") ")[2].replace("got an unexpected keyword argument", "it has no setting")
         raise InputError(f"{name} with {shortened(str(settings))}", rule, "see docs/models.md") from None

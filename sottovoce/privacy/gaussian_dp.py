@@ -82,6 +82,20 @@ def epsilon_of(mu: float, delta: float) -> float:
     return _last(lambda epsilon: log_delta(mu, epsilon) <= target, bad=0.0, good=high)
 
 
+def is_epsilon_of(mu: float, epsilon: float, delta: float, *, tolerance: float) -> bool:
+    """Whether epsilon is that of mu, up to a relative tolerance: two evaluations, where `epsilon_of` searches.
+
+    >>> epsilon = epsilon_of(1.0, delta=1e-5)
+    >>> [is_epsilon_of(1.0, factor * epsilon, 1e-5, tolerance=1e-9) for factor in (1, 1 - 1e-8, 1 + 1e-8)]
+    [True, False, False]
+    """
+    _check_mu(mu)
+    target = math.log(_check_delta(delta)) - RELATIVE_ERROR
+    if mu > math.sqrt(LARGEST) or not 0 < epsilon < math.inf or mu == 0 or log_delta(mu, 0.0) <= target:
+        return epsilon == epsilon_of(mu, delta)
+    return log_delta(mu, epsilon * (1 + tolerance)) <= target < log_delta(mu, epsilon * (1 - tolerance))
+
+
 def delta_of(mu: float, epsilon: float) -> float:
     """delta(epsilon), rounded up."""
     _check_mu(mu)

@@ -38,6 +38,10 @@ class ViewKind(StrEnum):
     EAVESDROPPER = "eavesdropper"
 
 
+LONGEST_COUNT = 8
+"""Digits of the number of nodes of the largest graph that is built."""
+
+
 @dataclass(frozen=True)
 class View:
     """An adversary.
@@ -252,6 +256,8 @@ def read_view(text: str) -> View:
     if found is None:
         return parse_view(text)
     count, listed = found.groups()
+    if count and len(count) > LONGEST_COUNT:
+        raise InputError(f"view {text!r:.60}", "no graph has so many nodes", "name fewer")
     return everyone(secrets_of=tuple(range(int(count))) if count else tuple(map(int, listed.split(","))))
 
 

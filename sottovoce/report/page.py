@@ -54,8 +54,7 @@ SEED_WORDS, NOISE_WORDS = r",?seed=[^,]*", r",?(seed|epsilon|sigma|message_sigma
 
 def write_page(out: Path, runs: Sequence[Path], *, title: str | None = None) -> Path:
     """A page about finished runs, given by their folders or those of sweeps; returns where it is."""
-    check_writable(out)
-    write_text(out, page(read_runs(runs), title, left_out=len(unfinished_runs(runs))))
+    _write_page(check_writable(out), runs, title)
     return out
 
 
@@ -63,7 +62,11 @@ def write_page_of(folder: Path, *, again: bool) -> None:
     """A run's own page, in its folder: where it has none, or `again` where it has one and something was added."""
     place = RunFiles(folder).page
     if place.exists() == again:
-        write_page(place, [folder])
+        _write_page(place, [folder], None, private=True)
+
+
+def _write_page(place: Path, runs: Sequence[Path], title: str | None, *, private: bool = False) -> None:
+    write_text(place, page(read_runs(runs), title, left_out=len(unfinished_runs(runs))), private=private)
 
 
 def page(runs: Sequence[RunDocuments], title: str | None = None, *, left_out: int = 0) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 
 from sottovoce.attacks.registry import PageFigure, page_attacks
 from sottovoce.config import Document, Experiment
@@ -19,7 +20,7 @@ from sottovoce.report.trade_off import trade_off
 from sottovoce.report.wording import adversary, headline_sentence, noise_text, not_covered, protects
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.run_documents import RunDocuments
+from sottovoce.run.run_documents import RunDocuments, damaged_run
 
 NODES, EDGES = 400, 4000
 """Graphs with more are not drawn."""
@@ -38,7 +39,9 @@ NO_CURVE = "The attack was made before ROC curves were stored. Make it again:"
 def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
     """All that a page shows of one run by itself. Without `pairs`, who learns what from whom is left out."""
     net, privacy = _topology(run), run.privacy
-    n, names = (net.n, net.names) if isinstance(net, Topology) else (_victims(privacy), None)
+    n, names = (net.n, net.names) if isinstance(net, Topology) else (_named_nodes(run), None)
+    if _named_nodes(run) > n:
+        raise damaged_run(run.folder)
     graph = _graph(net)
     return {
         **trade_off(run).document(),
@@ -100,15 +103,23 @@ def _worst_of_kinds(guarantees: tuple[PrivacyFigure, ...]) -> list[PrivacyFigure
     return [max((one for one in guarantees if one.kind == kind), key=lambda one: one.epsilon) for kind in kinds]
 
 
-def _victims(privacy: PrivacyDocument) -> int:
-    found = [one.victim for view in privacy.views for one in view.guarantees if one.victim is not None]
-    return 1 + max(found, default=-1)
+def _named_nodes(run: RunDocuments) -> int:
+    """So many nodes there are at least: one more than the largest number of a node that is named anywhere."""
+    privacy = run.privacy
+    figures = [one for view in privacy.views for one in (*view.guarantees, view.headline) if one is not None]
+    figures += [one for one in (privacy.headline, privacy.sampled) if one is not None]
+    claimed = [claim for one in run.audit.get("audits", []) for claim in one["claims"]]
+    views = {*(view.view for view in privacy.views), *(one.view for one in figures)}
+    views |= {read_view(claim["view"]) for claim in claimed}
+    nodes = {*(one.victim for one in figures), *(claim["victim"] for claim in claimed)}
+    nodes |= {node for view in views for node in (*view.members, *view.secrets_of, *chain(*view.edges))}
+    return 1 + max((node for node in nodes if node is not None), default=-1)
 
 
 def _topology(run: RunDocuments) -> Topology | str:
     """The run's topology, or why it is not there any more."""
     try:
-        return topology_of(run.experiment, None)
+        return topology_of(run.experiment, None, run.graph)
     except InputError as error:
         return f"The graph could not be built again: {error}."
 

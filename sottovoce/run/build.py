@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from sottovoce.config import DataSettings, Experiment
+from sottovoce.core.graphs import Graph
 from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -27,23 +28,28 @@ from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import TrainingRun, prepare_run
 
 
-def build_run(experiment: Experiment, folder: Path | None = None) -> TrainingRun:
+def build_run(experiment: Experiment, folder: Path | None = None, recorded: Graph | None = None) -> TrainingRun:
     """Everything that a run needs, from its settings. `folder` holds the data sets that do not come with the package.
 
     With `privacy.epsilon` sigma is the least that meets it.
     """
-    return build_accountant(experiment, folder).training_run
+    return build_accountant(experiment, folder, recorded).training_run
 
 
 def build_accountant(
-    experiment: Experiment, folder: Path | None = None, tables: Mapping[str, Table] | None = None
+    experiment: Experiment,
+    folder: Path | None = None,
+    recorded: Graph | None = None,
+    *,
+    tables: Mapping[str, Table] | None = None,
 ) -> RunAccountant:
     """The same run with its accountant, which knows what was traced and accounted for to choose the noise.
 
-    Where every node has a table of its own, `tables` are those that are here, in place of files in the folder.
+    `recorded` is the graph of a finished run, where it came from a file. Where every node has a table of its own,
+    `tables` are those that are here, in place of files in the folder.
     """
     check_algorithm(experiment)
-    net = topology_of(experiment, folder)
+    net = topology_of(experiment, folder, recorded)
     gradients = gradients_of(experiment, node_data(experiment, net, folder_of(folder), tables))
     epsilon = experiment.privacy.epsilon
     built = build_algorithm(experiment, gradients.participation(experiment.privacy.adjacency))

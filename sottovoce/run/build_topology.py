@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sottovoce.algorithms.registry import algorithm_spec
 from sottovoce.config import Experiment, TopologySettings
+from sottovoce.core.graphs import Graph
 from sottovoce.core.mixing import Requirement
 from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, random_edges, weigh, weights_for
@@ -16,18 +17,22 @@ from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
 
 
-def topology_of(experiment: Experiment, folder: Path | None) -> Topology:
-    """The topology of an experiment; graphs in files are looked for here, then among the data sets."""
+def topology_of(experiment: Experiment, folder: Path | None, recorded: Graph | None = None) -> Topology:
+    """The topology of an experiment; graphs in files are looked for here, then among the data sets.
+
+    `recorded` is the graph that a finished run has recorded, where it came from a file.
+    """
     requirement = algorithm_spec(experiment.algorithm.name).requires
     named = experiment.topology.seed
     seed = public_seed(experiment.seed, "topology") if named is None else named
     place = folder_of(folder)
-    return _topology(experiment.topology, requirement, seed, None if place is None else str(place))
+    source = recorded or _graph_file(experiment.topology.graph, None if place is None else str(place))
+    return _topology(experiment.topology, source, requirement, seed)
 
 
 @lru_cache(maxsize=8)
-def _topology(settings: TopologySettings, requirement: Requirement, seed: int, folder: str | None) -> Topology:
-    spec, weights = _graph_file(settings.graph, folder), weights_for(requirement, settings.weights)
+def _topology(settings: TopologySettings, source: str | Graph, requirement: Requirement, seed: int) -> Topology:
+    weights = weights_for(requirement, settings.weights)
     changes = [name for name in ("fresh", "random_edges", "dropout") if getattr(settings, name)]
     unused = [name for name in ("dropout_correlation", "announced") if getattr(settings, name) and not settings.dropout]
     if unused:
@@ -39,21 +44,21 @@ def _topology(settings: TopologySettings, requirement: Requirement, seed: int, f
             f"topology.{changes[0]} and topology.{changes[1]}", "a topology changes in one of these ways", "choose one"
         )
     if settings.fresh:
-        found = re.fullmatch(r"erdos-renyi:(\d+),p=([\d.e-]+)", spec)
+        found = re.fullmatch(r"erdos-renyi:(\d+),p=([\d.e-]+)", settings.graph)
         if found is None:
             raise InputError(
-                f"topology.fresh with {spec}", "fresh graphs are Erdos-Renyi, seeded by the run",
+                f"topology.fresh with {settings.graph}", "fresh graphs are Erdos-Renyi, seeded by the run",
                 "write graph = \"erdos-renyi:100,p=0.1\"",
             )  # fmt: skip
         return fresh_erdos_renyi(int(found[1]), float(found[2]), seed=seed, weights=weights)
     if settings.random_edges:
-        return random_edges(weigh(spec, weights), seed=seed)
+        return random_edges(weigh(source, weights), seed=seed)
     if settings.dropout:
         return dropout(
-            spec, rate=settings.dropout, correlation=settings.dropout_correlation, seed=seed, weights=weights,
+            source, rate=settings.dropout, correlation=settings.dropout_correlation, seed=seed, weights=weights,
             announced=settings.announced,
         )  # fmt: skip
-    return weigh(spec, weights)
+    return weigh(source, weights)
 
 
 def _graph_file(spec: str, folder: str | None) -> str:

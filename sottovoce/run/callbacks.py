@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 Progress: TypeAlias = Callable[[int, int], None]
 """`progress(done, total)`: how far it is."""
 
+Note: TypeAlias = Callable[[str], None]
+"""`note(line)`: something that whoever started it should know."""
+
 RoundCallback: TypeAlias = "Callable[[PlayedRound, RunState], None]"
 """Called after each round with the round as it was played, and where the run stands after it."""
 

@@ -1,9 +1,12 @@
 """Checkpoints: all that a run needs to go on as if it had never stopped, in any number of processes.
 
-A checkpoint is written whole or not at all. Noise is keyed by round, so nothing about generators has to be stored.
-Arrays lie in an npz file by number; beside them, as JSON, how they were nested. Of a run over processes every rank
-writes the rows of its nodes into a part of its own; when all parts are there, rank 0 writes its own, which names them,
-and removes those of the checkpoint before.
+A checkpoint is written whole or not at all, and carries a checksum of itself. Noise is keyed by round, so nothing about
+generators has to be stored. Arrays lie in an npz file by number; beside them, as JSON, how they were nested. Of a run
+over processes every rank writes the rows of its nodes into a part of its own; when all parts are there, rank 0 writes
+its own, which names them, and removes those of the checkpoint before.
+
+What is read back has to be a state that this run can be in: counts within its rounds, and finite numbers in arrays of
+the shapes that it starts with.
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ from typing import BinaryIO, TypeAlias, TypedDict
 import numpy as np
 import torch
 
+from sottovoce.config import Document
 from sottovoce.core import arrays
 from sottovoce.core.algorithm import State
 from sottovoce.core.arrays import Reals, Rows
-from sottovoce.core.files import Arrays, read_npz, read_rows, write
+from sottovoce.core.files import Arrays, read_checked_npz, read_rows, write, write_npz
 from sottovoce.core.messages import Traffic
 from sottovoce.core.transport import Nodes, Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
-from sottovoce.errors import InputError
+from sottovoce.errors import Diverged, InputError
+from sottovoce.run.layout import CHECKPOINT
 from sottovoce.run.training_run import RunState, TrainingRun
+from sottovoce.schemas.validation import problem_in
 from sottovoce.text import parse_json
 
 FORMAT = 1
@@ -95,10 +101,7 @@ def _nesting(value: State, transport: Transport, leaves: list[Rows]) -> Nesting:
     leaves.append(value)
     partial = transport.is_partial(value)
     is_torch = arrays.is_torch(transport.local(value) if partial else value)
-    leaf: _Leaf = {"array": len(leaves) - 1, "torch": is_torch}
-    if partial:
-        leaf["split"] = True
-    return leaf
+    return {"array": len(leaves) - 1, "torch": is_torch, "split": partial}
 
 
 def _rows_here(leaves: list[Rows], transport: Transport) -> Arrays:
@@ -116,7 +119,7 @@ def _whole_arrays(leaves: list[Rows], transport: Transport) -> Arrays:
 
 def _write(path: Path, named: Arrays) -> None:
     def write_to(file: BinaryIO) -> None:
-        np.savez(file, **named)  # type: ignore[arg-type]
+        write_npz(file, named)
 
     write(path, write_to, private=True)
 
@@ -125,27 +128,74 @@ def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: C
     """Read a checkpoint of a run: the rows of the nodes that live here. Rank 0 goes on counting what was counted."""
     transport = training_run.transport
     everyone = len(transport.nodes) == transport.n
-    stored = read_npz(path, None if everyone else ["about", "nodes"])
+    stored = read_checked_npz(path, None if everyone else ["about", "nodes"])
+    about = _about(path, stored)
+    if about["format"] != FORMAT:
+        raise InputError(f"{path}: format {about['format']}", f"this version reads {FORMAT}", "start the run anew")
+    if about["fingerprint"] != fingerprint:
+        raise InputError(
+            f"{path}: a checkpoint of other settings, data or code", "a run goes on as it began",
+            "restore them, or start anew in another folder",
+        )  # fmt: skip
+    if about["rounds"] > training_run.rounds or about["lines"] > about["rounds"] + 1:
+        raise _unlike_a_run(path, f"{about['rounds']} rounds and {about['lines']} lines of metrics")
+    before = training_run.before().loop_state
     try:
-        about = parse_json(stored["about"].tobytes())
-        if about["format"] != FORMAT:
-            raise InputError(f"{path}: format {about['format']}", f"this version reads {FORMAT}", "start the run anew")
-        if about["fingerprint"] != fingerprint:
-            raise InputError(
-                f"{path}: a checkpoint of other settings, data or code", "a run goes on as it began",
-                "restore them, or start anew in another folder",
-            )  # fmt: skip
-        files = _CheckpointFiles(path, about.get("parts", []), stored)
-        loop_state = _restored(about["carry"], files, transport, training_run.before().loop_state)
-        counts = (about["nonfinite"], about.get("wire", 0)) if (coordinator or SingleProcess()).rank == 0 else (0, 0)
-        state = RunState(about["rounds"], loop_state, Traffic(*about["sent"]), *counts)
-        return Checkpoint(state, about["lines"], about["seconds"])
-    except (KeyError, TypeError, ValueError) as error:
+        loop_state = _restored(about["carry"], _CheckpointFiles(path, about["parts"], stored), transport, before)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(
-            f"{path}: no checkpoint of a run", "it is written by sotto run", "start the run anew"
-        ) from None
+        raise _unlike_a_run(path, "arrays that do not belong together") from None
+    _check_state(path, loop_state, before, transport)
+    counts = (about["nonfinite"], about["wire"]) if (coordinator or SingleProcess()).rank == 0 else (0, 0)
+    state = RunState(about["rounds"], loop_state, Traffic(*about["sent"]), *counts)
+    return Checkpoint(state, about["lines"], about["seconds"])
+
+
+def _about(path: Path, stored: Arrays) -> Document:
+    """What a checkpoint says of itself, as its schema has it."""
+    try:
+        about = parse_json(stored["about"].tobytes())
+    except (KeyError, ValueError):
+        raise _unlike_a_run(path, "nothing that says what it is") from None
+    problem = problem_in(about, CHECKPOINT.name)
+    if problem is not None:
+        raise _unlike_a_run(path, problem)
+    return dict(about)
+
+
+def _check_state(path: Path, state: State, before: State, transport: Transport) -> None:
+    """Refuse a state that this run cannot be in; `before` is the one that it starts with."""
+    if isinstance(before, tuple) or isinstance(state, tuple):
+        if not (isinstance(before, tuple) and isinstance(state, tuple) and len(before) == len(state)):
+            raise _unlike_a_run(path, "arrays that are nested in another way")
+        for part, place in zip(state, before, strict=True):
+            _check_state(path, part, place, transport)
+    elif state is not None and not isinstance(state, bool | int | float):
+        _check_rows(path, state, before, transport)
+
+
+def _check_rows(path: Path, rows: Rows, before: State, transport: Transport) -> None:
+    values = _rows_of(rows, transport)
+    if before is not None and not isinstance(before, bool | int | float):
+        expected = _rows_of(before, transport)
+        if (values.shape, values.dtype) != (expected.shape, expected.dtype):
+            what = f"an array of {values.dtype} and shape {values.shape}, in place of {expected.dtype} {expected.shape}"
+            raise _unlike_a_run(path, what)
+    if not np.isfinite(values).all():
+        raise Diverged(
+            f"{path}: nan or infinity", "training diverged, or the file was changed",
+            "lower the step size, or the noise, and start anew in another folder",
+        )  # fmt: skip
+
+
+def _rows_of(rows: Rows, transport: Transport) -> Reals:
+    """The rows that this process holds, as numbers."""
+    return arrays.to_numpy(transport.local(rows) if transport.is_partial(rows) else rows)
+
+
+def _unlike_a_run(path: Path, what: str) -> InputError:
+    return InputError(f"{path}: no checkpoint of this run: {what}", "it is written by sotto run", "start the run anew")
 
 
 def _restored(nesting: Nesting, files: _CheckpointFiles, transport: Transport, before: State) -> State:
@@ -156,7 +206,7 @@ def _restored(nesting: Nesting, files: _CheckpointFiles, transport: Transport, b
         return type(before)(*parts) if hasattr(before, "_fields") else tuple(parts)
     if "array" not in nesting:
         return nesting["value"]
-    stored = _StoredArray(files, str(nesting["array"]), nesting["torch"], nesting.get("split", False))
+    stored = _StoredArray(files, str(nesting["array"]), nesting["torch"], nesting["split"])
     return transport.restore(stored, before)
 
 
@@ -168,7 +218,7 @@ class _CheckpointFiles:
         self.nodes = {path: stored["nodes"]} if parts else {}
         for name in parts:
             part = path.with_name(Path(name).name)
-            self.nodes[part] = read_npz(part, ["nodes"])["nodes"]
+            self.nodes[part] = read_checked_npz(part, ["nodes"])["nodes"]
         if parts and sorted(np.concatenate([*self.nodes.values()])) != list(range(self.n)):
             raise KeyError("nodes")
 
@@ -179,7 +229,7 @@ class _CheckpointFiles:
 
     def whole(self, name: str) -> Reals:
         """An array that is stored whole."""
-        return self._stored[name] if name in self._stored else read_npz(self.path, [name])[name]
+        return self._stored[name] if name in self._stored else read_checked_npz(self.path, [name])[name]
 
     def split_rows(self, name: str, nodes: Nodes) -> Reals:
         """The rows of some nodes of an array that is stored in parts."""

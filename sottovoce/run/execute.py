@@ -1,7 +1,8 @@
 """A run on disk: `runs/<name>/` with its settings, metrics, guarantees, checkpoint and result.
 
     config.json      all settings, defaults included; `sotto run config.json` repeats the run
-    noise.key        the key of noise and batches, for the owner alone; not there if the settings name a key
+    graph.json       the graph, where it came from a file
+    noise.key        the key of noise and batches, for the owner alone
     privacy.json     the privacy guarantees of the run, written before the first round
     private.json     what depends on the data itself; not to be handed on, and readable by its owner only
     metrics.jsonl    one line for each evaluation
@@ -10,7 +11,8 @@
     result.json      written last: a run that has it is finished
     report.html      the page about it, by `sotto run`
 
-A run that is killed at any moment goes on from its checkpoint and ends with the same bits.
+All are readable by their owner only; `sottovoce.run.layout` says which may be handed on. A run that is killed at any
+moment goes on from its checkpoint and ends with the same bits.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ from typing import TextIO
 
 import torch
 
-from sottovoce.config import Document, Experiment, first_difference
-from sottovoce.core.files import write, write_text
+from sottovoce.config import Document, Experiment, first_difference, parse_experiment
+from sottovoce.core.files import open_to_append, read_bytes, sweep_parts, write, write_text
 from sottovoce.core.json_numbers import to_json
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.threads import threads
+from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import InputError
@@ -43,14 +46,17 @@ from sottovoce.run.build import build_accountant, forget_data
 from sottovoce.run.callbacks import Progress, RoundCallback, call_all
 from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
+from sottovoce.run.claim_consistency import contradictions, result_contradictions
+from sottovoce.run.claim_recomputation import headline_unlike_settings
 from sottovoce.run.fingerprint import check_versions, comparable, fingerprint, public_fingerprint, versions
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, write_token, writing_into_run
 from sottovoce.run.metrics import Measurement
-from sottovoce.run.noise_key_file import named_source, read_noise_key, write_noise_key
+from sottovoce.run.noise_key_file import named_source, public_settings, read_noise_key, write_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.private_facts import PrivateFacts, read_private_facts, write_private_facts
+from sottovoce.run.recorded_inputs import record_graph
 from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_ledger import LedgerFile, RunLedger, check_same_choice, planned_run, run_identity
@@ -111,7 +117,7 @@ def run_experiment(
         checkpoint = coordinator.on_every_rank(lambda: _last_checkpoint(files, part, digest, coordinator))
         coordinator.require_equal({"checkpoint": checkpoint.state.rounds})
         begun = PrivateFacts(digest, in_ledger=ledger is not None)
-        coordinator.on_rank_zero(lambda: _prepare_folder(files, experiment, privacy, checkpoint, begun))
+        coordinator.on_rank_zero(lambda: _prepare_folder(files, experiment, part.topology, privacy, checkpoint, begun))
         recorder = recorder_in(folder, part, experiment.record, coordinator.rank)
         with coordinator.propagate_errors():
             training = _Training(experiment, part, files, digest, coordinator, PrivacyDocument.read(privacy), entry)
@@ -132,9 +138,9 @@ def _check_memory(training_run: TrainingRun, processes: int) -> None:
 
 def _shown_settings(experiment: Experiment) -> Document:
     """The settings as ranks show them to each other: a key that they name stays with whoever has the file."""
-    settings = comparable(experiment.document())
     named = experiment.noise_key
-    return settings | {"noise_key": None if named is None else hashlib.sha256(named.encode()).hexdigest()}
+    digest = None if named is None else hashlib.sha256(named.encode()).hexdigest()
+    return comparable(public_settings(experiment)) | {"noise_key": digest}
 
 
 def _part_of(training_run: TrainingRun, transport: Transport) -> TrainingRun:
@@ -210,9 +216,25 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
                 "restore them, or start anew in another folder",
             )  # fmt: skip
     if before is not None:
+        _check_guarantees(files, experiment, before, accountant)
         return before
     report = report_wanted(accountant, experiment)
     return {**report.document(), "versions": versions(), "fingerprint": public}
+
+
+def _check_guarantees(files: RunFiles, experiment: Experiment, stated: Document, accountant: RunAccountant) -> None:
+    """Refuse to go on with guarantees that contradict themselves, or that the settings do not give."""
+    found = contradictions(experiment, PrivacyDocument.read(stated))
+    found = found or headline_unlike_settings(stated, accountant, experiment)
+    if found:
+        raise _contradictory(files, found[0])
+
+
+def _contradictory(files: RunFiles, finding: str) -> InputError:
+    return InputError(
+        f"{files.folder}: {finding}", "guarantees follow from the settings",
+        "restore the file, or start anew in another folder",
+    )  # fmt: skip
 
 
 def _last_checkpoint(files: RunFiles, part: TrainingRun, digest: str, coordinator: Coordinator) -> Checkpoint:
@@ -223,7 +245,12 @@ def _last_checkpoint(files: RunFiles, part: TrainingRun, digest: str, coordinato
 
 
 def _prepare_folder(
-    files: RunFiles, experiment: Experiment, privacy: Document, checkpoint: Checkpoint, begun: PrivateFacts
+    files: RunFiles,
+    experiment: Experiment,
+    topology: Topology,
+    privacy: Document,
+    checkpoint: Checkpoint,
+    begun: PrivateFacts,
 ) -> None:
     """Write what is known before the first round; remove what is half-written, or later than the checkpoint.
 
@@ -232,11 +259,11 @@ def _prepare_folder(
     with writing_into_run(files.folder):
         _truncate_metrics(files.metrics, checkpoint.lines)
         remove_recordings_after(files.folder, checkpoint.state.rounds)
-        for part in (*files.folder.glob("*.part"), *files.folder.glob("messages/*.part")):
-            if part.is_file():
-                part.unlink()
+        for folder in (files.folder, files.messages):
+            sweep_parts(folder)
+    record_graph(files, experiment, topology)
     if not files.config.exists():
-        _write_json(files.config, experiment.document())
+        _write_json(files.config, public_settings(experiment))
     if read_private_facts(files) != begun:
         write_private_facts(files, begun)
     if files.document(files.privacy) != privacy:
@@ -252,7 +279,8 @@ def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> D
         if files.folder.exists() and any(files.folder.glob("checkpoint.npz")):
             raise InputError(f"{files.folder}: a checkpoint without settings", "a run has both", "remove the folder")
         return None
-    other = first_difference(comparable(before), comparable(experiment.document()))
+    stored = parse_experiment(before, str(files.config)).document()
+    other = first_difference(comparable(stored), comparable(public_settings(experiment)))
     if other is not None:
         raise InputError(
             f"{files.folder} holds a run with another {other[0]}",
@@ -262,7 +290,21 @@ def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> D
     result = files.document(files.result)
     if result is None and not resume:
         raise InputError(f"{files.folder} holds an unfinished run", "nothing is overwritten", "go on with --resume")
+    if result is not None:
+        _check_result(files, experiment, result)
     return result
+
+
+def _check_result(files: RunFiles, experiment: Experiment, result: Document) -> None:
+    """Refuse the result of a finished run that its other files contradict."""
+    stated = files.document(files.privacy)
+    if stated is None:
+        raise InputError(f"{files.privacy}: not there", "a finished run has guarantees", "remove the run's folder")
+    privacy = PrivacyDocument.read(stated)
+    found = contradictions(experiment, privacy)
+    found = found or result_contradictions(experiment, privacy, result, files.lines())
+    if found:
+        raise _contradictory(files, found[0])
 
 
 @dataclass(frozen=True)
@@ -327,31 +369,30 @@ class _Training:
     @contextmanager
     def _metrics_file(self) -> Iterator[TextIO]:
         """Rank 0 writes the metrics. All compute with as many threads as the settings say."""
-        path = self.files.metrics if self.coordinator.rank == 0 else Path(os.devnull)
-        with threads(self.experiment.machine.threads), _appending(path) as lines:
+        with threads(self.experiment.machine.threads), _appending(self.files.metrics, self.coordinator.rank) as lines:
             yield lines
 
     def _save(self, checkpoint: Checkpoint, lines: TextIO) -> None:
-        if lines.name != os.devnull:
+        if self.coordinator.rank == 0:
             os.fsync(lines.fileno())
         save(self.files.checkpoint, checkpoint, self.digest, self.training_run.transport, self.coordinator)
 
 
 @contextmanager
-def _appending(path: Path) -> Iterator[TextIO]:
-    """A file that grows; closing it may fail as well, where the disk is full."""
-    with writing_into_run(path), path.open("a") as lines:
+def _appending(path: Path, rank: int) -> Iterator[TextIO]:
+    """A file that grows, at rank 0; closing it may fail as well, where the disk is full."""
+    with writing_into_run(path), open(os.devnull, "a") if rank else open_to_append(path) as lines:
         yield lines
 
 
 def _truncate_metrics(path: Path, count: int) -> None:
     """Leave the metrics up to a checkpoint; what came after it will be measured again."""
-    content = path.read_bytes() if path.exists() else b""
+    content = read_bytes(path) if path.exists() else b""
     lines = content.splitlines(keepends=True)[: content.count(b"\n")]
     if len(lines) < count:
         raise InputError(f"{path}: {len(lines)} lines", f"the checkpoint knows {count}", "remove the run's folder")
     if b"".join(lines[:count]) != content:
-        write(path, lambda file: file.writelines(lines[:count]))
+        write(path, lambda file: file.writelines(lines[:count]), private=True)
 
 
 def _write_result(experiment: Experiment, files: RunFiles, privacy: Document, seconds: float) -> Document:
@@ -366,7 +407,7 @@ def _write_result(experiment: Experiment, files: RunFiles, privacy: Document, se
         "adjacency": experiment.privacy.adjacency,
         "delta": experiment.privacy.delta,
         "headline": privacy["headline"],
-        "metrics": files.lines()[-1],
+        "metrics": files.last_line(),
         "seconds": round(seconds, 3),
         "folder": str(files.folder),
     }
@@ -375,4 +416,4 @@ def _write_result(experiment: Experiment, files: RunFiles, privacy: Document, se
 
 
 def _write_json(path: Path, document: Document) -> None:
-    write_text(path, json.dumps(document, indent=1) + "\n")
+    write_text(path, json.dumps(document, indent=1) + "\n", private=True)

@@ -13,6 +13,7 @@ from sottovoce.config import Document, Experiment, first_difference
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset
+from sottovoce.run.noise_key_file import public_settings
 from sottovoce.run.training_run import TrainingRun
 
 
@@ -55,7 +56,7 @@ def fingerprint(experiment: Experiment, training_run: TrainingRun) -> str:
 
 def public_fingerprint(experiment: Experiment, training_run: TrainingRun) -> str:
     """A digest of settings, graph, noise and this version of sottovoce; equal for any two data sets."""
-    digest = hashlib.sha256(json.dumps([__version__, comparable(experiment.document())], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([__version__, comparable(public_settings(experiment))], sort_keys=True).encode())
     digest.update(_graph_digest(training_run.topology))
     noise = training_run.algorithm.noise
     digest.update(repr((noise, training_run.algorithm.exact_noise)).encode())

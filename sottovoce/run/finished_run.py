@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sottovoce.config import Experiment, parse_experiment
+from sottovoce.config import Document, Experiment, parse_experiment
 from sottovoce.core.compression import Identity
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, node_number
@@ -16,8 +17,9 @@ from sottovoce.run.build import build_run
 from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import fingerprint, public_fingerprint
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.noise_key_file import read_noise_key
+from sottovoce.run.noise_key_file import IN_FILE, read_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.run.recorded_inputs import recorded_graph, with_named_files
 from sottovoce.run.recording import Messages, read_recording
 from sottovoce.run.run_documents import unfinished_run
 from sottovoce.run.training_run import TrainingRun
@@ -31,15 +33,23 @@ STEADY_AFTER = 3
 class FinishedRun:
     """A run's folder and all that follows from its settings. `data` is the folder of data sets, where one is named.
 
-    Noise and batches are those of the run if the folder still `has_key`, and others if the key was taken out.
+    `stored_privacy` is what `privacy.json` says; `fingerprint` is that of the run with its data, and private. Noise and
+    batches are those of the run if the folder still `has_key`, and others if the key was taken out.
     """
 
     folder: Path
     data: Path | None
+    own: bool
     experiment: Experiment
     training_run: TrainingRun
-    privacy: PrivacyDocument
+    stored_privacy: Document
+    fingerprint: str
     has_key: bool
+
+    @cached_property
+    def privacy(self) -> PrivacyDocument:
+        """The guarantees that the run's folder states."""
+        return PrivacyDocument.read(self.stored_privacy)
 
     @cached_property
     def messages(self) -> Messages:
@@ -63,8 +73,12 @@ class FinishedRun:
         )
 
 
-def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
-    """Open a finished run. Its checkpoint must fit what its settings build: the same data, noise and version."""
+def open_run(folder: Path, data: Path | None = None, *, own: bool = False) -> FinishedRun:
+    """Open a finished run. Its checkpoint must fit what its settings build: the same data, noise and version.
+
+    Files that its settings name are opened only if the settings are known to be the user's `own`; else they are looked
+    for in the folder `data`.
+    """
     files = RunFiles(folder)
     settings = files.document(files.config) if folder.is_dir() else None
     if settings is None:
@@ -73,13 +87,22 @@ def open_run(folder: Path, data: Path | None = None) -> FinishedRun:
         raise unfinished_run(folder)
     experiment = parse_experiment(settings, str(files.config))
     privacy = files.document(files.privacy)
-    training_run = build_run(experiment, data)
+    has_key = files.noise_key.exists()
+    training_run = build_run(buildable(experiment, data, own=own), data, recorded_graph(files, experiment))
     digest = fingerprint(experiment, training_run)
     load(files.checkpoint, training_run, digest)
     if privacy is None or privacy.get("fingerprint") != public_fingerprint(experiment, training_run):
         what = "not there" if privacy is None else "of another run"
         raise InputError(f"{files.privacy}: {what}", "it holds the guarantees of the run", "run again")
-    has_key = experiment.noise_key is not None or files.noise_key.exists()
     if has_key:
         training_run = training_run.keyed(read_noise_key(files, experiment, digest))
-    return FinishedRun(folder, data, experiment, training_run, PrivacyDocument.read(privacy), has_key)
+    return FinishedRun(folder, data, own, experiment, training_run, privacy, digest, has_key)
+
+
+def buildable(experiment: Experiment, data: Path | None, *, own: bool = False) -> Experiment:
+    """The settings with files that the user names, and for a key in a file some other key: it may have been taken out.
+
+    A run whose settings name a key stays one that can be repeated, which its guarantees say.
+    """
+    found = experiment if own else with_named_files(experiment, data)
+    return found.model_copy(update={"noise_key": NoiseKey.fresh().hexadecimal}) if found.noise_key == IN_FILE else found

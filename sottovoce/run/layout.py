@@ -1,13 +1,68 @@
-"""The files in the folder of a run, and how they are read; `sottovoce.run.execute` says what each one is."""
+"""The files in the folder of a run: what each is, who may see it, and how they are read.
+
+Nothing in a folder is trusted: files are read only where they are regular files of it, and as their schema says
+(`sottovoce/schemas/files`). All of them are their owner's alone on disk; `Audience` says which may be handed on.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import NoReturn
 
 from sottovoce.config import Document
+from sottovoce.core.files import check_no_link, explaining, read_bytes
 from sottovoce.errors import InputError
-from sottovoce.text import parse_json, read_text
+from sottovoce.schemas.validation import problem_in
+from sottovoce.text import parse_json
+
+RULE, REMEDY = "it is written by sotto run", "restore the file, or run again in another folder"
+"""About a file of a run that the system does not let us read."""
+
+
+class Audience(StrEnum):
+    """Who may see a file of a run.
+
+    `PUBLIC` files may be handed on: they depend on training rows through noisy values at most. `RESULTS` were found by
+    comparing with the rows themselves, and are handed on where these may be seen. `PRIVATE` files stay with whoever
+    ran it. Pages and comparisons read the first two only.
+    """
+
+    PUBLIC = "public"
+    RESULTS = "results"
+    PRIVATE = "private"
+
+
+@dataclass(frozen=True)
+class FileKind:
+    """A file, or folder, that lies in the folder of a run; see docs/run.md."""
+
+    name: str
+    audience: Audience
+
+
+CONFIG = FileKind("config.json", Audience.PUBLIC)
+GRAPH = FileKind("graph.json", Audience.PUBLIC)
+PRIVACY = FileKind("privacy.json", Audience.PUBLIC)
+METRICS = FileKind("metrics.jsonl", Audience.PUBLIC)
+RESULT = FileKind("result.json", Audience.PUBLIC)
+PAGE = FileKind("report.html", Audience.PUBLIC)
+ATTACK = FileKind("attack.json", Audience.RESULTS)
+AUDIT = FileKind("audit.json", Audience.RESULTS)
+NOISE_KEY = FileKind("noise.key", Audience.PRIVATE)
+PRIVATE = FileKind("private.json", Audience.PRIVATE)
+CHECKPOINT = FileKind("checkpoint.npz", Audience.PRIVATE)
+MESSAGES = FileKind("messages", Audience.PRIVATE)
+RERUNS = FileKind("reruns", Audience.PRIVATE)
+SHADOWS = FileKind("shadows", Audience.PRIVATE)
+LOCK = FileKind("lock", Audience.PRIVATE)
+
+FILES = (
+    CONFIG, GRAPH, PRIVACY, METRICS, RESULT, PAGE, ATTACK, AUDIT, NOISE_KEY, PRIVATE, CHECKPOINT, MESSAGES, RERUNS,
+    SHADOWS, LOCK,
+)  # fmt: skip
+"""All that a run's folder holds, what may be handed on first."""
 
 
 @dataclass(frozen=True)
@@ -18,73 +73,110 @@ class RunFiles:
 
     @property
     def config(self) -> Path:
-        return self.folder / "config.json"
+        return self.folder / CONFIG.name
+
+    @property
+    def graph(self) -> Path:
+        return self.folder / GRAPH.name
 
     @property
     def privacy(self) -> Path:
-        return self.folder / "privacy.json"
+        return self.folder / PRIVACY.name
 
     @property
     def noise_key(self) -> Path:
-        return self.folder / "noise.key"
+        return self.folder / NOISE_KEY.name
 
     @property
     def private(self) -> Path:
-        return self.folder / "private.json"
+        return self.folder / PRIVATE.name
 
     @property
     def metrics(self) -> Path:
-        return self.folder / "metrics.jsonl"
+        return self.folder / METRICS.name
 
     @property
     def checkpoint(self) -> Path:
-        return self.folder / "checkpoint.npz"
+        return self.folder / CHECKPOINT.name
 
     @property
     def result(self) -> Path:
-        return self.folder / "result.json"
+        return self.folder / RESULT.name
 
     @property
     def attack(self) -> Path:
-        return self.folder / "attack.json"
+        return self.folder / ATTACK.name
 
     @property
     def audit(self) -> Path:
-        return self.folder / "audit.json"
+        return self.folder / AUDIT.name
 
     @property
     def page(self) -> Path:
-        return self.folder / "report.html"
+        return self.folder / PAGE.name
 
     @property
     def lock(self) -> Path:
-        return self.folder / "lock"
+        return self.folder / LOCK.name
+
+    @property
+    def messages(self) -> Path:
+        return check_no_link(self.folder / MESSAGES.name)
+
+    @property
+    def reruns(self) -> Path:
+        return check_no_link(self.folder / RERUNS.name)
+
+    @property
+    def shadows(self) -> Path:
+        return check_no_link(self.folder / SHADOWS.name)
 
     def document(self, path: Path) -> Document | None:
-        """A JSON file of the run, or None where it is not there."""
-        if not path.exists():
-            return None
-        text = _text(path)
-        try:
-            found = parse_json(text)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise _damaged(path)
-        return found
+        """A JSON file of the run, which fits its schema, or None where it is not there."""
+        with explaining(path, RULE, REMEDY):
+            try:
+                content = read_bytes(path)
+            except FileNotFoundError:
+                return None
+        return _parsed(content, path, path.name)
 
     def lines(self) -> list[Document]:
         """The lines of `metrics.jsonl`, one for each time that the models were measured."""
-        text = _text(self.metrics)
-        try:
-            return [parse_json(line) for line in text.splitlines()]
-        except ValueError:
-            raise _damaged(self.metrics) from None
+        return [
+            _parsed(line, self.metrics, METRICS.name, f"line {at}: ") for at, line in enumerate(self._stored_lines(), 1)
+        ]
+
+    def last_line(self) -> Document:
+        """The last of them."""
+        return _parsed(self._stored_lines()[-1], self.metrics, METRICS.name)
+
+    def _stored_lines(self) -> list[bytes]:
+        with explaining(self.metrics, RULE, REMEDY):
+            found = read_bytes(self.metrics).splitlines()
+        if not found:
+            raise _damaged(self.metrics, "no line in it")
+        return found
 
 
-def _text(path: Path) -> str:
-    return read_text(path, "it is written by sotto run", "restore the file, or run again in another folder")
+def _parsed(content: bytes, path: Path, name: str, where: str = "") -> Document:
+    """A document; settings have a schema of their own kind, and are checked by `parse_experiment`."""
+    try:
+        found = parse_json(content, parse_constant=_not_finite)
+    except ValueError:
+        raise _damaged(path, f"{where}it is not JSON") from None
+    if not isinstance(found, dict):
+        raise _damaged(path, f"{where}it is no document")
+    problem = None if name == CONFIG.name else problem_in(found, name)
+    if problem is not None:
+        raise _damaged(path, f"{where}{problem}")
+    return found
 
 
-def _damaged(path: Path) -> InputError:
-    return InputError(f"{path}: damaged", "it is written by sotto run", "remove the run's folder")
+def _not_finite(word: str) -> NoReturn:
+    raise ValueError(word)
+
+
+def _damaged(path: Path, what: str) -> InputError:
+    return InputError(
+        f"{path}: damaged: {what}", "sotto writes no such thing", "restore it, or remove the run's folder"
+    )

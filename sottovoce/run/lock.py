@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from sottovoce.core.files import explaining
+from sottovoce.core.files import explaining, make_private_folder, open_to_append, read_bytes
 from sottovoce.errors import InputError
 from sottovoce.run.layout import RunFiles
 
@@ -17,7 +17,8 @@ from sottovoce.run.layout import RunFiles
 def write_token(files: RunFiles) -> str:
     """Leave a random token in the lock: a folder of the same name that another machine has for itself lacks it."""
     token = secrets.token_hex(8)
-    with writing_into_run(files.lock), files.lock.open("w") as file:
+    with writing_into_run(files.lock), open_to_append(files.lock) as file:
+        file.truncate(0)
         file.write(token)
         file.flush()
         os.fsync(file.fileno())
@@ -27,15 +28,15 @@ def write_token(files: RunFiles) -> str:
 def check_token(files: RunFiles, token: str) -> None:
     """Refuse a folder that is not the one that rank 0 has made."""
     with writing_into_run(files.lock):
-        same = files.lock.exists() and files.lock.read_bytes() == token.encode()
+        same = files.lock.exists() and read_bytes(files.lock) == token.encode()
     if not same:
         raise InputError(f"{files.folder}: not there for all ranks", "they write into one folder", "share it as --out")
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder of a run, and those above it."""
+    """Make the folder of a run, for its owner alone, and those above it."""
     with writing_into_run(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
 
 
 def writing_into_run(path: Path) -> AbstractContextManager[None]:
@@ -47,7 +48,7 @@ def writing_into_run(path: Path) -> AbstractContextManager[None]:
 def locked(path: Path) -> Iterator[None]:
     """One process at a time; the lock dies with its process."""
     with writing_into_run(path):
-        file = path.open("a")  # what is written there stays, for the run that another process is at
+        file = open_to_append(path)  # what is written there stays, for the run that another process is at
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -180,6 +180,15 @@ class PrivacyReport:
 
     def document(self) -> dict[str, JSON]:
         """As JSON: `privacy.json` of a run."""
+        return {
+            **self.summary(),
+            "over_rounds": self.over_rounds(),
+            "attackers": self.attackers,
+            "views": [_view_document(found, self.delta) for found in self.accounts],
+        }
+
+    def summary(self) -> dict[str, JSON]:
+        """All of it but what is about earlier rounds and about single views: what the headline needs."""
         run = self._run
         return {
             "algorithm": run.algorithm.name,
@@ -199,10 +208,8 @@ class PrivacyReport:
             "loss": None if self.loss is None else loss_document(self.loss),
             "over_rounds": self.over_rounds(),
             "sampled": None if self.sampled is None else self.sampled.document(),
-            "attackers": self.attackers,
             "convexity": self.convexity,
             "refusals": list(self.refusals),
-            "views": [_view_document(found, self.delta) for found in self.accounts],
         }
 
 

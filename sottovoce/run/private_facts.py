@@ -9,7 +9,6 @@ import json
 from dataclasses import asdict, dataclass
 
 from sottovoce.core.files import write_text
-from sottovoce.errors import InputError
 from sottovoce.run.layout import RunFiles
 
 WARNING = "Do not hand this file on: it depends on the data itself, and no privacy figure covers it."
@@ -37,9 +36,4 @@ def read_private_facts(files: RunFiles) -> PrivateFacts | None:
     document = files.document(files.private)
     if document is None:
         return None
-    try:
-        return PrivateFacts(document["fingerprint"], document["nonfinite"], document["in_ledger"])
-    except KeyError:
-        raise InputError(
-            f"{files.private}: damaged", "it is written by sotto run", "start anew in another folder"
-        ) from None
+    return PrivateFacts(document["fingerprint"], document["nonfinite"], document["in_ledger"])

@@ -33,11 +33,12 @@ from numpy.typing import NDArray
 from sottovoce.config import RecordingSettings
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Reals
-from sottovoce.core.files import read_npz, write
+from sottovoce.core.files import read_checked_npz, write, write_npz
 from sottovoce.core.messages import PlayedRound
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.privacy.views import node_numbers
+from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import make_folder
 from sottovoce.run.training_run import RunState, TrainingRun
 
@@ -168,7 +169,7 @@ class Recorder:
 
 def recorder_in(folder: Path, training_run: TrainingRun, record: RecordingSettings, rank: int = 0) -> Recorder:
     """A recorder that writes into `messages/` of a run's folder."""
-    return Recorder(training_run, record, folder / "messages", rank)
+    return Recorder(training_run, record, RunFiles(folder).messages, rank)
 
 
 def read_recording(folder: Path, training_run: TrainingRun, record: RecordingSettings) -> Messages:
@@ -199,7 +200,7 @@ def remove_recordings_after(folder: Path, rounds: int) -> None:
 def _files(folder: Path) -> dict[int, list[Path]]:
     """The files of each round, one of each rank that had an attacker."""
     found: dict[int, list[Path]] = {}
-    for path in sorted((folder / "messages").glob("*.npz")):
+    for path in sorted(RunFiles(folder).messages.glob("*.npz")):
         if re.fullmatch(r"\d+(-\d+)?", path.stem):
             found.setdefault(int(path.stem.partition("-")[0]), []).append(path)
     return found
@@ -235,13 +236,13 @@ def _write(folder: Path, round: int, rank: int, recorded: RecordedRound) -> None
     make_folder(folder)
 
     def write_to(file: BinaryIO) -> None:
-        np.savez(file, **recorded._asdict())
+        write_npz(file, recorded._asdict())
 
-    write(folder / (f"{round:07d}-{rank}.npz" if rank else f"{round:07d}.npz"), write_to)
+    write(folder / (f"{round:07d}-{rank}.npz" if rank else f"{round:07d}.npz"), write_to, private=True)
 
 
 def _read(path: Path, shape: tuple[int, int] | None) -> RecordedRound:
-    stored = read_npz(path)
+    stored = read_checked_npz(path)
     if stored.keys() != set(RecordedRound._fields) or not _fits(RecordedRound(**stored), shape):
         raise InputError(f"{path}: no recording of a round of this run", "it is written by sotto run", "run again")
     return RecordedRound(**stored)

@@ -11,20 +11,30 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.config import RecordingSettings
-from sottovoce.core.files import Arrays, read_npz, write
+from sottovoce.core.files import (
+    Arrays,
+    check_no_link,
+    read_bytes,
+    read_checked_npz,
+    write_bytes,
+    write_npz,
+    write_text,
+)
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.threads import WORKERS, threads
+from sottovoce.errors import InputError
 from sottovoce.learning.lazy_rows import Examples
-from sottovoce.run.callbacks import Progress
+from sottovoce.run.auditor_key import is_signed, sign
+from sottovoce.run.callbacks import Note, Progress
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.lock import make_folder
 from sottovoce.run.parallel import map_in_processes
@@ -33,9 +43,9 @@ from sottovoce.run.training_run import TrainingRun
 
 
 @lru_cache(maxsize=1)
-def open_run_once(folder: Path, data: Path | None) -> FinishedRun:
+def open_run_once(folder: Path, data: Path | None, own: bool) -> FinishedRun:
     """A finished run, opened once in a process however often it is rerun: its noise may have to be calibrated."""
-    return open_run(folder, data)
+    return open_run(folder, data, own=own)
 
 
 def with_other_rows(
@@ -77,32 +87,70 @@ def record_rerun(training_run: TrainingRun, record: RecordingSettings, attackers
 
 
 def load_or_compute(
-    folder: Path, act: Callable[[int], Arrays], count: int, *, about: JSON, jobs: int | None, progress: Progress | None
+    finished_run: FinishedRun,
+    folder: Path,
+    act: Callable[[int], Arrays],
+    count: int,
+    *,
+    about: JSON,
+    jobs: int | None,
+    progress: Progress | None,
+    note: Note | None = None,
 ) -> list[Arrays]:
-    """`act(0)` to `act(count - 1)`, in processes of their own; finished ones are stored in the folder and only read.
+    """`act(0)` to `act(count - 1)`, in processes of their own; those that this user has made before are only read.
 
-    `about` tells calls apart whose arrays would not be the same.
+    They are stored in the folder, each with a signature of this user's over what it holds and what it is about: the
+    run with its data, and `about`, which tells calls apart whose arrays would not be the same. Others are made again,
+    which a `note` says.
     """
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:12]
-    results = folder / digest
-    make_folder(results)
-    missing = [number for number in range(count) if not _file(results, number).exists()]
+    named = json.dumps(["rerun", folder.name, finished_run.fingerprint, about], sort_keys=True)
+    results = check_no_link(folder / hashlib.sha256(named.encode()).hexdigest()[:12])
+    for place in (folder, results):
+        make_folder(place)
+    found = {
+        number: arrays for number in range(count) if (arrays := _signed_arrays(results, named, number)) is not None
+    }
+    missing = [number for number in range(count) if number not in found]
+    foreign = sum(_file(results, number).exists() for number in missing)
+    if foreign and note is not None:
+        note(f"{foreign} of the reruns in {results} were not made by you, or were changed: they are made again")
     if progress is not None:
-        progress(count - len(missing), count)
+        progress(len(found), count)
     jobs = min(jobs or WORKERS, max(1, len(missing)))
-    for done, (number, arrays) in enumerate(map_in_processes(act, missing, jobs), 1):
-        _store(_file(results, number), arrays)
+    for number, arrays in map_in_processes(act, missing, jobs):
+        found[number] = _store(results, named, number, arrays)
         if progress is not None:
-            progress(count - len(missing) + done, count)
-    return [read_npz(_file(results, number)) for number in range(count)]
+            progress(len(found), count)
+    return [found[number] for number in range(count)]
 
 
 def _file(results: Path, number: int) -> Path:
     return results / f"{number:04d}.npz"
 
 
-def _store(path: Path, arrays: Arrays) -> None:
-    def write_to(file: BinaryIO) -> None:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+def _signature(results: Path, number: int) -> Path:
+    return results / f"{number:04d}.signature"
 
-    write(path, write_to)
+
+def _signed_arrays(results: Path, named: str, number: int) -> Arrays | None:
+    """A stored rerun, if this user has signed it; None where it is not there or anybody else's."""
+    try:
+        content, signature = (read_bytes(path(results, number)) for path in (_file, _signature))
+        signed = is_signed(_signed_content(named, number, content), signature.decode())
+        return read_checked_npz(_file(results, number)) if signed else None
+    except (OSError, InputError, UnicodeDecodeError):
+        return None
+
+
+def _signed_content(named: str, number: int, content: bytes) -> bytes:
+    return f"{named} {number} {hashlib.sha256(content).hexdigest()}".encode()
+
+
+def _store(results: Path, named: str, number: int, arrays: Arrays) -> Arrays:
+    """Store a rerun with its signature, of what was computed here."""
+    written = BytesIO()
+    write_npz(written, arrays)
+    content = written.getvalue()
+    write_bytes(_file(results, number), content, private=True)
+    write_text(_signature(results, number), sign(_signed_content(named, number, content)), private=True)
+    return arrays

@@ -9,19 +9,22 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from sottovoce.config import Document, Experiment, parse_experiment
+from sottovoce.core.graphs import Graph
 from sottovoce.errors import InputError
 from sottovoce.run.final_figures import final_mean
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.sweep_results import metric_of
+from sottovoce.run.recorded_inputs import recorded_graph
+from sottovoce.run.sweep_results import METRICS, metric_of
 
 
 @dataclass(frozen=True, eq=False)
 class RunDocuments:
-    """The files of one finished run; `attacks` and `audit` are empty where nobody made them."""
+    """The files of one finished run that may be handed on, and what attacks and audits found, where there were any."""
 
     folder: Path
     experiment: Experiment
@@ -30,6 +33,7 @@ class RunDocuments:
     lines: Sequence[Document]
     attacks: Document
     audit: Document
+    graph: Graph | None = None
 
     @property
     def name(self) -> str:
@@ -108,16 +112,19 @@ def _read(folder: Path) -> RunDocuments:
     experiment = parse_experiment(files.document(files.config) or {}, str(files.config))
     lines = files.lines()
     attacks, audit = (files.document(path) or {} for path in (files.attack, files.audit))
-    try:
-        run = RunDocuments(folder, experiment, PrivacyDocument.read(privacy), result, lines, attacks, audit)
-        _check_line(run.lines[-1], run.metric)
-    except (KeyError, IndexError, TypeError, ValueError):
-        raise damaged_run(folder) from None
-    return run
+    _check_lines(files, lines, experiment.training.rounds)
+    graph = recorded_graph(files, experiment)
+    return RunDocuments(folder, experiment, PrivacyDocument.read(privacy), result, lines, attacks, audit, graph)
 
 
-def _check_line(line: Document, metric: str) -> None:
-    """Refuse a line of metrics without the figures that tables are made of."""
-    for key in ("average", "mean", "min", "max"):
-        line[metric][key]
-    line["bytes"]
+def _check_lines(files: RunFiles, lines: Sequence[Document], rounds: int) -> None:
+    """Refuse lines of metrics that are not of one metric, or not in the order of a run's rounds up to its end."""
+    measured = [line["round"] for line in lines]
+    metrics = [[metric for metric in METRICS if metric in line] for line in lines]
+    if len(metrics[0]) != 1 or any(found != metrics[0] for found in metrics):
+        raise damaged_run(files.folder)
+    if measured[-1] != rounds or any(later <= earlier for earlier, later in pairwise(measured)):
+        raise InputError(
+            f"{files.metrics}: rounds {measured[0]} to {measured[-1]}", f"the run has {rounds}, measured one by one",
+            "restore the file, or run it again",
+        )  # fmt: skip

@@ -13,6 +13,7 @@ from sottovoce.run.final_figures import final_mean
 from sottovoce.run.sweep import Point, SweepRun, last_word
 
 LESS_IS_BETTER = ("rmse",)
+METRICS = ("accuracy", *LESS_IS_BETTER)
 
 
 @dataclass(frozen=True)

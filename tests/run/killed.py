@@ -6,8 +6,6 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
-
 from sottovoce.config import merge, parse_experiment
 from sottovoce.run import checkpoint, checkpoint_schedule, execute
 
@@ -40,13 +38,13 @@ class Count:
 
 def half_written(number):
     """A writer of checkpoints that dies in the middle of one."""
-    inner = np.savez
+    inner = checkpoint.write_npz
 
-    def write(file, **named):
+    def write(file, named):
         nonlocal number
         number -= 1
         if number:
-            inner(file, **named)
+            inner(file, named)
             return
         file.write(b"PK" + bytes(5000))
         file.flush()
@@ -63,11 +61,11 @@ MOMENTS = {
     "before the settings": lambda: setattr(execute, "_write_json", Count(execute._write_json, 1)),
     "before the promise": lambda: setattr(execute, "_write_json", Count(execute._write_json, 2)),
     "before the first checkpoint": lambda: setattr(execute, "save", Count(execute.save, 1)),
-    "while the first checkpoint is written": lambda: setattr(checkpoint.np, "savez", half_written(1)),
+    "while the first checkpoint is written": lambda: setattr(checkpoint, "write_npz", half_written(1)),
     "after the checkpoint of the start": lambda: setattr(execute, "save", Count(execute.save, 2)),
     "after a line, before its checkpoint": lambda: setattr(os, "fsync", Count(os.fsync, 9)),
     "before a checkpoint gets its name": lambda: setattr(os, "replace", Count(os.replace, 3, is_checkpoint)),
-    "while a checkpoint is written": lambda: setattr(checkpoint.np, "savez", half_written(5)),
+    "while a checkpoint is written": lambda: setattr(checkpoint, "write_npz", half_written(5)),
     "before the last checkpoint": lambda: setattr(execute, "save", Count(execute.save, 7)),
     "before the result": lambda: setattr(execute, "_write_json", Count(execute._write_json, 3)),
 }

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from sottovoce import InputError
+from sottovoce.core.files import write_npz
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.threads import threads
 from sottovoce.learning.datasets import load as load_data
@@ -86,7 +87,7 @@ def contents(place):
     files = RunFiles(place)
     with np.load(files.checkpoint) as stored:
         about = json.loads(stored["about"].tobytes())
-        arrays = {name: stored[name].tobytes() for name in stored.files if name != "about"}
+        arrays = {name: stored[name].tobytes() for name in stored.files if name not in ("about", "checksum")}
     lines = [{**line, "seconds": 0} for line in files.lines()]
     result = {**files.document(files.result), "seconds": 0, "folder": "", "metrics": lines[-1]}
     return {
@@ -236,8 +237,12 @@ def test_damaged_checkpoints_are_refused_and_left_alone(how, stopped):
     ],
 )
 def test_foreign_checkpoints_are_refused(arrays, stopped):
+    with (stopped / "checkpoint.npz").open("wb") as file:
+        write_npz(file, arrays)
+    with pytest.raises(InputError, match="no checkpoint of this run: "):
+        resumed(stopped)
     np.savez(stopped / "checkpoint.npz", **arrays)
-    with pytest.raises(InputError, match="no checkpoint of a run"):
+    with pytest.raises(InputError, match="carries no checksum"):
         resumed(stopped)
 
 

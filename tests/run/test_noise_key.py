@@ -16,6 +16,7 @@ from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
+from sottovoce.run.noise_key_file import with_key_from_file
 from sottovoce.run.rerun import with_other_rows
 from tests.run.test_simulation import job
 
@@ -70,7 +71,9 @@ def test_a_key_that_is_named_is_in_no_page_and_makes_the_run_a_reproducible_one(
     for name, more in {"named": f"--set noise_key='{NAMED}'", "own": ""}.items():
         assert sotto(f"run try.json --out {name} {more}")[0] == 0
         said[name] = json.loads((tmp_path / name / "try" / "privacy.json").read_text())["headline"]["assumptions"]
-    assert not (tmp_path / "named" / "try" / "noise.key").exists()
+    settings = json.loads((tmp_path / "named" / "try" / "config.json").read_text())
+    assert settings["noise_key"] == "noise.key"
+    assert key_of(tmp_path / "named" / "try") == NAMED
     assert (sentence in said["named"], sentence in said["own"]) == (True, False)
     page = (tmp_path / "named" / "try" / "report.html").read_text()
     assert NAMED not in page
@@ -102,12 +105,12 @@ def test_one_key_for_all_seeds_of_a_sweep_gives_each_its_own_noise():
     ("change", "message"),
     [
         (lambda path: path.unlink(), "noise.key: not there; the run has begun"),
-        (lambda path: path.write_text("{}"), "not the key of this run"),
+        (lambda path: path.write_text("{}"), "noise.key: damaged: about is missing"),
         (lambda path: path.write_text("x"), "noise.key: damaged"),
         (lambda path: _edit(path, run="of another"), "not the key of this run"),
-        (lambda path: _edit(path, noise_key=5), "not the key of this run"),
+        (lambda path: _edit(path, noise_key=5), "noise.key: damaged: noise_key has a value that is not allowed"),
         (lambda path: _edit(path, noise_key=16 * "5a"), "noise.key: damaged; noise is drawn once"),
-        (lambda path: _edit(path, noise_key="5a"), "a noise key of 2 characters; it has 32 hexadecimal digits"),
+        (lambda path: _edit(path, noise_key="5a"), "noise.key: damaged: noise_key has a value that is not allowed"),
     ],
 )
 def test_a_run_goes_on_with_its_own_key_or_not_at_all(change, message, begun, tmp_path):
@@ -148,8 +151,9 @@ def test_a_key_of_a_sweep_is_shown_nowhere(tmp_path, sotto, monkeypatch):
     code, out, err = sotto("run try.json --jobs 1", "--set", f"noise_key='{NAMED}'", *sigmas)
     assert (code, NAMED in out + err) == (0, False)
     files = [path for path in (tmp_path / "runs").rglob("*") if path.is_file()]
-    assert {path.name for path in files if NAMED.encode() in path.read_bytes()} == {"config.json"}
-    settings = [json.loads(path.read_text()) for path in files if path.name == "config.json"]
+    assert {path.name for path in files if NAMED.encode() in path.read_bytes()} == {"noise.key"}
+    folders = [path.parent for path in files if path.name == "config.json"]
+    settings = [with_key_from_file(json.loads((folder / "config.json").read_text()), folder) for folder in folders]
     keys = {build_run(parse_experiment(one)).noise_key for one in settings}
     assert len(keys) == 2, "variants have noise of their own"
     digits = "12345678901234567890123456789012"

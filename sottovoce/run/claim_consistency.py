@@ -1,0 +1,157 @@
+"""Whether the files of a run contradict each other: every figure against every other that it follows from.
+
+Nothing is computed anew but epsilon from mu, so this needs neither data nor torch. `claim_recomputation` asks whether
+the figures are those of the settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from sottovoce.config import Document, Experiment
+from sottovoce.core.json_numbers import from_json
+from sottovoce.privacy.gaussian_dp import epsilon_of, is_epsilon_of
+from sottovoce.privacy.guarantee import Kind, PrivacyFigure
+from sottovoce.run.privacy_document import PrivacyDocument, StoredView
+
+RELATIVE_TOLERANCE = 1e-9
+"""Figures that lie closer together are the same: another machine may round differently."""
+
+
+def agree(one: float, other: float) -> bool:
+    """Whether two figures are the same but for rounding."""
+    return one == other or math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE)
+
+
+def contradictions(experiment: Experiment, privacy: PrivacyDocument) -> list[str]:
+    """What in `privacy.json` contradicts itself or the settings, each in a sentence."""
+    return [
+        f"privacy.json: {sentence}"
+        for part in (_unlike_settings(experiment, privacy), _wrong_epsilons(privacy), _wrong_headlines(privacy))
+        for sentence in part
+    ]
+
+
+def result_contradictions(
+    experiment: Experiment, privacy: PrivacyDocument, result: Document, lines: Sequence[Document]
+) -> list[str]:
+    """What in `result.json` contradicts `privacy.json`, the settings or the last line of metrics."""
+    headline = None if result["headline"] is None else PrivacyFigure.read(result["headline"])
+    pairs = {
+        "name": (result["name"], experiment.name),
+        "seed": (result["seed"], experiment.seed),
+        "algorithm": (result["algorithm"], privacy.algorithm),
+        "topology": (result["topology"], privacy.topology),
+        "rounds": (result["rounds"], privacy.rounds),
+        "sigma": (result["sigma"], privacy.sigma),
+        "adjacency": (result["adjacency"], privacy.adjacency),
+        "delta": (result["delta"], privacy.delta),
+        "headline": (_shown(headline), _shown(privacy.headline)),
+        "metrics": (result["metrics"], lines[-1]),
+    }
+    return [
+        f"result.json: {key} is {mine}, and the run's other files say {theirs}"
+        for key, (mine, theirs) in pairs.items()
+        if mine != theirs
+    ]
+
+
+def _shown(figure: PrivacyFigure | None) -> str:
+    return "none" if figure is None else f"epsilon {figure.epsilon:g} with mu {figure.mu} against {figure.view}"
+
+
+def _unlike_settings(experiment: Experiment, privacy: PrivacyDocument) -> Iterator[str]:
+    wanted = experiment.privacy
+    pairs = {
+        "rounds": (privacy.rounds, experiment.training.rounds),
+        "delta": (privacy.delta, wanted.delta),
+        "adjacency": (privacy.adjacency, wanted.adjacency),
+        "clipping": (privacy.clipping, experiment.training.clip),
+    }
+    for key, (stated, setting) in pairs.items():
+        if stated != setting:
+            yield f"{key} is {stated}, and the settings say {setting}"
+    target = wanted.epsilon if wanted.view == "everyone" and wanted.epsilon is not None else math.inf
+    if privacy.headline is not None and privacy.headline.epsilon > target * (1 + RELATIVE_TOLERANCE):
+        yield f"the headline is epsilon {privacy.headline.epsilon:g}, and the settings ask for {target:g} at most"
+
+
+def _wrong_epsilons(privacy: PrivacyDocument) -> Iterator[str]:
+    """Figures whose epsilon is not that of their mu at the delta of the run."""
+    for where, figure in _figures(privacy):
+        if figure.mu is None or is_epsilon_of(figure.mu, figure.epsilon, privacy.delta, tolerance=RELATIVE_TOLERANCE):
+            continue
+        epsilon = epsilon_of(figure.mu, privacy.delta)
+        yield f"{where} says epsilon {figure.epsilon:g}, and its mu of {figure.mu:g} is epsilon {epsilon:.6g}"
+    last = privacy.over_rounds[-1:]
+    if last and (privacy.headline is None or not _is_last(last[0], privacy)):
+        yield f"epsilon over rounds ends with {last[0].epsilon:g}, which is not the headline's"
+    epsilons = [one.epsilon for one in privacy.over_rounds]
+    if epsilons != sorted(epsilons):
+        yield "epsilon over rounds decreases"
+
+
+def _is_last(end: EarlierEnd, privacy: PrivacyDocument) -> bool:
+    assert privacy.headline is not None
+    return end.round == privacy.rounds and agree(end.epsilon, privacy.headline.epsilon)
+
+
+def _figures(privacy: PrivacyDocument) -> Iterator[tuple[str, PrivacyFigure]]:
+    """Every figure, with where it stands."""
+    for where, figure in (("the headline", privacy.headline), ("the sampled figure", privacy.sampled)):
+        if figure is not None:
+            yield where, figure
+    for view in privacy.views:
+        if view.headline is not None:
+            yield f"the headline of {view.view}", view.headline
+        for figure in view.guarantees:
+            yield f"{view.view} about node {figure.victim}, {figure.kind},", figure
+
+
+def _wrong_headlines(privacy: PrivacyDocument) -> Iterator[str]:
+    """Headlines that are not the worst of the best proven figures, and a run's headline that is nobody's."""
+    for view in privacy.views:
+        expected = _headline_mu(view)
+        stated = None if view.headline is None else view.headline.mu
+        if (stated is None) != (expected is None) or (
+            stated is not None and expected is not None and not agree(stated, expected)
+        ):
+            yield f"the headline of {view.view} has mu {stated}, and its figures give {expected}"
+    headline = privacy.headline
+    if headline is None:
+        return
+    others = [view.headline for view in privacy.views if view.headline is not None]
+    others += [] if privacy.sampled is None else [privacy.sampled]
+    if not any(one.view == headline.view and agree(one.epsilon, headline.epsilon) for one in others):
+        yield f"the headline, epsilon {headline.epsilon:g} against {headline.view}, is none of its other figures"
+
+
+def _headline_mu(view: StoredView) -> float | None:
+    """For each victim the least mu that is proven; of those the largest."""
+    best: dict[int | None, float] = {}
+    for figure in view.guarantees:
+        if figure.proven_for_training and figure.kind is not Kind.AS_PUBLISHED and figure.mu is not None:
+            best[figure.victim] = min(best.get(figure.victim, math.inf), figure.mu)
+    return max(best.values(), default=None)
+
+
+def first_differences(stated: object, given: object, place: str = "") -> Iterator[tuple[str, object, object]]:
+    """Where two documents differ, with both values; numbers may differ by rounding."""
+    if isinstance(stated, dict) and isinstance(given, dict):
+        for key in dict.fromkeys((*stated, *given)):
+            where = f"{place}.{key}" if place else str(key)
+            yield from first_differences(stated.get(key), given.get(key), where)
+    elif isinstance(stated, list) and isinstance(given, list) and len(stated) == len(given):
+        for at, (one, other) in enumerate(zip(stated, given, strict=True)):
+            yield from first_differences(one, other, f"{place}[{at}]")
+    elif not _same(stated, given):
+        yield place, stated, given
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, bool) or isinstance(other, bool) or not isinstance(one, int | float | str):
+        return one == other
+    if isinstance(one, str) or not isinstance(other, int | float):
+        return one == other
+    return agree(from_json(one), from_json(other))
