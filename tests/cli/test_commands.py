@@ -30,6 +30,7 @@ FINE = {
     "data": "",
     "demo": "",
     "graph": "ring:6",
+    "ledger": "new.ledger --budget 1",
     "noise": "--graph ring:6 --participation 2x3",
     "plan": "--graph ring:6 --records 20 --rounds 6 --epsilon 2",
     "run": "try.toml",
