@@ -10,6 +10,7 @@ from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
+    from sottovoce.core.adjacency import Adjacency, Change
     from sottovoce.run.joint_account import JointAccount, JointFigure
 
 
@@ -27,6 +28,13 @@ def answer_for_runs(runs: list[Path], setting: Setting, as_json: bool) -> None:
         "note": found.note,
     }  # fmt: skip
     answer(document, as_json, _table(figures, setting.delta), *_lines(found, figures[0]))
+
+
+def changed_data(adjacency: "Adjacency", change: "Change") -> str:
+    """What a joint figure is about, as a sentence."""
+    what = "a node's data is" if adjacency == "user" else "one record is"
+    how = "replaced" if change == "replace" else "made to count as nothing"
+    return f"It is about the same data in all runs, of which {what} {how}."
 
 
 def _asked(found: "JointAccount", view: str) -> "tuple[JointFigure, ...]":
@@ -50,9 +58,6 @@ def _table(figures: "tuple[JointFigure, ...]", delta: float) -> Table:
 
 
 def _lines(found: "JointAccount", first: "JointFigure") -> list[str]:
-    what = "a node's data is" if found.adjacency == "user" else "one record is"
-    change = "replaced" if first.joint.change == "replace" else "made to count as nothing"
-    lines = [f"It is about the same data in all runs, of which {what} {change}."]
-    lines.append(f"{first.final_models.sentence}.")
+    lines = [changed_data(found.adjacency, first.joint.change), f"{first.final_models.sentence}."]
     lines += [f"It assumes: {assumption}." for assumption in first.assumptions]
     return lines if found.note is None else [*lines, found.note]

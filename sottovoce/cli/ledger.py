@@ -9,6 +9,7 @@ import typer
 
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
+from sottovoce.cli.joint_account import changed_data
 from sottovoce.cli.options import Delta, Json
 from sottovoce.cli.output import Table, answer, show
 from sottovoce.errors import InputError
@@ -134,6 +135,7 @@ def _lines(lineage: "Lineage", delta: float) -> list[str]:
         )
     if len(lineage.runs) > 1:
         lines.append(f"Of several runs, {lineage.counted.rule}; the total is not the sum of their epsilons.")
+        lines.append(changed_data(lineage.adjacency, lineage.counted.change))
     if any(run.state == "stopped" and not run.planned.refundable for run in lineage.runs):
         lines.append(
             "A stopped run with sampled batches or a convex-training figure counts in full: no proof gives back."

@@ -137,6 +137,8 @@ class Composition:
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of all releases together at this delta, rounded up."""
+        if not 0 < delta < 1:
+            raise InputError(f"delta = {delta}", "it lies between 0 and 1", "give 1e-5, say")
         return _epsilon(self.losses, delta)
 
 

@@ -32,6 +32,7 @@ FINE = {
     "data inspect": "table.csv",
     "demo": "",
     "graph": "ring:6",
+    "ledger": "new.ledger --budget 1",
     "noise": "--graph ring:6 --participation 2x3",
     "peer agree": "settings.toml Hill.member.toml",
     "peer init": "Hill --address hill.example:7443",

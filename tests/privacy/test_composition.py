@@ -36,6 +36,8 @@ def test_one_release_alone_keeps_its_own_figure_to_the_last_bit():
         assert compose([loss]).epsilon(DELTA) == own
     assert compose([StatedLoss(0.7, DELTA)]).epsilon(DELTA) == 0.7
     assert compose([]).epsilon(DELTA) == 0
+    with pytest.raises(InputError, match="between 0 and 1"):
+        compose([POISSON]).epsilon(1.0)
 
 
 def test_a_poisson_run_with_a_gaussian_run_is_as_dp_accounting_composes_them():
