@@ -56,7 +56,8 @@ def peer_transport(
 ) -> PeerTransport:
     """The transport of one member, with an algorithm on a fixed topology.
 
-    `patience` is in seconds a round. `journal` records each step before it is sent; `on_step` is told who was heard.
+    `patience` is in seconds a round. `journal` records each step before it is sent, and is replayed; links of a member
+    that goes on begin at its newest place. `on_step` is told who was heard, in steps that are replayed too.
     """
     names = topology.names or tuple(f"node {node}" for node in range(topology.n))
     return PeerTransport(
@@ -108,7 +109,7 @@ class PeerTransport(ShardTransport):
                 if round >= joined:
                     yield round
         end = Place(last, 0)
-        self.links.unacknowledged(end, self._awaited(self.rules.receivers, end), self.patience.seconds)
+        self._unacknowledged(end, self._awaited(self.rules.receivers, end))
 
     def _round_to_join(self, round: int, last: int) -> int:
         if self.why_all is not None:
@@ -162,15 +163,20 @@ class PeerTransport(ShardTransport):
     def _hold_back(self, place: Place, receivers: Set[Member]) -> None:
         """Do not run ahead of those that this member never hears: they acknowledge one message before the next."""
         awaited = self._awaited(receivers, place)
-        left: Set[Member] = awaited
+        left = self._unacknowledged(place, awaited)
+        self._note(place, awaited - left, left)
+
+    def _unacknowledged(self, before: Place, receivers: Set[Member]) -> Set[Member]:
+        """Which of these do not acknowledge everything before a place, with the patience of its round."""
+        left = receivers
 
         def attempt(members: Set[Member], seconds: float) -> Set[Member]:
             nonlocal left
-            left = self.links.unacknowledged(place, members, seconds)
+            left = self.links.unacknowledged(before, members, seconds)
             return left
 
-        self.patience.wait(place, awaited, attempt)
-        self._note(place, awaited - left, left)
+        self.patience.wait(before, receivers, attempt)
+        return left
 
     def hear(self, place: Place, senders: Set[Member]) -> dict[Member, bytes]:
         """What arrives in time; who is missing is noted, or ends the run where all are needed."""

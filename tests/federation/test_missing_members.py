@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from sottovoce import algorithm, weigh
+from sottovoce import algorithm, metropolis, weigh
 from sottovoce.algorithms.registry import examples
 from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.topologies import Changing
 from sottovoce.errors import PeerLost
 from sottovoce.federation.attendance import Attendance, round_to_join
@@ -21,7 +23,7 @@ from sottovoce.federation.memory_links import MemoryNetwork
 from sottovoce.federation.patience import Patience
 from tests.cases import task as made_up
 from tests.cases import weights_for
-from tests.federation.members import PATIENCE, Federation
+from tests.federation.members import PATIENCE, SEED, Federation
 
 DP_D_SGD = algorithm("dp-d-sgd", sigma=1.0, step_size=0.1)
 MUFFLIATO = algorithm("muffliato-sgd", sigma=1.0, step_size=0.1, gossip_steps=3)
@@ -290,6 +292,19 @@ def test_random_kills_never_show_two_messages_for_a_place_and_the_run_ends(seed)
 )
 def test_a_member_jumps_at_most_to_the_second_highest_round_that_is_claimed(own, claimed, goes_on):
     assert round_to_join(own, claimed, slack=3) == goes_on
+
+
+def test_noise_belongs_to_the_rounds_of_the_agreement_whichever_are_played():
+    net, x0 = metropolis("ring:5"), np.zeros((5, 4))
+    noise = algorithm("mafalda", sigma=1.0, rounds=12).on(net).noise
+    (term,) = noise.local(net.at(0))
+
+    def rows(rounds):
+        with NoiseFeed(SEED, NoiseKey.of_seed(SEED), lambda round, x: x, x0) as feed:
+            return {t: feed.correlated(noise.correlation, term.sources, term.matrix, t) for t in rounds}
+
+    every, some = rows(range(9)), rows([0, 1, 7, 8])
+    assert all(np.array_equal(every[round], found) for round, found in some.items())
 
 
 class Waiting:
