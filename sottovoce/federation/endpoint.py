@@ -140,6 +140,8 @@ class Endpoint(ABC):
 
     def arrived(self, neighbour: Member, frame: Frame) -> None:
         """Take in a frame that came over the connection of a neighbour; `Refused` if it is not accepted."""
+        if frame.kind is Kind.ACKNOWLEDGEMENT:
+            self._hash_sent(neighbour, frame.place)
         with self._changed:
             if frame.agreement != self.rules.agreement:
                 raise Refused(Reason.AGREEMENT)
@@ -151,6 +153,13 @@ class Endpoint(ABC):
             frames = self._taken(neighbour, frame)
             self._clock.notify(self._changed)
         self._transmit_all(frames)
+
+    def _hash_sent(self, neighbour: Member, place: Place) -> None:
+        """Compute the digest that an acknowledgement is compared with, while the round loop goes on."""
+        with self._changed:
+            content = self._outbox.content(neighbour, place)
+        if content is not None:
+            _ = content.digest
 
     def _taken(self, neighbour: Member, frame: Frame) -> list[tuple[Member, Frame]]:
         """Note what a frame says; the frames that answer it."""

@@ -47,6 +47,11 @@ class Outbox:
             sent = self._sent[receiver].setdefault(place, SentPayload(contents[id(payload)]))
             assert sent.content.payload == payload, "another payload for the same place"
 
+    def content(self, receiver: Member, place: Place) -> Content | None:
+        """What was sent to a neighbour for a place."""
+        sent = self._sent.get(receiver, {}).get(place)
+        return None if sent is None else sent.content
+
     def note(self, receiver: Member, receipt: Receipt) -> None:
         """A neighbour says what it has; that it has other bytes than were sent is only noted."""
         sent = self._sent.get(receiver, {}).get(receipt.place)
