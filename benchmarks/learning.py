@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.loop import peak_gigabytes, seconds, settings
 from sottovoce import NoiseKey, SecretSource, algorithm, iterate_rounds, metropolis
-from sottovoce.core.drawn_gaussians import draw_guesses
+from sottovoce.core.drawn_gaussians import SpareMemory, draw_guesses
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
@@ -29,6 +29,8 @@ from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task
 
 STEP_SIZE = 0.05
+
+SPARE = SpareMemory()
 
 PAUSE = 0.2
 """Seconds between two actions: what the one drew ahead for its next round must not slow down the other."""
@@ -203,7 +205,9 @@ def draws(repeat: int = 15) -> None:
 
 def draw_exact(sources: Sources, D: int, needed: np.ndarray, source: RandomSource, t: int) -> None:
     """All guesses of a round."""
-    list(draw_guesses(sources, source, t, D, needed))
+    for block in draw_guesses(sources, source, t, D, needed, SPARE):
+        if block.bits is not None:
+            SPARE.give_back(block.bits.words)
 
 
 def draw_plain(sources: Sources, D: int, dtype: type, source: RandomSource, t: int) -> None:

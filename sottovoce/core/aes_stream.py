@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
@@ -11,7 +13,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from sottovoce.core.arrays import Reals
-from sottovoce.core.exact_gaussians import fine_
+from sottovoce.core.exact_gaussians import Floats, fine_
 from sottovoce.core.noise_sources import pairs_
 from sottovoce.core.random_streams import Words
 
@@ -51,7 +53,7 @@ class AesStream:
         if out.dtype == np.float32:
             pairs_(self, out)
         else:
-            fine_(self, out)
+            fine_(self, cast("Floats", out))
 
     def consecutive(self, first: int, count: int, level: int) -> Words:
         """The keystream from a counter on."""

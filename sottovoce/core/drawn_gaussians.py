@@ -47,21 +47,41 @@ class Guesses(NamedTuple):
     bits: KeptBits | None
 
 
+class SpareMemory:
+    """Arrays for bits that were kept and are no longer needed: new memory costs more than what is done with it."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Words] = []
+
+    def take(self, shape: tuple[int, int]) -> Words:
+        """An array of this shape, with whatever is in it; of several threads, each gets its own."""
+        try:
+            found = self._arrays.pop()
+        except IndexError:
+            return np.empty(shape, dtype=np.uint64)
+        return found if found.shape == shape else np.empty(shape, dtype=np.uint64)
+
+    def give_back(self, words: Words) -> None:
+        """Nobody reads this array any more."""
+        self._arrays.append(words)
+
+
 def draw_guesses(
-    sources: Sources, source: RandomSource, round: int, D: int, needed: NDArray[np.bool_]
+    sources: Sources, source: RandomSource, round: int, D: int, needed: NDArray[np.bool_], spare: SpareMemory
 ) -> Iterator[Guesses]:
     """Guesses of the numbers that sources draw in a round, block by block."""
     blocks = list(sources.blocks(needed, max(1, AT_ONCE // D)))
     for groups, which in blocks:
         rows = np.empty((len(which), D), dtype=np.float32)
-        lengths = sources.counts[groups]
-        bits = KeptBits(groups, np.empty((len(groups), words_of(int(lengths.max()) * D)), dtype=np.uint64))
+        lengths, bits = sources.counts[groups], None
+        if len(blocks) == 1:
+            bits = KeptBits(groups, spare.take((len(groups), words_of(int(lengths.max()) * D))))
         filled = 0
         for number, group in enumerate(groups):
             out = rows[filled : filled + lengths[number]]
-            guess_(sources.stream(source, group, round, 0), out, bits.words[number] if len(blocks) == 1 else None)
+            guess_(sources.stream(source, group, round, 0), out, None if bits is None else bits.words[number])
             filled += lengths[number]
-        yield Guesses(which, rows, bits if len(blocks) == 1 else None)
+        yield Guesses(which, rows, bits)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from sottovoce.core import arrays
 from sottovoce.core.arrays import Precision, Reals, Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
-from sottovoce.core.drawn_gaussians import DrawnGaussians, Guesses, KeptBits, draw_guesses
+from sottovoce.core.drawn_gaussians import DrawnGaussians, Guesses, KeptBits, SpareMemory, draw_guesses
 from sottovoce.core.exact_gaussians import fine_
 from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop_inputs import Gradient
@@ -70,6 +70,7 @@ class NoiseFeed:
         self._errors: CorrelationErrors | None = None
         self._next_round = 0
         self._keeps_streams = False
+        self._spare = SpareMemory()
 
     def __enter__(self) -> Self:
         return self
@@ -135,7 +136,11 @@ class NoiseFeed:
             draws.append(DrawnGaussians(self._source, term.sources, round, values.shape[1], bits))
         exact = FreshSum(values, noise.terms, tuple(draws), noise.step)
         assert total is not None
-        return rounded_sum_(values, total, guess_bounds(noise.terms, len(values)), noise.step, exact.decide)
+        released = rounded_sum_(values, total, guess_bounds(noise.terms, len(values)), noise.step, exact.decide)
+        for drawn in draws:
+            if drawn.bits is not None:
+                self._spare.give_back(drawn.bits.words)
+        return released
 
     def _guessed(self, term: NoiseTerm, round: int) -> tuple[Reals, KeptBits | None]:
         """`matrix @ Z` within the error of guesses, and the bits of Z that it was made of."""
@@ -183,7 +188,9 @@ class NoiseFeed:
     def _draw_guesses(self, term: NoiseTerm, round: int) -> Iterator[Guesses]:
         """Guesses, multiplied with the size of the noise where every node has a source of its own."""
         sizes = term.matrix.diagonal()
-        for block in draw_guesses(term.sources, self._source, round, self._like.shape[1], term.matrix.used()):
+        for block in draw_guesses(
+            term.sources, self._source, round, self._like.shape[1], term.matrix.used(), self._spare
+        ):
             if sizes is not None:
                 _scale_(block.rows, sizes[block.sources])
             yield block
