@@ -119,13 +119,13 @@ def observe(
     system = published(system, adversary)
     concerned = np.setdiff1d(np.arange(system.n), adversary.members)
     if victims is not None:
-        victims = _node_numbers(victims, system.n)
-        own_side = np.setdiff1d(victims, concerned)
+        named = _node_numbers(victims, system.n)
+        own_side = np.setdiff1d(named, concerned)
         if own_side.size:
             raise InputError(
                 f"victim {own_side[0]} is of {adversary}", "who attacks knows its own data", "name another"
             )
-        concerned = np.unique(victims)
+        concerned = np.unique(named)
     steps = map_equal_steps(lambda step: _observe_step(step, adversary, concerned, own), system.steps)
     return Observation(system, adversary, concerned, steps)
 
