@@ -86,7 +86,7 @@ class Refused:
 def load(name: str, scheme: Participation, rounds: int) -> Factorization | Refused | None:
     """The stored result; None where there is none. Its figures are those of the file: they need not be true."""
     file = path(name)
-    if file is None or not file.exists():
+    if file is None or not os.path.exists(file):  # False, not an error, where the folder cannot be looked into
         return None
     try:
         stored = files.read_npz(file)

@@ -52,9 +52,9 @@ def run_mutated(sotto, numbers) -> Counter:
     codes = Counter()
     for number in numbers:
         Path("mutated.toml").write_bytes(mutated(number))
-        begun = time.monotonic()
+        begun = time.process_time()
         code, _, err = sotto("run mutated.toml --jobs 1")
-        assert time.monotonic() - begun < 10, number
+        assert time.process_time() - begun < 10, number
         codes[code] += 1
         if code:
             expect_one_line(code, err, number)

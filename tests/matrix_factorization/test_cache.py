@@ -199,3 +199,5 @@ def test_folder_that_cannot_be_written_is_no_failure(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert factorize(metropolis("ring:5"), participation="2x4").objective > 0
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 300)))
+    assert factorize(metropolis("ring:5"), participation="2x4").objective > 0
