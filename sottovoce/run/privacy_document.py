@@ -9,6 +9,7 @@ from functools import cached_property
 from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import from_json
+from sottovoce.errors import InputError
 from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
@@ -28,10 +29,13 @@ class StoredView:
     def read(cls, document: Document) -> StoredView:
         """From JSON."""
         view, headline = read_view(document["view"]), document["headline"]
+        guarantees = tuple(PrivacyFigure.read(one) for one in document["guarantees"])
+        if any(one.victim is None for one in guarantees):
+            raise _unknown(f"a guarantee against {view} about no node")
         return cls(
             view=view,
             headline=None if headline is None else PrivacyFigure.read(headline),
-            guarantees=tuple(PrivacyFigure.read(one) for one in document["guarantees"]),
+            guarantees=guarantees,
             refusals=tuple(document["refusals"]),
         )
 
@@ -39,6 +43,17 @@ class StoredView:
     def node(self) -> int | None:
         """The single node that is the adversary; None for other views."""
         return self.view.members[0] if len(self.view.members) == 1 else None
+
+
+def _not_covered(sentence: str) -> NotCovered:
+    try:
+        return NotCovered(sentence)
+    except ValueError:
+        raise _unknown("something in not_covered that no run says") from None
+
+
+def _unknown(what: str) -> InputError:
+    return InputError(f"privacy.json has {what}", "it is written by sotto run", "restore it, or run again")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +102,7 @@ class PrivacyDocument:
             covers=None if document["covers"] is None else Coverage.read(document["covers"]),
             final_models=FinalModels(document["and_final_models"]),
             sampled=sampled,
-            not_covered=tuple(NotCovered(sentence) for sentence in document["not_covered"]),
+            not_covered=tuple(map(_not_covered, document["not_covered"])),
             refusals=tuple(document["refusals"]),
             over_rounds=tuple((one["round"], from_json(one["epsilon"])) for one in document.get("over_rounds", [])),
             stored_views=document["views"],
