@@ -76,10 +76,15 @@ def epsilon_of(mu: float, delta: float) -> float:
         return math.inf
     if mu == 0 or log_delta(mu, 0.0) <= target:
         return 0.0
-    high = mu * mu / 2 + mu * math.sqrt(2 * max(1.0, -target)) + 1e-300  # the tail bound of a Gaussian
+    high = _tail_bound(mu, target) + 1e-300
     while log_delta(mu, high) > target:
         high *= 2
     return _last(lambda epsilon: log_delta(mu, epsilon) <= target, bad=0.0, good=high)
+
+
+def _tail_bound(mu: float, target: float) -> float:
+    """About where epsilon lies at most, by the tail bound of a Gaussian."""
+    return mu * mu / 2 + mu * math.sqrt(2 * max(1.0, -target))
 
 
 def is_epsilon_of(mu: float, epsilon: float, delta: float, *, tolerance: float) -> bool:
@@ -91,7 +96,8 @@ def is_epsilon_of(mu: float, epsilon: float, delta: float, *, tolerance: float) 
     """
     _check_mu(mu)
     target = math.log(_check_delta(delta)) - RELATIVE_ERROR
-    if mu > math.sqrt(LARGEST) or not 0 < epsilon < math.inf or mu == 0 or log_delta(mu, 0.0) <= target:
+    far = 2 * _tail_bound(mu, target)
+    if mu > math.sqrt(LARGEST) or not 0 < epsilon < far or mu == 0 or log_delta(mu, 0.0) <= target:
         return epsilon == epsilon_of(mu, delta)
     return log_delta(mu, epsilon * (1 + tolerance)) <= target < log_delta(mu, epsilon * (1 - tolerance))
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import from_json
+from sottovoce.errors import InputError
 from sottovoce.privacy.composition import Loss, read_loss
 from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.guarantee import PrivacyFigure
@@ -30,10 +31,13 @@ class StoredView:
     def read(cls, document: Document) -> StoredView:
         """From JSON."""
         view, headline = read_view(document["view"]), document["headline"]
+        guarantees = tuple(PrivacyFigure.read(one) for one in document["guarantees"])
+        if any(one.victim is None for one in guarantees):
+            raise _unknown(f"a guarantee against {view} about no node")
         return cls(
             view=view,
             headline=None if headline is None else PrivacyFigure.read(headline),
-            guarantees=tuple(PrivacyFigure.read(one) for one in document["guarantees"]),
+            guarantees=guarantees,
             refusals=tuple(document["refusals"]),
         )
 
@@ -55,6 +59,17 @@ class EarlierEnd(NamedTuple):
         """From JSON."""
         mu = document["mu"]
         return cls(document["round"], from_json(document["epsilon"]), None if mu is None else from_json(mu))
+
+
+def _not_covered(sentence: str) -> NotCovered:
+    try:
+        return NotCovered(sentence)
+    except ValueError:
+        raise _unknown("something in not_covered that no run says") from None
+
+
+def _unknown(what: str) -> InputError:
+    return InputError(f"privacy.json has {what}", "it is written by sotto run", "restore it, or run again")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,7 +119,7 @@ class PrivacyDocument:
             covers=None if document["covers"] is None else Coverage.read(document["covers"]),
             final_models=FinalModels(document["and_final_models"]),
             sampled=sampled,
-            not_covered=tuple(NotCovered(sentence) for sentence in document["not_covered"]),
+            not_covered=tuple(map(_not_covered, document["not_covered"])),
             refusals=tuple(document["refusals"]),
             loss=None if document["loss"] is None else read_loss(document["loss"]),
             over_rounds=tuple(EarlierEnd.read(one) for one in document["over_rounds"]),

@@ -166,7 +166,7 @@ FAULTS = {
     "before sending in round 3": lambda: setattr(Communicator, "exchange", bound(Count(Communicator.exchange, 4))),
     "after sending in round 3": lambda: setattr(Communicator, "exchange", bound(After(Communicator.exchange, 4))),
     "after hearing in round 3": lambda: setattr(PendingExchange, "wait", bound(After(PendingExchange.wait, 4))),
-    "while writing its part": lambda: setattr(checkpoint.np, "savez", half_written(4)),
+    "while writing its part": lambda: setattr(checkpoint, "write_npz", half_written(4)),
     "before its part has its name": lambda: setattr(checkpoint, "write", Count(checkpoint.write, 4)),
     "when its part is written": lambda: setattr(checkpoint, "write", After(checkpoint.write, 4)),
     "goes astray in round 3": lambda: setattr(NoiseFeed, "gradient", bound(Astray(NoiseFeed.gradient, 4))),
