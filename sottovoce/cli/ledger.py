@@ -12,6 +12,7 @@ from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import changed_data
 from sottovoce.cli.options import Delta, Json
 from sottovoce.cli.output import Table, answer, show
+from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
@@ -47,7 +48,7 @@ def ledger_(
         database.verify()
         spending = Spending(database)
         if as_csv:
-            typer.echo(_csv(spending, delta), nl=False)
+            print_line(_csv(spending, delta).rstrip("\n"))
         else:
             _answer(file, spending.lineages(), delta, as_json)
 
@@ -74,11 +75,11 @@ def _answer(file: Path, lineages: "list[Lineage]", delta: float, as_json: bool) 
         return
     for number, one in enumerate(lineages):
         if number:
-            typer.echo()
+            print_line()
         at = one.budget.delta if one.budget is not None else delta
         show(_table(one, at))
         for line in _lines(one, at):
-            typer.echo(line)
+            print_line(line)
 
 
 def _document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":

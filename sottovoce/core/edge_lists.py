@@ -85,7 +85,7 @@ def _text(path: Path) -> str:
             f"edge list {path}: not readable as text or gzip ({type(error).__name__})", rule, remedy
         ) from None
     except OSError as error:
-        raise file_error(path, error, rule, remedy) from None
+        raise file_error(f"edge list {path}", error, rule, remedy) from None
 
 
 def _unpacked(path: Path) -> bytes:

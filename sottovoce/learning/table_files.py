@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from sottovoce.core.extras import require_extra
 from sottovoce.core.files import Arrays, read_npz
 from sottovoce.errors import InputError
+from sottovoce.text import read_text
 
 SUFFIXES = (".csv", ".npz", ".parquet")
 
@@ -42,15 +44,15 @@ def find_table(folder: Path, name: str) -> Path:
 
 def _csv_cells(path: Path, dropped: frozenset[str]) -> Arrays:
     """Text in every cell. A file may begin with the mark that spreadsheets write."""
+    rule, remedy = "a .csv file in UTF-8 is needed here", "save it as one"
+    text = read_text(path, rule, remedy)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            heading = [name.strip() for name in next(reader, [])]
-            _check_heading(path, heading)
-            rows = list(_csv_rows(path, reader, len(heading)))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{path}: {reason}", "a .csv file in UTF-8 is needed here", "save it as one") from None
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        heading = [name.strip() for name in next(reader, [])]
+        _check_heading(path, heading)
+        rows = list(_csv_rows(path, reader, len(heading)))
+    except csv.Error as error:
+        raise InputError(f"{path}: {error}", rule, remedy) from None
     kept = [number for number, name in enumerate(heading) if name not in dropped]
     return {heading[number]: np.array([row[number].strip() for row in rows]) for number in kept}
 

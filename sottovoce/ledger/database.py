@@ -23,6 +23,7 @@ from typing import IO
 from sottovoce.config import Document
 from sottovoce.core.json_numbers import JSON
 from sottovoce.errors import InputError, SottovoceError
+from sottovoce.text import parse_json
 
 FORMAT = 1
 """Of the tables; a file of another format is refused."""
@@ -213,7 +214,7 @@ def _check_chain(path: Path, connection: sqlite3.Connection) -> tuple[int, bytes
 
 
 def _entry(row: sqlite3.Row) -> Entry:
-    return Entry(row["number"], row["kind"], row["key"], json.loads(row["body"]))
+    return Entry(row["number"], row["kind"], row["key"], parse_json(row["body"]))
 
 
 def _hash(before: bytes, number: int, *parts: str) -> bytes:

@@ -9,7 +9,7 @@ X state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def account_cost(
 ) -> Cost:
     """The account of one adversary by some kinds of proof."""
     view.check(system.n)
-    T, V = system.rounds, system.n if victims is None else len(victims)
+    T, V = system.rounds, system.n if victims is None else len(victims) if isinstance(victims, Sized) else 1
     whole = Cost(memory=T * (200.0 + 24 * system.n), seconds=ROUND_SECONDS * T)
     if system.only_gradients:
         return whole

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from sottovoce.core.files import read_bytes
@@ -11,6 +10,7 @@ from sottovoce.report.rounding import rounded
 from sottovoce.run.claim_consistency import contradictions, result_contradictions
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.run_documents import RunDocuments
+from sottovoce.text import parse_json
 
 DATA = re.compile(rb'<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 
@@ -35,7 +35,7 @@ def _on_page(run: RunDocuments) -> list[str]:
     headline = run.privacy.headline
     stated = None if headline is None else rounded(headline.epsilon)
     try:
-        shown = [one["epsilon"] for one in json.loads(DATA.findall(content)[0])["runs"]]
-    except (ValueError, LookupError, TypeError, RecursionError):
+        shown = [one["epsilon"] for one in parse_json(DATA.findall(content)[0])["runs"]]
+    except (ValueError, LookupError, TypeError):
         return ["report.html: it is not a page of a run"]
     return [] if shown == [stated] else [f"report.html: it shows epsilon {shown}, and privacy.json has {stated}"]

@@ -17,6 +17,7 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_report import PrivacyReport, report_privacy
 from sottovoce.run.recorded_inputs import recorded_graph
 from sottovoce.run.run_accountant import RunAccountant
+from sottovoce.text import parse_json
 
 LISTED = 5
 """Of so many differences each is named; the rest is counted."""
@@ -50,12 +51,12 @@ def _report(
     wanted = experiment.privacy
     return report_privacy(
         accountant, delta=wanted.delta, attackers=wanted.attackers if attackers is None else attackers,
-        target=wanted.view, final_models=wanted.and_final_models,
+        target=wanted.view, final_models=wanted.and_final_models, every=experiment.metrics.every,
     )  # fmt: skip
 
 
 def _differences(stated: Document, given: Document) -> list[str]:
-    given = json.loads(json.dumps(given))
+    given = parse_json(json.dumps(given))
     compared = {key: value for key, value in stated.items() if key in given}
     found = list(first_differences(compared, given))
     sentences = [f"privacy.json: {place} is {one!r}, and the settings give {other!r}" for place, one, other in found]

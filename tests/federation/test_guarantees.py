@@ -61,7 +61,7 @@ def test_figures_do_not_depend_on_whose_rows_are_here(plain, tables, settings):
     one, other = tables
     for here in ({"Mercy": one["Mercy"]}, other):
         accountant = build_agreement(agreement, here)
-        assert report_wanted(accountant, agreement.privacy).document() == wanted
+        assert report_wanted(accountant, agreement.experiment).document() == wanted
 
 
 def test_the_simulation_reports_what_was_agreed(plain, place, tmp_path):

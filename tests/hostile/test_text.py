@@ -66,6 +66,7 @@ def test_one_place_reads_text_and_one_writes_to_terminals():
         "text.py",
         "config.py",
         "schemas/__init__.py",
+        "core/limits.py",
         "report/page.py",
         "distributed/rank_store.py",
         "cli/terminal.py",
