@@ -246,6 +246,7 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
         "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
         **({"it holds": str(run.privacy.covers)} if run.privacy.covers is not None else {}),
         **_limits(headline, run.experiment),
+        **({"single nodes": run.privacy.attackers} if run.privacy.attackers != "none" else {}),
         "seconds of training": f"{result['seconds']:.1f}",
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",
