@@ -300,11 +300,19 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
         "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
         **({"it holds": str(run.privacy.covers)} if run.privacy.covers is not None else {}),
         **_limits(headline, run.experiment),
+        **({"single nodes": run.privacy.attackers} if _is_sampled(run) else {}),
         "seconds of training": f"{result['seconds']:.1f}",
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",
     }
     return facts(shown)
+
+
+def _is_sampled(run: "RunDocuments") -> bool:
+    """Whether nodes were left out as adversaries although nobody asked for that."""
+    victims = {one.victim for view in run.privacy.views for one in view.guarantees}
+    unasked = run.experiment.privacy.attackers == "auto" and run.privacy.sigma is not None and len(victims) > 1
+    return unasked and len(run.privacy.node_views) < len(victims)
 
 
 def _limits(headline: "PrivacyFigure | None", settings: "Experiment") -> dict[str, str]:

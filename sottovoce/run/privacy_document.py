@@ -78,7 +78,7 @@ class PrivacyDocument:
 
     `sigma` is a list where it differs from node to node, None without noise; `grid_step` is None where released values
     are on no grid; `loss` is what the headline is made of. `covers` says whom the headline covers, `final_models`
-    which of these its adversaries see beside messages.
+    which of these its adversaries see beside messages, `attackers` which single nodes are accounted for.
     """
 
     algorithm: str
@@ -96,6 +96,7 @@ class PrivacyDocument:
     sampled: PrivacyFigure | None
     grid_step: float | None
     not_covered: tuple[NotCovered, ...]
+    attackers: str
     convexity: str
     refusals: tuple[str, ...]
     loss: Loss | None
@@ -107,7 +108,7 @@ class PrivacyDocument:
         """From JSON; a key that is missing is a `KeyError`."""
         plain = (
             "algorithm", "topology", "rounds", "sigma", "clipping", "adjacency", "participation", "delta", "convexity",
-            "grid_step",
+            "grid_step", "attackers",
         )  # fmt: skip
         headline, sampled = (
             None if document[key] is None else PrivacyFigure.read(document[key]) for key in ("headline", "sampled")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 from sottovoce.config import merge, parse_experiment
@@ -76,3 +77,22 @@ def run_until(moment, place):
     checkpoint_schedule.WRITING_TIMES = 0
     MOMENTS[moment]()
     execute.run_experiment(experiment(), Path(place), resume=True)
+
+
+def run_for(calls, place):
+    """A run, or the rest of one, that dies so many calls and returns after it has locked its folder, or ends before."""
+
+    def count(*_):
+        nonlocal calls
+        calls -= 1
+        if not calls:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def lock_folder(*arguments):
+        sys.setprofile(count)
+        return inner(*arguments)
+
+    inner, execute._lock_folder = execute._lock_folder, lock_folder
+    checkpoint_schedule.WRITING_TIMES = 0
+    execute.run_experiment(experiment(), Path(place), resume=True)
+    sys.setprofile(None)

@@ -27,7 +27,7 @@ from sottovoce.run.simulation import measured_rounds
 from sottovoce.run.training_run import prepare_run
 from tests.cases import cases
 from tests.forked import forking
-from tests.run.killed import MOMENTS, experiment, run_until
+from tests.run.killed import MOMENTS, experiment, run_for, run_until
 from tests.run.test_simulation import job
 from tests.selection import rest_slow
 
@@ -129,6 +129,28 @@ def test_killed_again_and_again_it_ends_the_same(whole, tmp_path):
         die(moment, tmp_path / "try")
     run_experiment(experiment(), tmp_path / "try", resume=True)
     assert contents(tmp_path / "try") == whole
+
+
+CALLS = 40_000
+"""About as many calls of functions, and returns from them, as a run has once its folder is locked."""
+
+
+@pytest.mark.parametrize("kills", [15, pytest.param(100, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_it_ends_the_same(kills, whole, tmp_path):
+    """After calls drawn at random; a run that ends before its kill is compared, and another one begins."""
+    draw, number, killed = random.Random(kills), 0, 0
+    while killed < kills:
+        place = tmp_path / str(number)
+        process = forking().Process(target=run_for, args=(draw.randrange(1, CALLS), str(place)))
+        process.start()
+        process.join()
+        assert process.exitcode in (0, -signal.SIGKILL)
+        killed += process.exitcode == -signal.SIGKILL
+        if process.exitcode == 0 or killed % 5 == 0:
+            run_experiment(experiment(), place, resume=True)
+            assert contents(place) == whole
+            assert not list(place.glob("*.part"))
+            number += 1
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e6])

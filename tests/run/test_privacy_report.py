@@ -27,9 +27,11 @@ from sottovoce.learning.tasks import task
 from sottovoce.privacy import views
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.gaussian_dp import epsilon_of
+from sottovoce.run import attackers as choice
 from sottovoce.run.build import build_run
 from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.privacy_report import report_privacy
+from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import prepare_run
 from sottovoce.tracing import policy
 from sottovoce.tracing.policy import trace_noisy_gradients
@@ -614,6 +616,18 @@ def test_large_runs_are_sampled_unasked(monkeypatch):
         monkeypatch.setattr("sottovoce.run.attackers.NODE_ROUNDS", limit)
         monkeypatch.setattr("sottovoce.run.attackers.LARGEST", 10 * limit)
         assert report_privacy(began).attackers.startswith(said)
+
+
+def test_attackers_unasked_take_no_longer_than_is_allowed_by_an_estimate(monkeypatch):
+    """Every kind of figure counts, with final models and without; what is left out is said."""
+    accountant = RunAccountant(begun(algorithm("dp-d-sgd", sigma=2.0), RING, rounds=10))
+    each = choice.seconds_for_each(accountant)
+    for allowed, count, said in ((5.5, 5, "all 5 nodes"), (2.5, 2, "a sample of 2 of 5 nodes"), (0.5, 0, "none")):
+        monkeypatch.setattr(choice, "SECONDS", allowed * each)
+        chosen = choice.choose_attackers(accountant, "auto")
+        assert (len(chosen.nodes), chosen.description.startswith(said)) == (count, True)
+        assert chosen.description.endswith("covers those left out as well") == (count < 5)
+    assert choice.choose_attackers(accountant, 2).description.endswith("drawn with the run's seed")
 
 
 def test_one_node_alone_has_nobody_to_fear_but_everyone():
