@@ -156,6 +156,8 @@ class GrpcLinks(Endpoint):
         if self._stopping or now < edge.not_before:
             return
         edge.not_before = now + next(edge.pauses)
+        # apart from the first chunk: gRPC cannot end a stream while it still sends the two together
+        await context.send_initial_metadata(())
         await self._carry(edge, self._stream(context.read, context.write), None)
 
     async def _answer_check(self, _: object, context: grpc.aio.ServicerContext) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,17 @@ def test_what_cannot_be_read_ends_the_connection(made, what):
         assert FrameRefused(2, reason) in made.events[0]
         assert first.receive(Place(0, 0), {2}, 0.0) == {}
         assert play(first, second, range(2)) == 2
+
+
+def test_a_refusal_ends_the_stream_also_while_the_first_chunk_is_sent(made):
+    """Whether it still is, is chance: without pauses between connections some of these are."""
+    made.settings = replace(made.settings, first_pause=0.0, longest_pause=0.0)
+    with made.links(0, {2}) as first:
+        made.found_at(0, first.port)
+        for _ in range(60):
+            with RawNeighbour(made.identities[2], made.known[0]) as hostile:
+                hostile.send(GOOD)
+                assert hostile.ended()
 
 
 def test_what_is_not_accepted_is_dropped_and_the_connection_goes_on(made):
@@ -213,3 +225,4 @@ def test_whoever_asks_again_and_again_and_reads_nothing_loses_the_connection(mad
         with RawNeighbour(made.identities[2], made.known[0]) as hostile:
             hostile.send(*(2 * LONGEST_QUEUE) * [HELLO])
             until(lambda: Lost(2, "too many frames wait to be read there") in made.events[0])
+            assert hostile.ended()
