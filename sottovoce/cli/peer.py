@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sottovoce.config import Document
     from sottovoce.core.json_numbers import JSON
     from sottovoce.federation.agreement import Agreement
+    from sottovoce.federation.checking import Checks
     from sottovoce.federation.guarantees import AgreedGuarantees
 
 peer = typer.Typer(
@@ -92,6 +93,39 @@ AgreementFile = Annotated[Path, typer.Argument(help="The agreement, as sotto pee
 
 
 @peer.command()
+def check(
+    agreement: AgreementFile,
+    folder: Folder = Path("peer"),
+    wait: Annotated[float, typer.Option(min=0, help="Try again for so many seconds, until all is well.")] = 0.0,
+    against: Annotated[Path | None, typer.Option(help="Another member's agreement, to be compared first.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Reach every neighbour: one line each, and exit code 1 if something is wrong.
+
+    Example: sotto peer check agreement.toml --wait 60
+    """
+    _require_peers()
+    from sottovoce.federation.agreement import read_agreement
+    from sottovoce.federation.checking import check_neighbours
+    from sottovoce.federation.identity import load_identity
+    from sottovoce.federation.joining import member_number
+    from sottovoce.federation.member_settings import read_member_settings
+
+    agreed = read_agreement(agreement)
+    if against is not None:
+        _compare(agreement, agreed, against)
+    identity = load_identity(folder)
+    number, settings = member_number(agreed, identity), read_member_settings(folder)
+    with show_elapsed("reaching neighbours"):
+        found = check_neighbours(identity, agreed, number, bind=settings.bind, wait=wait)
+    answer(_checks_document(agreed, found), as_json, _checks_table(found))
+    if identity.member.listen and not found.answered:
+        print_note("Another process listens at this member's port, sotto peer join say: neighbours were only asked.")
+    if not found.fine:
+        raise typer.Exit(1)
+
+
+@peer.command()
 def join(
     agreement: AgreementFile,
     data: Annotated[Path | None, typer.Option(help="This member's table: .csv, .parquet or .npz.")] = None,
@@ -121,6 +155,8 @@ def join(
         if patience is not None:
             settings = settings.model_copy(update={"patience": patience})
         table = member_table(agreed, identity, settings, data)
+        if table.clipped:
+            print_note(f"Of this table {table.clipped:,} numbers lie outside the ranges of their columns: clipped.")
         with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
             result = join_federation(identity, agreed, table, settings, resume=resume, watch=Watch(tell, event))
     answer(result, as_json, _result_table(result))
@@ -142,6 +178,49 @@ def _result_table(result: "Document") -> Table:
         "folder": result["folder"],
     }
     return facts(found)
+
+
+def _compare(path: Path, agreement: "Agreement", other: Path) -> None:
+    """Refuse two agreements that are not the same, with the first key that differs."""
+    from sottovoce.federation.agreement import first_difference, read_agreement
+
+    difference = first_difference(agreement, read_agreement(other))
+    if difference is not None:
+        raise InputError(
+            f"{path} and {other} differ in {difference}", "all members take part in the same agreement",
+            "hand the right file to whoever has the other one",
+        )  # fmt: skip
+    print_note(f"{path} and {other} are the same agreement.")
+
+
+def _checks_table(checks: "Checks") -> Table:
+    table = [["neighbour", "reachable", "certificate", "agreement", "version", "clock", "round trip", "what is wrong"]]
+    for one in checks.neighbours:
+        table.append([
+            one.name, "yes" if one.tls.reachable else "no", _verdict(one.tls.right_certificate, "right", "another one"),
+            _verdict(one.same_agreement, "same", "another one"), _verdict(one.same_version, "same", str(one.version)),
+            "?" if one.clock_difference is None else f"{one.clock_difference:+.1f} s",
+            "?" if one.round_trip is None else f"{1000 * one.round_trip:.0f} ms", one.problem or "nothing",
+        ])  # fmt: skip
+    return table
+
+
+def _verdict(value: bool | None, fine: str, wrong: str) -> str:
+    return "?" if value is None else fine if value else wrong
+
+
+def _checks_document(agreement: "Agreement", checks: "Checks") -> "dict[str, JSON]":
+    neighbours: list[JSON] = [
+        {
+            "name": one.name, "reachable": one.tls.reachable, "right_certificate": one.tls.right_certificate,
+            "same_agreement": one.same_agreement, "version": one.version, "clock_difference": one.clock_difference,
+            "round_trip": one.round_trip, "problem": one.problem,
+        }
+        for one in checks.neighbours
+    ]  # fmt: skip
+    return {
+        "agreement": agreement.hash, "fine": checks.fine, "answered_others": checks.answered, "neighbours": neighbours
+    }  # fmt: skip
 
 
 def _require_peers() -> None:

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, TextIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,21 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
         file.write(text.encode(errors="backslashreplace"))
 
     write(path, write_to, private=private)
+
+
+def append_private(path: Path) -> TextIO:
+    """A file of lines to append to; if it is new, only its owner can read it."""
+    return open(path, "a", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """While this process writes for its user alone: nobody else can read files and folders that it makes."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _umask() -> int:
