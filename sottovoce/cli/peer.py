@@ -42,7 +42,7 @@ def init(
 
     Example: sotto peer init Mercy --address mercy.example:7443
     """
-    _require_peers()
+    require_peers()
     from sottovoce.federation.identity import create_identity
     from sottovoce.federation.member import SUFFIX
 
@@ -68,7 +68,7 @@ def agree(
 
     Example: sotto peer agree settings.toml *.member.toml --out agreement.toml
     """
-    _require_peers()
+    require_peers()
     from sottovoce.core.files import check_writable, write_text
     from sottovoce.federation.assembly import assemble_agreement
     from sottovoce.federation.guarantees import agreed_guarantees
@@ -104,7 +104,7 @@ def check(
 
     Example: sotto peer check agreement.toml --wait 60
     """
-    _require_peers()
+    require_peers()
     from sottovoce.federation.agreement import read_agreement
     from sottovoce.federation.checking import check_neighbours
     from sottovoce.federation.identity import load_identity
@@ -141,13 +141,15 @@ def join(
 
     Example: sotto peer join agreement.toml --data our.csv
     """
-    _require_peers()
+    require_peers()
+    from sottovoce.distributed.launch import leave_with_launcher
     from sottovoce.federation.agreement import read_agreement
     from sottovoce.federation.event_log import event_log
     from sottovoce.federation.identity import locked_identity
     from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
     from sottovoce.federation.member_settings import read_member_settings
 
+    leave_with_launcher()
     agreed = read_agreement(agreement)
     with locked_identity(folder) as identity:
         member_number(agreed, identity)
@@ -223,7 +225,8 @@ def _checks_document(agreement: "Agreement", checks: "Checks") -> "dict[str, JSO
     }  # fmt: skip
 
 
-def _require_peers() -> None:
+def require_peers() -> None:
+    """Refuse to go on without the packages that members need."""
     from sottovoce.core.extras import require_extra
 
     require_extra("peers", "cryptography", "grpc")

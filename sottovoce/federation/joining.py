@@ -90,9 +90,9 @@ def member_table(agreement: Agreement, identity: Identity, settings: MemberSetti
     return read_table(path, agreement.data.columns)
 
 
-def run_folder(identity: Identity, agreement: Agreement) -> Path:
-    """Where a member's run of an agreement lies."""
-    return identity.folder / "runs" / f"{agreement.name.replace('/', '-')}-{agreement.hash[:8]}"
+def run_folder(folder: Path, agreement: Agreement) -> Path:
+    """Where the run of an agreement lies in a member's folder."""
+    return folder / "runs" / f"{agreement.name.replace('/', '-')}-{agreement.hash[:8]}"
 
 
 def rules_of(agreement: Agreement, training_run: TrainingRun, member: int) -> LinkRules:
@@ -118,7 +118,7 @@ def join_federation(
 
     Nothing is sent before what the run costs is reserved in the member's ledger.
     """
-    member, files = member_number(agreement, identity), RunFiles(run_folder(identity, agreement))
+    member, files = member_number(agreement, identity), RunFiles(run_folder(identity.folder, agreement))
     finished = files.document(files.result)
     if finished is not None:
         return finished
