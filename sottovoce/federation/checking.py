@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -81,7 +81,7 @@ class _Check:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     @contextmanager
-    def answering(self, members: dict[int, Member], bind: str | None) -> Iterator[bool]:
+    def answering(self, members: Mapping[int, Member], bind: str | None) -> Iterator[bool]:
         """Answer neighbours that check; yields False where another process has the port, a running `join` say."""
         links = GrpcLinks(self.rules, self.identity, members, report=self._report, bind=bind, exchanges=False)
         try:
@@ -113,8 +113,8 @@ class _Check:
         with self.changed:
             known, version = number in self.asked, self.asked.get(number)
         if not known:
-            problem = f"{neighbour.name} does not listen, and has not asked; type sotto peer check there, too."
-            return NeighbourCheck(neighbour.name, TlsProbe(False), problem=problem)
+            absent = f"{neighbour.name} does not listen, and has not asked; type sotto peer check there, too."
+            return NeighbourCheck(neighbour.name, TlsProbe(False), problem=absent)
         tls = TlsProbe(True, True, accepted=True)
         if version is None:
             return NeighbourCheck(neighbour.name, tls, False, problem=other_agreement(neighbour))
