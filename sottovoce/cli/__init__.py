@@ -1,6 +1,18 @@
 """The command `sotto`, one file for each group of commands."""
 
-from sottovoce.cli import attack, compare, demo, graphs_and_data, ledger, peer, plan, privacy, run, schema
+from sottovoce.cli import (
+    attack,
+    compare,
+    demo,
+    graphs_and_data,
+    ledger,
+    peer,
+    peer_progress,
+    plan,
+    privacy,
+    run,
+    schema,
+)
 from sottovoce.cli.app import app, main
 
 __all__ = [
@@ -12,6 +24,7 @@ __all__ = [
     "ledger",
     "main",
     "peer",
+    "peer_progress",
     "plan",
     "privacy",
     "run",

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from sottovoce.demo.demonstration import DemonstratedRun, Demonstration
     from sottovoce.privacy.guarantee import PrivacyFigure
 
+FEDERATION = (
+    "sotto data split breast-cancer recipes/hospitals.toml --out tables",
+    "sotto peer rehearse recipes/hospitals.toml --data tables",
+)
+"""Commands that show members of a federation at work."""
+
 PROTECTED = {"record": "one record replaced", "user": "all data of a node replaced, so also one record"}
 
 
@@ -42,6 +48,9 @@ def demo(
         print_note(f"Page: {found.page}")
         print_note("Next, try:")
         for line in commands:
+            print_note(f"  {line}")
+        print_note("Eight hospitals, each a process with its own table, in a clone of the repository:")
+        for line in FEDERATION:
             print_note(f"  {line}")
 
 

@@ -126,6 +126,42 @@ def inspect(
         )
 
 
+@data_commands.command()
+def split(
+    name: Annotated[str, typer.Argument(help="A data set that needs no download: breast-cancer.")],
+    settings: Annotated[Path, typer.Argument(help="Settings of a federation, which name its members under [rows].")],
+    out: Annotated[Path, typer.Option(help="New folder for the tables.")] = Path("tables"),
+    as_json: Json = False,
+) -> None:
+    """Write a table for each member of a federation, to try it with.
+
+    Example: sotto data split breast-cancer recipes/hospitals.toml --out tables
+    """
+    from sottovoce.core.extras import require_extra
+
+    require_extra("peers", "cryptography")
+    from sottovoce.core.files import check_folder, write_text
+    from sottovoce.errors import InputError
+    from sottovoce.federation.assembly import read_draft
+    from sottovoce.learning.columns import read_columns
+    from sottovoce.learning.split_tables import split_table
+
+    check_folder(out)
+    if out.exists():
+        raise InputError(f"{out} exists", "tables are never overwritten", "name another with --out")
+    draft = read_draft(settings)
+    columns = read_columns(draft.data.columns, settings.parent, str(settings))
+    found = split_table(name, columns, draft.rows, draft.seed)
+    out.mkdir(parents=True)
+    table, members = [["member", "rows", "held out", "file"]], []
+    for member, made in found.items():
+        path = out / f"{member}.csv"
+        write_text(path, made.text)
+        members.append({"name": member, "rows": made.rows, "held_out": made.held_out, "file": str(path)})
+        table.append([member, str(made.rows), str(made.held_out), str(path)])
+    answer({"folder": str(out), "members": members}, as_json, table)
+
+
 def _values(column: "Column") -> str:
     if column.range is not None:
         return f"from {column.range[0]:g} to {column.range[1]:g}"

@@ -69,7 +69,7 @@ def _write(file: Path, budget: float | None, delta: float, lineage: str | None, 
 
 
 def _answer(file: Path, lineages: "list[Lineage]", delta: float, as_json: bool) -> None:
-    documents = [_document(one, delta) for one in lineages]
+    documents = [lineage_document(one, delta) for one in lineages]
     if as_json:
         answer({"version": __version__, "ledger": str(file), "lineages": documents}, True, [])
         return
@@ -77,12 +77,12 @@ def _answer(file: Path, lineages: "list[Lineage]", delta: float, as_json: bool) 
         if number:
             print_line()
         at = one.budget.delta if one.budget is not None else delta
-        show(_table(one, at))
-        for line in _lines(one, at):
+        show(lineage_table(one, at))
+        for line in lineage_lines(one, at):
             print_line(line)
 
 
-def _document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":
+def lineage_document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":
     """A lineage as JSON; figures are at the delta of its budget, or at the one that was asked for."""
     from sottovoce.core.json_numbers import to_json
 
@@ -111,7 +111,8 @@ def _run_document(run: "RunSpending", delta: float) -> "dict[str, JSON]":
     }  # fmt: skip
 
 
-def _table(lineage: "Lineage", delta: float) -> Table:
+def lineage_table(lineage: "Lineage", delta: float) -> Table:
+    """The runs on a lineage, and their total."""
     from sottovoce.privacy.composition import compose
 
     table = [["run", "state", "rounds", "epsilon promised", "spent", "counted"]]
@@ -123,7 +124,7 @@ def _table(lineage: "Lineage", delta: float) -> Table:
     return [*table, [f"lineage {lineage.name}", "", "", "", spent, counted]]
 
 
-def _lines(lineage: "Lineage", delta: float) -> list[str]:
+def lineage_lines(lineage: "Lineage", delta: float) -> list[str]:
     """The budget, what is left of it, and how the total was found."""
     lines = []
     if lineage.budget is None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sottovoce.config import Document
     from sottovoce.core.json_numbers import JSON
     from sottovoce.federation.agreement import Agreement
+    from sottovoce.federation.checking import Checks
     from sottovoce.federation.guarantees import AgreedGuarantees
 
 peer = typer.Typer(
@@ -41,7 +42,7 @@ def init(
 
     Example: sotto peer init Mercy --address mercy.example:7443
     """
-    _require_peers()
+    require_peers()
     from sottovoce.federation.identity import create_identity
     from sottovoce.federation.member import SUFFIX
 
@@ -67,7 +68,7 @@ def agree(
 
     Example: sotto peer agree settings.toml *.member.toml --out agreement.toml
     """
-    _require_peers()
+    require_peers()
     from sottovoce.core.files import check_writable, write_text
     from sottovoce.federation.assembly import assemble_agreement
     from sottovoce.federation.guarantees import agreed_guarantees
@@ -92,6 +93,39 @@ AgreementFile = Annotated[Path, typer.Argument(help="The agreement, as sotto pee
 
 
 @peer.command()
+def check(
+    agreement: AgreementFile,
+    folder: Folder = Path("peer"),
+    wait: Annotated[float, typer.Option(min=0, help="Try again for so many seconds, until all is well.")] = 0.0,
+    against: Annotated[Path | None, typer.Option(help="Another member's agreement, to be compared first.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Reach every neighbour: one line each, and exit code 1 if something is wrong.
+
+    Example: sotto peer check agreement.toml --wait 60
+    """
+    require_peers()
+    from sottovoce.federation.agreement import read_agreement
+    from sottovoce.federation.checking import check_neighbours
+    from sottovoce.federation.identity import load_identity
+    from sottovoce.federation.joining import member_number
+    from sottovoce.federation.member_settings import read_member_settings
+
+    agreed = read_agreement(agreement)
+    if against is not None:
+        _compare(agreement, agreed, against)
+    identity = load_identity(folder)
+    number, settings = member_number(agreed, identity), read_member_settings(folder)
+    with show_elapsed("reaching neighbours"):
+        found = check_neighbours(identity, agreed, number, bind=settings.bind, wait=wait)
+    answer(_checks_document(agreed, found), as_json, _checks_table(found))
+    if identity.member.listen and not found.answered:
+        print_note("Another process listens at this member's port, sotto peer join say: neighbours were only asked.")
+    if not found.fine:
+        raise typer.Exit(1)
+
+
+@peer.command()
 def join(
     agreement: AgreementFile,
     data: Annotated[Path | None, typer.Option(help="This member's table: .csv, .parquet or .npz.")] = None,
@@ -107,13 +141,15 @@ def join(
 
     Example: sotto peer join agreement.toml --data our.csv
     """
-    _require_peers()
+    require_peers()
+    from sottovoce.distributed.launch import leave_with_launcher
     from sottovoce.federation.agreement import read_agreement
     from sottovoce.federation.event_log import event_log
     from sottovoce.federation.identity import locked_identity
     from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
     from sottovoce.federation.member_settings import read_member_settings
 
+    leave_with_launcher()
     agreed = read_agreement(agreement)
     with locked_identity(folder) as identity:
         member_number(agreed, identity)
@@ -121,6 +157,8 @@ def join(
         if patience is not None:
             settings = settings.model_copy(update={"patience": patience})
         table = member_table(agreed, identity, settings, data)
+        if table.clipped:
+            print_note(f"Of this table {table.clipped:,} numbers lie outside the ranges of their columns: clipped.")
         with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
             result = join_federation(identity, agreed, table, settings, resume=resume, watch=Watch(tell, event))
     answer(result, as_json, _result_table(result))
@@ -144,7 +182,51 @@ def _result_table(result: "Document") -> Table:
     return facts(found)
 
 
-def _require_peers() -> None:
+def _compare(path: Path, agreement: "Agreement", other: Path) -> None:
+    """Refuse two agreements that are not the same, with the first key that differs."""
+    from sottovoce.federation.agreement import first_difference, read_agreement
+
+    difference = first_difference(agreement, read_agreement(other))
+    if difference is not None:
+        raise InputError(
+            f"{path} and {other} differ in {difference}", "all members take part in the same agreement",
+            "hand the right file to whoever has the other one",
+        )  # fmt: skip
+    print_note(f"{path} and {other} are the same agreement.")
+
+
+def _checks_table(checks: "Checks") -> Table:
+    table = [["neighbour", "reachable", "certificate", "agreement", "version", "clock", "round trip", "what is wrong"]]
+    for one in checks.neighbours:
+        table.append([
+            one.name, "yes" if one.tls.reachable else "no", _verdict(one.tls.right_certificate, "right", "another one"),
+            _verdict(one.same_agreement, "same", "another one"), _verdict(one.same_version, "same", str(one.version)),
+            "?" if one.clock_difference is None else f"{one.clock_difference:+.1f} s",
+            "?" if one.round_trip is None else f"{1000 * one.round_trip:.0f} ms", one.problem or "nothing",
+        ])  # fmt: skip
+    return table
+
+
+def _verdict(value: bool | None, fine: str, wrong: str) -> str:
+    return "?" if value is None else fine if value else wrong
+
+
+def _checks_document(agreement: "Agreement", checks: "Checks") -> "dict[str, JSON]":
+    neighbours: list[JSON] = [
+        {
+            "name": one.name, "reachable": one.tls.reachable, "right_certificate": one.tls.right_certificate,
+            "same_agreement": one.same_agreement, "version": one.version, "clock_difference": one.clock_difference,
+            "round_trip": one.round_trip, "problem": one.problem,
+        }
+        for one in checks.neighbours
+    ]  # fmt: skip
+    return {
+        "agreement": agreement.hash, "fine": checks.fine, "answered_others": checks.answered, "neighbours": neighbours
+    }  # fmt: skip
+
+
+def require_peers() -> None:
+    """Refuse to go on without the packages that members need."""
     from sottovoce.core.extras import require_extra
 
     require_extra("peers", "cryptography", "grpc")

@@ -224,6 +224,16 @@ def is_gone(process: int) -> bool:
     return False
 
 
+@contextmanager
+def owner_only() -> Iterator[None]:
+    """While this process writes for its user alone: nobody else can read files and folders that it makes."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)

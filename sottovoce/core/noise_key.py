@@ -105,6 +105,11 @@ class NoiseKey:
         """Whoever has the key draws the same."""
         return True
 
+    @property
+    def shared_alike(self) -> bool:
+        """All of it is drawn alike."""
+        return True
+
     def erase(self, round: int) -> None:
         """Nothing is kept for a round: its streams follow from the key."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 
@@ -26,6 +26,31 @@ def signals_blocked() -> Iterator[None]:
 def unblock_signals() -> None:
     """In a process that was started: from here on signals arrive, with those that came before."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING_SIGNALS)
+
+
+@contextmanager
+def signals_wait(stop: Callable[[], None]) -> Iterator[None]:
+    """A signal that stops calls `stop`, which ends the block in its own time; then the signal does what it would have.
+
+    Only the main thread of a process hears signals; in another one nothing changes.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+
+    def note(kind: int, _: object) -> None:
+        received.append(kind)
+        stop()
+
+    handlers = {kind: signal.signal(kind, note) for kind in STOPPING_SIGNALS}
+    try:
+        yield
+    finally:
+        for kind, handler in handlers.items():
+            signal.signal(kind, handler)
+        if received:
+            signal.raise_signal(received[0])
 
 
 def end_with_parent(pipe: int) -> None:

@@ -57,6 +57,10 @@ class RandomSource(Protocol):
     def repeatable(self) -> bool:
         """Whether another process can make the same streams."""
 
+    @property
+    def shared_alike(self) -> bool:
+        """Whether processes that each have such a source draw the same noise for nodes that share it."""
+
     def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> RandomStream:
         """The stream of one draw, at its beginning."""
 

@@ -70,6 +70,11 @@ class SecretSource:
         """Never."""
         return False
 
+    @property
+    def shared_alike(self) -> bool:
+        """Where nodes have agreed on the secrets of their pairs."""
+        return not self._makes_pair_secrets
+
     def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> AesStream:
         """The stream of a place, at its beginning."""
         from sottovoce.core.aes_stream import AesStream

@@ -32,11 +32,16 @@ class Draft(AgreedSettings):
     rows: dict[str, int]
 
 
-def assemble_agreement(settings: Path, member_files: Sequence[Path]) -> Agreement:
-    """The agreement of settings and members; the same settings give another one each time, by its random bytes."""
+def read_draft(settings: Path) -> Draft:
+    """The settings that a file holds."""
     where, document = str(settings), read_settings_file(settings)
     check_agreed_keys(document, where)
-    draft = parse_section(Draft, document, where)
+    return parse_section(Draft, document, where)
+
+
+def assemble_agreement(settings: Path, member_files: Sequence[Path]) -> Agreement:
+    """The agreement of settings and members; the same settings give another one each time, by its random bytes."""
+    where, draft = str(settings), read_draft(settings)
     members = sorted((read_member(path) for path in member_files), key=lambda member: member.name)
     for member in members:
         check_certificate(member, f"{member.name}{SUFFIX}")

@@ -64,6 +64,9 @@ class Connection:
             await asyncio.wait([*ends, writing], return_when=asyncio.FIRST_COMPLETED)
             if self._finish is not None and writing.done() and not writing.exception():
                 await asyncio.wait(ends, timeout=self._settings.farewell, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done() and isinstance(reading.exception(), Refused):  # the other side may refuse our hello, too
+                self.close()
+                await asyncio.wait([writing], timeout=self._settings.farewell)
         finally:
             reading.cancel()
             writing.cancel()

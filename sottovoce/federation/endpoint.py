@@ -53,6 +53,8 @@ class Endpoint(ABC):
         self._greeted: set[Member] = set()
         self._claims: dict[Member, Place] = {}
         self._waiting: dict[Member, Place] = {}
+        self._disagreeing: set[Member] = set()
+        self._stopped = False
 
     @abstractmethod
     def transmit(self, neighbour: Member, frame: Frame) -> None:
@@ -73,8 +75,8 @@ class Endpoint(ABC):
         self._transmit_all([(one, self._frame(Kind.MESSAGE, place, payloads[one])) for one in greeted])
 
     def meet(self, patience: float) -> Set[Member]:
-        """Wait until every neighbour has said hello once; who has not."""
-        self._wait(lambda: self._claims.keys() >= self.neighbours, patience)
+        """Wait until every neighbour has said hello once, or one has another agreement; who has not said it."""
+        self._wait(lambda: bool(self._disagreeing) or self._claims.keys() >= self.neighbours, patience)
         with self._changed:
             return self.neighbours - self._claims.keys()
 
@@ -120,6 +122,17 @@ class Endpoint(ABC):
         with self._changed:
             return tuple(self._mailbox.equivocations.values())
 
+    def stop(self) -> None:
+        """Wait no more: whoever waits, or will, is interrupted. It may be called by a signal's handler."""
+        with self._changed:
+            self._stopped = True
+            self._clock.notify(self._changed)
+
+    def disagreeing(self) -> Set[Member]:
+        """The neighbours that said hello under another agreement."""
+        with self._changed:
+            return frozenset(self._disagreeing)
+
     # --- for the carrier -------------------------------------------------------------------------------------------
 
     def reader(self) -> FrameReader:
@@ -137,6 +150,12 @@ class Endpoint(ABC):
         with self._changed:
             self._greeted.discard(neighbour)
             self._waiting.pop(neighbour, None)
+
+    def disagrees(self, neighbour: Member) -> None:
+        """A neighbour has said hello under another agreement."""
+        with self._changed:
+            self._disagreeing.add(neighbour)
+            self._clock.notify(self._changed)
 
     def arrived(self, neighbour: Member, frame: Frame) -> None:
         """Take in a frame that came over the connection of a neighbour; `Refused` if it is not accepted."""
@@ -188,7 +207,9 @@ class Endpoint(ABC):
         """Wait until something is so, no longer than this; whether it is."""
         with self._changed:
             deadline = self._clock.now() + patience
-            while not reached():
+            while self._stopped or not reached():
+                if self._stopped:
+                    raise KeyboardInterrupt
                 remaining = deadline - self._clock.now()
                 if remaining <= 0:
                     return False

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sottovoce.core.files import explaining
+from sottovoce.core.files import explaining, open_to_append
 from sottovoce.core.json_numbers import JSON
 
 SHOWN = {
@@ -24,21 +25,20 @@ SHOWN = {
 
 @contextmanager
 def event_log(path: Path | None, show: Callable[[str], None]) -> Iterator[Callable[[str, dict[str, JSON]], None]]:
-    """What is to be called with the name of an event and its facts."""
+    """What is to be called with the name of an event and its facts, from any thread."""
     rule, remedy = "events are appended to it", "name another file with --log"
+    one_at_a_time = threading.Lock()
     with explaining(path or Path(), rule, remedy):
-        lines = None if path is None else path.open("a", encoding="utf-8")
+        lines = None if path is None else open_to_append(path)
 
     def tell(name: str, facts: dict[str, JSON]) -> None:
-        if lines is not None:
-            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-            lines.write(json.dumps({"time": now, "event": name, **facts}) + "\n")
-            lines.flush()
-        if name in SHOWN:
-            words = {
-                key: ", ".join(map(str, value)) if isinstance(value, list) else value for key, value in facts.items()
-            }
-            show(SHOWN[name].format(**words))
+        with one_at_a_time:
+            if lines is not None:
+                now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+                lines.write(json.dumps({"time": now, "event": name, **facts}) + "\n")
+                lines.flush()
+            if name in SHOWN:
+                show(SHOWN[name].format(**{key: _words(value) for key, value in facts.items()}))
 
     try:
         yield tell

@@ -20,14 +20,14 @@ from sottovoce.federation.connection import Connection
 from sottovoce.federation.endpoint import NOTHING_SEEN, Endpoint
 from sottovoce.federation.event_loop import EventLoop
 from sottovoce.federation.frame_stream import CHUNK, FrameStream, StreamEnded, stream_errors
-from sottovoce.federation.frames import Frame, Reason
+from sottovoce.federation.frames import Frame, Reason, Refused
 from sottovoce.federation.identity import Identity
-from sottovoce.federation.link_events import Connected, FrameRefused, Lost, Report, StrangerRefused
+from sottovoce.federation.link_events import Checked, Connected, FrameRefused, Lost, Report, StrangerRefused
 from sottovoce.federation.link_settings import LinkSettings, Pauses
 from sottovoce.federation.links import FIRST, Place, Receipt
 from sottovoce.federation.mailbox import LinkRules
 from sottovoce.federation.member import Member
-from sottovoce.federation.neighbour_check import CLOCK
+from sottovoce.federation.neighbour_check import CLOCK, version_in
 from sottovoce.federation.secure_grpc import grpc
 from sottovoce.federation.tls import (
     CHECK,
@@ -61,7 +61,8 @@ class GrpcLinks(Endpoint):
     """The links of one member over gRPC.
 
     `members` are the public parts of its neighbours, by number. It listens at `bind`, by default at the port of its own
-    address on all interfaces, if it listens at all. `report` is told what happens.
+    address on all interfaces, if it listens at all. `report` is told what happens. Without `exchanges` it only answers
+    those that check: it takes no messages, which would be lost.
     """
 
     def __init__(
@@ -75,8 +76,10 @@ class GrpcLinks(Endpoint):
         settings: LinkSettings | None = None,
         at: Place = FIRST,
         seen: Mapping[links.Member, Receipt] = NOTHING_SEEN,
+        exchanges: bool = True,
     ) -> None:
         super().__init__(rules, at=at, seen=seen)
+        self._exchanges = exchanges
         self._identity, self._report, self._settings = identity, report, settings or LinkSettings()
         self._bind = bind or f"[::]:{str(identity.member.address).rpartition(':')[2]}"
         self._edges = {one: Edge(one, members[one], Pauses(self._settings)) for one in sorted(rules.neighbours)}
@@ -111,7 +114,7 @@ class GrpcLinks(Endpoint):
         if self._identity.member.listen:
             await self._listen()
         for edge in self._edges.values():
-            if dials(self._identity.member, edge.member):
+            if self._exchanges and dials(self._identity.member, edge.member):
                 edge.dialling = asyncio.create_task(self._keep_dialling(edge))
 
     async def _stop(self) -> None:
@@ -137,6 +140,7 @@ class GrpcLinks(Endpoint):
         handlers = {
             name: grpc.stream_stream_rpc_method_handler(answer)
             for name, answer in ((EXCHANGE, self._accept), (CHECK, self._answer_check))
+            if self._exchanges or name == CHECK
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         neighbours = [edge.member for edge in self._edges.values()]
@@ -167,6 +171,19 @@ class GrpcLinks(Endpoint):
             hello = self._hello(edge.number)
         await context.write(hello.encode())
         await context.write(CLOCK.pack(time.time()))
+        with contextlib.suppress(TimeoutError, Refused):
+            async with asyncio.timeout(self._settings.handshake):
+                greeting = await context.read()
+            self._report(Checked(edge.number, self._version_of(greeting)))
+
+    def _version_of(self, greeting: bytes) -> str | None:
+        """The version of a neighbour that checks; None under another agreement, `Refused` if it says nothing."""
+        try:
+            return version_in(bytes(greeting) if isinstance(greeting, bytes) else b"", self.rules)
+        except Refused as refusal:
+            if refusal.reason is Reason.AGREEMENT:
+                return None
+            raise
 
     async def _recognised(self, context: grpc.aio.ServicerContext) -> Edge:
         """The neighbour whose certificate a stream shows; the stream of anybody else ends here."""
@@ -243,6 +260,8 @@ class GrpcLinks(Endpoint):
 
     def _refused(self, neighbour: links.Member, reason: Reason) -> None:
         self._report(FrameRefused(neighbour, reason))
+        if reason is Reason.AGREEMENT:
+            self.disagrees(neighbour)
         if reason is Reason.EQUIVOCATION:
             for equivocation in self.equivocations():
                 if equivocation.sender == neighbour:

@@ -43,9 +43,10 @@ class AgreedGuarantees:
 def build_agreement(agreement: Agreement, tables: Mapping[str, Table]) -> RunAccountant:
     """The run of an agreement, with its accountant: with the tables that are here, by member, and zeros for the others.
 
-    Noise, batches and figures do not depend on which tables are here.
+    Noise, batches and figures do not depend on which tables are here. Members draw secret noise, and figures say so; a
+    simulation of the same agreement has a key.
     """
-    return build_accountant(agreement.experiment, tables=tables)
+    return build_accountant(agreement.experiment.model_copy(update={"noise": "secret"}), tables=tables)
 
 
 def agreed_guarantees(agreement: Agreement) -> AgreedGuarantees:

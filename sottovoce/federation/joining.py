@@ -23,9 +23,10 @@ import numpy as np
 
 from sottovoce.config import Document
 from sottovoce.core.arrays import numpy_dtype, to_numpy
-from sottovoce.core.files import write, write_text
+from sottovoce.core.files import open_to_append, owner_only, write, write_text
 from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.core.messages import Traffic
+from sottovoce.core.processes import signals_wait
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.core.threads import threads
 from sottovoce.errors import InputError
@@ -59,6 +60,7 @@ from sottovoce.run.run_ledger import planned_run
 from sottovoce.run.training_run import RunState, TrainingRun
 
 LEDGER = "ledger.db"
+ATTENDANCE = "attendance.jsonl"
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,9 @@ def member_table(agreement: Agreement, identity: Identity, settings: MemberSetti
     return read_table(path, agreement.data.columns)
 
 
-def run_folder(identity: Identity, agreement: Agreement) -> Path:
-    """Where a member's run of an agreement lies."""
-    return identity.folder / "runs" / f"{agreement.name.replace('/', '-')}-{agreement.hash[:8]}"
+def run_folder(folder: Path, agreement: Agreement) -> Path:
+    """Where the run of an agreement lies in a member's folder."""
+    return folder / "runs" / f"{agreement.name.replace('/', '-')}-{agreement.hash[:8]}"
 
 
 def rules_of(agreement: Agreement, training_run: TrainingRun, member: int) -> LinkRules:
@@ -116,7 +118,7 @@ def join_federation(
 
     Nothing is sent before what the run costs is reserved in the member's ledger.
     """
-    member, files = member_number(agreement, identity), RunFiles(run_folder(identity, agreement))
+    member, files = member_number(agreement, identity), RunFiles(run_folder(identity.folder, agreement))
     finished = files.document(files.result)
     if finished is not None:
         return finished
@@ -124,6 +126,7 @@ def join_federation(
     training_run, report = accountant.training_run, report_wanted(accountant, agreement.experiment)
     del accountant  # what was traced takes memory that training may need
     with ExitStack() as until:
+        until.enter_context(owner_only())
         database = until.enter_context(open_ledger(identity.folder / LEDGER))
         spending = Spending(database)
         privacy = _reserve(spending, agreement, report, table, settings)
@@ -133,7 +136,7 @@ def join_federation(
             raise InputError(
                 f"{agreement.name} was begun with this folder", "no step is taken twice", "go on with --resume"
             )
-        _prepare_folder(files, agreement, privacy)
+        _prepare_folder(files, agreement, privacy, 0 if begun is None else begun[0])
         guarantees = PrivacyDocument.read(privacy)
         run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member)
         until.enter_context(threads(agreement.experiment.machine.threads))
@@ -176,11 +179,21 @@ def _fingerprint(table: Table) -> str:
     return digest.hexdigest()
 
 
-def _prepare_folder(files: RunFiles, agreement: Agreement, privacy: Document) -> None:
+def _prepare_folder(files: RunFiles, agreement: Agreement, privacy: Document, played: int) -> None:
+    """Write what is known before the first round. Lines about rounds that will be played again are taken out."""
     make_folder(files.folder)
+    _keep_lines(files.metrics, played)
+    _keep_lines(files.folder / ATTENDANCE, played - 1)
     write_text(files.folder / "agreement.toml", agreement.toml(), private=True)
     write_text(files.config, _json(agreement.experiment.document()), private=True)
     write_text(files.privacy, _json(privacy), private=True)
+
+
+def _keep_lines(path: Path, last: int) -> None:
+    """Keep the lines of a file up to a round; a line that a process was killed over is not whole, and goes too."""
+    if path.exists():
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+        write_text(path, "".join(line for line in lines if json.loads(line)["round"] <= last), private=True)
 
 
 @dataclass(frozen=True)
@@ -200,12 +213,12 @@ class _MemberRun:
     def play(self, begun: tuple[int, bytes] | None) -> float:
         """Play the rounds that are left, and write the model at the end; the seconds it took."""
         started = time.monotonic()
-        with self._links(begun) as links, self._lines(self.files.folder / "attendance.jsonl") as attendance:
+        with self._links(begun) as links, open_to_append(self.files.folder / ATTENDANCE) as attendance:
             transport = self._transport(links, attendance)
-            part = self.training_run.hosted_by(transport).keyed(self._source())
+            part = self.training_run.keyed(self._source()).hosted_by(transport)
             state = _state_before(part, begun)
             self.journal.state = encode_state(state.loop_state)
-            with self._lines(self.files.metrics) as metrics:
+            with open_to_append(self.files.metrics) as metrics:
                 for _, now in part.play(state):
                     state = now
                     self.journal.state = encode_state(state.loop_state)
@@ -235,13 +248,23 @@ class _MemberRun:
             rules, self.identity, {one: self.agreement.members[one] for one in rules.neighbours}, report=self._report,
             bind=self.settings.bind, at=FIRST if begun is None else Place(begun[0], 0), seen=self.journal.seen(rules),
         )  # fmt: skip
-        with links:
+        with links, signals_wait(links.stop):
             for place, payloads in self.journal.pending().items():
                 links.send(place, payloads)
             if begun is None:
                 absent = [self.agreement.names[one] for one in sorted(links.meet(self.settings.gather))]
+                self._check_agreements(links)
                 self.watch.event("begin", {"without": list(absent)})
             yield links
+
+    def _check_agreements(self, links: GrpcLinks) -> None:
+        """Refuse to begin where a neighbour has another agreement; one that comes later is only reported."""
+        for one in sorted(links.disagreeing()):
+            raise InputError(
+                f"{self.agreement.names[one]} has another agreement than {self.agreement.hash[:8]}",
+                "all members take part in the same one",
+                "compare the two files: sotto peer check AGREEMENT --against THE-OTHER",
+            )
 
     def _transport(self, links: GrpcLinks, attendance: TextIO) -> PeerTransport:
         names = self.agreement.names
@@ -281,11 +304,6 @@ class _MemberRun:
             metrics.write(json.dumps({**line, **sent, **taken}) + "\n")
             metrics.flush()
             self.watch.event("round", {"round": state.rounds, "rounds": total, "epsilon": epsilon})
-
-    @contextmanager
-    def _lines(self, path: Path) -> Iterator[TextIO]:
-        with path.open("a", encoding="utf-8") as lines:
-            yield lines
 
     def _report(self, event: LinkEvent) -> None:
         facts: dict[str, JSON] = {}

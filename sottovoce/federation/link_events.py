@@ -39,7 +39,15 @@ class StrangerRefused:
     """Somebody connected whose certificate is none of the neighbours', though one of these has signed it."""
 
 
-LinkEvent: TypeAlias = Connected | Lost | FrameRefused | StrangerRefused | Equivocation
+@dataclass(frozen=True)
+class Checked:
+    """A neighbour asked how things are. `version` is its version of the package, None under another agreement."""
+
+    neighbour: Member
+    version: str | None
+
+
+LinkEvent: TypeAlias = Connected | Lost | FrameRefused | StrangerRefused | Checked | Equivocation
 
 Report: TypeAlias = Callable[[LinkEvent], None]
 """Called from the thread of the links; it returns at once and does not raise."""

@@ -7,8 +7,9 @@ import time
 from dataclasses import dataclass
 
 from sottovoce._version import __version__
-from sottovoce.federation.frames import FrameReader, Kind, Reason, Refused, hello_in
+from sottovoce.federation.frames import Frame, FrameReader, Hello, Kind, Reason, Refused, hello_in
 from sottovoce.federation.identity import Identity
+from sottovoce.federation.links import FIRST
 from sottovoce.federation.mailbox import LinkRules
 from sottovoce.federation.member import Member
 from sottovoce.federation.secure_grpc import grpc
@@ -57,12 +58,13 @@ def check_neighbour(identity: Identity, rules: LinkRules, neighbour: Member, tim
 
 def _ask(channel: grpc.Channel, rules: LinkRules, neighbour: Member, tls: TlsProbe, timeout: float) -> NeighbourCheck:
     asked, began = time.time(), time.perf_counter()
-    answers = channel.stream_stream(method_path(CHECK))(iter(()), timeout=timeout)
+    own = Frame(rules.agreement, FIRST, rules.member, Kind.HELLO, Hello(None).encode())
+    answers = channel.stream_stream(method_path(CHECK))(iter((own.encode(),)), timeout=timeout)
     greeting = next(answers)
     round_trip = time.perf_counter() - began
     told = next(answers)
     try:
-        version = _version_in(greeting, rules)
+        version = version_in(greeting, rules)
         (clock,) = CLOCK.unpack(told)
     except Refused as refusal:
         agreement = False if refusal.reason is Reason.AGREEMENT else None
@@ -72,10 +74,11 @@ def _ask(channel: grpc.Channel, rules: LinkRules, neighbour: Member, tls: TlsPro
     except struct.error:
         return NeighbourCheck(neighbour.name, tls, problem=f"{neighbour.name} does not tell the time.")
     ahead = clock - asked - round_trip / 2
-    return NeighbourCheck(neighbour.name, tls, True, version, ahead, round_trip)
+    problem = None if version == __version__ else other_version(neighbour, version)
+    return NeighbourCheck(neighbour.name, tls, True, version, ahead, round_trip, problem)
 
 
-def _version_in(greeting: bytes, rules: LinkRules) -> str:
+def version_in(greeting: bytes, rules: LinkRules) -> str:
     """The version of the package that a hello of the same agreement names."""
     frames = FrameReader(rules.agreement, rules.payload.length).feed(greeting)
     if len(frames) != 1 or frames[0].kind is not Kind.HELLO:
@@ -85,5 +88,15 @@ def _version_in(greeting: bytes, rules: LinkRules) -> str:
 
 def _sentence(neighbour: Member, refusal: Refused) -> str:
     if refusal.reason is Reason.AGREEMENT:
-        return f"{neighbour.name} has another agreement; compare the two files."
+        return other_agreement(neighbour)
     return f"{neighbour.name} answers in a way that this version does not understand; compare versions."
+
+
+def other_agreement(neighbour: Member) -> str:
+    """What is said of a neighbour with another agreement."""
+    return f"{neighbour.name} has another agreement; compare the two files."
+
+
+def other_version(neighbour: Member, version: str) -> str:
+    """What is said of a neighbour with another version of the package."""
+    return f"{neighbour.name} has version {version}, and this member {__version__}; install the same."

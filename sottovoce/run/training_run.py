@@ -82,7 +82,7 @@ class TrainingRun:
     def hosted_by(self, transport: Transport) -> TrainingRun:
         """The part of this run that one process plays: the nodes of `transport`, with their data alone."""
         everyone = len(transport.nodes) == self.topology.n
-        if not everyone and not self.noise_key.repeatable and self._shares_noise():
+        if not everyone and not self.noise_key.shared_alike and self._shares_noise():
             raise InputError(
                 f"secret noise of {self.algorithm.name} over processes",
                 "nodes share some of it, and processes draw it by themselves", "use one process, or leave noise out",

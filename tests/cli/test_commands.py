@@ -30,12 +30,17 @@ FINE = {
     "compare": "run",
     "data": "",
     "data inspect": "table.csv",
+    "data split": "breast-cancer settings.toml",
     "demo": "",
     "graph": "ring:6",
-    "ledger": "new.ledger --budget 1",
+    "ledger": "my.ledger",
     "noise": "--graph ring:6 --participation 2x3",
     "peer agree": "settings.toml Hill.member.toml",
+    "peer check": "agreement.toml",
     "peer init": "Hill --address hill.example:7443",
+    "peer join": "agreement.toml --data table.csv",
+    "peer rehearse": "agreement.toml --data empty",
+    "peer status": "",
     "plan": "--graph ring:6 --records 20 --rounds 6 --epsilon 2",
     "run": "try.toml",
     "schema": "account",
@@ -43,7 +48,8 @@ FINE = {
 """For each command, options that are right: each wrong input below spoils one of them."""
 
 WITH_ARGUMENTS = (
-    "graph", "run", "attack", "audit", "compare", "schema", "peer init", "peer agree", "data inspect",
+    "graph", "run", "attack", "audit", "compare", "schema", "peer init", "peer agree", "peer check", "peer join",
+    "peer rehearse", "data inspect", "data split",
 )  # fmt: skip
 """Commands that take words without an option's name."""
 
@@ -109,6 +115,9 @@ def wrong() -> list[tuple[str, list[str]]]:
                 lines += [(command, [option, value]) for value in values if fits(command, option, value)]
     lines += [("peer init", [name, "--no-listen"]) for name in ("", "../up", "Hill 2", "9", "x" * 64)]
     lines += [("peer agree", ["missing.toml", "file"]), ("peer agree", ["try.toml", "try.toml"])]
+    lines += [(f"peer {command}", [path]) for command in ("check", "join") for path in ("missing.toml", "try.toml")]
+    lines += [("peer rehearse", [path, "--data", "empty"]) for path in ("missing.toml", "broken.toml", "try.toml")]
+    lines += [("data split", ["breast-cancer", "try.toml"]), ("data split", ["moons", "missing.toml"])]
     lines += [("data inspect", [path]) for path in ("missing.csv", "file", ".", "", "one.csv", "binary.csv")]
     lines += [("graph", [spec]) for spec in TRADED["--graph"]]
     lines += [("run", [path]) for path in ("missing.toml", "broken.toml", ".", "file", "", "binary.toml", "list.json")]

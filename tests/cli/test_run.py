@@ -172,6 +172,7 @@ def test_recipes_are_valid():
     from sottovoce.config import read_settings_file
 
     recipes = sorted((Path(__file__).parents[2] / "recipes").glob("*.toml"))
+    recipes = [path for path in recipes if not path.name.startswith("hospitals")]  # settings of a federation
     assert recipes
     for path in recipes:
         document = read_settings_file(path)

@@ -99,7 +99,8 @@ def test_the_size_of_the_noise_does_not_tell_which_data_it_was_chosen_for(declar
 # --- every recipe, in small ------------------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[2]
-RECIPES = {path.stem: path for path in (*sorted(ROOT.glob("recipes/*.toml")), ROOT / "sottovoce/demo/demo.toml")}
+RUN_FILES = [path for path in sorted(ROOT.glob("recipes/*.toml")) if not path.name.startswith("hospitals")]
+RECIPES = {path.stem: path for path in (*RUN_FILES, ROOT / "sottovoce/demo/demo.toml")}
 GRAPHS = {
     r"erdos-renyi:\d+,p=[\d.]+": "erdos-renyi:6,p=0.9", r"regular:\d+,d=\d+": "regular:6,d=4",
     r"complete:\d+": "complete:6", r"exponential:\d+": "exponential:6", r"file:.*": "ring:6",

@@ -1,0 +1,136 @@
+"""`sotto peer status` and `sotto peer rehearse`: how far members are, and what they have spent."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sottovoce.cli.ledger import lineage_document, lineage_lines, lineage_table
+from sottovoce.cli.options import Json
+from sottovoce.cli.output import Table, answer, print_note, show, verbosity
+from sottovoce.cli.peer import Folder, peer, require_peers
+from sottovoce.privacy.rounding import round_up
+
+if TYPE_CHECKING:
+    from sottovoce.core.json_numbers import JSON
+    from sottovoce.federation.agreement import Agreement
+    from sottovoce.federation.member_status import MemberStatus
+    from sottovoce.federation.rehearsal import MemberProgress
+
+DELTA = 1e-5
+"""At which figures of a lineage without a budget are shown, as sotto ledger does."""
+
+
+@peer.command()
+def status(folder: Folder = Path("peer"), as_json: Json = False) -> None:
+    """What this member has done and spent; works while it takes part. Example: sotto peer status --folder peer"""
+    require_peers()
+    from sottovoce.federation.member_status import member_status
+
+    found = member_status(folder)
+    answer(_status_document(found), as_json, _runs_table(found))
+    if not as_json:
+        for lineage in found.lineages:
+            at = DELTA if lineage.budget is None else lineage.budget.delta
+            typer.echo()
+            show(lineage_table(lineage, at))
+            for line in lineage_lines(lineage, at):
+                typer.echo(line)
+
+
+def _runs_table(found: "MemberStatus") -> Table:
+    table = [["run", "rounds", "epsilon spent", "planned", "heard last", "missing", "folder"]]
+    for run in found.runs:
+        figures = [_epsilon(figure) for figure in (run.epsilon_spent, run.epsilon_planned)]
+        rounds = f"{run.rounds} of {run.agreement.training.rounds}"
+        table.append([run.agreement.name, rounds, *figures, _names(run.heard), _names(run.missing), str(run.folder)])
+    return table
+
+
+def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
+    from sottovoce.core.json_numbers import to_json
+
+    runs: list[JSON] = [
+        {
+            "name": run.agreement.name, "agreement": run.agreement.hash, "folder": str(run.folder),
+            "finished": run.finished, "round": run.rounds, "rounds": run.agreement.training.rounds,
+            "epsilon_spent": to_json(run.epsilon_spent), "epsilon_planned": to_json(run.epsilon_planned),
+            "heard": list(run.heard), "missing": list(run.missing),
+        }
+        for run in found.runs
+    ]  # fmt: skip
+    lineages: list[JSON] = [lineage_document(lineage, DELTA) for lineage in found.lineages]
+    return {"member": found.member.name, "runs": runs, "lineages": lineages}
+
+
+@peer.command()
+def rehearse(
+    agreement: Annotated[Path, typer.Argument(help="An agreement, or the settings that one is made of.")],
+    data: Annotated[Path, typer.Option(help="Folder with a table for each member, named like it.")],
+    out: Annotated[Path, typer.Option(help="New folder for the members' folders.")] = Path("rehearsal"),
+    as_json: Json = False,
+) -> None:
+    """All members on this machine, each a process of its own, with throw-away keys.
+
+    Example: sotto peer rehearse agreement.toml --data tables
+    """
+    require_peers()
+    from sottovoce.federation.rehearsal import rehearse as rehearse_members
+
+    with _shown_progress() as tell:
+        agreed, found = rehearse_members(agreement, data, out, tell)
+    members: list[JSON] = [
+        {
+            "name": one.name, "rows": one.rows, "round": one.rounds, "metric": one.metric, "value": one.value,
+            "epsilon_spent": one.epsilon, "heard": list(one.heard), "missing": list(one.missing),
+        }
+        for one in found
+    ]  # fmt: skip
+    document = {"name": agreed.name, "rounds": agreed.training.rounds, "folder": str(out), "members": members}
+    answer(document, as_json, _rehearsal_table(agreed, found))
+    if not as_json:
+        print_note(f"Folder: {out}. Its keys are for this rehearsal only; remove it when you have seen enough.")
+
+
+def _rehearsal_table(agreement: "Agreement", found: "Sequence[MemberProgress]") -> Table:
+    metric = next((one.metric for one in found if one.metric is not None), "accuracy")
+    table = [["member", "rows", "round", f"{metric}, own held-out rows", "epsilon spent", "heard", "missing"]]
+    for one in found:
+        value = "" if one.value is None else f"{one.value:.3f}"
+        rounds = f"{one.rounds} of {agreement.training.rounds}"
+        epsilon = "" if one.metric is None else _epsilon(one.epsilon)
+        heard, missing = str(len(one.heard)), _names(one.missing)
+        table.append([one.name, f"{one.rows:,}", rounds, value, epsilon, heard, missing])
+    return table
+
+
+@contextmanager
+def _shown_progress() -> "Iterator[Callable[[Agreement, Sequence[MemberProgress]], None]]":
+    """On a terminal, the table as it fills."""
+    if not verbosity.shows_progress:
+        yield lambda agreement, found: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table as Shown
+
+    with Live(console=Console(stderr=True), transient=True) as live:
+
+        def tell(agreement: "Agreement", found: "Sequence[MemberProgress]") -> None:
+            heading, *rows = _rehearsal_table(agreement, found)
+            shown = Shown(*heading, box=None)
+            for row in rows:
+                shown.add_row(*row)
+            live.update(shown)
+
+        yield tell
+
+
+def _epsilon(figure: float | None) -> str:
+    return "none is proven" if figure is None else round_up(figure)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,86 @@
+"""What a member has done and spent, read from its folder: also while it takes part in a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sottovoce.errors import InputError
+from sottovoce.federation.agreement import Agreement, read_agreement
+from sottovoce.federation.identity import load_identity
+from sottovoce.federation.joining import ATTENDANCE, LEDGER
+from sottovoce.federation.member import Member
+from sottovoce.ledger.database import open_ledger
+from sottovoce.ledger.lineages import Lineage
+from sottovoce.ledger.spending import Spending
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.privacy_document import PrivacyDocument
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run of a member: the rounds that were played, and who was heard in the last step and who was missing.
+
+    Epsilon is None where nothing is proven.
+    """
+
+    agreement: Agreement
+    folder: Path
+    finished: bool
+    rounds: int
+    epsilon_spent: float | None
+    epsilon_planned: float | None
+    heard: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """A member, its runs by name, and the lineages of data in its ledger."""
+
+    member: Member
+    runs: tuple[RunStatus, ...]
+    lineages: tuple[Lineage, ...]
+
+
+def member_status(folder: Path) -> MemberStatus:
+    """What the folder of a member says; nothing is locked or changed."""
+    member = load_identity(folder).member
+    lineages = _lineages(folder / LEDGER)
+    recorded = {run.planned.run: run.round for lineage in lineages for run in lineage.runs}
+    runs = sorted(path for path in (folder / "runs").glob("*") if (path / "agreement.toml").exists())
+    return MemberStatus(member, tuple(_run_status(path, recorded) for path in runs), lineages)
+
+
+def last_attendance(folder: Path) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
+    """Of the run in a folder: how many rounds were begun, who was heard in the last step, and who was missing."""
+    path = folder / ATTENDANCE
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if line.endswith("\n")]  # the last one may just be written
+    if not whole:
+        return 0, (), ()
+    try:
+        last = json.loads(whole[-1])
+        return last["round"] + 1, tuple(last["heard"]), tuple(last["missing"])
+    except (ValueError, KeyError, TypeError):
+        raise InputError(f"{path}: damaged", "it is written by sotto peer join", "remove the line") from None
+
+
+def _run_status(folder: Path, recorded: Mapping[str, int]) -> RunStatus:
+    """What was spent is that of all rounds that are recorded for sending, which may be more than were heard."""
+    files, agreement = RunFiles(folder), read_agreement(folder / "agreement.toml")
+    rounds, heard, missing = last_attendance(folder)
+    document = files.document(files.privacy)
+    privacy = None if document is None else PrivacyDocument.read(document)
+    sent, total = max(rounds, recorded.get(agreement.hash, 0)), agreement.training.rounds
+    spent, planned = (None if privacy is None else privacy.epsilon_after(at) for at in (sent, total))
+    return RunStatus(agreement, folder, files.result.exists(), rounds, spent, planned, heard, missing)
+
+
+def _lineages(ledger: Path) -> tuple[Lineage, ...]:
+    if not ledger.exists():
+        return ()
+    with open_ledger(ledger, read_only=True) as database:
+        return tuple(Spending(database).lineages())
