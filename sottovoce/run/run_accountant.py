@@ -41,6 +41,7 @@ class RunAccountant:
     def __init__(self, training_run: TrainingRun) -> None:
         self.training_run = training_run
         self._accounts: dict[View, Account] = {}
+        self._earlier: dict[tuple[int, View], Account] = {}
 
     @cached_property
     def system(self) -> LinearSystem:
@@ -80,8 +81,10 @@ class RunAccountant:
         return self._account(self.system, view, self.proven_kinds)
 
     def headline_after(self, rounds: int, view: View) -> Account:
-        """What the headline would rest on if the run had ended after so many rounds."""
-        return self._account(self.first_rounds(rounds), view, self.proven_kinds)
+        """What the headline would rest on if the run had ended after so many rounds; of each end and view once."""
+        if (rounds, view) not in self._earlier:
+            self._earlier[rounds, view] = self._account(self.first_rounds(rounds), view, self.proven_kinds)
+        return self._earlier[rounds, view]
 
     def first_rounds(self, rounds: int) -> LinearSystem:
         """The system of the first rounds; traced anew where more of it is affordable than of the whole run."""
