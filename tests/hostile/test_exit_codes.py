@@ -166,14 +166,17 @@ def test_a_missing_permission_is_asked_for(line, name, sotto, trained, tmp_path,
     monkeypatch.chdir(tmp_path)
     Path("try.toml").write_text(SETTINGS)
     shutil.copytree(trained(tomllib.loads(SETTINGS)), "try")
-    inner = io.open
 
-    def open_(file, *arguments, **more):
-        if isinstance(file, str | os.PathLike) and Path(file).name == name:
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(file))
-        return inner(file, *arguments, **more)
+    def refusing(inner):
+        def open_(file, *arguments, **more):
+            if isinstance(file, str | os.PathLike) and Path(file).name == name:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(file))
+            return inner(file, *arguments, **more)
 
-    monkeypatch.setattr(io, "open", open_)
+        return open_
+
+    for place in (io, os):
+        monkeypatch.setattr(place, "open", refusing(place.open))
     code, _, err = sotto(line)
     assert (code, err.count("\n")) == (2, 1), err
     assert f"try/{name}: Permission denied; " in err
