@@ -53,6 +53,7 @@ class Endpoint(ABC):
         self._greeted: set[Member] = set()
         self._claims: dict[Member, Place] = {}
         self._waiting: dict[Member, Place] = {}
+        self._disagreeing: set[Member] = set()
 
     @abstractmethod
     def transmit(self, neighbour: Member, frame: Frame) -> None:
@@ -73,8 +74,8 @@ class Endpoint(ABC):
         self._transmit_all([(one, self._frame(Kind.MESSAGE, place, payloads[one])) for one in greeted])
 
     def meet(self, patience: float) -> Set[Member]:
-        """Wait until every neighbour has said hello once; who has not."""
-        self._wait(lambda: self._claims.keys() >= self.neighbours, patience)
+        """Wait until every neighbour has said hello once, or one has another agreement; who has not said hello."""
+        self._wait(lambda: bool(self._disagreeing) or self._claims.keys() >= self.neighbours, patience)
         with self._changed:
             return self.neighbours - self._claims.keys()
 
@@ -131,6 +132,12 @@ class Endpoint(ABC):
         with self._changed:
             hello = self._hello(neighbour)
         self.transmit(neighbour, hello)
+
+    def disagrees(self, neighbour: Member) -> None:
+        """A neighbour has another agreement."""
+        with self._changed:
+            self._disagreeing.add(neighbour)
+            self._clock.notify(self._changed)
 
     def lost(self, neighbour: Member) -> None:
         """The connection is gone: whether the neighbour waits is not known any more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -100,6 +100,17 @@ class GrpcLinks(Endpoint):
             self._loop.run(self._stop(), LONGEST_START + self._settings.farewell)
         finally:
             self._loop.__exit__()
+
+    def meet(self, patience: float) -> Set[links.Member]:
+        """Wait until every neighbour has said hello; refused where one has another agreement."""
+        absent = super().meet(patience)
+        others = sorted(self._edges[one].member.name for one in self._disagreeing)
+        if others:
+            raise InputError(
+                f"{', '.join(others)}: another agreement than this member's, {self.rules.agreement.hex()[:16]}...",
+                "members exchange nothing unless their agreements are equal", "compare the hashes of your files",
+            )  # fmt: skip
+        return absent
 
     def transmit(self, neighbour: links.Member, frame: Frame) -> None:
         """Queue a frame on the connection of a neighbour."""
@@ -241,6 +252,8 @@ class GrpcLinks(Endpoint):
 
     def _refused(self, neighbour: links.Member, reason: Reason) -> None:
         self._report(FrameRefused(neighbour, reason))
+        if reason is Reason.AGREEMENT:
+            self.disagrees(neighbour)
         if reason is Reason.EQUIVOCATION:
             for equivocation in self.equivocations():
                 if equivocation.sender == neighbour:

@@ -133,6 +133,11 @@ def join_federation(
             raise InputError(
                 f"{agreement.name} was begun with this folder", "no step is taken twice", "go on with --resume"
             )
+        if begun is not None and training_run.algorithm.noise.correlation is not None:
+            raise InputError(
+                f"{agreement.name} was begun with noise that is correlated over rounds",
+                "its noise goes on from that of earlier rounds, which was erased", "make another agreement",
+            )  # fmt: skip
         _prepare_folder(files, agreement, privacy)
         guarantees = PrivacyDocument.read(privacy)
         run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member)
@@ -199,13 +204,13 @@ class _MemberRun:
 
     def play(self, begun: tuple[int, bytes] | None) -> float:
         """Play the rounds that are left, and write the model at the end; the seconds it took."""
-        started = time.monotonic()
-        with self._links(begun) as links, self._lines(self.files.folder / "attendance.jsonl") as attendance:
+        started, first = time.monotonic(), 0 if begun is None else begun[0]
+        with self._links(begun) as links, _lines(self.files.folder / "attendance.jsonl", before=first) as attendance:
             transport = self._transport(links, attendance)
             part = self.training_run.hosted_by(transport).keyed(self._source())
             state = _state_before(part, begun)
             self.journal.state = encode_state(state.loop_state)
-            with self._lines(self.files.metrics) as metrics:
+            with _lines(self.files.metrics, before=first + 1) as metrics:
                 for _, now in part.play(state):
                     state = now
                     self.journal.state = encode_state(state.loop_state)
@@ -282,11 +287,6 @@ class _MemberRun:
             metrics.flush()
             self.watch.event("round", {"round": state.rounds, "rounds": total, "epsilon": epsilon})
 
-    @contextmanager
-    def _lines(self, path: Path) -> Iterator[TextIO]:
-        with path.open("a", encoding="utf-8") as lines:
-            yield lines
-
     def _report(self, event: LinkEvent) -> None:
         facts: dict[str, JSON] = {}
         if not isinstance(event, StrangerRefused):
@@ -295,6 +295,19 @@ class _MemberRun:
         if isinstance(event, Lost | FrameRefused):
             facts["reason"] = event.reason.value if isinstance(event, FrameRefused) else event.reason
         self.watch.event(type(event).__name__, facts)
+
+
+@contextmanager
+def _lines(path: Path, *, before: int) -> Iterator[TextIO]:
+    """A file to which lines are appended. Lines of this round and later ones are written again, and so deleted first.
+
+    A line that a killed process did not end is deleted, too.
+    """
+    if path.exists():
+        whole = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
+        write_text(path, "".join(line for line in whole if json.loads(line)["round"] < before), private=True)
+    with path.open("a", encoding="utf-8") as lines:
+        yield lines
 
 
 def own_figures(part: TrainingRun, state: RunState, test_rows: int | None) -> dict[str, JSON]:
