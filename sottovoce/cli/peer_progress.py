@@ -11,6 +11,7 @@ from sottovoce.cli.ledger import lineage_document, lineage_lines, lineage_table
 from sottovoce.cli.options import Json
 from sottovoce.cli.output import Table, answer, print_note, show, verbosity
 from sottovoce.cli.peer import Folder, peer, require_peers
+from sottovoce.cli.terminal import print_line
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
@@ -34,10 +35,10 @@ def status(folder: Folder = Path("peer"), as_json: Json = False) -> None:
     if not as_json:
         for lineage in found.lineages:
             at = DELTA if lineage.budget is None else lineage.budget.delta
-            typer.echo()
+            print_line()
             show(lineage_table(lineage, at))
             for line in lineage_lines(lineage, at):
-                typer.echo(line)
+                print_line(line)
 
 
 def _runs_table(found: "MemberStatus") -> Table:

@@ -64,9 +64,8 @@ class Connection:
             await asyncio.wait([*ends, writing], return_when=asyncio.FIRST_COMPLETED)
             if self._finish is not None and writing.done() and not writing.exception():
                 await asyncio.wait(ends, timeout=self._settings.farewell, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done() and isinstance(reading.exception(), Refused):  # the other side may refuse our hello, too
-                self.close()
-                await asyncio.wait([writing], timeout=self._settings.farewell)
+            if reading.done() and _is_disagreement(reading.exception()):
+                await self._part(writing)
         finally:
             reading.cancel()
             writing.cancel()
@@ -77,6 +76,14 @@ class Connection:
         if isinstance(failure, StreamEnded | Refused):
             return str(failure)
         return "closed" if failure is None else f"it failed with {type(failure).__name__}"
+
+    async def _part(self, writing: asyncio.Task[None]) -> None:
+        """Let a neighbour with another agreement read the hello from here, so that it knows it, too."""
+        self.close()
+        ends: list[asyncio.Future[Any]] = [writing, self._dropped]
+        await asyncio.wait(ends, timeout=self._settings.farewell)
+        if self._finish is not None:
+            await self._stream.drain(self._settings.farewell)
 
     def drop(self, reason: str) -> None:
         """End at once."""
@@ -134,3 +141,7 @@ class Connection:
                 await self._news.wait()
         if self._finish is not None:
             await self._finish()
+
+
+def _is_disagreement(failure: BaseException | None) -> bool:
+    return isinstance(failure, Refused) and failure.reason is Reason.AGREEMENT

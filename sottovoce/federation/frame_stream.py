@@ -7,6 +7,7 @@ a byte at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,13 @@ class FrameStream:
                 raise Refused(Reason.FORMAT)
             patience = self._stall
         return self._received.popleft()
+
+    async def drain(self, patience: float) -> None:
+        """Leave unread what else arrives, until the other side ends the stream; no longer than `patience` seconds."""
+        with contextlib.suppress(StreamEnded, TimeoutError):
+            async with asyncio.timeout(patience):
+                while True:
+                    await self._read_chunk(patience)
 
     async def _write_chunk(self, chunk: bytes) -> None:
         with stream_errors():

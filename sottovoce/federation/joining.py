@@ -51,13 +51,14 @@ from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.report.page import write_page_of
 from sottovoce.run.fingerprint import versions
-from sottovoce.run.layout import RunFiles
+from sottovoce.run.layout import REMEDY, RULE, RunFiles
 from sottovoce.run.lock import make_folder
 from sottovoce.run.metrics import is_measured
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import PrivacyReport, report_wanted
 from sottovoce.run.run_ledger import planned_run
 from sottovoce.run.training_run import RunState, TrainingRun
+from sottovoce.text import parse_json, read_text
 
 LEDGER = "ledger.db"
 ATTENDANCE = "attendance.jsonl"
@@ -136,6 +137,11 @@ def join_federation(
             raise InputError(
                 f"{agreement.name} was begun with this folder", "no step is taken twice", "go on with --resume"
             )
+        if begun is not None and training_run.algorithm.noise.correlation is not None:
+            raise InputError(
+                f"{agreement.name} was begun with noise that is correlated over rounds",
+                "its noise goes on from that of earlier rounds, which was erased", "make another agreement",
+            )  # fmt: skip
         _prepare_folder(files, agreement, privacy, 0 if begun is None else begun[0])
         guarantees = PrivacyDocument.read(privacy)
         run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member)
@@ -192,8 +198,8 @@ def _prepare_folder(files: RunFiles, agreement: Agreement, privacy: Document, pl
 def _keep_lines(path: Path, last: int) -> None:
     """Keep the lines of a file up to a round; a line that a process was killed over is not whole, and goes too."""
     if path.exists():
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-        write_text(path, "".join(line for line in lines if json.loads(line)["round"] <= last), private=True)
+        lines = [line for line in read_text(path, RULE, REMEDY).splitlines(keepends=True) if line.endswith("\n")]
+        write_text(path, "".join(line for line in lines if parse_json(line)["round"] <= last), private=True)
 
 
 @dataclass(frozen=True)

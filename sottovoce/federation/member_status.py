@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +14,9 @@ from sottovoce.federation.member import Member
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Lineage
 from sottovoce.ledger.spending import Spending
-from sottovoce.run.layout import RunFiles
+from sottovoce.run.layout import REMEDY, RULE, RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.text import parse_json, read_text
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ def member_status(folder: Path) -> MemberStatus:
 def last_attendance(folder: Path) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
     """Of the run in a folder: how many rounds were begun, who was heard in the last step, and who was missing."""
     path = folder / ATTENDANCE
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    lines = read_text(path, RULE, REMEDY).splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith("\n")]  # the last one may just be written
     if not whole:
         return 0, (), ()
     try:
-        last = json.loads(whole[-1])
+        last = parse_json(whole[-1])
         return last["round"] + 1, tuple(last["heard"]), tuple(last["missing"])
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path}: damaged", "it is written by sotto peer join", "remove the line") from None

@@ -53,10 +53,14 @@ class Outbox:
         return None if sent is None else sent.content
 
     def note(self, receiver: Member, receipt: Receipt) -> None:
-        """A neighbour says what it has; that it has other bytes than were sent is only noted."""
+        """A neighbour says what it has; that it has other bytes than were sent is only noted.
+
+        With it earlier payloads are acknowledged, too: their acknowledgements came before, to an earlier process maybe.
+        """
         sent = self._sent.get(receiver, {}).get(receipt.place)
         if sent is not None and sent.content.digest == receipt.digest:
-            sent.acknowledged = True
+            for place, earlier in self._sent[receiver].items():
+                earlier.acknowledged = earlier.acknowledged or place <= receipt.place
         if receiver not in self.receipts or self.receipts[receiver].place <= receipt.place:
             self.receipts[receiver] = receipt
 

@@ -113,6 +113,7 @@ class PeerTransport(ShardTransport):
                     yield round
         end = Place(last, 0)
         self._unacknowledged(end, self._awaited(self.rules.receivers, end))
+        self.journal.check_receipts(self.links.receipts())
 
     def _round_to_join(self, round: int, last: int) -> int:
         if self.why_all is not None:
@@ -150,6 +151,7 @@ class PeerTransport(ShardTransport):
         if recorded is None:
             recorded = RecordedStep(_encoded(outgoing), None, {})
             self._check(place, recorded.sent)
+            self.journal.check_receipts(self.links.receipts())
             self.journal.before_send(place, recorded.sent)
         self._hold_back(place, outgoing.keys() - incoming.keys())
         self.links.send(place, recorded.sent)

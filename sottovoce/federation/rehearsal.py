@@ -168,5 +168,5 @@ def _member_progress(folder: Path, agreement: Agreement, name: str, rows: int) -
 
 
 def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = path.read_bytes().decode(errors="replace").splitlines()
     return lines[-1].removeprefix("sotto: ") if lines else "it said nothing"

@@ -1,0 +1,105 @@
+"""Kills at scripted moments of members' rounds, with a record of what members drew and what their neighbours saw."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from sottovoce.federation import joining
+from sottovoce.federation.faults import Killed
+from sottovoce.federation.grpc_links import GrpcLinks
+from sottovoce.federation.ledger_journal import LedgerJournal
+from sottovoce.federation.links import Place
+from sottovoce.federation.mailbox import Mailbox
+from sottovoce.federation.recorded_inputs import GRADIENT, RecordedInputs
+from sottovoce.ledger.steps import digest_of
+from tests.federation.grpc_members import QUICK
+
+COINS, COMPUTED, UNSTORED, STORED, SENT = "coins stored", "gradient computed", "not stored", "stored", "sent"
+RECEIVED, KEPT = "received", "received and stored"
+MOMENTS = (COINS, COMPUTED, UNSTORED, STORED, SENT, RECEIVED, KEPT)
+
+
+@dataclass
+class Kills:
+    """Which member dies where, once, and what happened: keys of coins, released values, messages that were seen."""
+
+    planned: set[tuple[str, str, Place]] = field(default_factory=set)
+    coins: dict[tuple[str, int], set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    released: dict[tuple[str, int], list[bytes]] = field(default_factory=lambda: defaultdict(list))
+    seen: dict[tuple[int, int, Place], set[str]] = field(default_factory=lambda: defaultdict(set))
+    deaths: int = 0
+
+    def pass_by(self, moment: str, place: Place) -> None:
+        """Die if this is where the member whose thread this is dies."""
+        here = (threading.current_thread().name, moment, Place(*place))
+        if here in self.planned:
+            self.planned.remove(here)
+            self.deaths += 1
+            raise Killed
+
+    def survived(self, join: Callable[[bool], object]) -> object:
+        """Take part, and again with `--resume` after every kill; what the last process returned."""
+        resume = False
+        while True:
+            try:
+                return join(resume)
+            except Killed:
+                resume = True
+
+    def watch(self, patched: pytest.MonkeyPatch) -> None:
+        """From now on members pass by here."""
+        take, send, coins = Mailbox.take, GrpcLinks.send, LedgerJournal.coins
+        note, store, received = LedgerJournal.note, LedgerJournal.before_send, LedgerJournal.received
+        rounded_sum = RecordedInputs.rounded_sum
+
+        def taken(mailbox, sender, place, payload):
+            self.seen[mailbox._rules.member, sender, place].add(digest_of(payload))
+            return take(mailbox, sender, place, payload)
+
+        def sending(links, place, payloads):
+            send(links, place, payloads)
+            self.pass_by(SENT, place)
+
+        def drawn(journal, name, key):
+            kept = coins(journal, name, key)
+            self.coins[threading.current_thread().name, name.round].add(kept)
+            self.pass_by(COINS, Place(name.round, 0))
+            return kept
+
+        def noted(journal, place, name, values):
+            note(journal, place, name, values)
+            if name == GRADIENT:
+                self.pass_by(COMPUTED, place)
+
+        def storing(journal, place, payloads):
+            self.pass_by(UNSTORED, place)
+            store(journal, place, payloads)
+            self.pass_by(STORED, place)
+
+        def receiving(journal, place, payloads):
+            self.pass_by(RECEIVED, place)
+            received(journal, place, payloads)
+            self.pass_by(KEPT, place)
+
+        def summed(inputs, gradient, noise, round):
+            stored = inputs._journal.replayed(Place(round, 0)) is not None
+            found = rounded_sum(inputs, gradient, noise, round)
+            values = self.released[threading.current_thread().name, round]
+            if not stored:
+                values.clear()
+            values.append(found.own.numpy().tobytes())
+            return found
+
+        for where, name, replaced in (
+            (Mailbox, "take", taken), (GrpcLinks, "send", sending), (LedgerJournal, "coins", drawn),
+            (LedgerJournal, "note", noted), (LedgerJournal, "before_send", storing),
+            (LedgerJournal, "received", receiving), (RecordedInputs, "rounded_sum", summed),
+        ):  # fmt: skip
+            patched.setattr(where, name, replaced)
+        patched.setattr(joining, "GrpcLinks", partial(GrpcLinks, settings=QUICK))

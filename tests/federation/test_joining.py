@@ -1,0 +1,182 @@
+"""A member's part in the run of an agreement: what it leaves behind, and what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.federation.faults import Killed
+from sottovoce.federation.links import Place
+from sottovoce.federation.member_settings import BudgetSettings
+from sottovoce.ledger.spending import DEFAULT, Spending
+from sottovoce.ledger.steps import Place as LedgerPlace
+from sottovoce.ledger.steps import Steps
+from tests.federation.clinics import QUICK, Clinics
+from tests.federation.kills import KEPT, UNSTORED, Kills
+
+PATIENT = QUICK.model_copy(update={"patience": 3.0, "gather": 3.0})
+
+
+@pytest.fixture
+def kills(monkeypatch):
+    watched = Kills()
+    watched.watch(monkeypatch)
+    return watched
+
+
+def test_a_run_ends_at_all_members_each_with_its_model_result_and_ledger(tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=4)
+    results = clinics.run(agreement)
+    neighbours = {name: agreement.neighbours(name) for name in clinics.names}
+    for name, result in results.items():
+        folder = clinics.run_folder(agreement, name)
+        assert result["rounds"] == 4
+        assert np.isfinite(np.load(folder / "model.npz")["model"]).all()
+        heard = [
+            (line["round"], line["heard"], line["missing"])
+            for line in clinics.lines(agreement, name, "attendance.jsonl")
+        ]
+        assert heard == [(round, list(neighbours[name]), []) for round in range(4)]
+        assert clinics.join(agreement, name) == result, "a finished run is not played again"
+        with clinics.ledger(name) as database:
+            spent = Spending(database).lineage(DEFAULT)
+            assert spent.counted.epsilon(agreement.privacy.delta) == pytest.approx(result["headline"]["epsilon"])
+            Steps(database, agreement.hash).verify()
+    check_what_was_seen(clinics, agreement, kills)
+
+
+def check_what_was_seen(clinics, agreement, kills):
+    """Neighbours received what the sender's ledger has, and theirs says so."""
+    for (receiver, sender, place), digests in kills.seen.items():
+        names = agreement.names[receiver], agreement.names[sender]
+        with clinics.ledger(names[1]) as database:
+            assert {Steps(database, agreement.hash).step(LedgerPlace(*place)).sent[names[0]]} == digests
+        with clinics.ledger(names[0]) as database:
+            assert {Steps(database, agreement.hash).step(LedgerPlace(*place)).received[names[1]]} == digests
+
+
+def test_no_gradient_is_in_any_ledger(tmp_path, kills, monkeypatch):
+    """Of a gradient that is released with noise only the sum is stored, even by the member whose it is."""
+    from sottovoce.federation.ledger_journal import LedgerJournal
+
+    gradients, note = [], LedgerJournal.note
+
+    def noted(journal, place, name, values):
+        if name == "gradient":
+            gradients.append(values.tobytes())
+        note(journal, place, name, values)
+
+    monkeypatch.setattr(LedgerJournal, "note", noted)
+    clinics = Clinics(tmp_path)
+    clinics.run(clinics.agree(rounds=2))
+    assert len(gradients) == 6
+    for name in clinics.names:
+        stored = b"".join(path.read_bytes() for path in (tmp_path / name).glob("ledger.db*"))
+        assert not any(gradient in stored for gradient in gradients)
+
+
+def test_a_run_that_was_begun_goes_on_only_with_resume(tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=3)
+    kills.planned.add(("Hill", KEPT, Place(1, 0)))
+
+    def hill():
+        with pytest.raises(Killed):
+            clinics.join(agreement, "Hill")
+        with pytest.raises(InputError, match=r"was begun with this folder; .*--resume"):
+            clinics.join(agreement, "Hill")
+        return clinics.join(agreement, "Hill", resume=True)
+
+    results = clinics.run(agreement, {"Hill": hill})
+    assert {result["rounds"] for result in results.values()} == {3}
+
+
+def test_a_run_that_would_pass_the_budget_is_refused_with_the_rounds_that_would_fit(tmp_path):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=4)
+    little = QUICK.model_copy(update={"budget": BudgetSettings(epsilon=2.1, delta=1e-5)})
+    with pytest.raises(Unaccountable, match="2 of its 4 rounds would still fit") as refusal:
+        clinics.join(agreement, "Hill", settings=little)
+    assert refusal.value.exit_code == 3
+    with clinics.ledger("Hill") as database:
+        assert Spending(database).lineage(DEFAULT).runs == ()
+
+
+def test_an_agreement_with_other_keys_of_this_member_is_refused(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir(), there.mkdir()
+    clinics, others = Clinics(here), Clinics(there)
+    with pytest.raises(InputError, match="the agreement has other keys of Hill"):
+        clinics.join(others.agree(), "Hill")
+
+
+def test_members_with_different_agreements_exchange_nothing_and_both_say_so(tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    one, other = clinics.agree(graph="path:3"), clinics.agree(graph="path:3")
+    ends = clinics.play({
+        "Hill": lambda: clinics.join(one, "Hill"), "Mercy": lambda: clinics.join(other, "Mercy"),
+    })  # fmt: skip
+    for name, neighbour in (("Hill", "Mercy"), ("Mercy", "Hill")):
+        assert isinstance(ends[name], InputError), ends[name]
+        assert f"{neighbour}: another agreement than this member's" in str(ends[name])
+    assert kills.seen == {}
+
+
+def test_a_folder_that_was_restored_from_a_copy_is_refused_by_a_neighbours_receipt(tmp_path, kills):
+    """And counts two releases, where it joins another agreement."""
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=5)
+    kills.planned |= {("Hill", KEPT, Place(0, 0)), ("Hill", UNSTORED, Place(3, 0))}
+    copy = tmp_path / "copy of Hill"
+
+    def hill():
+        with pytest.raises(Killed):
+            clinics.join(agreement, "Hill")
+        shutil.copytree(tmp_path / "Hill", copy)
+        with pytest.raises(Killed):
+            clinics.join(agreement, "Hill", resume=True)
+        shutil.rmtree(tmp_path / "Hill")
+        copy.rename(tmp_path / "Hill")
+        return clinics.join(agreement, "Hill", resume=True)
+
+    def other(name):
+        return lambda: clinics.join(agreement, name, settings=PATIENT)
+
+    ends = clinics.run(agreement, {"Hill": hill, "Mercy": other("Mercy"), "North": other("North")})
+    assert isinstance(ends["Hill"], InputError)
+    assert "Mercy has a message of round 2, step 0, and the last one here is of round 0, step 0" in str(ends["Hill"])
+    assert {len(digests) for digests in kills.seen.values()} == {1}, "no second release went out"
+
+    results = clinics.run(clinics.agree(rounds=2))
+    with clinics.ledger("Hill") as database:
+        found = Spending(database).lineage(DEFAULT)
+    assert len(found.runs) == 2
+    assert found.counted.epsilon(1e-5) > 1.3 * results["Hill"]["headline"]["epsilon"]
+
+
+def test_what_is_not_proven_for_members_is_refused(tmp_path):
+    clinics = Clinics(tmp_path)
+    with pytest.raises(Unaccountable):
+        clinics.join(clinics.agree('name = "zip-dl"\nstep_size = 0.5'), "Hill")
+
+
+def test_noise_that_is_correlated_over_rounds_does_not_go_on_after_a_kill(tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree('name = "anti-pgd"\nstep_size = 0.5', rounds=2)
+    kills.planned.add(("Hill", KEPT, Place(0, 0)))
+
+    def hill():
+        with pytest.raises(Killed):
+            clinics.join(agreement, "Hill")
+        return clinics.join(agreement, "Hill", resume=True)
+
+    def other(name):
+        return lambda: clinics.join(agreement, name, settings=PATIENT)
+
+    ends = clinics.run(agreement, {"Hill": hill, "Mercy": other("Mercy"), "North": other("North")})
+    assert isinstance(ends["Hill"], InputError)
+    assert "noise that is correlated over rounds" in str(ends["Hill"])

@@ -1,0 +1,61 @@
+"""Members that are killed at any moment of a round, and join again: nothing is drawn twice, and the run ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from sottovoce.federation.links import Place
+from sottovoce.ledger.steps import Steps
+from tests.federation.clinics import DP_D_SGD, Clinics
+from tests.federation.kills import COINS, MOMENTS, Kills
+
+ROUNDS = len(MOMENTS) + 1
+"""Nobody is killed in the last one: neighbours that have ended are waited for in vain."""
+
+ALGORITHMS = {
+    "dp-d-sgd": {"algorithm": DP_D_SGD},
+    "poisson": {"algorithm": DP_D_SGD, "batches": 'batch = "poisson:0.5"'},
+    "muffliato-sgd": {"algorithm": 'name = "muffliato-sgd"\nstep_size = 0.5\ngossip_steps = 3'},
+    "dp-csgp": {"algorithm": 'name = "dp-csgp"\nstep_size = 0.5'},
+    "decor": {"algorithm": 'name = "decor"\nstep_size = 0.5\nsigma_pair = 2.0'},
+}
+
+
+@pytest.fixture
+def kills(monkeypatch):
+    watched = Kills()
+    watched.watch(monkeypatch)
+    return watched
+
+
+@pytest.mark.parametrize(
+    "case", ["poisson", *(pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS if name != "poisson")]
+)
+def test_killed_at_every_moment_of_a_round_and_joined_again(tmp_path, kills, case):
+    """One member dies at another moment of each round, a neighbour in between: the run is whole all the same."""
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(**ALGORITHMS[case], rounds=ROUNDS)
+    has_coins = case == "poisson"
+    steps = 3 if case == "muffliato-sgd" else 1
+    for round, moment in enumerate(MOMENTS):
+        if moment != COINS or has_coins:
+            kills.planned.add(("Mercy", moment, Place(round, 0)))
+            kills.planned.add(("Hill", moment, Place(len(MOMENTS) - 1 - round, 0)))
+    planned = len(kills.planned)
+
+    def join(name):
+        return lambda: kills.survived(lambda resume: clinics.join(agreement, name, resume=resume))
+
+    results = clinics.run(agreement, {name: join(name) for name in clinics.names})
+    assert [result for result in results.values() if isinstance(result, BaseException)] == []
+    assert kills.deaths == planned, kills.planned
+    assert {len(digests) for digests in kills.seen.values()} == {1}
+    assert len(kills.seen) == ROUNDS * steps * 4
+    assert all(len(keys) == 1 for keys in kills.coins.values())
+    assert all(len(set(values)) == 1 for values in kills.released.values())
+    for name in clinics.names:
+        attendance = clinics.lines(agreement, name, "attendance.jsonl")
+        assert [line["missing"] for line in attendance if line["missing"]] == []
+        assert [line["round"] for line in attendance] == [round for round in range(ROUNDS) for _ in range(steps)]
+        with clinics.ledger(name) as database:
+            Steps(database, agreement.hash).verify()
