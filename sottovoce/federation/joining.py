@@ -50,7 +50,7 @@ from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.report.page import write_page_of
-from sottovoce.run.fingerprint import versions
+from sottovoce.run.fingerprint import public_fingerprint, versions
 from sottovoce.run.layout import REMEDY, RULE, RunFiles
 from sottovoce.run.lock import make_folder
 from sottovoce.run.metrics import is_measured
@@ -130,7 +130,9 @@ def join_federation(
         until.enter_context(owner_only())
         database = until.enter_context(open_ledger(identity.folder / LEDGER))
         spending = Spending(database)
-        privacy = _reserve(spending, agreement, report, table, settings)
+        promised = {"versions": versions(), "fingerprint": public_fingerprint(agreement.experiment, training_run)}
+        privacy = report.document() | promised
+        _reserve(spending, agreement, report, privacy, table, settings)
         journal = LedgerJournal(Steps(database, agreement.hash), agreement.names, _spend(spending, agreement))
         begun = journal.recorded_state()
         if begun is not None and not resume:
@@ -152,10 +154,14 @@ def join_federation(
 
 
 def _reserve(
-    spending: Spending, agreement: Agreement, report: PrivacyReport, table: Table, settings: MemberSettings
-) -> Document:
-    """Reserve what the run costs in the ledger; what the run guarantees, as JSON."""
-    privacy: Document = {**report.document(), "versions": versions()}
+    spending: Spending,
+    agreement: Agreement,
+    report: PrivacyReport,
+    privacy: Document,
+    table: Table,
+    settings: MemberSettings,
+) -> None:
+    """Reserve what the run costs in the ledger."""
     budget = settings.agreed_budget
     if budget is not None:
         spending.set_budget(budget, settings.lineage)
@@ -163,7 +169,6 @@ def _reserve(
         PrivacyDocument.read(privacy), run=agreement.hash, name=agreement.name, data=_fingerprint(table)
     )
     spending.reserve(planned, settings.lineage, loss_after=report.loss_after)
-    return privacy
 
 
 def _spend(spending: Spending, agreement: Agreement) -> Callable[[int], None]:

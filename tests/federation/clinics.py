@@ -140,7 +140,7 @@ class Clinics:
 
     def run_folder(self, agreement: Agreement, name: str) -> Path:
         with locked_identity(self.folder / name) as identity:
-            return run_folder(identity, agreement)
+            return run_folder(identity.folder, agreement)
 
     def lines(self, agreement: Agreement, name: str, file: str) -> list[dict]:
         """The lines of one of a run's files."""
