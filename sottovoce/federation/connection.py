@@ -80,7 +80,8 @@ class Connection:
     async def _part(self, writing: asyncio.Task[None]) -> None:
         """Let a neighbour with another agreement read the hello from here, so that it knows it, too."""
         self.close()
-        await asyncio.wait([writing, self._dropped], timeout=self._settings.farewell)
+        ends: list[asyncio.Future[Any]] = [writing, self._dropped]
+        await asyncio.wait(ends, timeout=self._settings.farewell, return_when=asyncio.FIRST_COMPLETED)
         if self._finish is not None:
             await self._stream.drain(self._settings.farewell)
 
