@@ -81,7 +81,7 @@ class Connection:
         """Let a neighbour with another agreement read the hello from here, so that it knows it, too."""
         self.close()
         ends: list[asyncio.Future[Any]] = [writing, self._dropped]
-        await asyncio.wait(ends, timeout=self._settings.farewell)
+        await asyncio.wait(ends, timeout=self._settings.farewell, return_when=asyncio.FIRST_COMPLETED)
         if self._finish is not None:
             await self._stream.drain(self._settings.farewell)
 

@@ -103,3 +103,16 @@ class Kills:
         ):  # fmt: skip
             patched.setattr(where, name, replaced)
         patched.setattr(joining, "GrpcLinks", partial(GrpcLinks, settings=QUICK))
+        patched.setattr(joining, "report_wanted", self._reported_once(joining.report_wanted))
+
+    def _reported_once(self, report_wanted):
+        """The same agreement has the same guarantees at all members and after every kill: computed once."""
+        lock, found = threading.Lock(), {}
+
+        def reported(accountant, experiment):
+            with lock:
+                if id(experiment) not in found:
+                    found[id(experiment)] = report_wanted(accountant, experiment)
+                return found[id(experiment)]
+
+        return reported

@@ -29,7 +29,7 @@ def kills(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "case", ["poisson", *(pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS if name != "poisson")]
+    "case", ["dp-d-sgd", *(pytest.param(name, marks=pytest.mark.slow) for name in ALGORITHMS if name != "dp-d-sgd")]
 )
 def test_killed_at_every_moment_of_a_round_and_joined_again(tmp_path, kills, case):
     """One member dies at another moment of each round, a neighbour in between: the run is whole all the same."""

@@ -12,7 +12,7 @@ from sottovoce.config import parse_experiment
 from sottovoce.core.transport import InProcess
 from sottovoce.errors import InputError
 from sottovoce.privacy.assumptions import AssumptionKind
-from sottovoce.run.build import build
+from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from tests.run.test_noise_key import DOCUMENT, NAMED
@@ -110,10 +110,10 @@ class Half(InProcess):
 def test_over_processes_noise_must_not_be_shared(name, more, allowed):
     graph = "complete:4" if name == "dp-fedavg" else "ring:4"
     document = SECRET | {"algorithm": {"name": name, "sigma": 1.0, **more}, "topology": {"graph": graph}}
-    training_run = build(parse_experiment(document))
+    training_run = build_run(parse_experiment(document))
     if allowed:
         assert len(training_run.hosted_by(Half(4)).gradients.nodes) == 2
         return
     with pytest.raises(InputError, match=f"secret noise of {name} over processes; nodes share some of it"):
         training_run.hosted_by(Half(4))
-    build(parse_experiment(document | {"noise": None})).hosted_by(Half(4))
+    build_run(parse_experiment(document | {"noise": None})).hosted_by(Half(4))
