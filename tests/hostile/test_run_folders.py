@@ -401,7 +401,7 @@ def shrink(folder):
         out = {key: smaller(value) for key, value in part.items()}
         if isinstance(out.get("mu"), float):
             out["mu"] /= 2
-            out["epsilon"] = epsilon_of(out["mu"], 1e-5)
+            out |= {"epsilon": epsilon_of(out["mu"], 1e-5)} if "epsilon" in out else {}
         return out
 
     for name in ("privacy.json", "result.json"):
