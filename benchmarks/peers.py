@@ -21,11 +21,11 @@ import numpy as np
 from benchmarks.loop import peak_gigabytes, settings
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import Identity, create_identity, load_identity
-from sottovoce.federation.links import Place
 from sottovoce.federation.mailbox import LinkRules, PayloadRule
 from sottovoce.federation.member import Member
 from sottovoce.federation.secure_grpc import grpc
 from sottovoce.federation.tls import acceptor_credentials, dialler_credentials, dials, name_option
+from sottovoce.ledger.places import Place
 
 PATIENCE, WARM_UP = 60.0, 5
 CHUNK = 1 << 20

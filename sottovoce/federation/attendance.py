@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from sottovoce.federation.links import Member, Place
+from sottovoce.federation.links import MemberNumber
+from sottovoce.ledger.places import Place
 
 MISSES = 2
 """Who was missed so often in a row is not waited for, until it is near again."""
@@ -16,8 +17,8 @@ class StepAttendance:
     """Who was heard in one gossip step, and who should have been and was not."""
 
     place: Place
-    heard: frozenset[Member]
-    missing: frozenset[Member]
+    heard: frozenset[MemberNumber]
+    missing: frozenset[MemberNumber]
 
 
 class Attendance:
@@ -29,14 +30,16 @@ class Attendance:
 
     def __init__(self, slack: int) -> None:
         self.slack = slack
-        self._misses: dict[Member, int] = {}
-        self._claim_then: dict[Member, Place | None] = {}
+        self._misses: dict[MemberNumber, int] = {}
+        self._claim_then: dict[MemberNumber, Place | None] = {}
 
-    def awaited(self, members: Iterable[Member], round: int, claims: Mapping[Member, Place]) -> frozenset[Member]:
+    def awaited(
+        self, members: Iterable[MemberNumber], round: int, claims: Mapping[MemberNumber, Place]
+    ) -> frozenset[MemberNumber]:
         """Those of these members that are worth waiting for."""
         return frozenset(one for one in members if not self._given_up(one) or self._is_back(one, round, claims))
 
-    def note(self, heard: Set[Member], missing: Set[Member], claims: Mapping[Member, Place]) -> None:
+    def note(self, heard: Set[MemberNumber], missing: Set[MemberNumber], claims: Mapping[MemberNumber, Place]) -> None:
         """Remember who was heard in a step, and who was not."""
         for one in heard:
             self._misses[one] = 0
@@ -45,10 +48,10 @@ class Attendance:
             if self._given_up(one):
                 self._claim_then[one] = claims.get(one)
 
-    def _given_up(self, member: Member) -> bool:
+    def _given_up(self, member: MemberNumber) -> bool:
         return self._misses.get(member, 0) >= MISSES
 
-    def _is_back(self, member: Member, round: int, claims: Mapping[Member, Place]) -> bool:
+    def _is_back(self, member: MemberNumber, round: int, claims: Mapping[MemberNumber, Place]) -> bool:
         then, now = self._claim_then[member], claims.get(member)
         return now is not None and (then is None or now > then) and now.round >= round - self.slack
 

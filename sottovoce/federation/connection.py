@@ -10,7 +10,7 @@ from typing import Any
 from sottovoce.federation.frame_stream import FrameStream, StreamEnded
 from sottovoce.federation.frames import Frame, Kind, Reason, Refused
 from sottovoce.federation.link_settings import LinkSettings
-from sottovoce.federation.links import Place
+from sottovoce.ledger.places import Place
 
 LONGEST_QUEUE = 256
 """Frames. A neighbour that asks for messages again and again and reads none of them loses its connection."""

@@ -23,14 +23,15 @@ from types import MappingProxyType
 
 from sottovoce.federation.clock import Clock, MonotonicClock
 from sottovoce.federation.frames import Frame, FrameReader, Hello, Kind, Reason, Refused, hello_in, receipt_in
-from sottovoce.federation.links import FIRST, Member, Place, Receipt
+from sottovoce.federation.links import FIRST, MemberNumber
 from sottovoce.federation.mailbox import Equivocation, LinkRules, Mailbox
 from sottovoce.federation.outbox import Outbox
+from sottovoce.ledger.places import Place, Receipt
 
 UNTOLD = 0.25
 """After this part of its patience a member that waits says so to those that wait for it."""
 
-NOTHING_SEEN: Mapping[Member, Receipt] = MappingProxyType({})
+NOTHING_SEEN: Mapping[MemberNumber, Receipt] = MappingProxyType({})
 
 
 class Endpoint(ABC):
@@ -44,43 +45,43 @@ class Endpoint(ABC):
         rules: LinkRules,
         *,
         at: Place = FIRST,
-        seen: Mapping[Member, Receipt] = NOTHING_SEEN,
+        seen: Mapping[MemberNumber, Receipt] = NOTHING_SEEN,
         clock: Clock | None = None,
     ) -> None:
         self.rules, self._clock = rules, clock or MonotonicClock()
         self._changed = self._clock.condition()
         self._mailbox, self._outbox = Mailbox(rules, at, seen), Outbox(rules.receivers)
-        self._greeted: set[Member] = set()
-        self._claims: dict[Member, Place] = {}
-        self._waiting: dict[Member, Place] = {}
-        self._disagreeing: set[Member] = set()
+        self._greeted: set[MemberNumber] = set()
+        self._claims: dict[MemberNumber, Place] = {}
+        self._waiting: dict[MemberNumber, Place] = {}
+        self._disagreeing: set[MemberNumber] = set()
         self._stopped = False
 
     @abstractmethod
-    def transmit(self, neighbour: Member, frame: Frame) -> None:
+    def transmit(self, neighbour: MemberNumber, frame: Frame) -> None:
         """Hand a frame to the connection of a neighbour, without waiting; drop it if there is none."""
 
     @property
-    def neighbours(self) -> Set[Member]:
+    def neighbours(self) -> Set[MemberNumber]:
         """All members that this one sends to or receives from."""
         return self.rules.neighbours
 
     # --- for the round loop ----------------------------------------------------------------------------------------
 
-    def send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Keep the payloads, and transmit them to those that said hello; the others get them when they do."""
         with self._changed:
             self._outbox.put(place, payloads)
             greeted = sorted(self._greeted & payloads.keys())
         self._transmit_all([(one, self._frame(Kind.MESSAGE, place, payloads[one])) for one in greeted])
 
-    def meet(self, patience: float) -> Set[Member]:
+    def meet(self, patience: float) -> Set[MemberNumber]:
         """Wait until every neighbour has said hello once, or one has another agreement; who has not said it."""
         self._wait(lambda: bool(self._disagreeing) or self._claims.keys() >= self.neighbours, patience)
         with self._changed:
             return self.neighbours - self._claims.keys()
 
-    def receive(self, place: Place, senders: Set[Member], patience: float) -> dict[Member, bytes]:
+    def receive(self, place: Place, senders: Set[MemberNumber], patience: float) -> dict[MemberNumber, bytes]:
         """Move on to a place, and wait for its payloads."""
         with self._changed:
             due = self._mailbox.advance(place)
@@ -91,7 +92,7 @@ class Endpoint(ABC):
         with self._changed:
             return self._mailbox.at_hand(place, sorted(senders))
 
-    def unacknowledged(self, before: Place, receivers: Set[Member], patience: float) -> Set[Member]:
+    def unacknowledged(self, before: Place, receivers: Set[MemberNumber], patience: float) -> Set[MemberNumber]:
         """Wait until everything before a place is acknowledged by these neighbours; who has not done so."""
         self._wait_and_tell(before, lambda: not any(self._outbox.owes(one, before) for one in receivers), patience)
         with self._changed:
@@ -102,17 +103,17 @@ class Endpoint(ABC):
         with self._changed:
             self._outbox.forget(before)
 
-    def claims(self) -> dict[Member, Place]:
+    def claims(self) -> dict[MemberNumber, Place]:
         """The place that each neighbour says it has reached."""
         with self._changed:
             return dict(self._claims)
 
-    def waiting(self) -> dict[Member, Place]:
+    def waiting(self) -> dict[MemberNumber, Place]:
         """Connected neighbours that wait for messages themselves, and where."""
         with self._changed:
             return dict(self._waiting)
 
-    def receipts(self) -> dict[Member, Receipt]:
+    def receipts(self) -> dict[MemberNumber, Receipt]:
         """What each neighbour says that it has from this member, for its newest place."""
         with self._changed:
             return dict(self._outbox.receipts)
@@ -128,7 +129,7 @@ class Endpoint(ABC):
             self._stopped = True
             self._clock.notify(self._changed)
 
-    def disagreeing(self) -> Set[Member]:
+    def disagreeing(self) -> Set[MemberNumber]:
         """The neighbours that said hello under another agreement."""
         with self._changed:
             return frozenset(self._disagreeing)
@@ -139,25 +140,25 @@ class Endpoint(ABC):
         """What puts the frames of a new connection together."""
         return FrameReader(self.rules.agreement, self.rules.payload.length)
 
-    def connected(self, neighbour: Member) -> None:
+    def connected(self, neighbour: MemberNumber) -> None:
         """A connection is up: say hello."""
         with self._changed:
             hello = self._hello(neighbour)
         self.transmit(neighbour, hello)
 
-    def lost(self, neighbour: Member) -> None:
+    def lost(self, neighbour: MemberNumber) -> None:
         """The connection is gone: whether the neighbour waits is not known any more."""
         with self._changed:
             self._greeted.discard(neighbour)
             self._waiting.pop(neighbour, None)
 
-    def disagrees(self, neighbour: Member) -> None:
+    def disagrees(self, neighbour: MemberNumber) -> None:
         """A neighbour has said hello under another agreement."""
         with self._changed:
             self._disagreeing.add(neighbour)
             self._clock.notify(self._changed)
 
-    def arrived(self, neighbour: Member, frame: Frame) -> None:
+    def arrived(self, neighbour: MemberNumber, frame: Frame) -> None:
         """Take in a frame that came over the connection of a neighbour; `Refused` if it is not accepted."""
         if frame.kind is Kind.ACKNOWLEDGEMENT:
             self._hash_sent(neighbour, frame.place)
@@ -173,14 +174,14 @@ class Endpoint(ABC):
             self._clock.notify(self._changed)
         self._transmit_all(frames)
 
-    def _hash_sent(self, neighbour: Member, place: Place) -> None:
+    def _hash_sent(self, neighbour: MemberNumber, place: Place) -> None:
         """Compute the digest that an acknowledgement is compared with, while the round loop goes on."""
         with self._changed:
             content = self._outbox.content(neighbour, place)
         if content is not None:
             _ = content.digest
 
-    def _taken(self, neighbour: Member, frame: Frame) -> list[tuple[Member, Frame]]:
+    def _taken(self, neighbour: MemberNumber, frame: Frame) -> list[tuple[MemberNumber, Frame]]:
         """Note what a frame says; the frames that answer it."""
         if frame.kind is Kind.ACKNOWLEDGEMENT:
             self._outbox.note(neighbour, receipt_in(frame))
@@ -225,9 +226,9 @@ class Endpoint(ABC):
     def _frame(self, kind: Kind, place: Place, payload: bytes = b"") -> Frame:
         return Frame(self.rules.agreement, place, self.rules.member, kind, payload)
 
-    def _hello(self, neighbour: Member) -> Frame:
+    def _hello(self, neighbour: MemberNumber) -> Frame:
         return self._frame(Kind.HELLO, self._mailbox.at, Hello(self._mailbox.newest_receipt(neighbour)).encode())
 
-    def _transmit_all(self, frames: list[tuple[Member, Frame]]) -> None:
+    def _transmit_all(self, frames: list[tuple[MemberNumber, Frame]]) -> None:
         for neighbour, frame in frames:
             self.transmit(neighbour, frame)

@@ -13,7 +13,8 @@ from enum import Enum, IntEnum
 
 from sottovoce._version import __version__
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.links import Member, Place, Receipt
+from sottovoce.federation.links import MemberNumber
+from sottovoce.ledger.places import Place, Receipt
 
 VERSION = 1
 """Of the protocol. Members with different ones do not talk to each other."""
@@ -64,7 +65,7 @@ class Frame:
 
     agreement: bytes
     place: Place
-    sender: Member
+    sender: MemberNumber
     kind: Kind
     payload: bytes = b""
 

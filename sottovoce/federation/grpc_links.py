@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Self
 
 from sottovoce.errors import InputError
-from sottovoce.federation import links
 from sottovoce.federation.connection import Connection
 from sottovoce.federation.endpoint import NOTHING_SEEN, Endpoint
 from sottovoce.federation.event_loop import EventLoop
@@ -24,7 +23,7 @@ from sottovoce.federation.frames import Frame, Reason, Refused
 from sottovoce.federation.identity import Identity
 from sottovoce.federation.link_events import Checked, Connected, FrameRefused, Lost, Report, StrangerRefused
 from sottovoce.federation.link_settings import LinkSettings, Pauses
-from sottovoce.federation.links import FIRST, Place, Receipt
+from sottovoce.federation.links import FIRST, MemberNumber
 from sottovoce.federation.mailbox import LinkRules
 from sottovoce.federation.member import Member
 from sottovoce.federation.neighbour_check import CLOCK, version_in
@@ -40,6 +39,7 @@ from sottovoce.federation.tls import (
     name_option,
     recognise,
 )
+from sottovoce.ledger.places import Place, Receipt
 
 LONGEST_START = 30.0
 """Seconds in which a member listens, on a busy machine too, and in which all has ended after the last frames."""
@@ -49,7 +49,7 @@ LONGEST_START = 30.0
 class Edge:
     """One neighbour: its connection, if there is one, and when it may begin another."""
 
-    number: links.Member
+    number: MemberNumber
     member: Member
     pauses: Pauses
     connection: Connection | None = None
@@ -69,13 +69,13 @@ class GrpcLinks(Endpoint):
         self,
         rules: LinkRules,
         identity: Identity,
-        members: Mapping[links.Member, Member],
+        members: Mapping[MemberNumber, Member],
         *,
         report: Report,
         bind: str | None = None,
         settings: LinkSettings | None = None,
         at: Place = FIRST,
-        seen: Mapping[links.Member, Receipt] = NOTHING_SEEN,
+        seen: Mapping[MemberNumber, Receipt] = NOTHING_SEEN,
         exchanges: bool = True,
     ) -> None:
         super().__init__(rules, at=at, seen=seen)
@@ -104,7 +104,7 @@ class GrpcLinks(Endpoint):
         finally:
             self._loop.__exit__()
 
-    def transmit(self, neighbour: links.Member, frame: Frame) -> None:
+    def transmit(self, neighbour: MemberNumber, frame: Frame) -> None:
         """Queue a frame on the connection of a neighbour."""
         connection = self._edges[neighbour].connection
         if connection is not None:
@@ -251,14 +251,14 @@ class GrpcLinks(Endpoint):
             if time.monotonic() - began > self._settings.longest_pause:
                 edge.pauses.reset()
 
-    async def _take_in(self, neighbour: links.Member, frame: Frame) -> None:
+    async def _take_in(self, neighbour: MemberNumber, frame: Frame) -> None:
         """Have a frame checked: long messages beside the event loop, since their digests take milliseconds."""
         if self.rules.payload.length < CHUNK:
             self.arrived(neighbour, frame)
         else:
             await asyncio.to_thread(self.arrived, neighbour, frame)
 
-    def _refused(self, neighbour: links.Member, reason: Reason) -> None:
+    def _refused(self, neighbour: MemberNumber, reason: Reason) -> None:
         self._report(FrameRefused(neighbour, reason))
         if reason is Reason.AGREEMENT:
             self.disagrees(neighbour)

@@ -39,7 +39,7 @@ from sottovoce.federation.identity import Identity
 from sottovoce.federation.ledger_journal import LedgerJournal
 from sottovoce.federation.link_events import FrameRefused, LinkEvent, Lost, StrangerRefused
 from sottovoce.federation.link_rules import link_rules
-from sottovoce.federation.links import FIRST, Place
+from sottovoce.federation.links import FIRST
 from sottovoce.federation.mailbox import Equivocation, LinkRules
 from sottovoce.federation.member_settings import MemberSettings
 from sottovoce.federation.member_state import decode_state, encode_state
@@ -47,6 +47,7 @@ from sottovoce.federation.pair_secrets import pair_secrets
 from sottovoce.federation.peer_transport import PeerTransport, peer_transport
 from sottovoce.learning.tables import Table, read_table
 from sottovoce.ledger.database import open_ledger
+from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.report.page import write_page_of

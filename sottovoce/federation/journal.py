@@ -8,14 +8,15 @@ from typing import NamedTuple, Protocol
 
 from sottovoce.core.arrays import Reals
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.links import Member, Place, Receipt
+from sottovoce.federation.links import MemberNumber
+from sottovoce.ledger.places import Place, Receipt
 
 
 class RecordedStep(NamedTuple):
     """What was recorded of a step: what is sent to whom, what was received, once that is known, and what was noted."""
 
-    sent: Mapping[Member, bytes]
-    received: Mapping[Member, bytes] | None
+    sent: Mapping[MemberNumber, bytes]
+    received: Mapping[MemberNumber, bytes] | None
     answers: Mapping[str, Reals]
 
 
@@ -28,10 +29,10 @@ class Journal(Protocol):
     def forget_note(self, place: Place, name: str) -> None:
         """Leave out what was noted: it is not needed to play the step again."""
 
-    def before_send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def before_send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Record all payloads of a step; nothing of it has left yet. Another record for the same place is refused."""
 
-    def received(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def received(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Record what was received in a step; who is not among them was missing."""
 
     def replayed(self, place: Place) -> RecordedStep | None:
@@ -40,7 +41,7 @@ class Journal(Protocol):
     def newest(self) -> Place | None:
         """The newest place of which anything is recorded."""
 
-    def check_receipts(self, receipts: Mapping[Member, Receipt]) -> None:
+    def check_receipts(self, receipts: Mapping[MemberNumber, Receipt]) -> None:
         """Refuse to go on where neighbours have received what is not recorded here: the record was put back."""
 
 
@@ -59,14 +60,14 @@ class MemoryJournal:
         """Keep it no longer."""
         del self._noted[name]
 
-    def before_send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def before_send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Keep the payloads."""
         if place in self.steps:
             raise SottovoceError(f"a second message for round {place.round}, step {place.step}; it was not sent")
         self.steps[place] = RecordedStep(dict(payloads), None, self._noted)
         self._noted = {}
 
-    def received(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def received(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Keep what was received beside what was sent."""
         self.steps[place] = self.steps[place]._replace(received=dict(payloads))
 
@@ -78,7 +79,7 @@ class MemoryJournal:
         """Of those that were kept."""
         return max(self.steps, default=None)
 
-    def check_receipts(self, receipts: Mapping[Member, Receipt]) -> None:
+    def check_receipts(self, receipts: Mapping[MemberNumber, Receipt]) -> None:
         """Memory is never put back."""
 
 
@@ -91,10 +92,10 @@ class NoJournal:
     def forget_note(self, place: Place, name: str) -> None:
         """Nothing was."""
 
-    def before_send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def before_send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Nothing is kept."""
 
-    def received(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def received(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Nothing is kept."""
 
     def replayed(self, place: Place) -> RecordedStep | None:
@@ -105,5 +106,5 @@ class NoJournal:
         """There is none."""
         return None
 
-    def check_receipts(self, receipts: Mapping[Member, Receipt]) -> None:
+    def check_receipts(self, receipts: Mapping[MemberNumber, Receipt]) -> None:
         """Nothing is recorded that could be behind."""

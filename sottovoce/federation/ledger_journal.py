@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from sottovoce.core.arrays import Reals
 from sottovoce.core.random_streams import StreamName
 from sottovoce.federation.journal import RecordedStep
-from sottovoce.federation.links import Member, Place, Receipt
+from sottovoce.federation.links import MemberNumber
 from sottovoce.federation.mailbox import LinkRules
 from sottovoce.federation.member_state import decode_arrays, encode_arrays
-from sottovoce.ledger import steps as ledger_steps
+from sottovoce.ledger.places import Place, Receipt
 from sottovoce.ledger.steps import Steps
 
 KEPT_ROUNDS = 8
@@ -41,27 +41,27 @@ class LedgerJournal:
 
     def coins(self, name: StreamName, key: bytes) -> bytes:
         """The key of a batch's coins: the recorded one, or this one, which is on the disk when the call returns."""
-        return self._steps.record_coins(_at(Place(name.round, 0)), key)
+        return self._steps.record_coins(Place(name.round, 0), key)
 
-    def before_send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def before_send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """One transaction: all payloads, what was computed and drawn for them, and the state before the round."""
         outgoing = {self._names[member]: payload for member, payload in payloads.items()}
         self._spend(place.round + 1)
         model = self.state if place.step == 0 else None
-        self._steps.record_step(_at(place), outgoing, released=encode_arrays(self._noted), model=model)
+        self._steps.record_step(place, outgoing, released=encode_arrays(self._noted), model=model)
         self._noted = {}
         if place.step == 0 and place.round % KEPT_ROUNDS == 0 and place.round > KEPT_ROUNDS:
-            self._steps.forget(_at(Place(place.round - KEPT_ROUNDS, 0)))
+            self._steps.forget(Place(place.round - KEPT_ROUNDS, 0))
 
-    def received(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def received(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """What was received, before it is used."""
-        self._steps.record_received(_at(place), {self._names[member]: payload for member, payload in payloads.items()})
+        self._steps.record_received(place, {self._names[member]: payload for member, payload in payloads.items()})
 
     # --- after a restart -------------------------------------------------------------------------------------------
 
     def replayed(self, place: Place) -> RecordedStep | None:
         """What is recorded of a step."""
-        found = self._steps.step(_at(place))
+        found = self._steps.step(place)
         if found is None:
             return None
         sent, incoming = self._by_number(found.outgoing), self._by_number(found.incoming)
@@ -69,43 +69,34 @@ class LedgerJournal:
 
     def newest(self) -> Place | None:
         """The newest place that is recorded."""
-        found = self._steps.newest()
-        return None if found is None else Place(*found)
+        return self._steps.newest()
 
     def recorded_state(self) -> tuple[int, bytes] | None:
         """The newest round that was begun, and the state before it."""
         newest = self.newest()
-        found = None if newest is None else self._steps.step(_at(Place(newest.round, 0)))
+        found = None if newest is None else self._steps.step(Place(newest.round, 0))
         return None if found is None or newest is None or found.model is None else (newest.round, found.model)
 
     def steps_recorded(self) -> int:
         """How many steps were recorded for sending, by this process and earlier ones."""
         return self._steps.count()
 
-    def pending(self) -> dict[Place, dict[Member, bytes]]:
+    def pending(self) -> dict[Place, dict[MemberNumber, bytes]]:
         """Payloads that neighbours may still be waiting for."""
-        found: dict[Place, dict[Member, bytes]] = {}
+        found: dict[Place, dict[MemberNumber, bytes]] = {}
         for message in self._steps.pending():
-            found.setdefault(Place(*message.place), {})[self._numbers[message.receiver]] = message.payload
+            found.setdefault(message.place, {})[self._numbers[message.receiver]] = message.payload
         return found
 
-    def seen(self, rules: LinkRules) -> dict[Member, Receipt]:
+    def seen(self, rules: LinkRules) -> dict[MemberNumber, Receipt]:
         """What was received last from each neighbour."""
         receipts = {sender: self._steps.receipt(self._names[sender]) for sender in rules.senders}
-        return {
-            sender: Receipt(Place(*one.place), bytes.fromhex(one.digest))
-            for sender, one in receipts.items()
-            if one is not None
-        }
+        return {sender: one for sender, one in receipts.items() if one is not None}
 
-    def check_receipts(self, receipts: Mapping[Member, Receipt]) -> None:
+    def check_receipts(self, receipts: Mapping[MemberNumber, Receipt]) -> None:
         """Refuse a ledger that is behind what a neighbour has received: it was put back from a copy."""
         for member, receipt in receipts.items():
-            self._steps.check_receipt(self._names[member], _at(receipt.place), receipt.digest.hex())
+            self._steps.check_receipt(self._names[member], receipt)
 
-    def _by_number(self, payloads: Mapping[str, bytes]) -> dict[Member, bytes]:
+    def _by_number(self, payloads: Mapping[str, bytes]) -> dict[MemberNumber, bytes]:
         return {self._numbers[name]: payload for name, payload in payloads.items()}
-
-
-def _at(place: Place) -> ledger_steps.Place:
-    return ledger_steps.Place(*place)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from sottovoce.federation.frames import Reason
-from sottovoce.federation.links import Member
+from sottovoce.federation.links import MemberNumber
 from sottovoce.federation.mailbox import Equivocation
 
 
@@ -15,14 +15,14 @@ from sottovoce.federation.mailbox import Equivocation
 class Connected:
     """A neighbour is connected, has shown its certificate, and has said hello under the same agreement."""
 
-    neighbour: Member
+    neighbour: MemberNumber
 
 
 @dataclass(frozen=True)
 class Lost:
     """A neighbour that was connected is not any more."""
 
-    neighbour: Member
+    neighbour: MemberNumber
     reason: str
 
 
@@ -30,7 +30,7 @@ class Lost:
 class FrameRefused:
     """A neighbour sent a frame that was not accepted; told once for each reason and connection."""
 
-    neighbour: Member
+    neighbour: MemberNumber
     reason: Reason
 
 
@@ -43,7 +43,7 @@ class StrangerRefused:
 class Checked:
     """A neighbour asked how things are. `version` is its version of the package, None under another agreement."""
 
-    neighbour: Member
+    neighbour: MemberNumber
     version: str | None
 
 

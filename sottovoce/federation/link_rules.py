@@ -13,7 +13,7 @@ from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.federation.links import Member
+from sottovoce.federation.links import MemberNumber
 from sottovoce.federation.mailbox import LinkRules, PayloadRule
 
 ANY = (-math.inf, math.inf)
@@ -44,7 +44,7 @@ def link_rules(
     agreement: bytes,
     algorithm: Algorithm,
     topology: Topology,
-    member: Member,
+    member: MemberNumber,
     *,
     rounds: int,
     dimension: int,

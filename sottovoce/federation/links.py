@@ -8,28 +8,15 @@ adds the wire.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from typing import NamedTuple, Protocol, Self, TypeAlias
+from typing import Protocol, Self, TypeAlias
 
-Member: TypeAlias = int
+from sottovoce.ledger.places import Place, Receipt
+
+MemberNumber: TypeAlias = int
 """A member, by the number of its node in the agreement."""
-
-
-class Place(NamedTuple):
-    """Where a message belongs: a gossip step of a round of the agreement. Places are ordered."""
-
-    round: int
-    step: int
-
 
 FIRST = Place(0, 0)
 """The place of the first messages of a run."""
-
-
-class Receipt(NamedTuple):
-    """What a receiver says that it has: the SHA-256 of the payload of one place."""
-
-    place: Place
-    digest: bytes
 
 
 class Links(Protocol):
@@ -45,7 +32,7 @@ class Links(Protocol):
     """
 
     @property
-    def neighbours(self) -> Set[Member]:
+    def neighbours(self) -> Set[MemberNumber]:
         """All members that this one sends to or receives from."""
 
     @property
@@ -56,20 +43,20 @@ class Links(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def meet(self, patience: float) -> Set[Member]:
+    def meet(self, patience: float) -> Set[MemberNumber]:
         """Wait until every neighbour has said where it stands, or patience is over; who has not."""
 
-    def send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Start to send a payload to each of some neighbours."""
 
-    def receive(self, place: Place, senders: Set[Member], patience: float) -> dict[Member, bytes]:
+    def receive(self, place: Place, senders: Set[MemberNumber], patience: float) -> dict[MemberNumber, bytes]:
         """The payloads of these neighbours for a place, as soon as all are there or `patience` seconds are over.
 
         This member is at that place from now on: neighbours may be a little ahead of it, and what is older arrives too
         late. Whoever is left without an answer for some time is told that this member waits itself.
         """
 
-    def unacknowledged(self, before: Place, receivers: Set[Member], patience: float) -> Set[Member]:
+    def unacknowledged(self, before: Place, receivers: Set[MemberNumber], patience: float) -> Set[MemberNumber]:
         """Wait until everything before a place is acknowledged by these neighbours, or patience is over; who owes.
 
         Neighbours are told that this member waits, as in `receive`.
@@ -78,13 +65,13 @@ class Links(Protocol):
     def forget(self, before: Place) -> None:
         """Send payloads of earlier places no more; nobody has use for them."""
 
-    def claims(self) -> dict[Member, Place]:
+    def claims(self) -> dict[MemberNumber, Place]:
         """The place that each neighbour says it has reached, as far as it has said anything."""
 
-    def waiting(self) -> dict[Member, Place]:
+    def waiting(self) -> dict[MemberNumber, Place]:
         """Connected neighbours that wait for messages themselves, and the place they wait at."""
 
-    def receipts(self) -> dict[Member, Receipt]:
+    def receipts(self) -> dict[MemberNumber, Receipt]:
         """Of the newest place for which each neighbour says that it has a payload of this member, what it has.
 
         A ledger that knows nothing of that place, or other bytes, was rolled back.

@@ -16,7 +16,8 @@ import numpy as np
 
 from sottovoce.core.arrays import Precision, Reals
 from sottovoce.federation.frames import Reason, Refused
-from sottovoce.federation.links import Member, Place, Receipt
+from sottovoce.federation.links import MemberNumber
+from sottovoce.ledger.places import Place, Receipt
 
 AHEAD = 2
 """So many places a neighbour may be ahead. Who sends the next message once the one before it is acknowledged stays
@@ -69,15 +70,15 @@ class LinkRules:
     """What the agreement says about one member's links: who speaks to whom, and what messages must be."""
 
     agreement: bytes
-    member: Member
-    senders: frozenset[Member]
-    receivers: frozenset[Member]
+    member: MemberNumber
+    senders: frozenset[MemberNumber]
+    receivers: frozenset[MemberNumber]
     rounds: int
     steps: int
     payload: PayloadRule
 
     @property
-    def neighbours(self) -> frozenset[Member]:
+    def neighbours(self) -> frozenset[MemberNumber]:
         """All members that this one sends to or receives from."""
         return self.senders | self.receivers
 
@@ -95,7 +96,7 @@ class LinkRules:
 class Equivocation(NamedTuple):
     """Two different messages of one sender for one place, by their SHA-256. Only the first may be used."""
 
-    sender: Member
+    sender: MemberNumber
     place: Place
     first: bytes
     second: bytes
@@ -107,16 +108,16 @@ class Mailbox:
     `seen` are receipts of an earlier process of the same member.
     """
 
-    def __init__(self, rules: LinkRules, at: Place, seen: Mapping[Member, Receipt]) -> None:
+    def __init__(self, rules: LinkRules, at: Place, seen: Mapping[MemberNumber, Receipt]) -> None:
         self._rules, self.at = rules, at
-        self._payloads: dict[Member, dict[Place, bytes]] = {sender: {} for sender in rules.senders}
-        self._digests: dict[Member, dict[Place, bytes]] = {sender: {} for sender in rules.senders}
+        self._payloads: dict[MemberNumber, dict[Place, bytes]] = {sender: {} for sender in rules.senders}
+        self._digests: dict[MemberNumber, dict[Place, bytes]] = {sender: {} for sender in rules.senders}
         for sender, receipt in seen.items():
             self._digests[sender][receipt.place] = receipt.digest
-        self._too_early: dict[Member, Place] = {}
-        self.equivocations: dict[Member, Equivocation] = {}
+        self._too_early: dict[MemberNumber, Place] = {}
+        self.equivocations: dict[MemberNumber, Equivocation] = {}
 
-    def take(self, sender: Member, place: Place, payload: bytes) -> Receipt | None:
+    def take(self, sender: MemberNumber, place: Place, payload: bytes) -> Receipt | None:
         """Accept the payload of a place, once; the receipt is to be returned now, or when `advance` gives it.
 
         The same payload again gives its receipt again. Another one is refused, and never used.
@@ -135,7 +136,7 @@ class Mailbox:
                 self._payloads[sender][place] = payload
         return Receipt(place, digest) if place <= self._newest_acknowledged() else None
 
-    def _check_place(self, sender: Member, place: Place) -> None:
+    def _check_place(self, sender: MemberNumber, place: Place) -> None:
         distance = self._rules.index(place) - self._rules.index(self.at)
         if place.round == self._rules.rounds:
             raise Refused(Reason.PLACE)
@@ -145,7 +146,7 @@ class Mailbox:
         if distance < -REMEMBERED:
             raise Refused(Reason.TOO_OLD)
 
-    def advance(self, place: Place) -> list[tuple[Member, Receipt]]:
+    def advance(self, place: Place) -> list[tuple[MemberNumber, Receipt]]:
         """Move on to a place. What is older is no longer used; receipts that are due now are returned."""
         if place <= self.at:
             return []
@@ -167,16 +168,16 @@ class Mailbox:
     def _newest_acknowledged(self) -> Place:
         return self._rules.later(self.at, AHEAD - 1)
 
-    def at_hand(self, place: Place, senders: Iterable[Member]) -> dict[Member, bytes]:
+    def at_hand(self, place: Place, senders: Iterable[MemberNumber]) -> dict[MemberNumber, bytes]:
         """The payloads of these senders for a place, as far as they are here."""
         return {sender: self._payloads[sender][place] for sender in senders if place in self._payloads[sender]}
 
-    def newest_receipt(self, sender: Member) -> Receipt | None:
+    def newest_receipt(self, sender: MemberNumber) -> Receipt | None:
         """What was received from a neighbour for its newest place."""
         digests = self._digests.get(sender)
         return Receipt(*max(digests.items())) if digests else None
 
-    def wanted_again(self, senders: Set[Member]) -> Set[Member]:
+    def wanted_again(self, senders: Set[MemberNumber]) -> Set[MemberNumber]:
         """Senders whose message came too early, and would be accepted now: each is named once."""
         newest = self._rules.later(self.at, AHEAD)
         found = {sender for sender in senders if sender in self._too_early and self._too_early[sender] <= newest}

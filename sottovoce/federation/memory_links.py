@@ -8,9 +8,10 @@ from typing import Self
 from sottovoce.federation.endpoint import NOTHING_SEEN, Endpoint
 from sottovoce.federation.faults import Faults, Killed
 from sottovoce.federation.frames import Frame, Kind, Reason, Refused
-from sottovoce.federation.links import FIRST, Member, Place, Receipt
+from sottovoce.federation.links import FIRST, MemberNumber
 from sottovoce.federation.mailbox import LinkRules
 from sottovoce.federation.virtual_clock import VirtualClock
+from sottovoce.ledger.places import Place, Receipt
 
 
 class MemoryNetwork:
@@ -18,10 +19,10 @@ class MemoryNetwork:
 
     def __init__(self, faults: Faults | None = None) -> None:
         self.clock, self.faults = VirtualClock(), faults or Faults()
-        self.refused: dict[tuple[Member, Reason], int] = {}
-        self._up: dict[Member, MemoryLinks] = {}
+        self.refused: dict[tuple[MemberNumber, Reason], int] = {}
+        self._up: dict[MemberNumber, MemoryLinks] = {}
         self._lock = self.clock.condition()
-        self._fired: set[tuple[Member, Place, bool]] = set()
+        self._fired: set[tuple[MemberNumber, Place, bool]] = set()
 
     def connect(self, links: MemoryLinks) -> None:
         """Connect a member with those of its neighbours that are there."""
@@ -39,7 +40,7 @@ class MemoryNetwork:
                 for neighbour in sorted(links.neighbours & self._up.keys()):
                     self._up[neighbour].lost(links.rules.member)
 
-    def carry(self, frame: Frame, receiver: Member) -> None:
+    def carry(self, frame: Frame, receiver: MemberNumber) -> None:
         """Deliver a frame, or not, as the faults say."""
         if receiver not in self._up or self.faults.loses(frame.sender, receiver, frame.place):
             return
@@ -51,7 +52,7 @@ class MemoryNetwork:
         if frame.kind is Kind.MESSAGE and (frame.sender, receiver, frame.place) in self.faults.duplicated:
             self.hand_over(frame.sender, receiver, frame)
 
-    def hand_over(self, stream: Member, receiver: Member, frame: Frame) -> None:
+    def hand_over(self, stream: MemberNumber, receiver: MemberNumber, frame: Frame) -> None:
         """Give a member what came over the connection of another."""
         with self._lock:
             links = self._up.get(receiver)
@@ -82,7 +83,7 @@ class MemoryLinks(Endpoint):
         network: MemoryNetwork,
         *,
         at: Place = FIRST,
-        seen: Mapping[Member, Receipt] = NOTHING_SEEN,
+        seen: Mapping[MemberNumber, Receipt] = NOTHING_SEEN,
     ) -> None:
         super().__init__(rules, at=at, seen=seen, clock=network.clock)
         self._network = network
@@ -95,13 +96,13 @@ class MemoryLinks(Endpoint):
     def __exit__(self, *_: object) -> None:
         self._network.disconnect(self)
 
-    def send(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """As every endpoint does, unless this member is killed before or after it."""
         self._network.kill_if_scripted(self, place, after_sending=False)
         super().send(place, payloads)
         self._network.kill_if_scripted(self, place, after_sending=True)
 
-    def transmit(self, neighbour: Member, frame: Frame) -> None:
+    def transmit(self, neighbour: MemberNumber, frame: Frame) -> None:
         """Count the bytes, and let the network carry the frame."""
         self.wire_bytes += len(frame.header()) + len(frame.payload)
         self._network.carry(frame, neighbour)

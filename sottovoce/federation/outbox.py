@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from sottovoce.federation.links import Member, Place, Receipt
+from sottovoce.federation.links import MemberNumber
+from sottovoce.ledger.places import Place, Receipt
 
 
 class Content:
@@ -36,23 +37,23 @@ class Outbox:
     A payload is kept beyond its acknowledgement: its receiver may be killed before it has used it, and ask again.
     """
 
-    def __init__(self, receivers: Iterable[Member]) -> None:
-        self._sent: dict[Member, dict[Place, SentPayload]] = {receiver: {} for receiver in receivers}
-        self.receipts: dict[Member, Receipt] = {}
+    def __init__(self, receivers: Iterable[MemberNumber]) -> None:
+        self._sent: dict[MemberNumber, dict[Place, SentPayload]] = {receiver: {} for receiver in receivers}
+        self.receipts: dict[MemberNumber, Receipt] = {}
 
-    def put(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def put(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Keep what is sent. A place has one payload for each receiver."""
         contents = {id(payload): Content(payload) for payload in payloads.values()}
         for receiver, payload in payloads.items():
             sent = self._sent[receiver].setdefault(place, SentPayload(contents[id(payload)]))
             assert sent.content.payload == payload, "another payload for the same place"
 
-    def content(self, receiver: Member, place: Place) -> Content | None:
+    def content(self, receiver: MemberNumber, place: Place) -> Content | None:
         """What was sent to a neighbour for a place."""
         sent = self._sent.get(receiver, {}).get(place)
         return None if sent is None else sent.content
 
-    def note(self, receiver: Member, receipt: Receipt) -> None:
+    def note(self, receiver: MemberNumber, receipt: Receipt) -> None:
         """A neighbour says what it has; that it has other bytes than were sent is only noted.
 
         With it earlier payloads are acknowledged, too: their acknowledgements came before, to an earlier process maybe.
@@ -70,7 +71,7 @@ class Outbox:
             for old in [place for place in payloads if place < before]:
                 del payloads[old]
 
-    def wanted(self, receiver: Member, since: Place, has: Receipt | None) -> list[tuple[Place, bytes]]:
+    def wanted(self, receiver: MemberNumber, since: Place, has: Receipt | None) -> list[tuple[Place, bytes]]:
         """What a neighbour needs that is at a place and has payloads up to its newest receipt."""
         payloads = self._sent.get(receiver, {})
         return [
@@ -79,6 +80,6 @@ class Outbox:
             if place >= since and (has is None or place > has.place)
         ]
 
-    def owes(self, receiver: Member, before: Place) -> bool:
+    def owes(self, receiver: MemberNumber, before: Place) -> bool:
         """Whether a neighbour has yet to acknowledge something before a place."""
         return any(place < before and not sent.acknowledged for place, sent in self._sent[receiver].items())

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 
 from sottovoce.federation.clock import Clock
-from sottovoce.federation.links import Links, Member, Place
+from sottovoce.federation.links import Links, MemberNumber
+from sottovoce.ledger.places import Place
 
 EXTENDED = 3
 """A round waits no longer than this many times its patience, whoever waits."""
@@ -22,7 +23,9 @@ class Patience:
         self.seconds, self._links, self._clock = seconds, links, clock
         self._round, self._spent, self._limit = -1, 0.0, seconds
 
-    def wait(self, place: Place, members: Set[Member], attempt: Callable[[Set[Member], float], Set[Member]]) -> None:
+    def wait(
+        self, place: Place, members: Set[MemberNumber], attempt: Callable[[Set[MemberNumber], float], Set[MemberNumber]]
+    ) -> None:
         """Let `attempt(members, seconds)` wait for members; it returns those that are still to be waited for."""
         if place.round != self._round:
             self._round, self._spent, self._limit = place.round, 0.0, self.seconds
@@ -36,7 +39,7 @@ class Patience:
             members = attempt(members, self._limit - self._spent)
         self._spent = spent + self._clock.now() - begun
 
-    def _may_extend(self, place: Place, members: Set[Member]) -> bool:
+    def _may_extend(self, place: Place, members: Set[MemberNumber]) -> bool:
         """Whether there is patience to add, and one of these members waits itself, at this place or an earlier one."""
         waiting = self._links.waiting()
         return self._limit < EXTENDED * self.seconds and any(

@@ -36,10 +36,11 @@ from sottovoce.federation.clock import Clock
 from sottovoce.federation.frames import Refused
 from sottovoce.federation.journal import Journal, RecordedStep
 from sottovoce.federation.link_rules import why_all_are_needed
-from sottovoce.federation.links import Links, Member, Place
+from sottovoce.federation.links import Links, MemberNumber
 from sottovoce.federation.mailbox import AHEAD, LinkRules
 from sottovoce.federation.patience import Patience
 from sottovoce.federation.recorded_inputs import RecordedInputs
+from sottovoce.ledger.places import Place
 
 KEPT = AHEAD + 2
 """For so many places, and for the whole of a round, what was sent is kept for those that have not acknowledged it."""
@@ -157,7 +158,7 @@ class PeerTransport(ShardTransport):
         self.links.send(place, recorded.sent)
         return PendingMessages(self, place, recorded.received, incoming, absent)
 
-    def _check(self, place: Place, payloads: Mapping[Member, bytes]) -> None:
+    def _check(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Refuse to send what every neighbour would refuse."""
         try:
             for payload in set(payloads.values()):
@@ -169,17 +170,17 @@ class PeerTransport(ShardTransport):
                 "lower the step size, or agree on a larger range",
             ) from None
 
-    def _hold_back(self, place: Place, receivers: Set[Member]) -> None:
+    def _hold_back(self, place: Place, receivers: Set[MemberNumber]) -> None:
         """Do not run ahead of those that this member never hears: they acknowledge one message before the next."""
         awaited = self._awaited(receivers, place)
         left = self._unacknowledged(place, awaited)
         self._note(place, awaited - left, left)
 
-    def _unacknowledged(self, before: Place, receivers: Set[Member]) -> Set[Member]:
+    def _unacknowledged(self, before: Place, receivers: Set[MemberNumber]) -> Set[MemberNumber]:
         """Which of these do not acknowledge everything before a place, with the patience of its round."""
         left = receivers
 
-        def attempt(members: Set[Member], seconds: float) -> Set[Member]:
+        def attempt(members: Set[MemberNumber], seconds: float) -> Set[MemberNumber]:
             nonlocal left
             left = self.links.unacknowledged(before, members, seconds)
             return left
@@ -187,12 +188,12 @@ class PeerTransport(ShardTransport):
         self.patience.wait(before, receivers, attempt)
         return left
 
-    def hear(self, place: Place, senders: Set[Member]) -> dict[Member, bytes]:
+    def hear(self, place: Place, senders: Set[MemberNumber]) -> dict[MemberNumber, bytes]:
         """What arrives in time; who is missing is noted, or ends the run where all are needed."""
-        heard: dict[Member, bytes] = {}
+        heard: dict[MemberNumber, bytes] = {}
         awaited = self._awaited(senders, place)
 
-        def attempt(members: Set[Member], seconds: float) -> Set[Member]:
+        def attempt(members: Set[MemberNumber], seconds: float) -> Set[MemberNumber]:
             heard.update(self.links.receive(place, members, seconds))
             return members - heard.keys()
 
@@ -206,7 +207,7 @@ class PeerTransport(ShardTransport):
         """Keep what was sent in this round and shortly before this place."""
         self.links.forget(min(Place(place.round, 0), self.rules.later(place, -KEPT)))
 
-    def _awaited(self, members: Set[Member], place: Place) -> frozenset[Member]:
+    def _awaited(self, members: Set[MemberNumber], place: Place) -> frozenset[MemberNumber]:
         """Those worth waiting for: not who was missed, nor who is too far ahead to keep messages of this place."""
         if self.why_all is not None:
             return frozenset(members)
@@ -214,7 +215,7 @@ class PeerTransport(ShardTransport):
         near = frozenset(one for one in members if claims.get(one, place) <= kept)
         return self.attendance.awaited(near, place.round, claims)
 
-    def _note(self, place: Place, heard: Set[Member], missing: Set[Member]) -> None:
+    def _note(self, place: Place, heard: Set[MemberNumber], missing: Set[MemberNumber]) -> None:
         if missing and self.why_all is not None:
             who = ", ".join(self.names[one] for one in sorted(missing))
             raise PeerLost(
@@ -230,7 +231,7 @@ class PendingMessages:
 
     transport: PeerTransport
     place: Place
-    recorded: Mapping[Member, bytes] | None
+    recorded: Mapping[MemberNumber, bytes] | None
     incoming: Mapping[int, Tensor]
     absent: Tensor
 
@@ -245,7 +246,7 @@ class PendingMessages:
         self.transport.on_step(StepAttendance(self.place, frozenset(heard.keys()), missing))
 
 
-def _encoded(outgoing: Mapping[int, Tensor]) -> dict[Member, bytes]:
+def _encoded(outgoing: Mapping[int, Tensor]) -> dict[MemberNumber, bytes]:
     """The numbers of each tensor, little-endian; equal payloads are kept once."""
     once: dict[bytes, bytes] = {}
     payloads = {peer: _little_endian(tensor).tobytes() for peer, tensor in outgoing.items()}

@@ -24,7 +24,7 @@ from sottovoce.core.transport import Nodes
 from sottovoce.distributed.sharded_feed import ShardedFeed
 from sottovoce.distributed.sharded_rows import ShardedRows, as_tensor
 from sottovoce.federation.journal import Journal
-from sottovoce.federation.links import Place
+from sottovoce.ledger.places import Place
 
 GRADIENT, RELEASED = "gradient", "released"
 

@@ -15,27 +15,11 @@ from typing import NamedTuple
 
 from sottovoce.errors import InputError
 from sottovoce.ledger.database import Database, Entry, damaged
+from sottovoce.ledger.places import Place, Receipt
 
 STEP, RECEIVED, COINS = "step", "received", "coins"
 SENT, OWN = "sent", "own"
-OWN_PARTS = ("released", "coins", "noise_state", "model")
-
-
-class Place(NamedTuple):
-    """Where in a run something is sent: a round, and a gossip step of it."""
-
-    round: int
-    step: int
-
-    def __str__(self) -> str:
-        return f"round {self.round}, step {self.step}"
-
-
-class Receipt(NamedTuple):
-    """The newest place of which a member has a message of another, with the hash of that message."""
-
-    place: Place
-    digest: str
+OWN_PARTS = ("released", "model")
 
 
 class PendingMessage(NamedTuple):
@@ -56,8 +40,6 @@ class StepRecord:
     outgoing: Mapping[str, bytes]
     incoming: Mapping[str, bytes]
     released: bytes | None
-    coins: bytes | None
-    noise_state: bytes | None
     model: bytes | None
 
 
@@ -75,15 +57,13 @@ class Steps:
         outgoing: Mapping[str, bytes],
         *,
         released: bytes | None = None,
-        coins: bytes | None = None,
-        noise_state: bytes | None = None,
         model: bytes | None = None,
     ) -> None:
         """Store a step, before any of it is sent; the same once more is fine, anything else at its place is refused.
 
         What was received, computed and drawn in earlier rounds is deleted: no restart computes them again.
         """
-        own = {"released": released, "coins": coins, "noise_state": noise_state, "model": model}
+        own = {"released": released, "model": model}
         kept = {name: payload for name, payload in own.items() if payload is not None}
         body = {SENT: _digests(outgoing), OWN: _digests(kept)}
         before = self._entry(STEP, place)
@@ -195,18 +175,18 @@ class Steps:
         """The newest message of a neighbour that is recorded here: what it is told when it comes back."""
         found = (entry for entry in self.database.newest_first(RECEIVED, self._prefix) if sender in entry.body)
         entry = next(found, None)
-        return None if entry is None else Receipt(_place(entry.key), entry.body[sender])
+        return None if entry is None else Receipt(_place(entry.key), bytes.fromhex(entry.body[sender]))
 
-    def check_receipt(self, neighbour: str, place: Place, digest: str) -> None:
+    def check_receipt(self, neighbour: str, receipt: Receipt) -> None:
         """Refuse a ledger that is behind what a neighbour has received, or that has something else at its place."""
-        newest, remedy = self.newest(), "take part no more in this agreement with this folder"
+        place, newest, remedy = receipt.place, self.newest(), "take part no more in this agreement with this folder"
         if newest is None or place > newest:
             behind = "nothing" if newest is None else str(newest)
             raise InputError(
                 f"{self.database.path}: {neighbour} has a message of {place}, and the last one here is of "
                 f"{behind}", "a ledger that was put back would send other noise for the same place", remedy,
             )  # fmt: skip
-        if self._sent(place).get(neighbour) != digest:
+        if self._sent(place).get(neighbour) != receipt.digest.hex():
             raise InputError(
                 f"{self.database.path}: {neighbour} has another message of {place} than is recorded",
                 "a place has one message", remedy,

@@ -14,9 +14,9 @@ from sottovoce.federation import joining
 from sottovoce.federation.faults import Killed
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.ledger_journal import LedgerJournal
-from sottovoce.federation.links import Place
 from sottovoce.federation.mailbox import Mailbox
 from sottovoce.federation.recorded_inputs import GRADIENT, RecordedInputs
+from sottovoce.ledger.places import Place
 from sottovoce.ledger.steps import digest_of
 from tests.federation.grpc_members import QUICK
 

@@ -12,8 +12,9 @@ import torch
 from sottovoce import algorithm, metropolis
 from sottovoce.federation.endpoint import Endpoint
 from sottovoce.federation.frames import Frame, Hello, Kind, Reason, Refused
-from sottovoce.federation.links import FIRST, Place, Receipt
+from sottovoce.federation.links import FIRST
 from sottovoce.federation.mailbox import LinkRules, PayloadRule
+from sottovoce.ledger.places import Place, Receipt
 from tests.federation.members import AGREEMENT, Federation
 
 RULES = LinkRules(

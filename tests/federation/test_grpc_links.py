@@ -8,9 +8,9 @@ from sottovoce.errors import InputError
 from sottovoce.federation.event_loop import EventLoop
 from sottovoce.federation.link_events import Connected, Lost
 from sottovoce.federation.link_settings import LinkSettings, Pauses
-from sottovoce.federation.links import Place
 from sottovoce.federation.neighbour_check import check_neighbour
 from sottovoce.federation.tls import dials
+from sottovoce.ledger.places import Place
 from tests.federation.grpc_members import PATIENCE, Federation, payload, play, until
 from tests.federation.proxy import Proxy
 

@@ -13,8 +13,8 @@ from sottovoce.federation.connection import LONGEST_QUEUE
 from sottovoce.federation.frame_stream import CHUNK, FrameStream, StreamEnded
 from sottovoce.federation.frames import HEADER, Frame, FrameReader, Hello, Kind, Reason, Refused
 from sottovoce.federation.link_events import Connected, FrameRefused, Lost
-from sottovoce.federation.links import Place
 from sottovoce.federation.mailbox import Equivocation, Mailbox
+from sottovoce.ledger.places import Place
 from tests.federation.grpc_members import (
     AGREEMENT,
     HELLO,

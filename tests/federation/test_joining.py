@@ -9,8 +9,8 @@ import pytest
 
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.faults import Killed
-from sottovoce.federation.links import Place
 from sottovoce.federation.member_settings import BudgetSettings
+from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Place as LedgerPlace
 from sottovoce.ledger.steps import Steps

@@ -18,9 +18,10 @@ from sottovoce.federation.faults import Faults, Killed
 from sottovoce.federation.frames import Reason
 from sottovoce.federation.journal import NoJournal
 from sottovoce.federation.link_rules import why_all_are_needed
-from sottovoce.federation.links import FIRST, Place
+from sottovoce.federation.links import FIRST
 from sottovoce.federation.memory_links import MemoryNetwork
 from sottovoce.federation.patience import Patience
+from sottovoce.ledger.places import Place
 from tests.cases import task as made_up
 from tests.cases import weights_for
 from tests.federation.members import PATIENCE, SEED, Federation

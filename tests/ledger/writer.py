@@ -13,8 +13,9 @@ from sottovoce.errors import SottovoceError
 from sottovoce.ledger import database as database_module
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import PlannedRun, Stage
+from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import Spending
-from sottovoce.ledger.steps import Place, Steps, digest_of
+from sottovoce.ledger.steps import Steps, digest_of
 from sottovoce.privacy.composition import GaussianLoss
 
 RUN, ROUNDS, RECEIVERS, SIZE = "a" * 64, 6, ("anna", "berta", "carla"), 3000
@@ -80,7 +81,7 @@ def _play(steps: Steps, spending: Spending, seen: int) -> None:
     for place in (Place(round, step) for round in range(1, ROUNDS + 1) for step in (0, 1)):
         if place > newest:
             spending.spend(RUN, place.round)
-            state = {name: os.urandom(SIZE) for name in ("released", "coins", "noise_state", "model")}
+            state = {name: os.urandom(SIZE) for name in ("released", "model")}
             steps.record_step(place, {name: os.urandom(SIZE) for name in RECEIVERS}, **state)
             for receiver, payload in steps.step(place).outgoing.items():
                 _send(seen, place, receiver, payload)
