@@ -17,7 +17,7 @@ from sottovoce.attacks.registry import (
     attacks_with,
 )
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Json, offering
+from sottovoce.cli.options import Json, Yes, offering
 from sottovoce.cli.output import answer, print_note, progress, show_elapsed, show_findings
 from sottovoce.errors import InputError, Unaccountable
 
@@ -67,6 +67,7 @@ def attack(
     seed: Seed = 0,
     jobs: Jobs = None,
     data: Data = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Attack what nodes received in a finished run. Example: sotto attack runs/digits --attacker 0"""
@@ -121,6 +122,7 @@ def audit(
     seed: Seed = 0,
     jobs: Jobs = None,
     data: Data = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Lower bounds on mu and epsilon beside the guarantees of a finished run; exit code 1 if one is exceeded.
