@@ -201,11 +201,17 @@ def _prepare_folder(files: RunFiles, agreement: Agreement, privacy: Document, pl
     write_text(files.privacy, _json(privacy), private=True)
 
 
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file that a member appends to; one that is just written, or was never ended, is left out."""
+    lines = read_text(path, RULE, REMEDY).splitlines(keepends=True) if path.exists() else []
+    return [line for line in lines if line.endswith("\n")]
+
+
 def _keep_lines(path: Path, last: int) -> None:
-    """Keep the lines of a file up to a round; a line that a process was killed over is not whole, and goes too."""
+    """Keep the lines of a file up to a round."""
     if path.exists():
-        lines = [line for line in read_text(path, RULE, REMEDY).splitlines(keepends=True) if line.endswith("\n")]
-        write_text(path, "".join(line for line in lines if parse_json(line)["round"] <= last), private=True)
+        kept = (line for line in whole_lines(path) if parse_json(line)["round"] <= last)
+        write_text(path, "".join(kept), private=True)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from pathlib import Path
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.identity import load_identity
-from sottovoce.federation.joining import ATTENDANCE, LEDGER
+from sottovoce.federation.joining import ATTENDANCE, LEDGER, whole_lines
 from sottovoce.federation.member import Member
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Lineage
 from sottovoce.ledger.spending import Spending
-from sottovoce.run.layout import REMEDY, RULE, RunFiles
+from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.text import parse_json, read_text
+from sottovoce.text import parse_json
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,7 @@ def member_status(folder: Path) -> MemberStatus:
 def last_attendance(folder: Path) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
     """Of the run in a folder: how many rounds were begun, who was heard in the last step, and who was missing."""
     path = folder / ATTENDANCE
-    lines = read_text(path, RULE, REMEDY).splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith("\n")]  # the last one may just be written
+    whole = whole_lines(path)
     if not whole:
         return 0, (), ()
     try:

@@ -30,13 +30,14 @@ from sottovoce.errors import InputError, SottovoceError
 from sottovoce.federation.agreement import Agreement, parse_agreement
 from sottovoce.federation.assembly import NONCE_BYTES, assemble_agreement
 from sottovoce.federation.identity import create_identity
-from sottovoce.federation.joining import run_folder
+from sottovoce.federation.joining import run_folder, whole_lines
 from sottovoce.federation.member import SUFFIX
 from sottovoce.federation.member_settings import FILE
 from sottovoce.federation.member_status import last_attendance
 from sottovoce.learning.table_files import find_table
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.sweep_results import metric_of
+from sottovoce.text import parse_json
 
 POLL_SECONDS = 0.2
 """Seconds between two looks at how members do."""
@@ -159,12 +160,13 @@ def _progress(folder: Path, agreement: Agreement) -> list[MemberProgress]:
 def _member_progress(folder: Path, agreement: Agreement, name: str, rows: int) -> MemberProgress:
     files = RunFiles(run_folder(folder, agreement))
     rounds, heard, missing = last_attendance(files.folder)
-    lines = files.lines() if files.metrics.exists() else []
+    lines = whole_lines(files.metrics)
     if not lines:
         return MemberProgress(name, rows, rounds, None, None, None, heard, missing)
-    metric, epsilon = metric_of(lines[-1]), lines[-1]["epsilon"]
+    last = parse_json(lines[-1])
+    metric, epsilon = metric_of(last), last["epsilon"]
     spent = None if epsilon is None else epsilon["spent"]
-    return MemberProgress(name, rows, rounds, metric, lines[-1][metric]["mean"], spent, heard, missing)
+    return MemberProgress(name, rows, rounds, metric, last[metric]["mean"], spent, heard, missing)
 
 
 def _last_line(path: Path) -> str:
