@@ -253,7 +253,7 @@ class _MemberRun:
             "topology": privacy["topology"], "rounds": experiment.training.rounds, "sigma": privacy["sigma"],
             "adjacency": experiment.privacy.adjacency, "delta": experiment.privacy.delta,
             "headline": privacy["headline"], "metrics": self.files.lines()[-1], "seconds": round(seconds, 3),
-            "folder": str(self.files.folder),
+            "folder": str(self.files.folder), "member": self.identity.member.name,
         }  # fmt: skip
         write_text(self.files.result, _json(result), private=True)
         write_page_of(self.files.folder, again=False)

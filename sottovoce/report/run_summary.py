@@ -30,6 +30,10 @@ NOT_RECORDED = (
     "What nodes received was not recorded in this run, so it cannot be attacked. Run it again with recording:"
 )
 NO_NODES = "Which single node can learn how much was not accounted for in this run. Run it again with all nodes:"
+NO_MEMBERS = (
+    "What single members can learn is not in this agreement's guarantees: count on the sentence about everyone."
+)
+MEMBERS_RECORD_NOTHING = "Members of a federation record nothing of what they receive, so there is nothing to attack."
 NO_EPSILON_OVER_ROUNDS = (
     "Epsilon was computed for the last round only: the run is long or has many nodes, or nothing is proven for it."
 )
@@ -46,6 +50,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
     return {
         **trade_off(run).document(),
         "n": n,
+        "member": run.result.get("member"),
         "labels": None if names is None else list(names),
         "epsilon": None if privacy.headline is None else rounded(privacy.headline.epsilon),
         "guess": None if privacy.headline is None else percent(privacy.headline.guessing_accuracy(privacy.delta)),
@@ -217,6 +222,8 @@ def _missing(run: RunDocuments, graph: Document, pairs: bool) -> dict[str, list[
 
 def _missing_attack(run: RunDocuments) -> dict[str, list[str]]:
     attacks = _stored_attacks(run, PageFigure.ROC_CURVE)
+    if "member" in run.result:
+        return {"attack": [MEMBERS_RECORD_NOTHING, ""]}
     if not attacks and run.experiment.record.attackers in ("none", []):
         return {"attack": [NOT_RECORDED, _run_again(run, "record.attackers=all", f"{run.name}-recorded")]}
     if not attacks:
@@ -229,6 +236,8 @@ def _missing_attack(run: RunDocuments) -> dict[str, list[str]]:
 def _missing_pairs(run: RunDocuments, pairs: bool) -> dict[str, list[str]]:
     if not run.privacy.views:
         return {"pairs": [headline_sentence(run.privacy), ""]}
+    if not run.privacy.node_views and "member" in run.result:
+        return {"pairs": [NO_MEMBERS, ""]}
     if not run.privacy.node_views:
         return {"pairs": [NO_NODES, _run_again(run, "privacy.attackers=all", f"{run.name}-all-nodes")]}
     if not pairs:

@@ -161,6 +161,7 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
             assert set(part["properties"]) - set(part["required"]) <= {
                 "accuracy",
                 "consensus",
+                "member",
                 "rmse",
                 "for_view",
                 "wire_bytes",

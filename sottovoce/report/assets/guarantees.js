@@ -101,9 +101,9 @@ function drawSummary() {
   at("headline").className = one.epsilon == null || isInf(one.epsilon) ? "bad" : "";
   const cards = [
     [
-      `test ${data.metric}, average model`,
+      one.member ? `${data.metric}, model of ${one.member}` : `test ${data.metric}, average model`,
       share(one.average_model),
-      `nodes: ${share(one.mean_node)}, worst ${share(one.worst_node)}`,
+      one.member ? "on its own held-out rows" : `nodes: ${share(one.mean_node)}, worst ${share(one.worst_node)}`,
     ],
     [
       "epsilon",
@@ -116,7 +116,7 @@ function drawSummary() {
       one.attack ? one.attack.value.toFixed(3) : "none yet",
       one.attack ? `${one.attack.attack} attack; 0.5 is random guessing` : "no membership attack on this run",
     ],
-    ["sent", bytes(one.bytes), `by ${one.n} nodes in ${one.rounds} rounds`],
+    ["sent", bytes(one.bytes), `by ${one.member ?? `${one.n} nodes`} in ${one.rounds} rounds`],
   ];
   at("cards").replaceChildren(
     ...cards.map(([name, value, note]) => {
