@@ -28,7 +28,7 @@ from sottovoce.federation.tls_probe import TlsProbe
 PAUSE = 0.5
 """Seconds between two attempts to reach a neighbour."""
 
-LINGER = 3.0
+LINGER = 10.0
 """Seconds that a member whose lines are all fine still answers neighbours that have not asked yet."""
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -129,17 +130,21 @@ class Model:
         return self.layout.flatten({name: value.detach() for name, value in fresh.named_parameters()})
 
 
+_TURN = threading.RLock()
+
+
 def with_torch_seed(make: Callable[[], Made], seed: int = 0) -> Made:
     """What `make` gives when torch's own generator starts from `seed`; the generator is left as it was.
 
-    torch's layers draw from that generator and take no other.
+    torch's layers draw from that generator and take no other. A process has one of it, so threads take turns.
     """
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        return make()
-    finally:
-        torch.default_generator.set_state(before)
+    with _TURN:
+        before = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(seed)
+        try:
+            return make()
+        finally:
+            torch.default_generator.set_state(before)
 
 
 # --- any module ----------------------------------------------------------------------------------------------------
