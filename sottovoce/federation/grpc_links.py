@@ -165,16 +165,19 @@ class GrpcLinks(Endpoint):
         await self._carry(edge, self._stream(context.read, context.write), None)
 
     async def _answer_check(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        """Tell a neighbour that only wants to know how things are: a hello, and the time here."""
+        """Tell a neighbour that only wants to know how things are: a hello, and the time here.
+
+        Its own hello is read first: it leaves when it has its answer.
+        """
         edge = await self._recognised(context)
-        with self._changed:
-            hello = self._hello(edge.number)
-        await context.write(hello.encode())
-        await context.write(CLOCK.pack(time.time()))
         with contextlib.suppress(TimeoutError, Refused):
             async with asyncio.timeout(self._settings.handshake):
                 greeting = await context.read()
             self._report(Checked(edge.number, self._version_of(greeting)))
+        with self._changed:
+            hello = self._hello(edge.number)
+        await context.write(hello.encode())
+        await context.write(CLOCK.pack(time.time()))
 
     def _version_of(self, greeting: bytes) -> str | None:
         """The version of a neighbour that checks; None under another agreement, `Refused` if it says nothing."""
