@@ -140,16 +140,12 @@ def join_federation(
             raise InputError(
                 f"{agreement.name} was begun with this folder", "no step is taken twice", "go on with --resume"
             )
-        if begun is not None and training_run.algorithm.noise.correlation is not None:
-            raise InputError(
-                f"{agreement.name} was begun with noise that is correlated over rounds",
-                "its noise goes on from that of earlier rounds, which was erased", "make another agreement",
-            )  # fmt: skip
         _prepare_folder(files, agreement, privacy, 0 if begun is None else begun[0])
         guarantees = PrivacyDocument.read(privacy)
         run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member)
         until.enter_context(threads(agreement.experiment.machine.threads))
         seconds = run.play(begun)
+        journal.erase_noise()
         spending.settle(agreement.hash)
         return run.finish(privacy, seconds)
 

@@ -164,19 +164,15 @@ def test_what_is_not_proven_for_members_is_refused(tmp_path):
         clinics.join(clinics.agree('name = "zip-dl"\nstep_size = 0.5'), "Hill")
 
 
-def test_noise_that_is_correlated_over_rounds_does_not_go_on_after_a_kill(tmp_path, kills):
+def test_noise_that_is_correlated_over_rounds_goes_on_after_a_kill_and_is_erased_at_the_end(tmp_path, kills):
     clinics = Clinics(tmp_path)
-    agreement = clinics.agree('name = "anti-pgd"\nstep_size = 0.5', rounds=2)
-    kills.planned.add(("Hill", KEPT, Place(0, 0)))
-
-    def hill():
-        with pytest.raises(Killed):
-            clinics.join(agreement, "Hill")
-        return clinics.join(agreement, "Hill", resume=True)
-
-    def other(name):
-        return lambda: clinics.join(agreement, name, settings=PATIENT)
-
-    ends = clinics.run(agreement, {"Hill": hill, "Mercy": other("Mercy"), "North": other("North")})
-    assert isinstance(ends["Hill"], InputError)
-    assert "noise that is correlated over rounds" in str(ends["Hill"])
+    agreement = clinics.agree('name = "anti-pgd"\nstep_size = 0.5', rounds=3)
+    kills.planned |= {("Hill", KEPT, Place(0, 0)), ("Hill", UNSTORED, Place(1, 0))}
+    results = clinics.run(
+        agreement, {"Hill": lambda: kills.survived(lambda resume: clinics.join(agreement, "Hill", resume=resume))}
+    )
+    assert {result["rounds"] for result in results.values()} == {3}
+    assert kills.deaths == 2
+    for name in clinics.names:
+        with clinics.ledger(name) as database:
+            assert Steps(database, agreement.hash).noise() == {}

@@ -17,6 +17,7 @@ ALGORITHMS = {
     "poisson": {"algorithm": DP_D_SGD, "batches": 'batch = "poisson:0.5"'},
     "muffliato-sgd": {"algorithm": 'name = "muffliato-sgd"\nstep_size = 0.5\ngossip_steps = 3'},
     "dp-csgp": {"algorithm": 'name = "dp-csgp"\nstep_size = 0.5'},
+    "anti-pgd": {"algorithm": 'name = "anti-pgd"\nstep_size = 0.5'},
     "decor": {"algorithm": 'name = "decor"\nstep_size = 0.5\nsigma_pair = 2.0'},
 }
 
