@@ -70,8 +70,9 @@ class LedgerJournal:
         found = self._steps.step(place)
         if found is None:
             return None
-        sent, incoming = self._by_number(found.outgoing), self._by_number(found.incoming)
-        return RecordedStep(sent, incoming or None, decode_arrays(found.released) if found.released else {})
+        received = None if found.received is None else self._by_number(found.incoming)
+        answers = decode_arrays(found.released) if found.released else {}
+        return RecordedStep(self._by_number(found.outgoing), received, answers)
 
     def kept_noise(self) -> dict[int, dict[str, Reals]]:
         """What later rounds of correlated noise go on from."""

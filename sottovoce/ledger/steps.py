@@ -43,11 +43,14 @@ class StoredNoise(NamedTuple):
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What is stored about a place. `sent` and `received` are hashes by member; bytes are there unless forgotten."""
+    """What is stored about a place. `sent` and `received` are hashes by member; bytes are there unless forgotten.
+
+    `received` is None until it is known who was heard; it is empty where nobody was.
+    """
 
     place: Place
     sent: Mapping[str, str]
-    received: Mapping[str, str]
+    received: Mapping[str, str] | None
     outgoing: Mapping[str, bytes]
     incoming: Mapping[str, bytes]
     own: Mapping[str, bytes]
@@ -130,8 +133,12 @@ class Steps:
         return key
 
     def record_received(self, place: Place, incoming: Mapping[str, bytes]) -> None:
-        """Store what came in, before it is used; another message of the same sender for a place is refused."""
-        before, digests = self._received(place), _digests(incoming)
+        """Store what came in, before it is used, also that it was nothing.
+
+        Another message of the same sender for a place is refused.
+        """
+        found, digests = self._received(place), _digests(incoming)
+        before = found or {}
         other = next((name for name, digest in digests.items() if before.get(name, digest) != digest), None)
         if other is not None:
             raise InputError(
@@ -139,7 +146,7 @@ class Steps:
                 "keep the first, and tell whoever runs that member",
             )  # fmt: skip
         new = {name: digest for name, digest in digests.items() if name not in before}
-        if not new:
+        if found is not None and not new:
             return
         with self.database.transaction() as connection:
             self.database.add(RECEIVED, self._key(place), new)
@@ -166,7 +173,7 @@ class Steps:
         return StepRecord(
             place=place, sent=entry.body[SENT], received=received,
             outgoing=self._payloads(place, SENT, entry.body[SENT]),
-            incoming=self._payloads(place, RECEIVED, received),
+            incoming=self._payloads(place, RECEIVED, received or {}),
             own=own,
         )  # fmt: skip
 
@@ -270,9 +277,9 @@ class Steps:
         entry = self._entry(STEP, place)
         return {} if entry is None else entry.body[SENT]
 
-    def _received(self, place: Place) -> dict[str, str]:
+    def _received(self, place: Place) -> dict[str, str] | None:
         found = self.database.entries_about(RECEIVED, self._key(place))
-        return {name: digest for entry in found for name, digest in entry.body.items()}
+        return {name: digest for entry in found for name, digest in entry.body.items()} if found else None
 
     def _payloads(self, place: Place, kind: str, digests: Mapping[str, str]) -> dict[str, bytes]:
         rows = self.database.rows(

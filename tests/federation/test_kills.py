@@ -9,8 +9,8 @@ from sottovoce.ledger.steps import Steps
 from tests.federation.clinics import DP_D_SGD, Clinics
 from tests.federation.kills import COINS, MOMENTS, Kills
 
-ROUNDS = len(MOMENTS) + 1
-"""Nobody is killed in the last one: neighbours that have ended are waited for in vain."""
+ROUNDS = len(MOMENTS)
+"""In the last one somebody is killed too: its neighbours keep their last messages for it until it has ended."""
 
 ALGORITHMS = {
     "dp-d-sgd": {"algorithm": DP_D_SGD},

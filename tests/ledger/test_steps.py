@@ -67,6 +67,16 @@ def test_a_sender_has_one_message_for_a_place(steps):
     assert steps.receipt("carla") is None
 
 
+def test_that_nobody_was_heard_is_recorded(steps):
+    steps.record_step(FIRST, {"anna": b"to anna"})
+    assert steps.step(FIRST).received is None
+    steps.record_received(FIRST, {})
+    steps.record_received(FIRST, {})
+    assert steps.step(FIRST).received == {}
+    assert len(steps.database.entries("received")) == 1
+    assert steps.receipt("anna") is None
+
+
 def test_bytes_go_and_hashes_stay(steps):
     for place in (FIRST, SECOND):
         steps.record_step(place, {"anna": b"a", "berta": b"b"}, model=b"m")
