@@ -1,7 +1,6 @@
-"""`sotto account`, `sotto calibrate` and `sotto noise`."""
+"""`sotto account` and `sotto calibrate`."""
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +9,8 @@ import typer
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
-from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, Yes, with_setting
-from sottovoce.cli.output import Table, answer, facts, gap_shown, print_note, progress, short, show_elapsed
+from sottovoce.cli.options import Json, Setting, Yes, with_setting
+from sottovoce.cli.output import Table, answer, facts, progress, show_elapsed
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
@@ -256,60 +255,3 @@ def calibrate_(
     table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", round_up(found.sigma, 6)]]
     best = found.account.headline
     answer(document, as_json, table, *(() if best is None else _in_words(setting, found.account, best)))
-
-
-@app.command("noise")
-def noise_(
-    graph: GraphSpec,
-    participation: Part = "every",
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds; K times B of the participation if left out.")
-    ] = None,
-    weights: Weights = "metropolis",
-    objective: Annotated[str, typer.Option(help="Error of: all models, the last ones, the network average.")] = "all",
-    structure: Annotated[str, typer.Option(help="dense, banded or toeplitz.")] = "dense",
-    bands: Annotated[int | None, typer.Option(min=1, help="banded, toeplitz: how many; B if left out.")] = None,
-    restart: Annotated[int | None, typer.Option(min=1, help="Fresh noise every so many rounds.")] = None,
-    view: Annotated[
-        list[str] | None, typer.Option(help="Optimise for node:A or coalition:A,B; may be repeated.")
-    ] = None,
-    gap: Annotated[float, typer.Option(help="How close to the optimum, relatively.")] = 1e-3,
-    probes: Annotated[int | None, typer.Option(min=2, help="Estimate the graph's part from random vectors.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of --probes.")] = 0,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write C and its figures here, as npz.")] = None,
-    yes: Yes = False,
-    as_json: Json = False,
-) -> None:
-    """Noise that costs least. Example: sotto noise --graph florentine --weights uniform --participation 4x16"""
-    from sottovoce.cli import terminal_plots
-    from sottovoce.core import files
-    from sottovoce.core.topologies import weigh
-    from sottovoce.matrix_factorization import cache
-    from sottovoce.matrix_factorization.factorization import factorize
-
-    if out is not None:
-        files.check_writable(out)
-    net = weigh(graph, weights)
-    with gap_shown(gap) as report:
-        found = factorize(
-            net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
-            restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=report,
-        )  # fmt: skip
-    if found.refused_file is not None:
-        print_note(f"{found.refused_file} does not hold what it should; computed again.")
-    if out is not None:
-        files.write(files.check_writable(out), lambda file: cache.write(file, found))
-    document = {"graph": net.name, **found.document()}
-    shown: dict[str, object] = {key: value for key, value in document.items() if key != "for_view"}
-    if found.for_view is not None:
-        shown |= asdict(found.for_view)
-    times = f"{short(found.over_independent)} times less error than independent noise"
-    answer(
-        document,
-        as_json,
-        facts(shown),
-        f"{times}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
-        f"\nC, darker for larger:\n{terminal_plots.matrix(found.C)}",
-        f"\nerror over rounds, up to {found.errors.max():.4g}:\n{terminal_plots.curve(found.errors)}",
-    )

@@ -87,7 +87,7 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
     order = [list(dict.fromkeys(system.steps)).index(step) for step in system.steps]
     digest.update(json.dumps(order).encode())
     if system.correlation is not None:
-        digest.update(system.correlation.matrix(system.rounds).tobytes())
+        digest.update(system.correlation.numbers(system.rounds).tobytes())
     return {
         "algorithm": system.algorithm.name,
         "noise": str(system.algorithm.noise),
