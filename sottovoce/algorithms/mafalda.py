@@ -135,9 +135,9 @@ class Mafalda(Gossip):
 
 @lru_cache(maxsize=16)
 def _optimised_correlation(topology: Topology, rounds: int, participation: str) -> Correlation:
-    from sottovoce.matrix_factorization.factorization import optimal_correlation
+    from sottovoce.matrix_factorization.factorization import factorize
 
-    return optimal_correlation(topology, rounds=rounds, participation=participation)
+    return factorize(topology, rounds=rounds, participation=participation).correlation
 
 
 def read_correlation(source: CorrelationSource) -> Correlation:

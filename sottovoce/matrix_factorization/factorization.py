@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.correlation import Triangular
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
@@ -231,15 +230,6 @@ def _factorize(
     if cache:
         result_cache.store(name, found)
     return replace(found, refused_file=result_cache.path(name) if stored is not None else None)
-
-
-def optimal_correlation(topology: Topology, *, rounds: int, participation: str) -> Triangular:
-    """The C that `factorize` finds; of one in the cache the sensitivity is checked, and figures are not asked for."""
-    settings = _settings(**{**_DEFAULTS, "rounds": rounds, "participation": participation})
-    name = result_cache.key(topology, settings.rounds, settings.document())
-    stored = result_cache.load(name, settings.scheme, settings.rounds)
-    found = stored if isinstance(stored, Factorization) else _factorize(topology, settings, cache=True, progress=None)
-    return found.correlation
 
 
 def _checked(stored: Factorization, work: Workload, settings: _Settings) -> Factorization | None:

@@ -63,6 +63,7 @@ from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_ledger import LedgerFile, RunLedger, check_same_choice, planned_run, run_identity
 from sottovoce.run.simulation import measured_rounds
+from sottovoce.run.stored_accounts import StoredAccounts
 from sottovoce.run.training_run import RunState, TrainingRun
 
 COPIES = 6
@@ -220,6 +221,7 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
     if before is not None:
         _check_guarantees(files, experiment, before, accountant)
         return before
+    accountant.stored = StoredAccounts(digest)
     report = report_wanted(accountant, experiment)
     return {**report.document(), "versions": versions(), "fingerprint": public}
 
@@ -270,6 +272,7 @@ def _prepare_folder(
         write_private_facts(files, begun)
     if files.document(files.privacy) != privacy:
         _write_json(files.privacy, privacy)
+    StoredAccounts(begun.fingerprint).forget()
 
 
 def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
