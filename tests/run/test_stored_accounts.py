@@ -73,8 +73,8 @@ def test_nothing_is_taken_that_was_not_signed_for_this_run(how, accounted, tmp_p
     elif how == "edited":
         path.write_text(path.read_text().replace('\\"mu\\": ', '\\"mu\\": 0'))
     else:
+        accounted.clear()
         with pytest.raises(KeyboardInterrupt):
-            accounted.clear()
             run(tmp_path / "other", algorithm={"name": "dp-d-sgd", "sigma": 4.0})
         other = next(one for one in stored() if one != path)
         path.write_bytes(other.read_bytes())
