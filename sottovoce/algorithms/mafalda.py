@@ -83,7 +83,8 @@ def mafalda(settings: MafaldaSettings) -> Gossip:
     """MAFALDA: MF-D-SGD with the C that suits the graph best, as `factorize` finds it.
 
     Either C is given (a `Factorization` will do), or the number of rounds and who takes part when: then C is found as
-    soon as the topology is known, once, and what runs and what is accounted for both use that.
+    soon as the topology is known, once, and what runs and what is accounted for both use that. Where a record is drawn
+    by chance every B rounds, C has B bands, so that sampling counts.
     """
     if settings.correlation is not None:
         return _correlated("mafalda", settings, read_correlation(settings.correlation))
@@ -106,6 +107,9 @@ class PendingCorrelation:
 
     @property
     def memory(self) -> int:
+        return self._refuse()
+
+    def bands(self, rounds: int) -> int:
         return self._refuse()
 
     def matrix(self, rounds: int) -> NDArray[np.float64]:
@@ -135,9 +139,9 @@ class Mafalda(Gossip):
 
 @lru_cache(maxsize=16)
 def _optimised_correlation(topology: Topology, rounds: int, participation: str) -> Correlation:
-    from sottovoce.matrix_factorization.factorization import factorize
+    from sottovoce.matrix_factorization.factorization import optimal_correlation
 
-    return factorize(topology, rounds=rounds, participation=participation).correlation
+    return optimal_correlation(topology, rounds=rounds, participation=participation)
 
 
 def read_correlation(source: CorrelationSource) -> Correlation:
