@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.correlation import Triangular
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
