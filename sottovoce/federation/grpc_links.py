@@ -18,7 +18,7 @@ from sottovoce.errors import InputError
 from sottovoce.federation.connection import Connection
 from sottovoce.federation.endpoint import NOTHING_SEEN, Endpoint
 from sottovoce.federation.event_loop import EventLoop
-from sottovoce.federation.frame_stream import CHUNK, FrameStream, StreamEnded, stream_errors
+from sottovoce.federation.frame_stream import FrameStream, StreamEnded, stream_errors
 from sottovoce.federation.frames import Frame, Reason, Refused
 from sottovoce.federation.identity import Identity
 from sottovoce.federation.link_events import Checked, Connected, FrameRefused, Lost, Report, StrangerRefused
@@ -232,7 +232,7 @@ class GrpcLinks(Endpoint):
     async def _carry(self, edge: Edge, stream: FrameStream, finish: Callable[[], Awaitable[None]] | None) -> None:
         """Make a stream the connection of its neighbour, in place of an earlier one, until it ends."""
         connection = Connection(
-            stream, self._settings, take=partial(self._take_in, edge.number),
+            stream, self._settings, take=partial(self.arrived, edge.number),
             refused=partial(self._refused, edge.number), greeted=lambda: self._report(Connected(edge.number)),
             finish=finish,
         )  # fmt: skip
@@ -253,13 +253,6 @@ class GrpcLinks(Endpoint):
                 self._report(Lost(edge.number, reason))
             if time.monotonic() - began > self._settings.longest_pause:
                 edge.pauses.reset()
-
-    async def _take_in(self, neighbour: MemberNumber, frame: Frame) -> None:
-        """Have a frame checked: long messages beside the event loop, since their digests take milliseconds."""
-        if self.rules.payload.length < CHUNK:
-            self.arrived(neighbour, frame)
-        else:
-            await asyncio.to_thread(self.arrived, neighbour, frame)
 
     def _refused(self, neighbour: MemberNumber, reason: Reason) -> None:
         self._report(FrameRefused(neighbour, reason))
