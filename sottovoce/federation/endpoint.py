@@ -56,6 +56,7 @@ class Endpoint(ABC):
         self._claims: dict[MemberNumber, Place] = {}
         self._waiting: dict[MemberNumber, Place] = {}
         self._disagreeing: set[MemberNumber] = set()
+        self._differences: dict[MemberNumber, tuple[str, ...]] = {}
         self._stopped = self._ended = False
 
     @abstractmethod
@@ -149,6 +150,12 @@ class Endpoint(ABC):
         with self._changed:
             return frozenset(self._disagreeing)
 
+    def differences(self, patience: float) -> dict[MemberNumber, tuple[str, ...]]:
+        """Wait until each of those has said in which keys its agreement differs; the keys, as far as they are known."""
+        self._wait(lambda: self._differences.keys() >= self._disagreeing, patience)
+        with self._changed:
+            return dict(self._differences)
+
     # --- for the carrier -------------------------------------------------------------------------------------------
 
     def reader(self) -> FrameReader:
@@ -171,6 +178,13 @@ class Endpoint(ABC):
         """A neighbour has said hello under another agreement."""
         with self._changed:
             self._disagreeing.add(neighbour)
+            self._clock.notify(self._changed)
+
+    def differs(self, neighbour: MemberNumber, keys: tuple[str, ...]) -> None:
+        """A neighbour has said in which keys its agreement differs."""
+        with self._changed:
+            self._disagreeing.add(neighbour)
+            self._differences[neighbour] = keys
             self._clock.notify(self._changed)
 
     def arrived(self, neighbour: MemberNumber, frame: Frame) -> None:
