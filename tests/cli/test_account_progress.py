@@ -56,7 +56,10 @@ def test_work_of_minutes_is_announced_with_what_is_quick(sotto, monkeypatch):
     monkeypatch.setattr(limits, "SECONDS", 0.0005)
     code, _, err = sotto(LINE)
     assert code == 2
-    assert "take --kind any-training --kind fixed-streams, fewer rounds, a smaller graph or one --victim, or add --yes" in err
+    assert (
+        "take --kind any-training --kind fixed-streams, fewer rounds, a smaller graph or one --victim, or add --yes"
+        in err
+    )
 
 
 def test_remaining_time_follows_the_pace_of_the_part_at_hand(monkeypatch):
