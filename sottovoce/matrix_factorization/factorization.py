@@ -234,12 +234,8 @@ def _factorize(
 
 
 def optimal_correlation(topology: Topology, *, rounds: int, participation: str) -> Triangular:
-    """The C that `factorize` finds; of one in the cache the sensitivity is checked, and figures are not asked for."""
-    settings = _settings(**{**_DEFAULTS, "rounds": rounds, "participation": participation})
-    name = result_cache.key(topology, settings.rounds, settings.document())
-    stored = result_cache.load(name, settings.scheme, settings.rounds)
-    found = stored if isinstance(stored, Factorization) else _factorize(topology, settings, cache=True, progress=None)
-    return found.correlation
+    """The C that `factorize` finds. One in the cache is taken where it is as good as it should be, and no other."""
+    return factorize(topology, rounds=rounds, participation=participation).correlation
 
 
 def _checked(stored: Factorization, work: Workload, settings: _Settings) -> Factorization | None:
