@@ -12,7 +12,7 @@ from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
 from sottovoce.cli.options import Json, Setting, Yes, offering, with_setting
-from sottovoce.cli.output import Table, answer, facts, progress, show_elapsed
+from sottovoce.cli.output import Table, answer, facts, print_note, progress, show_elapsed
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError, Unaccountable
