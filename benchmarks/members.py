@@ -103,11 +103,12 @@ class Watch:
         self.most, round = max(self.most, sum(now.values())), min(one.rounds for one in found)
         if round and not self.first:
             self.first = time.monotonic() - self.started
-        self.by_round[round] = (sum(now.values()), max(now.values(), default=0.0))
+        if len(now) > len(found):  # beside them there is the process that they were forked from
+            self.by_round[round] = (sum(now.values()), max(now.values()))
 
     def at(self, round: int) -> tuple[float, float]:
-        """Megabytes of all, and of the largest, when all had begun so many rounds."""
-        return self.by_round[min(one for one in self.by_round if one >= round)]
+        """Megabytes of all, and of the largest, when all had begun so many rounds, or shortly before."""
+        return self.by_round[max(one for one in self.by_round if one <= round)]
 
 
 def play(members: int, rounds: int, graph: str) -> tuple[Watch, list[MemberProgress]]:
