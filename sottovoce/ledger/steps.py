@@ -8,7 +8,7 @@ bytes until receivers have them, or until they are forgotten.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import urandom
 from sqlite3 import Connection
@@ -21,7 +21,7 @@ from sottovoce.ledger.places import Place, Receipt
 
 Name = TypeVar("Name", str, int)
 
-STEP, RECEIVED, COINS, NOISE = "step", "received", "coins", "noise"
+STEP, RECEIVED, COINS, NOISE, END = "step", "received", "coins", "noise", "end"
 SENT, OWN = "sent", "own"
 SALT_BYTES = 32
 """Stored in front of what was computed and drawn, so that its hash, which stays, tells nothing once it is deleted."""
@@ -154,6 +154,15 @@ class Steps:
             rows = [(self._key(place), RECEIVED, name, incoming[name]) for name in new]
             connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?)", rows)
             self._delete_acknowledged(connection)
+
+    def record_end(self, unended: Sequence[str]) -> None:
+        """Store that the last step is over and nothing more is sent, and which neighbours may still have wanted it."""
+        with self.database.transaction():
+            self.database.add(END, self.run, {"unended": list(unended)})
+
+    def has_ended(self) -> bool:
+        """Whether that is stored."""
+        return bool(self.database.entries_about(END, self.run))
 
     def acknowledge(self, place: Place, receiver: str) -> None:
         """A receiver has its bytes. They are deleted with the next record: until then they may be sent once more."""
