@@ -317,7 +317,7 @@ class _MemberRun:
             number = event.sender if isinstance(event, Equivocation) else event.neighbour
             facts["member"] = self.agreement.names[number]
         if isinstance(event, Disagreed):
-            facts["keys"] = list(event.keys)
+            facts["keys"] = named_keys(event.keys)
         if isinstance(event, Lost | FrameRefused):
             facts["reason"] = event.reason.value if isinstance(event, FrameRefused) else event.reason
         self.watch.event(type(event).__name__, facts)
