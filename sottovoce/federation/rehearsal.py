@@ -32,9 +32,9 @@ from sottovoce.errors import InputError, SottovoceError
 from sottovoce.federation.agreement import Agreement, parse_agreement
 from sottovoce.federation.assembly import NONCE_BYTES, assemble_agreement
 from sottovoce.federation.identity import create_identity
-from sottovoce.federation.joining import run_folder, whole_lines
 from sottovoce.federation.loopback import LOOPBACK, free_ports
 from sottovoce.federation.member import SUFFIX
+from sottovoce.federation.member_folder import run_folder, whole_lines
 from sottovoce.federation.member_settings import FILE
 from sottovoce.federation.member_status import last_attendance
 from sottovoce.learning.table_files import find_table
