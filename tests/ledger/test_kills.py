@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from collections import defaultdict
 
@@ -46,11 +47,13 @@ def test_kill_at_random_moments(tmp_path, kills):
     (tmp_path / "whole").mkdir()
     assert play(tmp_path / "whole") == 0
     moments = int((tmp_path / "whole" / "moments").read_text())
-    while len(ends) < kills:
-        folder = tmp_path / str(len(ends))
+    for number in itertools.count():
+        if len(ends) >= kills:
+            break
+        folder = tmp_path / str(number)
         folder.mkdir()
         while ends[-1:] != [0] and len(ends) < kills:
-            room = int(rng.integers(30_000, 300_000)) if len(ends) % 3 == 0 else None
+            room = int(rng.integers(130_000, 500_000)) if len(ends) % 3 == 0 else None
             ends.append(play(folder, moment=int(rng.integers(1, moments // 2)), room=room))
             check(folder)
         ends = [end for end in ends if end]
@@ -61,7 +64,7 @@ def test_kill_at_random_moments(tmp_path, kills):
 
 
 def test_a_full_disk_ends_the_member(tmp_path):
-    assert play(tmp_path, room=60_000) == FULL
+    assert play(tmp_path, room=150_000) == FULL
     check(tmp_path)
     assert play(tmp_path) == 0
     check(tmp_path)
