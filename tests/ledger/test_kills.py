@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import signal
 from collections import defaultdict
+from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -47,11 +48,8 @@ def test_kill_at_random_moments(tmp_path, kills):
     (tmp_path / "whole").mkdir()
     assert play(tmp_path / "whole") == 0
     moments = int((tmp_path / "whole" / "moments").read_text())
-    for number in itertools.count():
-        if len(ends) >= kills:
-            break
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    while len(ends) < kills:
+        folder = Path(mkdtemp(dir=tmp_path))
         while ends[-1:] != [0] and len(ends) < kills:
             room = int(rng.integers(130_000, 500_000)) if len(ends) % 3 == 0 else None
             ends.append(play(folder, moment=int(rng.integers(1, moments // 2)), room=room))
