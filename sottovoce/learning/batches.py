@@ -32,6 +32,7 @@ from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import Participation
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sampling import Sampling
 from sottovoce.errors import InputError
 from sottovoce.learning.partitioning import Partition
 
@@ -43,17 +44,6 @@ class Batch(NamedTuple):
 
     rows: Rows
     present: NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a record comes into a batch: with probability `share`, or as one of `share * size` out of `size`.
-
-    The words of `sottovoce.privacy.amplification`: Poisson shares go with zero-out sensitivity, sizes with replace.
-    """
-
-    share: float
-    size: int | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

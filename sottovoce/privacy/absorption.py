@@ -3,10 +3,11 @@
 Couple the run on a victim's data with the run on other data. `p[k]` bounds how far node k's two states are apart after
 its local step. Each node's own fresh noise absorbs a part `a` of that, at a cost; the rest travels on.
 
-    p = 0;  each round:  p[u] += 1;  absorb 0 <= a <= p, all of it at nodes that are heard
+    p = 0;  each round:  p[u] += r[u];  absorb 0 <= a <= p, all of it at nodes that are heard
             cost += sum (a / d)^2;  p = |W| (p - a)                       mu^2 = cost
 
-in units of eta Delta, d the size of a node's fresh noise. It holds for every choice of `a`; the least cost is a convex
+in units of eta Delta, Delta the largest sensitivity of a node, r[u] the victim's own over it, d the size of a node's
+fresh noise. It holds for every choice of `a`; the least cost is a convex
 programme, solved here for all victims at once by accelerated projected gradients. Stopping early is still sound.
 
 Shapes: V victims, T rounds, N nodes.
@@ -23,6 +24,7 @@ from scipy import sparse
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation
+from sottovoce.core.sensitivity import relative
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equal_steps
@@ -40,14 +42,14 @@ class Coupling:
 
     `fresh[w]` is the size of w's own new noise (0: it cannot absorb), `must_absorb[w]` says that w is heard before it
     adds noise again, `transfer` is the matrix of absolute weights among honest nodes, by which the rest travels on,
-    `takes[w]` says that w steps at all. Of secure sums, and of a published average, nobody must absorb all: `summed @
-    q` is what sums that are seen make nodes absorb of what travels on.
+    `jump[w]` is how far a change of w's data moves its step, 0 if it takes none. Of secure sums, and of a published
+    average, nobody must absorb all: `summed @ q` is what sums that are seen make nodes absorb of what travels on.
     """
 
     fresh: Array
     must_absorb: NDArray[np.bool_]
     transfer: sparse.csr_array
-    takes: NDArray[np.bool_]
+    jump: Array
     summed: sparse.csr_array | None = None
 
     @cached_property
@@ -90,8 +92,11 @@ def _couple_step(system: LinearSystem, step: StepMatrices, view: View, publishes
     )
     if not ok:
         raise Unaccountable(f"{name}: the absorption bound needs a local step with fresh own noise, then gossip")
-    size = np.abs(eta[takes]).max(initial=0.0)
-    if takes.any() and not np.allclose(np.abs(eta[takes]), size):
+    own = relative(step.sensitivity)
+    shares = np.ones(n) if own is None else own
+    steps = np.abs(eta[takes]) / shares[takes]
+    size = steps.max(initial=0.0)
+    if takes.any() and not np.allclose(steps, size):
         raise Unaccountable(f"{name}: the absorption bound needs one step size for all nodes")
     honest = np.ones(n, dtype=bool)
     honest[list(view.members)] = False
@@ -101,11 +106,11 @@ def _couple_step(system: LinearSystem, step: StepMatrices, view: View, publishes
     made_of = _made_of_states(name, models, scale, sent_noise) if publishes else None
     must, sums = _seen_apart_and_summed(step, view, made_of)
     must &= honest
-    free = honest & ~must
+    free, jump = honest & ~must, np.where(takes & honest, shares, 0.0)
     if not sums or not free.any():
-        return Coupling(fresh, must, absolute, takes & honest)
+        return Coupling(fresh, must, absolute, jump)
     summed, left = _projections(sparse.csr_array(sparse.vstack(sums)), free, fresh)
-    return Coupling(fresh, must, sparse.csr_array(absolute @ left), takes & honest, summed)
+    return Coupling(fresh, must, sparse.csr_array(absolute @ left), jump, summed)
 
 
 def _seen_apart_and_summed(
@@ -240,7 +245,7 @@ def _solve(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArra
 def _impulse(coupling: Coupling, victims: NDArray[np.intp], takes_part: bool) -> Array:
     out = np.zeros((len(coupling.fresh), len(victims)))
     if takes_part:
-        out[victims, np.arange(len(victims))] = coupling.takes[victims]
+        out[victims, np.arange(len(victims))] = coupling.jump[victims]
     return out
 
 
@@ -306,8 +311,8 @@ def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: P
     """mu^2 for any clipped training: a victim absorbs at once, except in last rounds whose traces come too late.
 
     Models that are apart may then drift by `growth` a round each (p[k] += growth wherever p[k] > 0): the largest
-    difference of two clipped gradients, 2 Clip, in units of the sensitivity. Whatever reaches a heard node is absorbed
-    there. Sound for neural networks too.
+    difference of two clipped gradients, 2 Clip, in units of the largest sensitivity. Whatever reaches a heard node is
+    absorbed there. Sound for neural networks too.
     """
     if any(coupling.summed is not None for coupling in rounds):
         raise Unaccountable("clipped growth with secure summation")
@@ -326,11 +331,12 @@ def _late(
     cost = np.zeros(len(victims))
     first = len(rounds) - late  # until then a victim absorbs at once, and nothing travels
     for coupling in (rounds[t] for t in np.flatnonzero(part[:first])):
-        with np.errstate(divide="ignore"):
-            cost = cost + np.where(coupling.takes[victims], 1.0 / coupling.fresh[victims], 0.0) ** 2
+        jump = coupling.jump[victims]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cost = cost + np.where(jump > 0, jump / coupling.fresh[victims], 0.0) ** 2
     p = np.zeros((len(rounds[0].fresh), len(victims)))
     for t, coupling in enumerate(rounds[first:], start=first):
-        drift = (p > 0) & coupling.takes[:, None]
+        drift = (p > 0) & (coupling.jump > 0)[:, None]
         impulse = _impulse(coupling, victims, bool(part[t]))
         p = p + np.maximum(impulse, growth * drift)
         absorbed = np.where(coupling.must_absorb[:, None], p, 0.0)

@@ -12,6 +12,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.noise import PerNode
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.bisection import Answer, Search, least_noise
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
@@ -107,8 +111,8 @@ def noise_for(epsilon: float, *, share: float, rounds: int, delta: float, size: 
     )  # fmt: skip
 
 
-def noise_multiplier(system: LinearSystem, view: View, sensitivity: float | None = None) -> float:
-    """Noise over `sensitivity` (the algorithm's own unless given) in one round; refused where sampling has no proof."""
+def noise_multipliers(system: LinearSystem, view: View) -> NDArray[np.float64]:
+    """Noise over sensitivity of each node in one round; refused where sampling has no proof."""
     from sottovoce.core.participation import Participation
     from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
     from sottovoce.privacy.observation import observe
@@ -118,9 +122,8 @@ def noise_multiplier(system: LinearSystem, view: View, sensitivity: float | None
     if system.correlation is not None:
         raise Unaccountable(f"sampling together with noise correlated over rounds ({system.algorithm.name}): no proof")
     once = Participation(1, system.rounds)
-    worst = float(loss_given_noisy_gradients(system, view, observe(system, view).victims, once).max())
-    own = system.algorithm.sensitivity
-    return (worst**-0.5 if worst else float("inf")) * own / (own if sensitivity is None else sensitivity)
+    with np.errstate(divide="ignore"):
+        return np.asarray(loss_given_noisy_gradients(system, view, observe(system, view).victims, once) ** -0.5)
 
 
 def sampled_epsilon(
@@ -130,12 +133,13 @@ def sampled_epsilon(
     share: float,
     delta: float,
     size: int | None = None,
-    sensitivity: float | None = None,
+    sensitivity: PerNode | None = None,
 ) -> float:
-    """Epsilon of a traced system under sampling; refused where sampling has no proof.
+    """Epsilon of a traced system under sampling, for the node with the least noise; refused where it has no proof.
 
     `sensitivity` is how far the change that sampling is about moves a gradient: adding or removing a record (Poisson)
     or replacing one (fixed size); the algorithm's own unless given.
     """
-    noise = noise_multiplier(system, view, sensitivity)
-    return epsilon_of_batches(noise=noise, share=share, rounds=system.rounds, delta=delta, size=size)
+    own = np.asarray(system.algorithm.sensitivity)
+    noise = noise_multipliers(system, view) * (own / (own if sensitivity is None else np.asarray(sensitivity)))
+    return epsilon_of_batches(noise=float(noise.min()), share=share, rounds=system.rounds, delta=delta, size=size)
