@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from sottovoce.core.aes_stream import derived_key
+from sottovoce.core.pair_masks import pair_key
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.identity import Identity
 
@@ -22,5 +22,4 @@ def _secret(identity: Identity, agreement: Agreement, other: str, purpose: str) 
     """HKDF of the shared point, over purpose, agreement and both names."""
     theirs = X25519PublicKey.from_public_bytes(bytes.fromhex(agreement.member(other).exchange_key))
     shared = X25519PrivateKey.from_private_bytes(identity.exchange_key).exchange(theirs)
-    pair = " ".join(sorted((identity.member.name, other)))
-    return derived_key(shared, bytes.fromhex(agreement.hash), f"{purpose}|{pair}".encode())
+    return pair_key(shared, identity.member.name, other, agreement=bytes.fromhex(agreement.hash), purpose=purpose)

@@ -4,7 +4,7 @@
     >>> held.sensitivity, str(held.participation)
     ((0.4, 0.1), 'every')
     >>> held.sampled_nodes.samplings[0]
-    Sampling(share=0.1, size=None)
+    Sampling(share=0.1, size=None, apart=1)
 
 Numbers of records are public. Gradients are clipped per example, to norm one.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise import PerNode
-from sottovoce.core.participation import Participation, parse_participation
+from sottovoce.core.participation import SAMPLED, Participation, parse_participation
 from sottovoce.core.sensitivity import per_node
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, parse_batches
@@ -65,13 +65,18 @@ class DeclaredRecords:
 def declare_records(
     participation: str, *, nodes: int, records: Sequence[int], adjacency: str = "record"
 ) -> DeclaredRecords:
-    """Records of each node, or as many of all, that take part `every` round, `KxB`, `poisson:SHARE` or `fixed:SIZE`."""
+    """Records of each node, or as many of all, that take part as `participation` says.
+
+    `every`, `KxB`, or the batches that are drawn by chance: `poisson:SHARE`, `fixed:SIZE`, `cyclic-poisson:SHARExB`.
+    """
     wrong = next((count for count in records if not 1 <= count <= MOST), None)
     if wrong is not None:
         raise InputError(f"{wrong} records", f"a node holds from 1 to {MOST:,}", "correct it")
     if len(records) not in (1, nodes):
         raise InputError(
-            f"records of {len(records)} nodes", f"the graph has {nodes}", "give one number for all, or one for each node"
+            f"records of {len(records)} nodes",
+            f"the graph has {nodes}",
+            "give one number, or one for each",
         )
     held = list(records) * (nodes if len(records) == 1 else 1)
     return DeclaredRecords(parse_batches(_batches(participation), held), parse_adjacency(adjacency))
@@ -79,7 +84,7 @@ def declare_records(
 
 def draws_by_chance(participation: str) -> bool:
     """Whether batches are drawn by chance, rather than as `every` and `KxB` say."""
-    return participation.partition(":")[0] in ("poisson", "fixed")
+    return participation.partition(":")[0] in ("poisson", "fixed", SAMPLED)
 
 
 def parse_records(text: str) -> list[int]:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sottovoce.core.adjacency import Change
-from sottovoce.core.noise import CombinedNoise, Independent, PerNode
+from sottovoce.core.noise import CombinedNoise, Independent, PerNode, Temporal
 from sottovoce.core.sampling import Sampling
 from sottovoce.core.sensitivity import per_node
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.amplification import epsilon_of_batches, noise_for, noise_multipliers
+from sottovoce.privacy.amplification import epsilon_of_batches, noise_for, noise_multipliers, releases
 from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind, rounding
 from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.calibration import Target
@@ -54,8 +54,10 @@ class SampledNodes:
     def least_noise(self, system: LinearSystem, view: View) -> dict[Sampling, float]:
         """For each sampling the least noise multiplier of the nodes that sample so."""
         own, change = np.asarray(system.algorithm.sensitivity), np.asarray(self.sensitivity)
+        one = self.samplings[0]  # nodes share settings, so that shares and sizes alone can differ
+        noises = noise_multipliers(system, view, apart=one.apart, certain=one.certain) * (own / change)
         found: dict[Sampling, float] = {}
-        for how, noise in zip(self.samplings, noise_multipliers(system, view) * (own / change), strict=True):
+        for how, noise in zip(self.samplings, noises, strict=True):
             found[how] = min(float(noise), found.get(how, math.inf))
         return found
 
@@ -82,8 +84,12 @@ def sampled_figure(system: LinearSystem, view: View, nodes: SampledNodes, delta:
 
 def _epsilon(how: Sampling, noise: float, rounds: int, delta: float, *, or_unsampled: bool) -> float:
     """Epsilon of one sampling; or, if that is less, of the same noise in every round, where nodes differ in that."""
-    found = epsilon_of_batches(noise=noise, share=how.share, size=how.size, rounds=rounds, delta=delta)
-    return min(found, epsilon_of(rounds**0.5 / noise, delta)) if or_unsampled and noise > 0 else found
+    count = releases(rounds, apart=how.apart, certain=how.certain)
+    unsampled = epsilon_of(count**0.5 / noise, delta) if noise > 0 else math.inf
+    if how.certain:
+        return unsampled
+    found = epsilon_of_batches(noise=noise, share=how.share, size=how.size, rounds=count, delta=delta)
+    return min(found, unsampled) if or_unsampled else found
 
 
 def better_figure(sampled: PrivacyFigure | None, unsampled: PrivacyFigure | None) -> PrivacyFigure | None:
@@ -102,8 +108,9 @@ def sampled_loss(system: LinearSystem, view: View, nodes: SampledNodes) -> Sampl
     sizes = {how.size for how in nodes.samplings}
     if len(sizes) > 1 or (nodes.differ and None not in sizes):
         return None
-    noise = min(nodes.least_noise(system, view).values())
-    return SampledLoss(noise, max(how.share for how in nodes.samplings), system.rounds, sizes.pop())
+    noise, one = min(nodes.least_noise(system, view).values()), nodes.samplings[0]
+    count = releases(system.rounds, apart=one.apart, certain=one.certain)
+    return SampledLoss(noise, max(how.share for how in nodes.samplings), count, sizes.pop())
 
 
 def sampled_sigma(
@@ -124,7 +131,7 @@ def sampled_sigma(
         return None
     sigmas = {how: (1 + 1e-12) * needed[how] / noise for how, noise in there.items()}
     noise, most = reference.algorithm.noise, max(sigmas.values())
-    if isinstance(noise, Independent):
+    if isinstance(noise, Independent | Temporal):
         return per_node([sigmas[how] for how in nodes.samplings])
     if not isinstance(noise, CombinedNoise):
         return most
@@ -143,5 +150,9 @@ def saves_noise(sampled: PerNode, unsampled: float) -> bool:
 
 def _needed(how: Sampling, rounds: int, target: Target, *, or_unsampled: bool) -> float:
     """The noise multiplier that a sampling needs; or, if that is less, the one that needs no sampling."""
-    found = noise_for(target.epsilon, share=how.share, size=how.size, rounds=rounds, delta=target.delta)
-    return min(found, rounds**0.5 / target.mu * (1 + 1e-12)) if or_unsampled else found
+    count = releases(rounds, apart=how.apart, certain=how.certain)
+    unsampled = count**0.5 / target.mu * (1 + 1e-12)
+    if how.certain:
+        return unsampled
+    found = noise_for(target.epsilon, share=how.share, size=how.size, rounds=count, delta=target.delta)
+    return min(found, unsampled) if or_unsampled else found

@@ -153,7 +153,9 @@ class PrivacyReport:
         if isinstance(loss, GaussianLoss):
             return GaussianLoss(min(self._mu_after(rounds, last), loss.mu))
         if isinstance(loss, SampledLoss):
-            return replace(loss, rounds=rounds)
+            nodes = self._run.sampled_nodes
+            assert nodes is not None
+            return sampled_loss(self.accountant.first_rounds(rounds), last.view, nodes) or loss
         return replace(loss, epsilon=self._sampled_after(rounds, last.view))
 
     def _held_against(self, last: PrivacyFigure) -> list[View]:
