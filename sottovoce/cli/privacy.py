@@ -12,6 +12,15 @@ from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, Yes, with_setting
 from sottovoce.cli.output import Table, answer, facts, gap_shown, print_note, progress, short, show_elapsed
+from sottovoce.cli.sampling import (
+    calibrated_by_chance,
+    counts_on_chance,
+    declared_nodes,
+    node_lines,
+    sampled_figure_of,
+    sampled_words,
+    sigma_text,
+)
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
@@ -19,6 +28,7 @@ from sottovoce.privacy.views import LISTED
 
 if TYPE_CHECKING:
     from sottovoce.core.json_numbers import JSON
+    from sottovoce.core.noise import PerNode
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee
     from sottovoce.tracing.linear_system import LinearSystem
@@ -55,21 +65,30 @@ def account_(
             system,
             setting.adversary,
             adjacency=setting.adjacency,
-            participation=setting.participation,
+            participation=setting.scheme,
             convex=setting.convex,
             kinds=tuple(Kind) if published else KINDS,
             lipschitz=lipschitz,
             victims=setting.victims,
         )
-    document = {**_what(setting, sigma), **result.document(setting.delta)}
+        sampled, unsampled = sampled_figure_of(setting, system)
+    nodes, chance = declared_nodes(setting, sigma), counts_on_chance(sampled, result.headline, setting.delta)
+    document = {
+        **_what(setting, sigma), **result.document(setting.delta), "nodes": nodes,
+        "sampled": None if sampled is None else sampled.document(),
+    }  # fmt: skip
     answer(document, as_json, _by_distance(result, setting.delta))
     if published and not as_json:
         print_line()
         answer({}, False, _as_published(result))
-    if result.headline is None:
-        raise Unaccountable("; ".join(result.refusals))
+    if result.headline is None and not chance:
+        raise Unaccountable("; ".join([*result.refusals, *unsampled]))
     if not as_json:
-        for line in _in_words(setting, result, result.headline):
+        lines = [] if result.headline is None else _in_words(setting, result, result.headline)
+        if chance and sampled is not None:
+            lines = sampled_words(result, sampled, setting.delta)
+        lines += [f"Sampling counts for nothing: {reason}." for reason in unsampled]
+        for line in [*lines, *node_lines(setting, nodes)]:
             print_line(line)
 
 
@@ -84,6 +103,7 @@ def _fits_together(
         given = {"--published": published, "--convex": setting.convex, "--victim": bool(setting.victim)}
         given["--view"] = setting.view != "everyone"
         given["--and-final-models"] = setting.and_final_models != "none"
+        given["--records"] = setting.records is not None
         for option, there in given.items():
             if there:
                 raise InputError(f"{option} with --all-pairs", "that is about every node, fixed streams", "drop one")
@@ -91,11 +111,11 @@ def _fits_together(
         raise InputError("--out without --all-pairs", "only all pairs are kept", "add --all-pairs, or use --json")
 
 
-def _what(setting: Setting, sigma: float) -> "dict[str, JSON]":
+def _what(setting: Setting, sigma: "PerNode") -> "dict[str, JSON]":
     """What the figures are about, besides what an account says itself: enough to repeat it."""
     return {
         "version": __version__,
-        "sigma": sigma,
+        "sigma": list(sigma) if isinstance(sigma, tuple) else sigma,
         "adjacency": setting.adjacency,
         "participation": setting.participation,
         "convex": setting.convex,
@@ -192,11 +212,11 @@ def _all_pairs(setting: Setting, system: "LinearSystem", sigma: float, out: Path
     if system.n < 2:
         raise InputError("--all-pairs on one node", "a pair has two", "take a larger graph")
     delta, averaging = setting.delta, system.algorithm.averaging
-    whole = account(system, adjacency=setting.adjacency, participation=setting.participation)
+    whole = account(system, adjacency=setting.adjacency, participation=setting.scheme)
     with progress("attackers") as advance:
         mu = all_pairs.all_pairs(
             system,
-            parse_participation(setting.participation),
+            parse_participation(setting.scheme),
             secure_sum=setting.secure_sum,
             store=out,
             progress=advance,
@@ -236,26 +256,33 @@ def calibrate_(
     as_json: Json = False,
 ) -> None:
     """The sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
-    from sottovoce.privacy.calibration import calibrated
+    from sottovoce.privacy.calibration import Target, calibrated_system
 
-    build, net = setting.chosen
+    net = setting.chosen[1]
     with show_elapsed(f"calibrating {setting.algorithm} on {net.name}"):
-        found = calibrated(
-            build(1.0), net, setting.adversary, rounds=setting.rounds, epsilon=epsilon, delta=setting.delta,
-            adjacency=setting.adjacency, participation=setting.participation, convex=setting.convex,
-            victims=setting.victims,
+        reference, target = setting.system(1.0), Target(epsilon, setting.delta)
+        found = calibrated_system(
+            reference, setting.adversary, target, adjacency=setting.adjacency, participation=setting.scheme,
+            convex=setting.convex, victims=setting.victims,
         )  # fmt: skip
+        chance = calibrated_by_chance(setting, reference, target, found.sigma)
+    sigma = found.sigma if chance is None else chance.sigma
+    nodes = declared_nodes(setting, sigma)
     document = {
-        **_what(setting, found.sigma), "algorithm": setting.algorithm, "graph": net.name,
+        **_what(setting, sigma), "algorithm": setting.algorithm, "graph": net.name,
         "view": str(setting.adversary), "final_models": setting.and_final_models, "secure_sum": setting.secure_sum,
         "rounds": setting.rounds, "epsilon": epsilon, "delta": setting.delta,
         "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
         "covers": None if found.account.headline is None else found.account.coverage.document(),
+        "nodes": nodes, "sampled": None if chance is None else chance.figure.document(),
     }  # fmt: skip
     settings = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
-    table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", round_up(found.sigma, 6)]]
+    table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", sigma_text(sigma)]]
     best = found.account.headline
-    answer(document, as_json, table, *(() if best is None else _in_words(setting, found.account, best)))
+    lines = [] if best is None else _in_words(setting, found.account, best)
+    if chance is not None:
+        lines = sampled_words(found.account, chance.figure, setting.delta)
+    answer(document, as_json, table, *lines, *node_lines(setting, nodes))
 
 
 @app.command("noise")

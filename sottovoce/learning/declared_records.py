@@ -87,6 +87,16 @@ def draws_by_chance(participation: str) -> bool:
     return participation.partition(":")[0] in ("poisson", "fixed", SAMPLED)
 
 
+def fewest_records(participation: str) -> int:
+    """With how many records each node can take part so, where nothing depends on their number."""
+    if participation.startswith("fixed:"):
+        raise InputError(
+            f"participation {participation} without records", "how often one is drawn depends on how many there are",
+            "add --records 200, say",
+        )  # fmt: skip
+    return parse_participation(participation).apart if participation.startswith(f"{SAMPLED}:") else 1
+
+
 def parse_records(text: str) -> list[int]:
     """One number for all nodes, or one for each: `80`, or `17,24,126`.
 

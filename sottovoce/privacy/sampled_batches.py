@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,12 +22,13 @@ from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind, roundi
 from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.calibration import Target
 from sottovoce.privacy.composition import SampledLoss
-from sottovoce.privacy.covering_views import lacks_secrets
+from sottovoce.privacy.covering_views import covering_views, lacks_secrets
 from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure, TrainingProof
-from sottovoce.privacy.views import View
+from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.policy import trace_with_noise
 
 ROUNDING = 1e-9
 """Sizes of noise and figures that differ by less, relatively, are the same."""
@@ -140,6 +142,30 @@ def sampled_sigma(
         return all(found >= needed[how] for how, found in nodes.least_noise(at(sigma), view).items())
 
     return least_noise(enough, most, tolerance=1e-3, smallest=1e-9)
+
+
+class SampledCalibration(NamedTuple):
+    """A sigma, for all nodes or for each, and the figure that shows it meets the target."""
+
+    sigma: PerNode
+    figure: PrivacyFigure
+
+
+def calibrate_sampled(
+    reference: LinearSystem, view: View, nodes: SampledNodes, target: Target
+) -> SampledCalibration | None:
+    """The least sigma that meets a target by chance, from the system at sigma 1; None where chance counts for nothing.
+
+    That is so for views other than everyone, and where somebody who shares secrets learns more than everyone.
+    """
+    if view.kind is not ViewKind.EVERYONE or len(covering_views(view, reference)) > 1:
+        return None
+
+    def at(sigma: PerNode) -> LinearSystem:
+        return trace_with_noise(reference, reference.algorithm.noise.with_sigma(sigma))
+
+    sigma = sampled_sigma(at, nodes, target, view)
+    return None if sigma is None else SampledCalibration(sigma, sampled_figure(at(sigma), view, nodes, target.delta))
 
 
 def saves_noise(sampled: PerNode, unsampled: float) -> bool:
