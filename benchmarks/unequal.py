@@ -16,7 +16,7 @@ from sottovoce.core.noise_key import NoiseKey
 from sottovoce.privacy.calibration import calibrate
 
 HELD = (17, 22, 30, 41, 55, 70, 94, 126)
-ROUNDS, EPSILON, DELTA, STEP = 40, 5.0, 1e-5, 0.5
+ROUNDS, EPSILON, DELTA, STEP = 60, 5.0, 1e-5, 2.0
 SEEDS = range(5)
 
 

@@ -254,7 +254,9 @@ class Setting:
 
     def name(self, node: int | None) -> str:
         """A node as its user calls it."""
-        return str(node) if node is None or self.labels is None else f"{node} ({self.labels[node]})"
+        from sottovoce.cli.account_words import node_name
+
+        return node_name(node, self.labels)
 
 
 def with_setting(command: Callable[..., None]) -> Callable[..., None]:

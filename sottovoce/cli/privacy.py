@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce._version import __version__
+from sottovoce.cli.account_words import headline_words, table_by_distance
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
 from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, Yes, with_setting
@@ -24,7 +25,6 @@ from sottovoce.cli.sampling import (
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
-from sottovoce.privacy.views import LISTED
 
 if TYPE_CHECKING:
     from sottovoce.core.json_numbers import JSON
@@ -44,6 +44,9 @@ def account_(
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
     all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every node as attacker; draws a heat map.")] = False,
     out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Of a run with --view: the folder with files that it names.")
+    ] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -52,8 +55,10 @@ def account_(
     from sottovoce.privacy.guarantee import KINDS, Kind
 
     if runs:
-        answer_for_runs(runs, setting, as_json)
+        answer_for_runs(runs, setting, data, as_json)
         return
+    if data is not None:
+        raise InputError("--data without a run", "it has the files that a run names", "name the folder of a run")
     _fits_together(setting, all_pairs, published, lipschitz, out)
     with show_elapsed(f"tracing {setting.algorithm} on {setting.graph}"):
         system = setting.system(sigma)
@@ -77,14 +82,16 @@ def account_(
         **_what(setting, sigma), **result.document(setting.delta), "nodes": nodes,
         "sampled": None if sampled is None else sampled.document(),
     }  # fmt: skip
-    answer(document, as_json, _by_distance(result, setting.delta))
+    answer(document, as_json, table_by_distance(result, setting.delta))
     if published and not as_json:
         print_line()
         answer({}, False, _as_published(result))
     if result.headline is None and not chance:
         raise Unaccountable("; ".join([*result.refusals, *unsampled]))
     if not as_json:
-        lines = [] if result.headline is None else _in_words(setting, result, result.headline)
+        lines = (
+            [] if result.headline is None else headline_words(result, result.headline, setting.delta, setting.labels)
+        )
         if chance and sampled is not None:
             lines = sampled_words(result, sampled, setting.delta)
         lines += [f"Sampling counts for nothing: {reason}." for reason in unsampled]
@@ -122,60 +129,6 @@ def _what(setting: Setting, sigma: "PerNode") -> "dict[str, JSON]":
         "seed": setting.seed,
         "labels": setting.labels,
     }
-
-
-def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[str]:
-    """The headline with all that it rests on."""
-    figure = f"epsilon {round_up(best.epsilon(setting.delta))} at delta {setting.delta:g} (mu {round_up(best.mu)})"
-    unobserved = sorted({g.victim for g in result.guarantees if g.victim is not None and not g.observed})
-    scope = "no observed node is worse off" if unobserved else "nobody is worse off"
-    if len({one.victim for one in result.guarantees}) + len(result.view.members) < result.system.n:
-        scope = "of the nodes that were asked about, none is worse off"
-    if not best.observed:
-        scope = "no observed message depends on this data, and final models are not covered"
-    lines = [f"Headline: {figure}, {best.kind}, {_whom(setting, result, best)}; {scope}."]
-    lines.append(f"It holds {result.coverage}.")
-    lines.append(f"{best.final_models.sentence}.")
-    if best.observed and unobserved:
-        named = ", ".join(setting.name(node) for node in unobserved[:LISTED]) + (", ..." * (len(unobserved) > LISTED))
-        lines.append(
-            f"Nothing is observed of {named}: epsilon 0 there does not cover their models, if they are published."
-        )
-    lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
-    if setting.labels is not None:
-        lines.append(f"Nodes are numbered in the order of their names: {setting.name(0)}, {setting.name(1)}, ...")
-    return lines + [f"Not offered: {refusal}." for refusal in result.refusals]
-
-
-def _whom(setting: Setting, result: "Account", best: "Guarantee") -> str:
-    """The victims that the headline is about, and the adversary where it is not the one that was asked for."""
-    from sottovoce.privacy.views import ViewKind
-
-    if result.view.kind is ViewKind.ANY_COALITION:
-        members = ", ".join(setting.name(member) for member in best.view.members) or str(best.view)
-        return f"for node {setting.name(best.victim)} against the coalition that learns most: {members}"
-    if best.view != result.view:
-        return f"for node {setting.name(best.victim)} against {best.view}, who knows shared secrets"
-    worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
-    return f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
-
-
-def _by_distance(result: "Account", delta: float) -> Table:
-    """Epsilon by kind and by distance from the view: least, mean and largest over victims."""
-    from sottovoce.privacy.guarantee import Kind
-
-    table = [["kind", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
-    groups: dict[tuple[str, int | None], list[Guarantee]] = {}
-    for guarantee in result.guarantees:
-        if guarantee.kind is not Kind.AS_PUBLISHED:
-            groups.setdefault((guarantee.kind, guarantee.distance), []).append(guarantee)
-    for (kind, distance), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
-        columns = []
-        for values in ([g.mu for g in found], [g.epsilon(delta) for g in found]):
-            columns += [round_up(x) for x in (min(values), sum(values) / len(values), max(values))]
-        far = ("out of reach" if found[0].view.members else "-") if distance is None else str(distance)
-        table.append([kind, far, str(len(found)), *columns])
-    return table
 
 
 def _as_published(result: "Account") -> Table:
@@ -279,7 +232,7 @@ def calibrate_(
     settings = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
     table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", sigma_text(sigma)]]
     best = found.account.headline
-    lines = [] if best is None else _in_words(setting, found.account, best)
+    lines = [] if best is None else headline_words(found.account, best, setting.delta, setting.labels)
     if chance is not None:
         lines = sampled_words(found.account, chance.figure, setting.delta)
     answer(document, as_json, table, *lines, *node_lines(setting, nodes))

@@ -52,11 +52,11 @@ def calibrated_by_chance(
     return found if found is not None and saves_noise(found.sigma, unsampled) else None
 
 
-def sigma_text(sigma: "PerNode") -> str:
+def sigma_text(sigma: "PerNode", digits: int = 6) -> str:
     """One sigma, or the range of those of nodes."""
     if isinstance(sigma, tuple):
-        return f"from {round_up(min(sigma), 6)} to {round_up(max(sigma), 6)}"
-    return round_up(sigma, 6)
+        return f"from {round_up(min(sigma), digits)} to {round_up(max(sigma), digits)}"
+    return round_up(sigma, digits)
 
 
 def sampled_words(result: "Account", figure: "PrivacyFigure", delta: float) -> list[str]:

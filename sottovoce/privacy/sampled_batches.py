@@ -145,9 +145,10 @@ def sampled_sigma(
 
 
 class SampledCalibration(NamedTuple):
-    """A sigma, for all nodes or for each, and the figure that shows it meets the target."""
+    """A sigma, for all nodes or for each, the system there, and the figure that shows it meets the target."""
 
     sigma: PerNode
+    system: LinearSystem
     figure: PrivacyFigure
 
 
@@ -165,7 +166,10 @@ def calibrate_sampled(
         return trace_with_noise(reference, reference.algorithm.noise.with_sigma(sigma))
 
     sigma = sampled_sigma(at, nodes, target, view)
-    return None if sigma is None else SampledCalibration(sigma, sampled_figure(at(sigma), view, nodes, target.delta))
+    if sigma is None:
+        return None
+    system = at(sigma)
+    return SampledCalibration(sigma, system, sampled_figure(system, view, nodes, target.delta))
 
 
 def saves_noise(sampled: PerNode, unsampled: float) -> bool:

@@ -195,8 +195,8 @@ class PrivacyReport:
             "algorithm": run.algorithm.name,
             "topology": run.topology.name,
             "rounds": run.rounds,
-            "sigma": _listed(sigma_of(run.algorithm.noise)),
-            "sensitivity": _listed(run.gradients.sensitivities(run.adjacency)) if run.clipped else to_json(math.inf),
+            "sigma": listed(sigma_of(run.algorithm.noise)),
+            "sensitivity": listed(run.gradients.sensitivities(run.adjacency)) if run.clipped else to_json(math.inf),
             "clipping": run.gradients.clipping.kind,
             "adjacency": run.adjacency.value,
             "participation": str(run.participation),
@@ -240,7 +240,7 @@ def sigma_of(noise: Noise) -> PerNode | None:
     return getattr(noise, "sigma", None)
 
 
-def _listed(values: PerNode | None) -> JSON:
+def listed(values: PerNode | None) -> JSON:
     """One number for all nodes, or a list of each node's."""
     return list(values) if isinstance(values, tuple) else values
 
