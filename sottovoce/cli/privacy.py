@@ -1,9 +1,8 @@
-"""`sotto account`, `sotto calibrate` and `sotto noise`."""
+"""`sotto account` and `sotto calibrate`."""
 
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,18 +12,8 @@ from sottovoce.cli.account_words import headline_words, table_by_distance
 from sottovoce.cli.all_pairs import answer_for_pairs
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
-from sottovoce.cli.options import (
-    GraphSpec,
-    Json,
-    Part,
-    Setting,
-    Weights,
-    Yes,
-    offering,
-    settings_document,
-    with_setting,
-)
-from sottovoce.cli.output import Table, answer, facts, gap_shown, print_note, short, show_elapsed
+from sottovoce.cli.options import Json, Setting, Yes, offering, settings_document, with_setting
+from sottovoce.cli.output import Table, answer, facts, print_note, show_elapsed
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.cli.sampling import (
     calibrated_by_chance,
@@ -245,60 +234,3 @@ def calibrate_(
     if chance is not None:
         lines = sampled_words(found.account, chance.figure, setting.delta)
     answer(document, as_json, table, *lines, *node_lines(setting, nodes))
-
-
-@app.command("noise")
-def noise_(
-    graph: GraphSpec,
-    participation: Part = "every",
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds; K times B of the participation if left out.")
-    ] = None,
-    weights: Weights = "metropolis",
-    objective: Annotated[str, typer.Option(help="Error of: all models, the last ones, the network average.")] = "all",
-    structure: Annotated[str, typer.Option(help="dense, banded or toeplitz.")] = "dense",
-    bands: Annotated[int | None, typer.Option(min=1, help="banded, toeplitz: how many; B if left out.")] = None,
-    restart: Annotated[int | None, typer.Option(min=1, help="Fresh noise every so many rounds.")] = None,
-    view: Annotated[
-        list[str] | None, typer.Option(help="Optimise for node:A or coalition:A,B; may be repeated.")
-    ] = None,
-    gap: Annotated[float, typer.Option(help="How close to the optimum, relatively.")] = 1e-3,
-    probes: Annotated[int | None, typer.Option(min=2, help="Estimate the graph's part from random vectors.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of --probes.")] = 0,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write C and its figures here, as npz.")] = None,
-    yes: Yes = False,
-    as_json: Json = False,
-) -> None:
-    """Noise that costs least. Example: sotto noise --graph florentine --weights uniform --participation 4x16"""
-    from sottovoce.cli import terminal_plots
-    from sottovoce.core import files
-    from sottovoce.core.topologies import weigh
-    from sottovoce.matrix_factorization import cache
-    from sottovoce.matrix_factorization.factorization import factorize
-
-    if out is not None:
-        files.check_writable(out)
-    net = weigh(graph, weights)
-    with gap_shown(gap) as report:
-        found = factorize(
-            net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
-            restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=report,
-        )  # fmt: skip
-    if found.refused_file is not None:
-        print_note(f"{found.refused_file} does not hold what it should; computed again.")
-    if out is not None:
-        files.write(files.check_writable(out), lambda file: cache.write(file, found))
-    document = {"graph": net.name, **found.document()}
-    shown: dict[str, object] = {key: value for key, value in document.items() if key != "for_view"}
-    if found.for_view is not None:
-        shown |= asdict(found.for_view)
-    times = f"{short(found.over_independent)} times less error than independent noise"
-    answer(
-        document,
-        as_json,
-        facts(shown),
-        f"{times}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
-        f"\nC, darker for larger:\n{terminal_plots.matrix(found.C)}",
-        f"\nerror over rounds, up to {found.errors.max():.4g}:\n{terminal_plots.curve(found.errors)}",
-    )

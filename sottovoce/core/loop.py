@@ -112,7 +112,7 @@ def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
     if algorithm.noise.correlation is not None:
         if algorithm.averaging:
             raise InputError(f"{algorithm.name} with correlated noise", "it adds noise only once", "use Independent")
-        algorithm.noise.correlation.matrix(rounds)
+        algorithm.noise.correlation.bands(rounds)  # refuses a C that is too short
 
 
 def play_round(

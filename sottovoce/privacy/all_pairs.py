@@ -113,7 +113,7 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
     if relative(system.algorithm.sensitivity) is not None:
         digest.update(repr(system.algorithm.sensitivity).encode())
     if system.correlation is not None:
-        digest.update(system.correlation.matrix(system.rounds).tobytes())
+        digest.update(system.correlation.numbers(system.rounds).tobytes())
     return {
         "algorithm": system.algorithm.name,
         "noise": str(system.algorithm.noise),
