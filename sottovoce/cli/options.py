@@ -153,6 +153,9 @@ class Setting:
     ] = None
     correlation: Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: npz file with C.")] = None
     sigma_pair: Annotated[float | None, typer.Option(help="decor: noise that neighbours share.")] = None
+    colluders: Annotated[
+        int | None, typer.Option(min=1, help="secure-average: how many nodes may work together; 1 if left out.")
+    ] = None
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
@@ -177,7 +180,7 @@ class Setting:
             if spec.setting(key) is None:
                 option = "--" + key.replace("_", "-")
                 raise InputError(f"{option} with {self.algorithm}", "it has no such setting", f"leave out {option}")
-        given |= spec.from_run(given, rounds=self.rounds, participation=self.participation)
+        given |= spec.from_run(given, rounds=self.rounds, participation=self.participation, colluders=self.colluders)
 
         def build(sigma: float) -> "Algorithm":
             return with_exact_noise(spec.build_at(sigma, given), net)

@@ -47,6 +47,9 @@ def plan_(
     convex: Convex = False,
     adjacency: AdjacencySpec = ADJACENCY,
     participation: Part = "every",
+    colluders: Annotated[
+        int, typer.Option(min=1, help="How many nodes may work together where algorithms have secure sums.")
+    ] = 1,
     delta: Delta = 1e-5,
     yes: Yes = False,
     as_json: Json = False,
@@ -61,7 +64,7 @@ def plan_(
     question = Question(
         graph=build(graph), rounds=rounds, epsilon=epsilon, delta=delta, records=records, dimension=dimension,
         view=view, final_models=and_final_models, adjacency=adjacency, participation=participation, weights=weights,
-        convex=convex,
+        convex=convex, colluders=colluders,
     )  # fmt: skip
     with progress("algorithms") as tell:
         found = plan(question, tell)
@@ -77,7 +80,7 @@ def _document(found: "Plan") -> dict[str, object]:
     return {
         "version": __version__, "graph": question.graph.name, "rounds": question.rounds, "epsilon": question.epsilon,
         "delta": question.delta, "view": question.view, "final_models": question.final_models,
-        "adjacency": question.adjacency,
+        "adjacency": question.adjacency, "colluders": question.colluders,
         "participation": question.participation, "convex": question.convex, "records": question.records,
         "dimension": question.dimension, "sensitivity": question.sensitivity,
         "ranked": [_entry(entry, question.delta) for entry in found.ranked],

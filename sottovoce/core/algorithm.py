@@ -66,6 +66,10 @@ class Algorithm(Protocol):
         """Whether single messages stay hidden and only their sum is seen."""
 
     @property
+    def colluders(self) -> int:
+        """How many nodes may work together against the others of a secure sum to which all add noise."""
+
+    @property
     def exact_noise(self) -> bool:
         """Whether nodes release gradient plus noise on a grid, rounded as real numbers would be."""
 

@@ -10,13 +10,14 @@ from scipy import sparse
 
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
+from sottovoce.core.sum_grid import SumGrid
 
 
 @dataclass(frozen=True)
 class GossipStep:
     """Gossip step `step` of a round. `edge_noise` is the noise on single messages, in units of `scale`.
 
-    With `secure_sum` single messages stay hidden and only their sum is seen.
+    With `secure_sum` single messages stay hidden and only their sum is seen, as integers if there is a `grid` for them.
     """
 
     mixing: Mixing
@@ -25,6 +26,7 @@ class GossipStep:
     secure_sum: bool
     round: int
     step: int
+    grid: SumGrid | None = None
 
     def noise_in_sums(self, term: NoiseTerm, among: NDArray[np.bool_] | None = None) -> FactoredMatrix:
         """How the sources of noisy messages reach the receivers' sums, N x S: only what is delivered, by its weight.

@@ -37,6 +37,7 @@ from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sum_grid import SumGrid, sum_grid
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight
 from sottovoce.errors import InputError, Unaccountable
@@ -171,7 +172,7 @@ def iterate_rounds(
             exact = algorithm.exact_noise
             first_mixing = topology.at(0)
             terms = noise_on_grid(algorithm, first_mixing).in_units if exact else algorithm.noise.local(first_mixing)
-            for term in terms[: 0 if exact and correlated else 1]:
+            for term in terms[: 0 if exact and (correlated or algorithm.secure_sum) else 1]:
                 inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
         for round in transport.rounds(first, rounds):
             played = play_round(algorithm, topology, loop_state, inputs, round, transport)
@@ -211,7 +212,11 @@ def _step_locally(
     point = algorithm.point(state)
     gradient = inputs.gradient(round, point)
     if algorithm.exact_noise:
-        released = inputs.rounded_sum(gradient, noise_on_grid(algorithm, mixing), round)
+        grid = _sum_grid(algorithm, mixing)
+        if grid is None:
+            released = inputs.rounded_sum(gradient, noise_on_grid(algorithm, mixing), round)
+        else:
+            released = inputs.discrete_sum(gradient, grid, round)
         return point, _after(mixing, algorithm.local(state, released, 0.0), state)
     noise = _local_noise(algorithm, mixing, inputs, round)
     return point, _after(mixing, algorithm.local(state, gradient, noise), state)
@@ -233,7 +238,14 @@ def _gossip_step(algorithm: Algorithm, topology: Topology, round: int, step: int
     mixing = topology.at(round, step)
     mixing.require(algorithm.requires)
     scale = algorithm.step_size * algorithm.sensitivity
-    return GossipStep(mixing, algorithm.noise.edge(mixing), scale, algorithm.secure_sum, round, step)
+    return GossipStep(
+        mixing, algorithm.noise.edge(mixing), scale, algorithm.secure_sum, round, step, _sum_grid(algorithm, mixing)
+    )
+
+
+def _sum_grid(algorithm: Algorithm, mixing: Mixing) -> SumGrid | None:
+    """The grid of secure sums with exact noise; None where values are no integers."""
+    return sum_grid(algorithm, mixing) if algorithm.secure_sum and algorithm.exact_noise else None
 
 
 def _exchange(
@@ -293,6 +305,7 @@ def _where_active(active: NDArray[np.bool_] | None, new: State, old: State) -> S
             "states are tuples of arrays and numbers",
             "use a NamedTuple",
         )
+    new = new if old is None else arrays.in_precision_of(old, new)
     if active is None or old is None:
         return arrays.read_only(new)
     here = arrays.column(active, new)

@@ -13,7 +13,8 @@ import numpy as np
 from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
 from sottovoce.core.arrays import Rows
-from sottovoce.core.compression import Identity
+from sottovoce.core.compression import Compression, Identity
+from sottovoce.core.fixed_point import BITS
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.mixing import Mixing
@@ -80,8 +81,13 @@ class PlayedStep:
 
     @property
     def message_count(self) -> int:
-        """How many messages are sent; a secure sum takes one to the sum and one back for every node."""
-        return 2 * self.mixing.n if self.gossip_step.secure_sum else len(self._sending_edges()[0])
+        """How many messages are sent: masked ones for each receiver; a trusted sum takes one and gives one back."""
+        trusted = self.gossip_step.secure_sum and self.gossip_step.grid is None
+        return 2 * self.mixing.n if trusted else len(self._sending_edges()[0])
+
+    def bits_of(self, dimension: int, compression: Compression) -> int:
+        """Of one message with so many parameters."""
+        return compression.bits(dimension) if self.gossip_step.grid is None else BITS * dimension
 
     def _sending_edges(self) -> tuple[Nodes, Nodes]:
         """Senders and receivers of all messages that leave a node; messages to oneself do not."""
@@ -150,10 +156,10 @@ class PlayedRound:
 
     def traffic_of(self, dimension: int) -> Traffic:
         """The same for models of so many parameters; a public weight beside a message counts as one more number."""
-        messages = sum(step.message_count for step in self.steps)
         weighted = isinstance(self.algorithm.message(self.loop_state.state), Weighted)
-        weight_bits = Identity().bits(1) if weighted else 0
-        return Traffic(messages, messages * (self.algorithm.compression.bits(dimension) + weight_bits))
+        weight_bits, compression = Identity().bits(1) if weighted else 0, self.algorithm.compression
+        counts = [(step.message_count, step.bits_of(dimension, compression) + weight_bits) for step in self.steps]
+        return Traffic(sum(count for count, _ in counts), sum(count * bits for count, bits in counts))
 
 
 def value_of(message: Message) -> Rows:

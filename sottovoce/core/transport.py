@@ -168,7 +168,11 @@ class InProcess:
         return NoiseFeed(seed, source, gradient, start)
 
     def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
-        """Mix; the noise of all messages to a receiver is drawn as one sum."""
+        """Mix; the noise of all messages to a receiver is drawn as one sum. Secure sums are sums of integers."""
+        if gossip_step.grid is not None and arrays.is_plain(rows):
+            average = gossip_step.grid.sum(arrays.to_numpy(rows))
+            mixed = arrays.convert(np.broadcast_to(average, rows.shape), rows)
+            return Delivered(mixed, rows, mixed_weight(gossip_step, weight))
         mixed = gossip_step.mixing @ rows
         for term in gossip_step.edge_noise:
             matrix = gossip_step.noise_in_sums(term)

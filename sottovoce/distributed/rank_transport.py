@@ -9,11 +9,15 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from scipy import sparse
 from torch import Tensor
 
 from sottovoce.core import arrays
+from sottovoce.core.fixed_point import encoded
 from sottovoce.core.gossip_step import GossipStep
+from sottovoce.core.sum_grid import SumGrid
 from sottovoce.distributed.communication import Communicator, PendingExchange
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.shard_transport import ShardTransport
@@ -24,7 +28,7 @@ from sottovoce.distributed.sharded_rows import ShardedRows
 class RankTransport(ShardTransport):
     """The nodes of one rank. `PeerLost` is raised after the timeout of the group of ranks.
 
-    Secure sums are added up in another order than in one process.
+    Secure sums of floating-point numbers are added up in another order than in one process.
     """
 
     shard: NodeShard
@@ -42,11 +46,19 @@ class RankTransport(ShardTransport):
         return self.communicator.exchange(outgoing, incoming)
 
     def secure_sum(self, gossip_step: GossipStep, sent: ShardedRows) -> ShardedRows:
-        """Only the sum over a rank's nodes leaves it."""
+        """Only the sum over a rank's nodes leaves it; of integers it is the same in any number of processes."""
+        if gossip_step.grid is not None:
+            return self._integer_sum(gossip_step.grid, sent)
         weights = sparse.csr_array(gossip_step.mixing.weights[[0]][:, self.nodes])
         total: Tensor = arrays.operator(weights, sent.own) @ sent.own
         self.communicator.sum_(total)
         return ShardedRows(self.shard, total.expand(len(sent.own), -1).clone())
+
+    def _integer_sum(self, grid: SumGrid, sent: ShardedRows) -> ShardedRows:
+        total = torch.from_numpy(encoded(arrays.to_numpy(sent.own), grid.step)).sum(dim=0)
+        self.communicator.sum_(total)
+        average = torch.from_numpy(grid.average(arrays.to_numpy(total).view(np.uint64)))
+        return ShardedRows(self.shard, average.expand(len(sent.own), -1).clone())
 
     def packing(self) -> AbstractContextManager[None]:
         """Counted by the communicator."""

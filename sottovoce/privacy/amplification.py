@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.bisection import Answer, Search, least_noise
+from sottovoce.privacy.covering_views import hides_in_sums
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
@@ -115,6 +116,8 @@ def noise_multiplier(system: LinearSystem, view: View, sensitivity: float | None
 
     if view.kind is not ViewKind.EVERYONE or view.members:
         raise Unaccountable(f"sampling together with the partial view {view}: no proof; use the everyone view")
+    if hides_in_sums(system):
+        raise Unaccountable("sampling together with secure sums is not accounted for; the figure without it holds")
     if system.correlation is not None:
         raise Unaccountable(f"sampling together with noise correlated over rounds ({system.algorithm.name}): no proof")
     once = Participation(1, system.rounds)
