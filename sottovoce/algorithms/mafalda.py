@@ -83,7 +83,8 @@ def mafalda(settings: MafaldaSettings) -> Gossip:
     """MAFALDA: MF-D-SGD with the C that suits the graph best, as `factorize` finds it.
 
     Either C is given (a `Factorization` will do), or the number of rounds and who takes part when: then C is found as
-    soon as the topology is known, once, and what runs and what is accounted for both use that.
+    soon as the topology is known, once, and what runs and what is accounted for both use that. Where a record is drawn
+    by chance every B rounds, C has B bands, so that sampling counts.
     """
     if settings.correlation is not None:
         return _correlated("mafalda", settings, read_correlation(settings.correlation))
@@ -106,6 +107,9 @@ class PendingCorrelation:
 
     @property
     def memory(self) -> int:
+        return self._refuse()
+
+    def bands(self, rounds: int) -> int:
         return self._refuse()
 
     def matrix(self, rounds: int) -> NDArray[np.float64]:

@@ -23,6 +23,9 @@ class Correlation(Protocol):
     def memory(self) -> int:
         """How many earlier rounds `next` looks at."""
 
+    def bands(self, rounds: int) -> int:
+        """How many diagonals C has, for that many rounds: a draw of noise is about gradients no farther back."""
+
     def matrix(self, rounds: int) -> NDArray[np.float64]:
         """C for that many rounds."""
 
@@ -46,6 +49,9 @@ class Differences:
     @property
     def memory(self) -> int:
         return 1
+
+    def bands(self, rounds: int) -> int:
+        return rounds
 
     def matrix(self, rounds: int) -> NDArray[np.float64]:
         return np.tril(np.ones((rounds, rounds)))
@@ -97,6 +103,9 @@ class Triangular:
     @property
     def memory(self) -> int:
         return self._memory
+
+    def bands(self, rounds: int) -> int:
+        return min(rounds, self._memory + 1)
 
     def matrix(self, rounds: int) -> NDArray[np.float64]:
         if rounds > len(self._matrix):

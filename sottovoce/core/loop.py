@@ -162,12 +162,12 @@ def iterate_rounds(
     transport = transport or InProcess(topology.n)
     first, loop_state = after or (0, loop_state)
     source, correlated = NoiseKey.given_or_fresh(noise_key), algorithm.noise.correlation is not None
-    if first and correlated and not source.repeatable:
-        raise InputError(
-            f"{algorithm.name} with secret noise, from round {first + 1} on",
-            "its noise goes on from that of earlier rounds, which was erased", "start anew, in another folder",
-        )  # fmt: skip
     with transport.open_inputs(seed, source, gradient, x0) as inputs:
+        if correlated and not inputs.knows_noise_before(first):
+            raise InputError(
+                f"{algorithm.name} with secret noise, from round {first + 1} on",
+                "its noise goes on from that of earlier rounds, which was erased", "start anew, in another folder",
+            )  # fmt: skip
         if topology.static and not algorithm.averaging:
             exact = algorithm.exact_noise
             first_mixing = topology.at(0)

@@ -50,6 +50,9 @@ class RunInputs(LoopInputs, Protocol):
     def expect(self, term: NoiseTerm, rounds: range, *, exact: bool = False) -> None:
         """Each of these rounds will ask for this noise in turn; `exact`: for its rounded sum with the gradient."""
 
+    def knows_noise_before(self, round: int) -> bool:
+        """Whether noise that is correlated over rounds can go on in this round."""
+
     def finish(self, round: int) -> None:
         """The round is over, and its noise will not be asked for again."""
 

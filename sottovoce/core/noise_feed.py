@@ -6,7 +6,7 @@ Shapes: N nodes, D parameters, S noise sources.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Self, TypeAlias
 
@@ -28,7 +28,7 @@ from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_key import public_stream
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.prefetch import Prefetcher
-from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.random_streams import RandomSource, StreamName
 from sottovoce.core.rounded_sum import (
     CorrelatedSum,
     CorrelationErrors,
@@ -73,6 +73,7 @@ class NoiseFeed:
         self._errors: CorrelationErrors | None = None
         self._next_round = 0
         self._keeps_streams = False
+        self._goes_on = False
         self._spare = SpareMemory()
 
     def __enter__(self) -> Self:
@@ -96,6 +97,23 @@ class NoiseFeed:
         """Streams of the round are erased, unless later rounds may need more digits of them."""
         if not self._keeps_streams:
             self._source.erase(round)
+
+    def knows_noise_before(self, round: int) -> bool:
+        """Noise of a key is drawn again; secret noise was drawn by this process, or restored."""
+        return round == 0 or self._source.repeatable or self._goes_on
+
+    def past(self) -> dict[int, Rows]:
+        """What later rounds of correlated noise look back at, by round."""
+        return dict(zip(range(self._next_round - len(self._past), self._next_round), self._past, strict=True))
+
+    def restore_past(self, past: Mapping[int, Rows], next_round: int) -> None:
+        """Go on with a round from what `past` gave in an earlier process."""
+        self._past, self._next_round, self._goes_on = [past[t] for t in sorted(past)], next_round, True
+
+    def restore_streams(self, keys: Mapping[StreamName, bytes]) -> None:
+        """Go on with the streams of an earlier process: correlated noise on a grid takes those of all rounds."""
+        self._source.restore(keys)
+        self._keeps_streams = self._goes_on = True
 
     def gradient(self, round: int, point: Rows) -> Rows:
         """Asks the task; refuses what would poison every neighbour."""
@@ -217,7 +235,7 @@ class NoiseFeed:
         """`(C^-1 Z)_t` from the draws of each round, which `fresh` gives."""
         if round < self._next_round:
             self._past, self._next_round = [], 0
-        for t in range(self._next_round, round + 1):
+        for t in range(self._next_round if correlation.memory else round, round + 1):
             result, remembered = correlation.next(t, fresh(t), self._past)
             self._past = [*self._past, remembered][-correlation.memory :] if correlation.memory else []
         self._next_round = round + 1

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -109,6 +109,16 @@ class NoiseKey:
     def shared_alike(self) -> bool:
         """All of it is drawn alike."""
         return True
+
+    def bind(self, digest: bytes) -> None:
+        """Streams follow from the key alone."""
+
+    def noise_keys(self) -> dict[StreamName, bytes]:
+        """None: all streams follow from this key."""
+        return {}
+
+    def restore(self, keys: Mapping[StreamName, bytes]) -> None:
+        """There are none."""
 
     def erase(self, round: int) -> None:
         """Nothing is kept for a round: its streams follow from the key."""

@@ -1,9 +1,9 @@
-"""Participation: in which rounds a change of data can show."""
+"""Participation: in which rounds a change of data can show, and with which probability."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +13,31 @@ from sottovoce.errors import InputError
 LONGEST = 10**9
 """More rounds than any run has."""
 
+SAMPLED = "cyclic-poisson"
+"""Records are dealt into B parts, and each record of the next part is drawn with probability SHARE."""
+
 
 @dataclass(frozen=True)
 class Participation:
-    """In which rounds a changed record or user can show: every round, or k times, b rounds apart."""
+    """In which rounds a changed record or user can show: every round, or k times, b rounds apart.
+
+    With a `share` below 1 it shows in each of these rounds with that probability, drawn by itself: what counts on that
+    asks for it, and all other figures are about a change that shows whenever it can.
+    """
 
     times: int | None = None
     apart: int = 1
+    share: float = 1.0
 
     def __str__(self) -> str:
+        if self.share < 1:
+            return f"{SAMPLED}:{self.share!r}x{self.apart}"
         return "every" if self.times is None else f"{self.times}x{self.apart}"
+
+    @classmethod
+    def sampled(cls, share: float, apart: int) -> Participation:
+        """Every `apart` rounds with probability `share`, for as long as the run lasts."""
+        return cls(max(1, LONGEST // apart), apart, share)
 
     def patterns(self, rounds: int) -> list[NDArray[np.intp]]:
         """The sets of rounds, one for each first round; patterns inside another are left out.
@@ -50,11 +65,15 @@ class Participation:
 
     def within(self, rounds: int) -> Participation:
         """What is left of the scheme in a run of so many rounds."""
-        return self if self.times is None else Participation(min(self.times, -(-rounds // self.apart)), self.apart)
+        return self if self.times is None else replace(self, times=min(self.times, -(-rounds // self.apart)))
 
     def check(self, rounds: int) -> None:
-        """Refuse a scheme that is longer than the run."""
-        if self.times is not None and (self.times - 1) * self.apart >= rounds:
+        """Refuse a scheme that is longer than the run; one of `sampled` ends with the run."""
+        if (
+            self != self.sampled(self.share, self.apart)
+            and self.times is not None
+            and (self.times - 1) * self.apart >= rounds
+        ):
             raise InputError(
                 f"participation {self} in {rounds} rounds",
                 "k times, b apart, must fit into the run",
@@ -63,15 +82,38 @@ class Participation:
 
 
 def parse_participation(spec: str | Participation) -> Participation:
-    """`every`, or `KxB`: K times, B rounds apart."""
+    """`every`, `KxB`: K times, B rounds apart; or `cyclic-poisson:SHARExB`: every B rounds with probability SHARE.
+
+    >>> parse_participation("cyclic-poisson:0.2x4").within(10)
+    Participation(times=3, apart=4, share=0.2)
+    """
     if isinstance(spec, Participation):
         return spec
+    if isinstance(spec, str) and spec.startswith(f"{SAMPLED}:"):
+        return Participation.sampled(*parse_cyclic_poisson(spec))
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", spec) if isinstance(spec, str) else None
     if not isinstance(spec, str) or (spec != "every" and not found):
-        raise InputError(f"participation {spec!r:.60}", "it is 'every' or KxB, such as 4x16", "correct it")
+        raise InputError(
+            f"participation {spec!r:.60}", f"it is 'every', KxB, such as 4x16, or {SAMPLED}:SHARExB", "correct it"
+        )
     if found is None:
         return Participation()
     times, apart = (int(part) for part in found.groups())
     if times * apart > LONGEST:
         raise InputError(f"participation {spec}", f"no run has more than {LONGEST} rounds", "correct it")
     return Participation(times, apart)
+
+
+def parse_cyclic_poisson(spec: str) -> tuple[float, int]:
+    """SHARE and B of `cyclic-poisson:SHARExB`."""
+    found = re.fullmatch(rf"{SAMPLED}:([\d.]+(?:[eE][+-]?\d+)?)x([1-9]\d{{0,8}})", spec)
+    try:
+        share = float(found[1]) if found else 0.0
+    except ValueError:
+        share = 0.0
+    if found is None or not 0 < share <= 1:
+        raise InputError(
+            f"{spec:.60}", f"it is {SAMPLED}:SHARExB, with SHARE in (0, 1] and a number B of parts",
+            f"write {SAMPLED}:0.2x4, say",
+        )  # fmt: skip
+    return share, int(found[2])

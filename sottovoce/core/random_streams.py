@@ -7,7 +7,7 @@ be drawn again, and `secret_source.SecretSource`, from which nobody can.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -66,6 +66,15 @@ class RandomSource(Protocol):
 
     def words_at(self, names: Sequence[StreamName], which_K: NDArray[np.intp], counters_K: Words, level: int) -> Words:
         """Four words for each counter of the stream that `which_K` says, K x 4."""
+
+    def bind(self, digest: bytes) -> None:
+        """Streams of which nobody has asked yet depend on this hash as well, if they can."""
+
+    def noise_keys(self) -> Mapping[StreamName, bytes]:
+        """The keys that are held for single streams of noise."""
+
+    def restore(self, keys: Mapping[StreamName, bytes]) -> None:
+        """Hold the keys that an earlier process held."""
 
     def erase(self, round: int) -> None:
         """The noise of this round, and of those before it, will not be asked for again."""

@@ -2,10 +2,15 @@
 
 The key of a stream is made when its place (kind of draw, ids, round, gossip step) is first asked for:
 
-    HKDF-SHA256(32 fresh bytes of the operating system; salt: the member's secret; info: context and place)
+    HKDF-SHA256(32 fresh bytes of the operating system; salt: the member's secret; info: context, place, bound hash)
 
 and the stream is what AES-256 makes of the counters 0, 1, 2, ... (counter mode; the level is the upper half of the
 counter). A place keeps its key while it is used. `erase` drops it, and its noise cannot be drawn again by anybody.
+
+Fresh bytes are enough, unless the machine was cloned together with the state of its generator: two copies then get the
+same ones. So a member binds its keys to a hash of what the noise will be added to (`bind`). The copies add the same
+noise to the same values only, which is one message and not two. Whoever knows neither the fresh bytes nor the member's
+secret learns nothing about the values from that.
 
 Where two nodes share noise they share a secret instead of fresh bytes: HKDF of that secret and the place gives both of
 them the same stream. Which records are in a batch is kept as long as the source lives.
@@ -61,6 +66,7 @@ class SecretSource:
         self._noise_keys: dict[StreamName, bytes] = {}
         self._batch_keys: dict[StreamName, bytes] = {}
         self._erased = -1
+        self._bound = b""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(secret)"
@@ -90,6 +96,18 @@ class SecretSource:
             words_K4[some] = self.stream(*names[number]).words_at(counters_K[some], level)
         return words_K4
 
+    def bind(self, digest: bytes) -> None:
+        """Keys that are made from now on, but those of pairs, depend on this hash: of what the noise is added to."""
+        self._bound = digest
+
+    def noise_keys(self) -> dict[StreamName, bytes]:
+        """Those that were not erased, but for noise that is shared: its keys follow from the secrets of pairs."""
+        return {name: key for name, key in self._noise_keys.items() if name.kind != PAIR}
+
+    def restore(self, keys: Mapping[StreamName, bytes]) -> None:
+        """Hold keys that an earlier process made."""
+        self._noise_keys.update(keys)
+
     def erase(self, round: int) -> None:
         """Drop the keys of this round's noise, and of earlier rounds'."""
         self._erased = max(self._erased, round)
@@ -115,7 +133,7 @@ class SecretSource:
         info = len(self._context).to_bytes(8, "big") + self._context + place
         if name.kind == PAIR:
             return derived_key(self._shared(name.ids), b"", info)
-        return derived_key(urandom(SECRET_BYTES), self._secret, info)
+        return derived_key(urandom(SECRET_BYTES), self._secret, info + self._bound)
 
     def _shared(self, ids: tuple[int, ...]) -> bytes:
         """The secret of two nodes, which must be known unless this process plays both."""

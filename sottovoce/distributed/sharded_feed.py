@@ -50,6 +50,10 @@ class ShardedFeed:
         sources, matrix = self._here(term.sources, term.matrix)
         self._feed.expect(NoiseTerm(sources, matrix), rounds, exact=exact)
 
+    def knows_noise_before(self, round: int) -> bool:
+        """For the nodes here."""
+        return self._feed.knows_noise_before(round)
+
     def finish(self, round: int) -> None:
         """The noise of the nodes here will not be asked for again."""
         self._feed.finish(round)

@@ -55,7 +55,7 @@ class Endpoint(ABC):
         self._claims: dict[MemberNumber, Place] = {}
         self._waiting: dict[MemberNumber, Place] = {}
         self._disagreeing: set[MemberNumber] = set()
-        self._stopped = False
+        self._stopped = self._ended = False
 
     @abstractmethod
     def transmit(self, neighbour: MemberNumber, frame: Frame) -> None:
@@ -97,6 +97,19 @@ class Endpoint(ABC):
         self._wait_and_tell(before, lambda: not any(self._outbox.owes(one, before) for one in receivers), patience)
         with self._changed:
             return {one for one in receivers if self._outbox.owes(one, before)}
+
+    def unended(self, members: Set[MemberNumber], patience: float) -> Set[MemberNumber]:
+        """Move on to the end of the run and say so, once; wait until these neighbours are there; who is not."""
+        end = Place(self.rules.rounds, 0)
+        with self._changed:
+            frames = [(one, self._frame(Kind.ACKNOWLEDGEMENT, *receipt)) for one, receipt in self._mailbox.advance(end)]
+            if not self._ended:
+                frames += [(one, self._hello(one)) for one in sorted(self._greeted)]
+            self._ended = True
+        self._transmit_all(frames)
+        self._wait_and_tell(end, lambda: not self._before(end, members), patience)
+        with self._changed:
+            return self._before(end, members)
 
     def forget(self, before: Place) -> None:
         """Send payloads of earlier places no more."""
@@ -222,6 +235,10 @@ class Endpoint(ABC):
         if not self._wait(reached, UNTOLD * patience) and patience > 0:
             self._transmit_all([(one, self._frame(Kind.WAITING, place)) for one in sorted(self.rules.receivers)])
             self._wait(reached, (1 - UNTOLD) * patience)
+
+    def _before(self, place: Place, members: Set[MemberNumber]) -> Set[MemberNumber]:
+        """Those of these neighbours that have not said that they have reached a place."""
+        return {one for one in members if one not in self._claims or self._claims[one] < place}
 
     def _frame(self, kind: Kind, place: Place, payload: bytes = b"") -> Frame:
         return Frame(self.rules.agreement, place, self.rules.member, kind, payload)

@@ -19,6 +19,7 @@ SHOWN = {
     "StrangerRefused": "Somebody who is no neighbour tried to connect, and was refused.",
     "Equivocation": "{member} sent two different messages for one place; the second was not used.",
     "missing": "Round {round} went on without {members}.",
+    "unended": "The run ended here before {members} had its last messages: it may find nobody when it comes back.",
 }
 """What is told on stderr of some events. Nothing in an event comes from anybody's rows."""
 

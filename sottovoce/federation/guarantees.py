@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from sottovoce.config import Document
+from sottovoce.config import Document, Experiment
 from sottovoce.federation.agreement import Agreement
 from sottovoce.learning.tables import Table
 from sottovoce.privacy.guarantee import PrivacyFigure
@@ -43,10 +43,14 @@ class AgreedGuarantees:
 def build_agreement(agreement: Agreement, tables: Mapping[str, Table]) -> RunAccountant:
     """The run of an agreement, with its accountant: with the tables that are here, by member, and zeros for the others.
 
-    Noise, batches and figures do not depend on which tables are here. Members draw secret noise, and figures say so; a
-    simulation of the same agreement has a key.
+    Noise, batches and figures do not depend on which tables are here.
     """
-    return build_accountant(agreement.experiment.model_copy(update={"noise": "secret"}), tables=tables)
+    return build_accountant(with_secret_noise(agreement), tables=tables)
+
+
+def with_secret_noise(agreement: Agreement) -> Experiment:
+    """The settings of its members, who draw secret noise, and figures say so; a simulation of it has a key."""
+    return agreement.experiment.model_copy(update={"noise": "secret"})
 
 
 def agreed_guarantees(agreement: Agreement) -> AgreedGuarantees:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +30,11 @@ from sottovoce.core.processes import signals_wait
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.core.threads import threads
 from sottovoce.errors import InputError
+from sottovoce.federation.accounted_run import AccountedRun, account_run, record_account, recorded_run
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.attendance import StepAttendance
 from sottovoce.federation.clock import MonotonicClock
 from sottovoce.federation.grpc_links import GrpcLinks
-from sottovoce.federation.guarantees import build_agreement
 from sottovoce.federation.identity import Identity
 from sottovoce.federation.ledger_journal import LedgerJournal
 from sottovoce.federation.link_events import FrameRefused, LinkEvent, Lost, StrangerRefused
@@ -51,12 +51,10 @@ from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.report.page import write_page_of
-from sottovoce.run.fingerprint import public_fingerprint, versions
 from sottovoce.run.layout import REMEDY, RULE, RunFiles
 from sottovoce.run.lock import make_folder
 from sottovoce.run.metrics import is_measured
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.privacy_report import PrivacyReport, report_wanted
 from sottovoce.run.run_ledger import planned_run
 from sottovoce.run.training_run import RunState, TrainingRun
 from sottovoce.text import parse_json, read_text
@@ -123,53 +121,44 @@ def join_federation(
     member, files = member_number(agreement, identity), RunFiles(run_folder(identity.folder, agreement))
     finished = files.document(files.result)
     if finished is not None:
+        write_page_of(files.folder, again=False)  # a process may have been killed before it wrote it
         return finished
-    accountant = build_agreement(agreement, {identity.member.name: table})
-    training_run, report = accountant.training_run, report_wanted(accountant, agreement.experiment)
-    del accountant  # what was traced takes memory that training may need
     with ExitStack() as until:
         until.enter_context(owner_only())
         database = until.enter_context(open_ledger(identity.folder / LEDGER))
-        spending = Spending(database)
-        promised = {"versions": versions(), "fingerprint": public_fingerprint(agreement.experiment, training_run)}
-        privacy = report.document() | promised
-        _reserve(spending, agreement, report, privacy, table, settings)
+        spending, tables = Spending(database), {identity.member.name: table}
+        accounted = recorded_run(database, files, agreement, tables) or account_run(agreement, tables)
+        training_run, privacy = accounted.training_run, accounted.privacy
+        _reserve(spending, agreement, accounted, table, settings)
+        record_account(database, agreement, privacy)
+        del accounted  # what was traced takes memory that training may need
         journal = LedgerJournal(Steps(database, agreement.hash), agreement.names, _spend(spending, agreement))
         begun = journal.recorded_state()
         if begun is not None and not resume:
             raise InputError(
                 f"{agreement.name} was begun with this folder", "no step is taken twice", "go on with --resume"
             )
-        if begun is not None and training_run.algorithm.noise.correlation is not None:
-            raise InputError(
-                f"{agreement.name} was begun with noise that is correlated over rounds",
-                "its noise goes on from that of earlier rounds, which was erased", "make another agreement",
-            )  # fmt: skip
         _prepare_folder(files, agreement, privacy, 0 if begun is None else begun[0])
         guarantees = PrivacyDocument.read(privacy)
         run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member)
         until.enter_context(threads(agreement.experiment.machine.threads))
         seconds = run.play(begun)
+        journal.erase_noise()
         spending.settle(agreement.hash)
         return run.finish(privacy, seconds)
 
 
 def _reserve(
-    spending: Spending,
-    agreement: Agreement,
-    report: PrivacyReport,
-    privacy: Document,
-    table: Table,
-    settings: MemberSettings,
+    spending: Spending, agreement: Agreement, accounted: AccountedRun, table: Table, settings: MemberSettings
 ) -> None:
     """Reserve what the run costs in the ledger."""
     budget = settings.agreed_budget
     if budget is not None:
         spending.set_budget(budget, settings.lineage)
     planned = planned_run(
-        PrivacyDocument.read(privacy), run=agreement.hash, name=agreement.name, data=_fingerprint(table)
+        PrivacyDocument.read(accounted.privacy), run=agreement.hash, name=agreement.name, data=_fingerprint(table)
     )
-    spending.reserve(planned, settings.lineage, loss_after=report.loss_after)
+    spending.reserve(planned, settings.lineage, loss_after=accounted.loss_after)
 
 
 def _spend(spending: Spending, agreement: Agreement) -> Callable[[int], None]:
@@ -295,10 +284,14 @@ class _MemberRun:
             if missing:
                 self.watch.event("missing", {"round": step.place.round, "members": list(missing)})
 
+        def on_end(unended: Set[int]) -> None:
+            if unended:
+                self.watch.event("unended", {"members": [names[one] for one in sorted(unended)]})
+
         algorithm, topology = self.training_run.algorithm, self.training_run.topology
         return peer_transport(
             algorithm, topology, links.rules, links, patience=self.settings.patience, journal=self.journal,
-            clock=MonotonicClock(), on_step=on_step,
+            clock=MonotonicClock(), on_step=on_step, on_end=on_end,
         )  # fmt: skip
 
     def _source(self) -> SecretSource:

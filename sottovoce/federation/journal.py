@@ -20,6 +20,13 @@ class RecordedStep(NamedTuple):
     answers: Mapping[str, Reals]
 
 
+class KeptNoise(NamedTuple):
+    """What later rounds of correlated noise go on from: arrays by round and name, from round `since` on."""
+
+    since: int
+    by_round: Mapping[int, Mapping[str, Reals]]
+
+
 class Journal(Protocol):
     """The record of one member's steps. It returns from a call when what it was given is safe."""
 
@@ -28,6 +35,12 @@ class Journal(Protocol):
 
     def forget_note(self, place: Place, name: str) -> None:
         """Leave out what was noted: it is not needed to play the step again."""
+
+    def keep_noise(self, kept: KeptNoise) -> None:
+        """What was drawn and later rounds need: recorded with the payloads. What is older than it says is erased."""
+
+    def kept_noise(self) -> Mapping[int, Mapping[str, Reals]]:
+        """What is recorded of that and not erased, by round."""
 
     def before_send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Record all payloads of a step; nothing of it has left yet. Another record for the same place is refused."""
@@ -51,6 +64,8 @@ class MemoryJournal:
 
     steps: dict[Place, RecordedStep] = field(default_factory=dict)
     _noted: dict[str, Reals] = field(default_factory=dict)
+    _kept: dict[int, Mapping[str, Reals]] = field(default_factory=dict)
+    _to_keep: KeptNoise | None = None
 
     def note(self, place: Place, name: str, values: Reals) -> None:
         """Keep it until the payloads of the step are there."""
@@ -60,12 +75,24 @@ class MemoryJournal:
         """Keep it no longer."""
         del self._noted[name]
 
+    def keep_noise(self, kept: KeptNoise) -> None:
+        """Keep it when the payloads of the step are there."""
+        self._to_keep = kept
+
+    def kept_noise(self) -> Mapping[int, Mapping[str, Reals]]:
+        """What was kept."""
+        return self._kept
+
     def before_send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Keep the payloads."""
         if place in self.steps:
             raise SottovoceError(f"a second message for round {place.round}, step {place.step}; it was not sent")
         self.steps[place] = RecordedStep(dict(payloads), None, self._noted)
         self._noted = {}
+        if self._to_keep is not None:
+            joined = {**self._kept, **self._to_keep.by_round}
+            self._kept = {round: arrays for round, arrays in joined.items() if round >= self._to_keep.since}
+            self._to_keep = None
 
     def received(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Keep what was received beside what was sent."""
@@ -91,6 +118,13 @@ class NoJournal:
 
     def forget_note(self, place: Place, name: str) -> None:
         """Nothing was."""
+
+    def keep_noise(self, kept: KeptNoise) -> None:
+        """Nothing is kept."""
+
+    def kept_noise(self) -> Mapping[int, Mapping[str, Reals]]:
+        """Nothing was."""
+        return {}
 
     def before_send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Nothing is kept."""

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sottovoce.core.arrays import Reals
 from sottovoce.core.random_streams import StreamName
-from sottovoce.federation.journal import RecordedStep
+from sottovoce.federation.journal import KeptNoise, RecordedStep
 from sottovoce.federation.links import MemberNumber
 from sottovoce.federation.mailbox import LinkRules
 from sottovoce.federation.member_state import decode_arrays, encode_arrays
 from sottovoce.ledger.places import Place, Receipt
-from sottovoce.ledger.steps import Steps
+from sottovoce.ledger.steps import Steps, StoredNoise
 
 KEPT_ROUNDS = 8
 """Messages of so many rounds are kept for neighbours that have not acknowledged them; what is older is deleted."""
@@ -27,6 +27,7 @@ class LedgerJournal:
         self._steps, self._names, self._spend = steps, tuple(names), spend
         self._numbers = {name: number for number, name in enumerate(names)}
         self._noted: dict[str, Reals] = {}
+        self._to_keep: KeptNoise | None = None
         self.state = b""
 
     # --- what a step is made of ------------------------------------------------------------------------------------
@@ -39,6 +40,10 @@ class LedgerJournal:
         """Keep it no longer."""
         del self._noted[name]
 
+    def keep_noise(self, kept: KeptNoise) -> None:
+        """Keep it until the payloads of the step are there."""
+        self._to_keep = kept
+
     def coins(self, name: StreamName, key: bytes) -> bytes:
         """The key of a batch's coins: the recorded one, or this one, which is on the disk when the call returns."""
         return self._steps.record_coins(Place(name.round, 0), key)
@@ -48,8 +53,9 @@ class LedgerJournal:
         outgoing = {self._names[member]: payload for member, payload in payloads.items()}
         self._spend(place.round + 1)
         model = self.state if place.step == 0 else None
-        self._steps.record_step(place, outgoing, released=encode_arrays(self._noted), model=model)
-        self._noted = {}
+        noise = None if self._to_keep is None else _stored(self._to_keep)
+        self._steps.record_step(place, outgoing, released=encode_arrays(self._noted), model=model, noise=noise)
+        self._noted, self._to_keep = {}, None
         if place.step == 0 and place.round % KEPT_ROUNDS == 0 and place.round > KEPT_ROUNDS:
             self._steps.forget(Place(place.round - KEPT_ROUNDS, 0))
 
@@ -64,8 +70,17 @@ class LedgerJournal:
         found = self._steps.step(place)
         if found is None:
             return None
-        sent, incoming = self._by_number(found.outgoing), self._by_number(found.incoming)
-        return RecordedStep(sent, incoming or None, decode_arrays(found.released) if found.released else {})
+        received = None if found.received is None else self._by_number(found.incoming)
+        answers = decode_arrays(found.released) if found.released else {}
+        return RecordedStep(self._by_number(found.outgoing), received, answers)
+
+    def kept_noise(self) -> dict[int, dict[str, Reals]]:
+        """What later rounds of correlated noise go on from."""
+        return {round: decode_arrays(stored) for round, stored in self._steps.noise().items()}
+
+    def erase_noise(self) -> None:
+        """The run is over: nothing goes on from its noise."""
+        self._steps.erase_noise()
 
     def newest(self) -> Place | None:
         """The newest place that is recorded."""
@@ -100,3 +115,7 @@ class LedgerJournal:
 
     def _by_number(self, payloads: Mapping[str, bytes]) -> dict[MemberNumber, bytes]:
         return {self._numbers[name]: payload for name, payload in payloads.items()}
+
+
+def _stored(kept: KeptNoise) -> StoredNoise:
+    return StoredNoise(kept.since, {round: encode_arrays(dict(named)) for round, named in kept.by_round.items()})

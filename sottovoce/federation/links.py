@@ -24,8 +24,8 @@ class Links(Protocol):
 
     What an implementation promises:
 
-    - *Nothing waits without a deadline.* `meet`, `receive` and `unacknowledged` return when their patience is over, at
-      the latest; every other call returns at once.
+    - *Nothing waits without a deadline.* `meet`, `receive`, `unacknowledged` and `unended` return at the latest when
+      their patience is over; every other call returns at once.
     - *A payload that was sent stays the same.* What was given to `send` for a place is sent, again to a neighbour that
       was lost and comes back without it, until it is forgotten. Nothing else is ever sent for that place.
     - *What is received was checked* as `sottovoce.federation.mailbox` says, and there is one payload for a place.
@@ -60,6 +60,12 @@ class Links(Protocol):
         """Wait until everything before a place is acknowledged by these neighbours, or patience is over; who owes.
 
         Neighbours are told that this member waits, as in `receive`.
+        """
+
+    def unended(self, members: Set[MemberNumber], patience: float) -> Set[MemberNumber]:
+        """Say that this member has all that it needs, and wait until these neighbours say so; who has not.
+
+        Until then they may ask for messages again that they have acknowledged: a process that is killed loses those.
         """
 
     def forget(self, before: Place) -> None:

@@ -56,11 +56,13 @@ def peer_transport(
     journal: Journal,
     clock: Clock,
     on_step: Callable[[StepAttendance], None],
+    on_end: Callable[[Set[MemberNumber]], None] = lambda unended: None,
 ) -> PeerTransport:
     """The transport of one member, with an algorithm on a fixed topology.
 
     `patience` is in seconds a round. `journal` records each step before it is sent, and is replayed; links of a member
-    that goes on begin at its newest place. `on_step` is told who was heard, in steps that are replayed too.
+    that goes on begin at its newest place. `on_step` is told who was heard, in steps that are replayed too. `on_end` is
+    told at the end of the run which neighbours have not reached it, and were waited for in vain.
     """
     names = topology.names or tuple(f"node {node}" for node in range(topology.n))
     return PeerTransport(
@@ -73,6 +75,7 @@ def peer_transport(
         attendance=Attendance(-(-(AHEAD + 1) // rules.steps)),
         journal=journal,
         on_step=on_step,
+        on_end=on_end,
     )
 
 
@@ -90,6 +93,7 @@ class PeerTransport(ShardTransport):
     attendance: Attendance
     journal: Journal
     on_step: Callable[[StepAttendance], None]
+    on_end: Callable[[Set[MemberNumber]], None]
     keep_received = False
 
     @property
@@ -97,13 +101,14 @@ class PeerTransport(ShardTransport):
         return self.links.wire_bytes
 
     def rounds(self, first: int, last: int) -> Iterator[int]:
-        """Rounds that neighbours played without this member are left out; at the end all messages are acknowledged.
+        """Rounds that neighbours played without this member are left out; at the end those still there are served.
 
         What was recorded is replayed first, and a round that was begun is ended. A round that is earlier than a
-        recorded one was left out then, and stays so.
+        recorded one was left out then, and stays so. Whoever needs nobody's messages any more meets nobody.
         """
-        self.links.meet(self.patience.seconds)
         newest, joined = self.journal.newest(), first
+        if not self._is_recorded(self.rules.later(Place(last, 0), -1)):
+            self.links.meet(self.patience.seconds)
         for round in range(first, last):
             self.journal.check_receipts(self.links.receipts())
             if self.journal.replayed(Place(round, 0)) is not None:
@@ -112,9 +117,25 @@ class PeerTransport(ShardTransport):
                 joined = max(joined, self._round_to_join(round, last))
                 if round >= joined:
                     yield round
-        end = Place(last, 0)
-        self._unacknowledged(end, self._awaited(self.rules.receivers, end))
+        self._serve_until_all_ended(Place(last, 0))
         self.journal.check_receipts(self.links.receipts())
+
+    def _is_recorded(self, place: Place) -> bool:
+        """Whether all that was received at a place is recorded."""
+        found = self.journal.replayed(place)
+        return found is not None and found.received is not None
+
+    def _serve_until_all_ended(self, end: Place) -> None:
+        """Send messages again to whoever was killed with them, until neighbours have all they need or patience ends."""
+        left = self._awaited(self.rules.neighbours, end)
+
+        def attempt(members: Set[MemberNumber], seconds: float) -> Set[MemberNumber]:
+            nonlocal left
+            left = frozenset(self.links.unended(members, seconds))
+            return left
+
+        self.patience.wait(end, left, attempt)
+        self.on_end(left)
 
     def _round_to_join(self, round: int, last: int) -> int:
         if self.why_all is not None:

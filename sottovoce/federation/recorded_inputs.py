@@ -5,9 +5,17 @@ given again: no gradient is computed and no noise is drawn a second time for a p
 
 Of a gradient that is released with noise on a grid, only the sum is recorded. A gradient to which noise is added later,
 on single messages, is recorded as it is; the journal never leaves the member.
+
+Noise that is correlated over rounds goes on from that of earlier rounds. What it needs of them is recorded too, and
+kept as long as it is needed: as many rows as C looks back. On a grid, any digit of any round may decide, so the keys of
+all rounds are kept.
 """
 
 from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
 
 import numpy as np
 from torch import Tensor
@@ -17,16 +25,16 @@ from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop_inputs import Gradient
-from sottovoce.core.noise import FactoredMatrix
+from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_sources import Sources
-from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.random_streams import RandomSource, StreamName
 from sottovoce.core.transport import Nodes
 from sottovoce.distributed.sharded_feed import ShardedFeed
-from sottovoce.distributed.sharded_rows import ShardedRows, as_tensor
-from sottovoce.federation.journal import Journal
+from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
+from sottovoce.federation.journal import Journal, KeptNoise
 from sottovoce.ledger.places import Place
 
-GRADIENT, RELEASED = "gradient", "released"
+GRADIENT, RELEASED, ROW = "gradient", "released", "row"
 
 
 class RecordedInputs(ShardedFeed):
@@ -37,14 +45,21 @@ class RecordedInputs(ShardedFeed):
     ) -> None:
         super().__init__(seed, source, gradient, start)
         self._like, self._journal = start.own, journal
-        self._place, self._asked = Place(-1, 0), 0
+        self._source, self._place, self._asked = source, Place(-1, 0), 0
+        self._kept_to = -1
+        self._restore(journal.kept_noise())
+
+    def expect(self, term: NoiseTerm, rounds: range, *, exact: bool = False) -> None:
+        """Nothing is drawn ahead: the keys of noise depend on what it is added to."""
 
     def gradient(self, round: int, point: Rows) -> ShardedRows:
         """Computed once. Where its noisy sum is recorded, nobody asks what it was."""
         place = Place(round, 0)
         recorded = self._journal.replayed(place)
         if recorded is None:
+            self._bind(as_sharded(point))
             found = super().gradient(round, point)
+            self._bind(found)
             self._journal.note(place, GRADIENT, to_numpy(found.own))
             return found
         values = recorded.answers.get(GRADIENT)
@@ -59,6 +74,8 @@ class RecordedInputs(ShardedFeed):
         found = super().rounded_sum(gradient, noise, round)
         self._journal.forget_note(place, GRADIENT)
         self._journal.note(place, RELEASED, to_numpy(found.own))
+        if noise.correlation is not None:
+            self._keep_keys()
         return found
 
     def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> ShardedRows:
@@ -77,13 +94,45 @@ class RecordedInputs(ShardedFeed):
             return self._row(recorded)
         found = super().correlated(correlation, sources, matrix, round)
         self._journal.note(Place(round, 0), name, to_numpy(found.own))
+        self._keep_rows(round)
         return found
 
     def noisy_messages(self, gossip_step: GossipStep, sent: ShardedRows, sender: Nodes, receiver: Nodes) -> Tensor:
         """Messages with the noise of their edges. Recorded ones are in the journal as they were sent."""
         if self._journal.replayed(Place(gossip_step.round, gossip_step.step)) is not None:
             return sent.taken(sender)
+        self._bind(sent)
         return super().noisy_messages(gossip_step, sent, sender, receiver)
+
+    # --- what later rounds need ------------------------------------------------------------------------------------
+
+    def _bind(self, rows: ShardedRows) -> None:
+        """Coins depend on where the gradient is taken, noise on what it is added to."""
+        self._source.bind(hashlib.sha256(to_numpy(rows.own).tobytes()).digest())
+
+    def _keep_rows(self, round: int) -> None:
+        past = self._feed.past()
+        new = {t: {ROW: to_numpy(row)} for t, row in past.items() if t > self._kept_to}
+        self._journal.keep_noise(KeptNoise(min(past, default=round), new or {round: {}}))
+        self._kept_to = round
+
+    def _keep_keys(self) -> None:
+        new: dict[int, dict[str, Reals]] = {}
+        for name, key in self._source.noise_keys().items():
+            if name.round > self._kept_to:
+                new.setdefault(name.round, {})[json.dumps(name)] = np.frombuffer(key, np.uint8)
+        self._journal.keep_noise(KeptNoise(0, new))
+        self._kept_to = max(new, default=self._kept_to)
+
+    def _restore(self, kept: Mapping[int, Mapping[str, Reals]]) -> None:
+        """Go on where an earlier process of this member stopped."""
+        self._kept_to = max(kept, default=-1)
+        rows = {t: convert(named[ROW], self._like) for t, named in kept.items() if ROW in named}
+        keys = {name: key for named in kept.values() for name, key in named.items() if name != ROW}
+        if keys:
+            self._feed.restore_streams({_stream_name(name): key.tobytes() for name, key in keys.items()})
+        elif kept:
+            self._feed.restore_past(rows, self._kept_to + 1)
 
     def _recorded(self, place: Place, kind: str) -> tuple[str, Reals | None]:
         """The name of the next answer of a kind for a place, and the answer if it is recorded."""
@@ -94,3 +143,8 @@ class RecordedInputs(ShardedFeed):
 
     def _row(self, values: Reals) -> ShardedRows:
         return self._sharded(as_tensor(convert(values, self._like)))
+
+
+def _stream_name(text: str) -> StreamName:
+    kind, ids, round, step = json.loads(text)
+    return StreamName(kind, tuple(ids), round, step)

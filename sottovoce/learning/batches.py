@@ -11,8 +11,8 @@ From a `SecretSource` the rows of a round are drawn when they are first asked fo
 the process: `rows_of` gives them before the gradient is computed, to be recorded.
 
 A node's gradients are summed and divided by a number that depends on no data and no draw: the size of the shard
-(`full`), of the average batch (`cycle`), the expected size (`poisson`), or the size (`fixed`). Poisson batches vary in
-size and are never divided by it, for then one record would change the weight of all others.
+(`full`), of the average batch (`cycle`), the expected size (`poisson`, `cyclic-poisson`), or the size (`fixed`).
+Poisson batches vary in size and are never divided by it, for then one record would change the weight of all others.
 
 Shapes: N nodes, B examples (of the largest batch; shorter ones are padded and masked).
 """
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.participation import Participation
+from sottovoce.core.participation import SAMPLED, Participation, parse_cyclic_poisson
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.errors import InputError
 from sottovoce.learning.partitioning import Partition
@@ -49,11 +49,18 @@ class Batch(NamedTuple):
 class Sampling:
     """How a record comes into a batch: with probability `share`, or as one of `share * size` out of `size`.
 
-    The words of `sottovoce.privacy.amplification`: Poisson shares go with zero-out sensitivity, sizes with replace.
+    It may be drawn every `apart` rounds. The words of `sottovoce.privacy.amplification`: Poisson shares go with
+    zero-out sensitivity, sizes with replace.
     """
 
     share: float
     size: int | None = None
+    apart: int = 1
+
+    @property
+    def certain(self) -> bool:
+        """Whether a record is drawn whenever it may be, so that chance hides nothing."""
+        return self.size is None and self.share == 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -120,13 +127,7 @@ class Cycle(Batches):
     apart: int
 
     def __post_init__(self) -> None:
-        few = int(np.argmin(self.sizes))
-        if self.sizes[few] < self.apart:
-            raise InputError(
-                f"cycle of {self.apart} batches on node {few} with {len(self.shards[few])} rows",
-                "every batch needs a row",
-                f"use at most {len(self.shards[few])} batches",
-            )
+        check_parts(self, self.apart)
 
     @property
     def divisors(self) -> NDArray[np.float64]:
@@ -141,10 +142,7 @@ class Cycle(Batches):
     def rows_of(self, node: int, round: int) -> Rows:
         """Part `round` modulo `apart` of the shard."""
         self.check(round + 1)
-        shard, part = self.shards[node], round % self.apart
-        each, more = divmod(len(shard), self.apart)
-        start = part * each + min(part, more)
-        return shard[start : start + each + (part < more)]
+        return part_of(self.shards[node], round, self.apart)
 
     def _of_record(self) -> Participation:
         return Participation(self.times, self.apart)
@@ -178,6 +176,41 @@ class Poisson(Batches):
     def sampling(self, node: int) -> Sampling:
         """Every record of the node with probability `share`."""
         return Sampling(self.share)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class CyclicPoisson(Poisson):
+    """Each shard in `apart` parts, visited in order; each record of a part joins with probability `share`, by itself.
+
+    Parts follow from the order of rows alone. With noise correlated over at most `apart` rounds sampling counts.
+    """
+
+    apart: int
+
+    def __post_init__(self) -> None:
+        check_parts(self, self.apart)
+
+    @property
+    def divisors(self) -> NDArray[np.float64]:
+        """The expected size of the average batch, so that all records weigh the same."""
+        return self.share * self.sizes / self.apart
+
+    @property
+    def largest(self) -> NDArray[np.float64]:
+        """All of a part; parts differ by one row at most."""
+        return np.ceil(self.sizes / self.apart)
+
+    def rows_of(self, node: int, round: int) -> Rows:
+        """Each record of part `round` modulo `apart` is drawn by itself."""
+        part = part_of(self.shards[node], round, self.apart)
+        return part[self.key.stream("batch", [node], round).uniforms(len(part)) < self.share]
+
+    def _of_record(self) -> Participation:
+        return Participation.sampled(self.share, self.apart)
+
+    def sampling(self, node: int) -> Sampling:
+        """Every record of the part whose turn it is with probability `share`."""
+        return Sampling(self.share, apart=self.apart)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -219,7 +252,7 @@ class FixedSize(Batches):
 def parse_batches(
     spec: str, shards: Partition | Sequence[int] | Sequence[Rows], key: RandomSource | None = None
 ) -> Batches:
-    """`full`, `cycle:KxB`, `poisson:SHARE` or `fixed:SIZE`, on shards, on rows of each node, or on bare sizes.
+    """`full`, `cycle:KxB`, `poisson:SHARE`, `cyclic-poisson:SHARExB` or `fixed:SIZE`, on shards, rows, or bare sizes.
 
     Which records are drawn is a secret, as noise is, and follows from the noise key: a fresh one unless it is given.
     """
@@ -232,11 +265,35 @@ def parse_batches(
         return Cycle(shards=held, key=key, times=int(found[1]), apart=int(found[2]))
     if kind == "poisson" and re.fullmatch(r"[\d.eE+-]+", setting) and 0 < (share := _number(setting)) <= 1:
         return Poisson(shards=held, key=key, share=share)
+    if kind == SAMPLED:
+        share, apart = parse_cyclic_poisson(spec)
+        return CyclicPoisson(shards=held, key=key, share=share, apart=apart)
     if kind == "fixed" and re.fullmatch(r"[1-9]\d*", setting):
         return FixedSize(shards=held, key=key, size=int(setting))
     raise InputError(
-        f"batches {spec!r}", "known: full, cycle:KxB, poisson:SHARE (at most 1), fixed:SIZE", "see docs/models.md"
+        f"batches {spec!r}",
+        f"known: full, cycle:KxB, poisson:SHARE (at most 1), {SAMPLED}:SHARExB, fixed:SIZE",
+        "see docs/models.md",
     )
+
+
+def part_of(shard: Rows, round: int, parts: int) -> Rows:
+    """The rows whose turn it is, of a shard that is dealt into so many parts: consecutive rows, one more or less."""
+    part = round % parts
+    each, more = divmod(len(shard), parts)
+    start = part * each + min(part, more)
+    return shard[start : start + each + (part < more)]
+
+
+def check_parts(batches: Batches, parts: int) -> None:
+    """Refuse more parts than a node has rows."""
+    few = int(np.argmin(batches.sizes))
+    if batches.sizes[few] < parts:
+        raise InputError(
+            f"cycle of {parts} batches on node {few} with {len(batches.shards[few])} rows",
+            "every batch needs a row",
+            f"use at most {len(batches.shards[few])} batches",
+        )
 
 
 def _number(text: str) -> float:

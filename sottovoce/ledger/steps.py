@@ -10,16 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import urandom
 from sqlite3 import Connection
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from sottovoce.errors import InputError
 from sottovoce.ledger.database import Database, Entry, damaged
 from sottovoce.ledger.places import Place, Receipt
 
-STEP, RECEIVED, COINS = "step", "received", "coins"
+Name = TypeVar("Name", str, int)
+
+STEP, RECEIVED, COINS, NOISE = "step", "received", "coins", "noise"
 SENT, OWN = "sent", "own"
-OWN_PARTS = ("released", "model")
+SALT_BYTES = 32
+"""Stored in front of what was computed and drawn, so that its hash, which stays, tells nothing once it is deleted."""
 
 
 class PendingMessage(NamedTuple):
@@ -30,17 +34,36 @@ class PendingMessage(NamedTuple):
     payload: bytes
 
 
+class StoredNoise(NamedTuple):
+    """What noise that is correlated over rounds goes on from, by round. Nothing before round `since` is needed."""
+
+    since: int
+    by_round: Mapping[int, bytes]
+
+
 @dataclass(frozen=True)
 class StepRecord:
-    """What is stored about a place. `sent` and `received` are hashes by member; bytes are there unless forgotten."""
+    """What is stored about a place. `sent` and `received` are hashes by member; bytes are there unless forgotten.
+
+    `received` is None until it is known who was heard; it is empty where nobody was.
+    """
 
     place: Place
     sent: Mapping[str, str]
-    received: Mapping[str, str]
+    received: Mapping[str, str] | None
     outgoing: Mapping[str, bytes]
     incoming: Mapping[str, bytes]
-    released: bytes | None
-    model: bytes | None
+    own: Mapping[str, bytes]
+
+    @property
+    def released(self) -> bytes | None:
+        """What was computed and drawn."""
+        return self.own.get("released")
+
+    @property
+    def model(self) -> bytes | None:
+        """The state before the step."""
+        return self.own.get("model")
 
 
 @dataclass(eq=False)
@@ -58,22 +81,27 @@ class Steps:
         *,
         released: bytes | None = None,
         model: bytes | None = None,
+        noise: StoredNoise | None = None,
     ) -> None:
         """Store a step, before any of it is sent; the same once more is fine, anything else at its place is refused.
 
-        What was received, computed and drawn in earlier rounds is deleted: no restart computes them again.
+        What was received, computed and drawn in earlier rounds is deleted: no restart computes them again. Only noise
+        stays that later rounds need.
         """
         own = {"released": released, "model": model}
-        kept = {name: payload for name, payload in own.items() if payload is not None}
-        body = {SENT: _digests(outgoing), OWN: _digests(kept)}
-        before = self._entry(STEP, place)
+        given = {name: payload for name, payload in own.items() if payload is not None}
+        before = self.step(place)
         if before is not None:
-            if before.body != body:
+            if before.sent != _digests(outgoing) or before.own not in ({}, given):
                 raise InputError(
                     f"{place}: recorded with other bytes", "noise and messages of a place are drawn once",
                     "send what is recorded there",
                 )  # fmt: skip
             return
+        kept, drawn = _salted(given), _salted({} if noise is None else noise.by_round)
+        body = {SENT: _digests(outgoing), OWN: _digests(kept)}
+        if noise is not None:
+            body[NOISE] = {str(round): digest_of(payload) for round, payload in drawn.items()}
         newest = self.newest()
         if newest is not None and place < newest:
             raise InputError(f"{place}: not recorded, and {newest} is", "steps are recorded in their order", "skip it")
@@ -82,10 +110,11 @@ class Steps:
             for kind, parts in ((SENT, outgoing), (OWN, kept)):
                 rows = [(self._key(place), kind, name, payload) for name, payload in parts.items()]
                 connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?)", rows)
-            connection.execute(
-                "DELETE FROM payloads WHERE kind IN (?, ?, ?) AND key >= ? AND key < ?",
-                (RECEIVED, OWN, COINS, self._prefix, self._key(Place(place.round, 0))),
-            )
+            self._delete(connection, "kind IN (?, ?, ?)", RECEIVED, OWN, COINS, before=Place(place.round, 0))
+            if noise is not None:
+                self._delete(connection, "kind = ?", NOISE, before=Place(noise.since, 0))
+                rows = [(self._key(Place(round, 0)), NOISE, "", payload) for round, payload in drawn.items()]
+                connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?)", rows)
             self._delete_acknowledged(connection)
 
     def record_coins(self, place: Place, key: bytes) -> bytes:
@@ -104,8 +133,12 @@ class Steps:
         return key
 
     def record_received(self, place: Place, incoming: Mapping[str, bytes]) -> None:
-        """Store what came in, before it is used; another message of the same sender for a place is refused."""
-        before, digests = self._received(place), _digests(incoming)
+        """Store what came in, before it is used, also that it was nothing.
+
+        Another message of the same sender for a place is refused.
+        """
+        found, digests = self._received(place), _digests(incoming)
+        before = found or {}
         other = next((name for name, digest in digests.items() if before.get(name, digest) != digest), None)
         if other is not None:
             raise InputError(
@@ -113,7 +146,7 @@ class Steps:
                 "keep the first, and tell whoever runs that member",
             )  # fmt: skip
         new = {name: digest for name, digest in digests.items() if name not in before}
-        if not new:
+        if found is not None and not new:
             return
         with self.database.transaction() as connection:
             self.database.add(RECEIVED, self._key(place), new)
@@ -135,13 +168,33 @@ class Steps:
         if entry is None:
             return None
         received = self._received(place)
-        own = self._payloads(place, OWN, entry.body[OWN])
+        stored = self._payloads(place, OWN, entry.body[OWN])
+        own = {name: payload[SALT_BYTES:] for name, payload in stored.items()}
         return StepRecord(
             place=place, sent=entry.body[SENT], received=received,
             outgoing=self._payloads(place, SENT, entry.body[SENT]),
-            incoming=self._payloads(place, RECEIVED, received),
-            **{name: own.get(name) for name in OWN_PARTS},
+            incoming=self._payloads(place, RECEIVED, received or {}),
+            own=own,
         )  # fmt: skip
+
+    def noise(self) -> dict[int, bytes]:
+        """What correlated noise goes on from, by round."""
+        query = "SELECT key, bytes FROM payloads WHERE kind = ? AND key >= ? AND key < ? ORDER BY key"
+        stored = {_place(key): payload for key, payload in self.database.rows(query, self._span(NOISE))}
+        digests: dict[str, str] = {}
+        for entry in self.database.newest_first(STEP, self._prefix) if stored else ():
+            digests = entry.body.get(NOISE, {}) | digests
+            if len(digests) >= len(stored) and _place(entry.key) <= min(stored):
+                break
+        for place, payload in stored.items():
+            self._check(place, payload, digests.get(str(place.round)))
+        return {place.round: payload[SALT_BYTES:] for place, payload in stored.items()}
+
+    def erase_noise(self) -> None:
+        """Delete it: no round follows."""
+        with self.database.transaction() as connection:
+            query = "DELETE FROM payloads WHERE kind = ? AND key >= ? AND key < ?"
+            connection.execute(query, self._span(NOISE))
 
     def newest(self) -> Place | None:
         """The last place that was recorded."""
@@ -151,13 +204,13 @@ class Steps:
     def count(self) -> int:
         """How many steps are recorded."""
         query = "SELECT COUNT(*) FROM entries WHERE kind = ? AND key >= ? AND key < ?"
-        return int(self.database.rows(query, (STEP, self._prefix, self._prefix + "~"))[0][0])
+        return int(self.database.rows(query, self._span(STEP))[0][0])
 
     def pending(self) -> list[PendingMessage]:
         """All bytes that were not acknowledged and not forgotten, in their order: what a restart sends."""
         query = "SELECT key, name, bytes FROM payloads WHERE kind = ? AND key >= ? AND key < ? ORDER BY key, name"
         found = []
-        for key, name, payload in self.database.rows(query, (SENT, self._prefix, self._prefix + "~")):
+        for key, name, payload in self.database.rows(query, self._span(SENT)):
             if (key, name) not in self._acknowledged:
                 place = _place(key)
                 self._check(place, payload, self._sent(place).get(name))
@@ -167,8 +220,7 @@ class Steps:
     def forget(self, before: Place) -> None:
         """Delete the bytes of earlier places; their hashes stay, and they are never computed again."""
         with self.database.transaction() as connection:
-            bounds = (self._prefix, self._key(before))
-            connection.execute("DELETE FROM payloads WHERE key >= ? AND key < ?", bounds)
+            self._delete(connection, "kind <> ?", NOISE, before=before)
             self._delete_acknowledged(connection)
 
     def receipt(self, sender: str) -> Receipt | None:
@@ -199,10 +251,20 @@ class Steps:
             "SELECT DISTINCT key FROM payloads WHERE key >= ? AND key < ?", (self._prefix, self._prefix + "~")
         ):
             self.step(_place(key))
+        self.noise()
 
     @property
     def _prefix(self) -> str:
         return f"{self.run} "
+
+    def _span(self, kind: str) -> tuple[str, str, str]:
+        """Of a kind, all that belongs to this run."""
+        return kind, self._prefix, self._prefix + "~"
+
+    def _delete(self, connection: Connection, which: str, *kinds: str, before: Place) -> None:
+        """Within a transaction: stored bytes of earlier places."""
+        bounds = (*kinds, self._prefix, self._key(before))
+        connection.execute(f"DELETE FROM payloads WHERE {which} AND key >= ? AND key < ?", bounds)
 
     def _key(self, place: Place) -> str:
         return f"{self.run} {place.round:010} {place.step:06}"
@@ -215,9 +277,9 @@ class Steps:
         entry = self._entry(STEP, place)
         return {} if entry is None else entry.body[SENT]
 
-    def _received(self, place: Place) -> dict[str, str]:
+    def _received(self, place: Place) -> dict[str, str] | None:
         found = self.database.entries_about(RECEIVED, self._key(place))
-        return {name: digest for entry in found for name, digest in entry.body.items()}
+        return {name: digest for entry in found for name, digest in entry.body.items()} if found else None
 
     def _payloads(self, place: Place, kind: str, digests: Mapping[str, str]) -> dict[str, bytes]:
         rows = self.database.rows(
@@ -241,6 +303,10 @@ class Steps:
 def digest_of(payload: bytes) -> str:
     """The hash by which a message is known in entries and receipts."""
     return hashlib.sha256(payload).hexdigest()
+
+
+def _salted(payloads: Mapping[Name, bytes]) -> dict[Name, bytes]:
+    return {name: urandom(SALT_BYTES) + payload for name, payload in payloads.items()}
 
 
 def _digests(payloads: Mapping[str, bytes]) -> dict[str, str]:

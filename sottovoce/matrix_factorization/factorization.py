@@ -235,11 +235,21 @@ def _factorize(
 
 def optimal_correlation(topology: Topology, *, rounds: int, participation: str) -> Triangular:
     """The C that `factorize` finds; of one in the cache the sensitivity is checked, and figures are not asked for."""
-    settings = _settings(**{**_DEFAULTS, "rounds": rounds, "participation": participation})
+    scheme = parse_participation(participation)
+    asked = {"participation": scheme} if scheme.share == 1 else for_sampling(rounds, scheme.apart)
+    settings = _settings(**{**_DEFAULTS, "rounds": rounds, **asked})
     name = result_cache.key(topology, settings.rounds, settings.document())
     stored = result_cache.load(name, settings.scheme, settings.rounds)
     found = stored if isinstance(stored, Factorization) else _factorize(topology, settings, cache=True, progress=None)
     return found.correlation
+
+
+def for_sampling(rounds: int, bands: int) -> dict[str, Any]:
+    """The settings of `factorize` for a C with which sampling counts: so many bands, and no column longer than 1.
+
+    That is the sensitivity of a record that shows once, which each release of a sampled record is.
+    """
+    return {"structure": "banded", "bands": min(bands, rounds), "participation": Participation(1, rounds)}
 
 
 def _checked(stored: Factorization, work: Workload, settings: _Settings) -> Factorization | None:

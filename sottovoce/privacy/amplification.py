@@ -1,7 +1,8 @@
 """Amplification by sampling, for the everyone view: Poisson and fixed-size mini-batches, by `dp-accounting`.
 
-A node's record takes part in a round with probability q. Only independent noise and whoever hears everything: with
-noise correlated over rounds, or for a partial view, nothing is proven.
+A node's record takes part in a round with probability q. Only for whoever hears everything, and for noise that is
+independent over rounds, or correlated by a C with at most B bands where a record may be drawn every B rounds
+(docs/guarantees.md has the proof): for other C, and for a partial view, nothing is proven.
 
     >>> round(epsilon_of_batches(noise=2.0, share=0.01, rounds=1000, delta=1e-5), 3)
     0.622
@@ -108,8 +109,15 @@ def noise_for(epsilon: float, *, share: float, rounds: int, delta: float, size: 
     )  # fmt: skip
 
 
-def noise_multiplier(system: LinearSystem, view: View, sensitivity: float | None = None) -> float:
-    """Noise over `sensitivity` (the algorithm's own unless given) in one round; refused where sampling has no proof."""
+def noise_multiplier(
+    system: LinearSystem, view: View, sensitivity: float | None = None, *, apart: int = 1, certain: bool = False
+) -> float:
+    """Noise over `sensitivity` (the algorithm's own unless given) in each release; refused where sampling has no proof.
+
+    With C of at most `apart` bands, rounds in which a record may be drawn are told apart by different draws of noise:
+    a release is all that one of these rounds brings about, and its noise that of the longest column of C. If a record
+    is drawn `certain`ly whenever it may be, all these rounds are one release, whatever C is.
+    """
     from sottovoce.core.participation import Participation
     from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
     from sottovoce.privacy.observation import observe
@@ -118,12 +126,23 @@ def noise_multiplier(system: LinearSystem, view: View, sensitivity: float | None
         raise Unaccountable(f"sampling together with the partial view {view}: no proof; use the everyone view")
     if hides_in_sums(system):
         raise Unaccountable("sampling together with secure sums is not accounted for; the figure without it holds")
-    if system.correlation is not None:
-        raise Unaccountable(f"sampling together with noise correlated over rounds ({system.algorithm.name}): no proof")
-    once = Participation(1, system.rounds)
-    worst = float(loss_given_noisy_gradients(system, view, observe(system, view).victims, once).max())
+    bands = 1 if system.correlation is None else system.correlation.bands(system.rounds)
+    if bands > apart and not certain:
+        when = "in every round" if apart == 1 else f"every {apart} rounds"
+        raise Unaccountable(
+            f"sampling together with noise correlated over rounds ({system.algorithm.name}): C has {bands} bands, and "
+            f"a record may be drawn {when}: no proof; use batches cyclic-poisson:SHAREx{bands}, or mafalda, which "
+            "finds a C for the batches"
+        )
+    shown = Participation.sampled(1.0, apart) if certain else Participation(1, system.rounds)
+    worst = float(loss_given_noisy_gradients(system, view, observe(system, view).victims, shown).max())
     own = system.algorithm.sensitivity
     return (worst**-0.5 if worst else float("inf")) * own / (own if sensitivity is None else sensitivity)
+
+
+def releases(rounds: int, *, apart: int = 1, certain: bool = False) -> int:
+    """How many releases of `noise_multiplier` there are of a record that may be drawn every `apart` rounds."""
+    return 1 if certain else -(-rounds // apart)
 
 
 def sampled_epsilon(
@@ -134,11 +153,16 @@ def sampled_epsilon(
     delta: float,
     size: int | None = None,
     sensitivity: float | None = None,
+    apart: int = 1,
 ) -> float:
     """Epsilon of a traced system under sampling; refused where sampling has no proof.
 
     `sensitivity` is how far the change that sampling is about moves a gradient: adding or removing a record (Poisson)
-    or replacing one (fixed size); the algorithm's own unless given.
+    or replacing one (fixed size); the algorithm's own unless given. A record may be drawn every `apart` rounds.
     """
-    noise = noise_multiplier(system, view, sensitivity)
-    return epsilon_of_batches(noise=noise, share=share, rounds=system.rounds, delta=delta, size=size)
+    certain = share == 1 and size is None
+    noise = noise_multiplier(system, view, sensitivity, apart=apart, certain=certain)
+    count = releases(system.rounds, apart=apart, certain=certain)
+    if certain:
+        return epsilon_of(1 / noise, delta) if noise > 0 else float("inf")
+    return epsilon_of_batches(noise=noise, share=share, rounds=count, delta=delta, size=size)

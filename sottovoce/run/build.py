@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from sottovoce.learning.partitioning import NodeData, partition
 from sottovoce.learning.table_data import OF_ITS_OWN
 from sottovoce.learning.tables import Table
 from sottovoce.learning.tasks import Gradients, task
+from sottovoce.privacy.calibration import with_sigma
 from sottovoce.run.build_algorithm import build_algorithm, check_algorithm, local_step_size
 from sottovoce.run.build_tables import check_no_columns, read_table_dataset, tables_of_nodes
 from sottovoce.run.build_topology import topology_of
@@ -48,22 +50,35 @@ def build_accountant(
     `recorded` is the graph of a finished run, where it came from a file. Where every node has a table of its own,
     `tables` are those that are here, in place of files in the folder.
     """
+    started, privacy = _uncalibrated(experiment, folder, recorded, tables), experiment.privacy
+    if privacy.epsilon is None:
+        return RunAccountant(started)
+    return calibrate_run(
+        started, epsilon=privacy.epsilon, delta=privacy.delta, view=privacy.view, final_models=privacy.and_final_models
+    )
+
+
+def build_run_at(experiment: Experiment, sigma: float, tables: Mapping[str, Table]) -> TrainingRun:
+    """The run at a sigma that was found before, where one was to be found: nothing is traced or accounted for."""
+    started = _uncalibrated(experiment, None, None, tables)
+    if experiment.privacy.epsilon is None:
+        return started
+    return replace(started, algorithm=with_sigma(started.algorithm, sigma))
+
+
+def _uncalibrated(
+    experiment: Experiment, folder: Path | None, recorded: Graph | None, tables: Mapping[str, Table] | None
+) -> TrainingRun:
+    """The run, with noise of size 1 where a target decides it."""
     check_algorithm(experiment)
     net = topology_of(experiment, folder, recorded)
     gradients = gradients_of(experiment, node_data(experiment, net, folder_of(folder), tables))
-    epsilon = experiment.privacy.epsilon
     built = build_algorithm(experiment, gradients.participation(experiment.privacy.adjacency))
-    started = prepare_run(
+    return prepare_run(
         built, net, gradients, rounds=experiment.training.rounds, seed=experiment.seed,
         noise_key=named_source(experiment), adjacency=experiment.privacy.adjacency,
         same_start=experiment.training.same_start, exact_noise=experiment.privacy.exact_noise,
     )  # fmt: skip
-    if epsilon is None:
-        return RunAccountant(started)
-    privacy = experiment.privacy
-    return calibrate_run(
-        started, epsilon=epsilon, delta=privacy.delta, view=privacy.view, final_models=privacy.and_final_models
-    )
 
 
 def gradients_of(experiment: Experiment, data: NodeData) -> Gradients:

@@ -152,7 +152,7 @@ class PrivacyReport:
         if isinstance(loss, GaussianLoss):
             return GaussianLoss(min(self._mu_after(rounds, last), loss.mu))
         if isinstance(loss, SampledLoss):
-            return replace(loss, rounds=rounds)
+            return sampled_loss(self._run, self.accountant.first_rounds(rounds), last.view) or loss
         return replace(loss, epsilon=self._sampled_after(rounds, last.view))
 
     def _held_against(self, last: PrivacyFigure) -> list[View]:

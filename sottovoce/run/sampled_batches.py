@@ -8,13 +8,14 @@ from sottovoce.core.adjacency import Adjacency, Change
 from sottovoce.core.noise import CombinedNoise
 from sottovoce.errors import Unaccountable
 from sottovoce.learning.batches import Sampling
-from sottovoce.privacy.amplification import noise_for, noise_multiplier, sampled_epsilon
+from sottovoce.privacy.amplification import noise_for, noise_multiplier, releases, sampled_epsilon
 from sottovoce.privacy.assumptions import CHANGED_RECORD, AssumptionKind, rounding
 from sottovoce.privacy.bisection import least_noise
 from sottovoce.privacy.calibration import Target
 from sottovoce.privacy.composition import SampledLoss
 from sottovoce.privacy.covering_views import lacks_secrets
 from sottovoce.privacy.final_models import covered_final_models
+from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure, TrainingProof
 from sottovoce.privacy.views import View
 from sottovoce.run.run_accountant import RunAccountant
@@ -31,7 +32,9 @@ def sampled_headline(training_run: TrainingRun, system: LinearSystem, delta: flo
     if not samplings:
         return None
     epsilon = max(
-        sampled_epsilon(system, view, share=how.share, size=how.size, delta=delta, sensitivity=sensitivity)
+        sampled_epsilon(
+            system, view, share=how.share, size=how.size, apart=how.apart, delta=delta, sensitivity=sensitivity
+        )
         for how, sensitivity in samplings.items()
     )
     change = _change(next(iter(samplings)))
@@ -55,11 +58,13 @@ def sampled_loss(training_run: TrainingRun, system: LinearSystem, view: View) ->
     samplings = _samplings(training_run)
     if len({how.size for how in samplings}) != 1 or (len(samplings) > 1 and next(iter(samplings)).size is not None):
         return None
+    one = next(iter(samplings))  # all nodes share settings, so that shares and sizes alone can differ
+    noise = (noise_multiplier(system, view, most, apart=one.apart, certain=one.certain) for most in samplings.values())
     return SampledLoss(
-        noise=min(noise_multiplier(system, view, sensitivity) for sensitivity in samplings.values()),
+        noise=min(noise),
         share=max(how.share for how in samplings),
-        rounds=system.rounds,
-        size=next(iter(samplings)).size,
+        rounds=releases(system.rounds, apart=one.apart, certain=one.certain),
+        size=one.size,
     )
 
 
@@ -72,13 +77,14 @@ def sampled_sigma(reference: RunAccountant, target: Target, view: View) -> float
 
     def excess(accountant: RunAccountant) -> float:
         """The noise there is over what is needed, for the node that has least of it."""
-        return min(noise_multiplier(accountant.system, view, sensitivity) / noise for noise, sensitivity in needed)
+        return min(
+            noise_multiplier(accountant.system, view, most, apart=how.apart, certain=how.certain) / needed[how]
+            for how, most in samplings.items()
+        )
 
+    samplings = _samplings(run)
     try:
-        needed = [
-            (noise_for(target.epsilon, share=how.share, size=how.size, rounds=run.rounds, delta=target.delta), most)
-            for how, most in _samplings(run).items()
-        ]
+        needed = {how: _needed(how, run.rounds, target) for how in samplings}
         if not needed or (over := excess(reference)) in (0.0, math.inf):
             return None
     except Unaccountable:
@@ -87,6 +93,14 @@ def sampled_sigma(reference: RunAccountant, target: Target, view: View) -> float
     if not isinstance(run.algorithm.noise, CombinedNoise):
         return sigma
     return least_noise(lambda tried: excess(reference.at_sigma(tried)) >= 1, sigma, tolerance=1e-3, smallest=1e-9)
+
+
+def _needed(how: Sampling, rounds: int, target: Target) -> float:
+    """The noise multiplier of each release that a target takes."""
+    if how.certain:
+        return 1 / mu_of(target.epsilon, target.delta)
+    count = releases(rounds, apart=how.apart)
+    return noise_for(target.epsilon, share=how.share, size=how.size, rounds=count, delta=target.delta)
 
 
 def _samplings(training_run: TrainingRun) -> dict[Sampling, float]:

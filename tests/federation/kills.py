@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from sottovoce.federation import joining
+from sottovoce.federation import accounted_run, joining
 from sottovoce.federation.faults import Killed
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.ledger_journal import LedgerJournal
@@ -103,7 +103,7 @@ class Kills:
         ):  # fmt: skip
             patched.setattr(where, name, replaced)
         patched.setattr(joining, "GrpcLinks", partial(GrpcLinks, settings=QUICK))
-        patched.setattr(joining, "report_wanted", self._reported_once(joining.report_wanted))
+        patched.setattr(accounted_run, "report_wanted", self._reported_once(accounted_run.report_wanted))
 
     def _reported_once(self, report_wanted):
         """The same agreement has the same guarantees at all members and after every kill: computed once."""

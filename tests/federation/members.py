@@ -39,6 +39,7 @@ class Federation:
     kept: dict[int, int] = field(default_factory=dict)
     rounds_played: dict[int, list[int]] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
+    unended: dict[int, set[int]] = field(default_factory=dict)
 
     def start(self):
         rows = torch.from_numpy(np.random.default_rng(4).standard_normal((self.topology.n, DIMENSION))).to(self.dtype)
@@ -99,6 +100,7 @@ class Federation:
                 journal=self.journals.setdefault(member, MemoryJournal()),
                 clock=self.network.clock,
                 on_step=self.steps.setdefault(member, []).append,
+                on_end=lambda left: self.unended.update({member: set(left)} if left else {}),
             )
             for played in self.played(transport, key):
                 self.rounds_played.setdefault(member, []).append(played.round)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import numpy as np
 import pytest
 
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.federation import accounted_run, joining
 from sottovoce.federation.faults import Killed
 from sottovoce.federation.member_settings import BudgetSettings
+from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Place as LedgerPlace
@@ -95,6 +98,82 @@ def test_a_run_that_was_begun_goes_on_only_with_resume(tmp_path, kills):
     assert {result["rounds"] for result in results.values()} == {3}
 
 
+def killed_once(clinics, agreement, kills, between=lambda: None):
+    """A run in which Hill is killed in round 1, and something happens before it goes on; how often it was accounted."""
+    kills.planned.add(("Hill", KEPT, Place(1, 0)))
+    accounted, before = [], accounted_run.account_run
+
+    def hill():
+        with pytest.raises(Killed):
+            clinics.join(agreement, "Hill")
+        between()
+        accounted_run_patch.setattr(joining, "account_run", lambda *some: accounted.append(1) or before(*some))
+        return clinics.join(agreement, "Hill", resume=True)
+
+    with pytest.MonkeyPatch.context() as accounted_run_patch:
+        results = clinics.run(agreement, {"Hill": hill})
+    assert [one for one in results.values() if isinstance(one, BaseException)] == []
+    return len(accounted), results
+
+
+def test_who_goes_on_does_not_account_for_the_run_again(tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=3)
+    times, results = killed_once(clinics, agreement, kills)
+    assert times == 0
+    headlines = [result["headline"]["epsilon"] for result in results.values()]
+    assert headlines == [headlines[0]] * 3
+    files = {name: clinics.run_folder(agreement, name) / "privacy.json" for name in clinics.names}
+    assert files["Hill"].read_text() == files["Mercy"].read_text()
+
+
+@pytest.mark.parametrize("changed", ["edited", "gone", "damaged", "other version"])
+def test_figures_that_are_not_those_of_the_ledger_are_computed_again(tmp_path, kills, changed):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=3)
+    privacy = clinics.run_folder(agreement, "Hill") / "privacy.json"
+
+    def change():
+        text = privacy.read_text()
+        privacy.unlink()
+        if changed == "edited":
+            sigma = json.loads(text)["sigma"]
+            assert text.count(f'"sigma": {sigma!r}') == 1
+            privacy.write_text(text.replace(f'"sigma": {sigma!r}', f'"sigma": {sigma / 2!r}'))
+        elif changed == "damaged":
+            privacy.write_text(text[:100])
+        elif changed == "other version":
+            document = json.loads(text)
+            document["versions"]["sottovoce"] = "0.0.1"
+            privacy.write_text(json.dumps(document, indent=1))
+            with open_ledger(tmp_path / "Hill" / "ledger.db") as database:
+                accounted_run.record_account(database, agreement, document)
+
+    times, _ = killed_once(clinics, agreement, kills, change)
+    assert times == 1
+    assert privacy.read_text() == (clinics.run_folder(agreement, "Mercy") / "privacy.json").read_text()
+
+
+def test_a_page_that_a_kill_prevented_is_written_by_the_next_join(tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=1)
+    results = clinics.run(agreement)
+    page = clinics.run_folder(agreement, "Hill") / "report.html"
+    text = page.read_text()
+    page.unlink()
+    assert clinics.join(agreement, "Hill", resume=True) == results["Hill"]
+    assert page.read_text() == text
+
+
+def test_a_step_in_which_nobody_was_heard_is_in_the_ledger(tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=2)
+    alone = QUICK.model_copy(update={"patience": 0.2, "gather": 0.2})
+    clinics.join(agreement, "Hill", settings=alone)
+    with clinics.ledger("Hill") as database:
+        assert [Steps(database, agreement.hash).step(LedgerPlace(round, 0)).received for round in range(2)] == [{}, {}]
+
+
 def test_a_run_that_would_pass_the_budget_is_refused_with_the_rounds_that_would_fit(tmp_path):
     clinics = Clinics(tmp_path)
     agreement = clinics.agree(rounds=4)
@@ -164,19 +243,15 @@ def test_what_is_not_proven_for_members_is_refused(tmp_path):
         clinics.join(clinics.agree('name = "zip-dl"\nstep_size = 0.5'), "Hill")
 
 
-def test_noise_that_is_correlated_over_rounds_does_not_go_on_after_a_kill(tmp_path, kills):
+def test_noise_that_is_correlated_over_rounds_goes_on_after_a_kill_and_is_erased_at_the_end(tmp_path, kills):
     clinics = Clinics(tmp_path)
-    agreement = clinics.agree('name = "anti-pgd"\nstep_size = 0.5', rounds=2)
-    kills.planned.add(("Hill", KEPT, Place(0, 0)))
-
-    def hill():
-        with pytest.raises(Killed):
-            clinics.join(agreement, "Hill")
-        return clinics.join(agreement, "Hill", resume=True)
-
-    def other(name):
-        return lambda: clinics.join(agreement, name, settings=PATIENT)
-
-    ends = clinics.run(agreement, {"Hill": hill, "Mercy": other("Mercy"), "North": other("North")})
-    assert isinstance(ends["Hill"], InputError)
-    assert "noise that is correlated over rounds" in str(ends["Hill"])
+    agreement = clinics.agree('name = "anti-pgd"\nstep_size = 0.5', rounds=3)
+    kills.planned |= {("Hill", KEPT, Place(0, 0)), ("Hill", UNSTORED, Place(1, 0))}
+    results = clinics.run(
+        agreement, {"Hill": lambda: kills.survived(lambda resume: clinics.join(agreement, "Hill", resume=resume))}
+    )
+    assert {result["rounds"] for result in results.values()} == {3}
+    assert kills.deaths == 2
+    for name in clinics.names:
+        with clinics.ledger(name) as database:
+            assert Steps(database, agreement.hash).noise() == {}

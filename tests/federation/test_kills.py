@@ -9,14 +9,15 @@ from sottovoce.ledger.steps import Steps
 from tests.federation.clinics import DP_D_SGD, Clinics
 from tests.federation.kills import COINS, MOMENTS, Kills
 
-ROUNDS = len(MOMENTS) + 1
-"""Nobody is killed in the last one: neighbours that have ended are waited for in vain."""
+ROUNDS = len(MOMENTS)
+"""In the last one somebody is killed too: its neighbours keep their last messages for it until it has ended."""
 
 ALGORITHMS = {
     "dp-d-sgd": {"algorithm": DP_D_SGD},
     "poisson": {"algorithm": DP_D_SGD, "batches": 'batch = "poisson:0.5"'},
     "muffliato-sgd": {"algorithm": 'name = "muffliato-sgd"\nstep_size = 0.5\ngossip_steps = 3'},
     "dp-csgp": {"algorithm": 'name = "dp-csgp"\nstep_size = 0.5'},
+    "anti-pgd": {"algorithm": 'name = "anti-pgd"\nstep_size = 0.5'},
     "decor": {"algorithm": 'name = "decor"\nstep_size = 0.5\nsigma_pair = 2.0'},
 }
 

@@ -204,6 +204,45 @@ def test_a_member_that_is_killed_after_recording_goes_on_and_the_run_is_the_same
     assert {reason for _, reason in members.network.refused} <= {Reason.TOO_EARLY}
 
 
+@pytest.mark.parametrize("method", [DP_D_SGD, algorithm("decor", sigma=1.0, sigma_pair=1.0)], ids=lambda one: one.name)
+def test_a_member_that_is_killed_in_the_last_step_finds_its_neighbours_within_their_patience(method):
+    last = Place(3, 0)
+    members = federation(Faults().kill(2, last, after_sending=True), method)
+
+    def dies_and_returns():
+        with pytest.raises(Killed):
+            members.join(2)
+        members.network.clock.sleep(0.9 * PATIENCE)
+        return members.join(2, last)
+
+    assert torch.equal(ends_of(members, {2: dies_and_returns}), members.simulated())
+    assert members.missed() == set()
+    assert members.unended == {}
+
+
+def test_at_the_end_nobody_is_waited_for_longer_than_its_patience():
+    members = federation(Faults().kill(2, Place(3, 0), after_sending=True))
+
+    def dies():
+        with pytest.raises(Killed):
+            members.join(2)
+
+    members.run({2: dies})
+    assert members.missed() == set()
+    assert members.unended == {1: {2}, 3: {2}}
+    assert members.network.clock.now() <= 3 * PATIENCE
+
+
+def test_who_has_ended_and_is_asked_by_nobody_ends_again_at_once_when_its_neighbours_are_there():
+    """Killed after the last step was recorded: it replays, and meets those that serve it at the end."""
+    members = federation(Faults())
+    members.run()
+    before = members.network.clock.now()
+    ends = ends_of(members, {one: lambda one=one: members.join(one, Place(3, 0)) for one in range(6)})
+    assert torch.equal(ends, members.simulated())
+    assert members.network.clock.now() == before
+
+
 @pytest.mark.parametrize("recorded", [True, False])
 def test_recorded_bytes_are_sent_again_even_where_the_noise_would_be_another(recorded):
     """Without a journal, the same restart sends two messages for a place, and is found out."""

@@ -45,7 +45,7 @@ def test_bytes_on_the_wire_are_messages_headers_and_acknowledgements():
     members.run()
     message, acknowledgement = HEADER.size + 8 * DIMENSION, HEADER.size + DIGEST
     hello = HEADER.size + RECEIPT.size + len(__version__)
-    assert set(members.wire.values()) == {2 * hello + 40 * 2 * (message + acknowledgement)}
+    assert set(members.wire.values()) == {4 * hello + 40 * 2 * (message + acknowledgement)}
     assert max(members.kept.values()) <= KEPT + 1
 
 

@@ -61,7 +61,7 @@ def test_the_search_finds_nothing_in_a_run_with_its_own_key():
     assert found_gradient(heard(7), 0.0, 5.0) is None
 
 
-@pytest.mark.parametrize("batch", ["poisson:0.5", "fixed:6"])
+@pytest.mark.parametrize("batch", ["poisson:0.5", "cyclic-poisson:0.5x2", "fixed:6"])
 def test_neither_noise_nor_batches_nor_starts_of_a_run_file_show_each_other(batch):
     document = {
         "name": "try", "data": {"rows": 12}, "topology": {"graph": "ring:4"},

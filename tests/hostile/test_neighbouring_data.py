@@ -105,7 +105,10 @@ GRAPHS = {
     r"erdos-renyi:\d+,p=[\d.]+": "erdos-renyi:6,p=0.9", r"regular:\d+,d=\d+": "regular:6,d=4",
     r"complete:\d+": "complete:6", r"exponential:\d+": "exponential:6", r"file:.*": "ring:6",
 }  # fmt: skip
-BATCHES = {r"cycle:\d+x\d+": "cycle:2x2", r"poisson:.*": "poisson:0.5", r"fixed:\d+": "fixed:4", "full": "full"}
+BATCHES = {
+    r"cycle:\d+x\d+": "cycle:2x2", r"poisson:.*": "poisson:0.5", r"cyclic-poisson:.*": "cyclic-poisson:0.5x2",
+    r"fixed:\d+": "fixed:4", "full": "full",
+}  # fmt: skip
 MODELS = {"gn-resnet18": {"width": 4, "groups": 2}, "cnn": {"filters": [4, 8]}, "mlp": {"hidden": [8]}}
 
 

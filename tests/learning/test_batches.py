@@ -12,7 +12,7 @@ from sottovoce.learning.batches import Sampling, parse_batches
 from sottovoce.learning.datasets import load
 from sottovoce.learning.partitioning import partition
 
-SPECS = ("full", "cycle:3x4", "poisson:0.3", "fixed:5")
+SPECS = ("full", "cycle:3x4", "poisson:0.3", "cyclic-poisson:0.6x4", "fixed:5")
 SIZES = [9, 14, 30]
 
 
@@ -35,7 +35,7 @@ def test_same_key_same_batch_alone_or_together(spec):
     np.testing.assert_array_equal(late.rows, plan.draw(11).rows)
 
 
-@pytest.mark.parametrize("spec", ["poisson:0.3", "fixed:5"])
+@pytest.mark.parametrize("spec", ["poisson:0.3", "cyclic-poisson:0.6x2", "fixed:5"])
 def test_nodes_rounds_and_seeds_draw_apart(spec):
     plan = parse_batches(spec, [20, 20], key=NoiseKey.of_seed(0))
     first = drawn(plan, 0, 0).tolist()
@@ -92,6 +92,28 @@ def test_poisson_inclusion_rates_are_two_sided():
     assert abs(lagged) < 4 / np.sqrt(joined.size)
 
 
+def test_cyclic_poisson_batches_are_drawn_from_the_part_whose_turn_it_is():
+    """Parts are those of a cycle; within one, records join with the share, which is two-sided; divisors are public."""
+    share, rounds = 0.4, 600
+    plan, cycle = (
+        parse_batches(spec, [41], key=NoiseKey.of_seed(5)) for spec in (f"cyclic-poisson:{share}x3", "cycle:200x3")
+    )
+    joined, turns = np.zeros(41), np.zeros(41)
+    for round in range(rounds):
+        mine = drawn(plan, 0, round)
+        assert np.isin(mine, drawn(cycle, 0, round)).all()
+        joined[mine] += 1
+        turns[drawn(cycle, 0, round)] += 1
+    assert (turns == 200).all()
+    rate, error = joined.sum() / turns.sum(), np.sqrt(share * (1 - share) / turns.sum())
+    assert abs(rate - share) < 4 * error < 0.1 * share
+    assert np.abs(joined / turns - share).max() < 4.5 * np.sqrt(share * (1 - share) / 200)
+    assert plan.divisors.tolist() == [share * 41 / 3]
+    assert plan.largest.tolist() == [14]
+    with pytest.raises(InputError, match="use at most 41 batches"):
+        parse_batches("cyclic-poisson:0.5x42", [41])
+
+
 def test_fixed_batches_are_uniform():
     plan = parse_batches("fixed:5", [20], key=NoiseKey.of_seed(1))
     counts = np.zeros(20)
@@ -104,10 +126,12 @@ def test_fixed_batches_are_uniform():
 def test_what_the_accountant_is_told():
     told = {spec: parse_batches(spec, SIZES) for spec in SPECS}
     assert [told[spec].participation() for spec in SPECS] == [
-        Participation(), Participation(3, 4), Participation(), Participation()
+        Participation(), Participation(3, 4), Participation(), Participation.sampled(0.6, 4), Participation()
     ]  # fmt: skip
     assert all(plan.participation("user") == Participation() for plan in told.values())
-    assert [told[spec].sampling(1) for spec in SPECS] == [None, None, Sampling(0.3), Sampling(5 / 14, 14)]
+    assert [told[spec].sampling(1) for spec in SPECS] == [
+        None, None, Sampling(0.3), Sampling(0.6, apart=4), Sampling(5 / 14, 14)
+    ]  # fmt: skip
     assert told["full"].divisors.tolist() == [9, 14, 30]
     assert told["cycle:3x4"].divisors.tolist() == [2.25, 3.5, 7.5]
     np.testing.assert_allclose(told["poisson:0.3"].divisors, [2.7, 4.2, 9])

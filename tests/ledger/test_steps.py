@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import sqlite3
@@ -15,7 +16,7 @@ from sottovoce.errors import InputError, SottovoceError
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.places import Place, Receipt
 from sottovoce.ledger.spending import Spending
-from sottovoce.ledger.steps import Steps, digest_of
+from sottovoce.ledger.steps import Steps, StoredNoise, digest_of
 from tests.ledger.writer import planned
 
 FIRST, SECOND, NEXT = Place(1, 0), Place(1, 1), Place(2, 0)
@@ -64,6 +65,16 @@ def test_a_sender_has_one_message_for_a_place(steps):
         steps.record_received(FIRST, {"anna": b"two"})
     assert steps.receipt("anna") == receipt(FIRST, b"one")
     assert steps.receipt("carla") is None
+
+
+def test_that_nobody_was_heard_is_recorded(steps):
+    steps.record_step(FIRST, {"anna": b"to anna"})
+    assert steps.step(FIRST).received is None
+    steps.record_received(FIRST, {})
+    steps.record_received(FIRST, {})
+    assert steps.step(FIRST).received == {}
+    assert len(steps.database.entries("received")) == 1
+    assert steps.receipt("anna") is None
 
 
 def test_bytes_go_and_hashes_stay(steps):
@@ -181,3 +192,32 @@ def test_a_round_costs_less_than_5_ms_of_processor_time(steps):
             steps.acknowledge(place, name)
         steps.forget(place)
     assert (time.process_time() - begun) / rounds < 0.005
+
+
+# --- what was computed and drawn -----------------------------------------------------------------------------------
+
+
+def test_noise_that_later_rounds_need_outlives_everything_but_what_says_that_it_is_old(steps):
+    for round in range(20):
+        noise = StoredNoise(max(0, round - 2), {round: bytes([round])})
+        steps.record_step(Place(round, 0), {"anna": b"a"}, noise=noise)
+        steps.forget(Place(round, 0))
+    assert steps.noise() == {17: b"\x11", 18: b"\x12", 19: b"\x13"}
+    assert Steps(steps.database, "other").noise() == {}
+    steps.verify()
+    steps.database.rows("UPDATE payloads SET bytes = zeroblob(33) WHERE kind = 'noise'")
+    with pytest.raises(InputError, match="stored bytes of round 17, step 0 differ from their hash"):
+        steps.noise()
+    steps.erase_noise()
+    assert steps.noise() == {}
+
+
+def test_no_hash_of_what_was_drawn_can_be_guessed_after_it_is_deleted(steps):
+    """Whoever finds the ledger later cannot check a guess of the gradient, nor of the noise, with what is left."""
+    steps.record_step(FIRST, {"anna": b"sent"}, released=b"gradient", noise=StoredNoise(1, {1: b"row"}))
+    steps.record_step(NEXT, {"anna": b"sent"}, noise=StoredNoise(2, {}))
+    left = json.dumps([entry.body for entry in steps.database.entries("step")])
+    assert digest_of(b"sent") in left
+    for guessed in (b"gradient", b"row"):
+        assert digest_of(guessed) not in left
+    assert not steps.database.rows("SELECT * FROM payloads WHERE kind IN ('own', 'noise')")

@@ -14,7 +14,7 @@ import torch
 from dp_accounting import pld, rdp
 from torch import nn
 
-from sottovoce import InputError, Unaccountable, account, algorithm, metropolis, trace, weigh
+from sottovoce import InputError, Unaccountable, account, algorithm, compose, metropolis, trace, weigh
 from sottovoce.config import parse_experiment
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import to_json
@@ -292,6 +292,32 @@ def test_sampling_that_is_not_proven_counts_for_nothing_and_says_so(name, settin
     assert reason in found.refusals[0]
     assert found.headline is None or found.headline.change == "replace"
     assert found.document()["sigma"] == 1.0
+
+
+@pytest.mark.parametrize("batch", ["cyclic-poisson:0.5x2", "cyclic-poisson:1x2"])
+def test_mafalda_finds_noise_with_which_sampling_counts(batch):
+    """Calibrated to the target, with the figure of half as many releases, over rounds and as a loss too."""
+    settings = {
+        "name": "sampled", "topology": {"graph": "ring:5"}, "data": {"rows": 12}, "algorithm": {"name": "mafalda"},
+        "training": {"rounds": 10, "batch": batch, "clip": "per-example", "bound": 1.0},
+        "privacy": {"epsilon": 2.0, "delta": DELTA, "attackers": "none"},
+    }  # fmt: skip
+    began = build_run(parse_experiment(settings))
+    found = report_privacy(began, delta=DELTA, attackers="none")
+    assert found.headline.change == "zero-out"
+    assert found.epsilon == pytest.approx(2.0, rel=1e-2)
+    assert found.epsilon <= 2.0
+    sigma, share = began.algorithm.noise.sigma, float(batch.removeprefix("cyclic-poisson:")[:-2])
+    if share < 1:
+        assert began.algorithm.noise.correlation.bands(10) == 2
+        assert found.epsilon == pytest.approx(poisson(2 * sigma, share, 5), rel=1e-6)
+        assert found.loss_after(5).rounds == 3
+    else:
+        cyclic = account(trace(began.algorithm, began.topology, rounds=10), participation="5x2").mu
+        assert found.epsilon == pytest.approx(epsilon_of(cyclic / 2, DELTA), rel=1e-9)
+    stages = [stage["epsilon"] for stage in found.over_rounds()]
+    assert stages == sorted(stages)
+    assert compose([found.loss]).epsilon(DELTA) == pytest.approx(found.epsilon, rel=1e-9)
 
 
 def test_sampling_counts_for_records_alone_and_for_clipped_examples_alone():
