@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
+import numpy as np
+
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
+from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.gossip import Gossip, with_noise
 from sottovoce.core.noise import Independent
 from sottovoce.core.sum_sets import check_sum_sets
 from sottovoce.core.topologies import Topology
+from sottovoce.errors import InputError
 
 
 class CommonModel(NamedTuple):
@@ -28,6 +32,11 @@ class SecureAverage(Gossip):
         return super().on(topology)
 
     def init(self, x0: Rows) -> CommonModel:
+        if arrays.is_plain(x0) and np.ptp(arrays.to_numpy(x0), axis=0).any():
+            raise InputError(
+                "nodes that begin apart", "secure-average sums updates of one model that all hold",
+                "give all nodes the same row (training.same_start = true)",
+            )  # fmt: skip
         return CommonModel(x0, None)
 
     def local(self, state: CommonModel, grad: Rows, noise: Rows | float) -> CommonModel:
@@ -41,7 +50,7 @@ class SecureAverage(Gossip):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecureAverageSettings(NoisyStepSettings):
+class SecureSumSettings(NoisyStepSettings):
     """Noise of each node's own; how many nodes may collude."""
 
     colluders: Annotated[
@@ -54,7 +63,7 @@ class SecureAverageSettings(NoisyStepSettings):
     ] = 1
 
 
-def secure_average(settings: SecureAverageSettings) -> Gossip:
+def secure_average(settings: SecureSumSettings) -> Gossip:
     """DP-FedAvg with one local step, distributed noise and secure sums. Needs the complete average as mixing."""
     return SecureAverage(
         name="secure-average",
@@ -67,16 +76,14 @@ def secure_average(settings: SecureAverageSettings) -> Gossip:
     )
 
 
+REFERENCES = (
+    "Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017 (masks)",
+    "Kairouz, Liu, Steinke, The distributed discrete Gaussian mechanism for federated learning with secure "
+    "aggregation, ICML 2021",
+)
+
 ALGORITHMS = (
     AlgorithmSpec(
-        "secure-average",
-        SecureAverageSettings,
-        secure_average,
-        examples=(Example({"sigma": 1.5}),),
-        references=(
-            "Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017 (masks)",
-            "Kairouz, Liu, Steinke, The distributed discrete Gaussian mechanism for federated learning with secure "
-            "aggregation, ICML 2021",
-        ),
+        "secure-average", SecureSumSettings, secure_average, examples=(Example({"sigma": 1.5}),), references=REFERENCES
     ),
 )

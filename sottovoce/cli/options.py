@@ -154,7 +154,8 @@ class Setting:
     correlation: Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: npz file with C.")] = None
     sigma_pair: Annotated[float | None, typer.Option(help="decor: noise that neighbours share.")] = None
     colluders: Annotated[
-        int | None, typer.Option(min=1, help="secure-average: how many nodes may work together; 1 if left out.")
+        int | None,
+        typer.Option(min=1, help="secure-average, secure-gossip: how many nodes may collude; 1 if left out."),
     ] = None
 
     def __post_init__(self) -> None:

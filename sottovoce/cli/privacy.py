@@ -129,13 +129,15 @@ def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[st
 
 def _whom(setting: Setting, result: "Account", best: "Guarantee") -> str:
     """The victims that the headline is about, and the adversary where it is not the one that was asked for."""
+    from sottovoce.privacy.covering_views import hides_in_sums
     from sottovoce.privacy.views import ViewKind
 
     if result.view.kind is ViewKind.ANY_COALITION:
         members = ", ".join(setting.name(member) for member in best.view.members) or str(best.view)
         return f"for node {setting.name(best.victim)} against the coalition that learns most: {members}"
     if best.view != result.view:
-        return f"for node {setting.name(best.victim)} against {best.view}, who knows shared secrets"
+        known = "its own noise" if hides_in_sums(result.system) else "shared secrets"
+        return f"for node {setting.name(best.victim)} against {best.view}, who knows {known}"
     worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
     return f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
 
@@ -247,7 +249,7 @@ def calibrate_(
         )  # fmt: skip
     document = {
         **_what(setting, found.sigma), "algorithm": setting.algorithm, "graph": net.name,
-        "view": str(setting.adversary), "final_models": setting.and_final_models, "secure_sum": setting.secure_sum,
+        "view": str(setting.adversary), "final_models": setting.and_final_models, "secure_sum": setting.secure_sum or found.account.system.algorithm.secure_sum,
         "rounds": setting.rounds, "epsilon": epsilon, "delta": setting.delta,
         "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
         "covers": None if found.account.headline is None else found.account.coverage.document(),

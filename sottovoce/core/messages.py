@@ -111,12 +111,14 @@ class PlayedStep:
         """What some nodes here can make of what reaches them in this step, as models.
 
         Messages as received, or what differences add up to, over the public weight if there is one; of a secure sum the
-        average, from sender -1. Noise on single messages is drawn for these messages alone.
+        average, from sender -1, and of sums over neighbours theirs. Noise on single messages is drawn for these alone.
         """
         if self.gossip_step.secure_sum:
             nobody = np.full(len(by), -1)
             average = arrays.take(self.mixed, np.asarray(by)[:1])
             return ReceivedModels(nobody, np.asarray(by), np.zeros_like(nobody), average)
+        if self.gossip_step.grid is not None:
+            return self._neighbourhood_averages(np.asarray(by))
         sender, receiver, _ = self.mixing.edges
         reaches = np.isin(receiver, by) & (sender != receiver)
         sender, receiver = sender[reaches], receiver[reaches]
@@ -129,6 +131,13 @@ class PlayedStep:
         if self.weight is not None:
             rows = rows / arrays.take(self.weight, row_sender)
         return ReceivedModels(sender, receiver, row, rows)
+
+    def _neighbourhood_averages(self, by: Nodes) -> ReceivedModels:
+        """What sums over neighbours give their receivers: the average of these neighbours, by their weights."""
+        own = self.mixing.weights.diagonal()[by]
+        mixed, sent = arrays.take(self.mixed, by), arrays.take(self.sent, by)
+        average = (mixed - sent * arrays.column(own, mixed)) / arrays.column(1 - own, mixed)
+        return ReceivedModels(np.full(len(by), -1), by, np.arange(len(by)), average)
 
     def _noisy_messages(self, sender: Nodes, receiver: Nodes) -> Rows:
         return self.transport.messages(self.gossip_step, self.sent, self.inputs, sender, receiver)

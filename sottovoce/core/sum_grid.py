@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,9 @@ from numpy.typing import NDArray
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.arrays import Reals
 from sottovoce.core.discrete_gaussians import LARGEST_SIGMA
-from sottovoce.core.fixed_point import LARGEST_INTEGER, SumRange, decoded, encoded
+from sottovoce.core.fixed_point import LARGEST_INTEGER, SumRange, Words, decoded, encoded
 from sottovoce.core.integer_weights import IntegerWeights, integer_weights
+from sottovoce.core.memo import once_for_each
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.random_streams import RandomSource, RandomStream
@@ -35,6 +37,9 @@ COARSEST = 12
 
 LARGEST_VALUE = 2**16
 """Values of so many sensitivities can be sent: clipped gradients of records are batches of these."""
+
+LARGEST_MODEL = 2.0**14
+"""Parameters of models up to this are sent to neighbours."""
 
 SUMS = 2**60
 """More sums than a run has, over its rounds, nodes and parameters."""
@@ -72,19 +77,56 @@ class SumGrid:
         """The same grid for the rows of some nodes."""
         return replace(self, nodes=tuple(nodes.tolist()), sigma_N=tuple(self.sigma_N[node] for node in nodes))
 
-    def sum(self, rows_ND: Reals) -> Reals:
-        """What is made of the sum over all nodes, equal weights: one row, in float64."""
+    def mixed(self, rows_ND: Reals) -> Reals:
+        """What every node makes of the sum over all nodes, which have equal weights."""
         total = encoded(rows_ND, self.step).astype(np.uint64).sum(axis=0, dtype=np.uint64)
-        return self.average(total)
+        return np.broadcast_to(self.average(total), rows_ND.shape)
 
-    def average(self, total_D: NDArray[np.uint64]) -> Reals:
+    def average(self, total_D: Words) -> Reals:
         """The average, from the sum of all nodes' integers."""
-        integers = decoded(total_D, self.bounds_N[0])
-        if integers is None:
-            raise Diverged(
-                "a secure sum beyond its range", "chance does that once in 2^100 runs", "clip gradients to the bound"
-            )
-        return integers * self.step / self.weights.denominators[0]
+        return _read(total_D, self.bounds_N[0], self.weights.denominators[0], self.step)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelGrid:
+    """Models are integers times `step`, and each node gets the weighted sum of its neighbours' integers."""
+
+    step: float
+    weights: IntegerWeights
+    bounds_N: tuple[int, ...]
+
+    def mixed(self, rows_ND: Reals) -> Reals:
+        """What every node makes of its sum and of its own integers."""
+        totals = self.weights.numerators @ encoded(rows_ND, self.step)
+        return np.stack([self.average(v, total) for v, total in enumerate(totals.view(np.uint64))])
+
+    def average(self, node: int, total_D: Words) -> Reals:
+        """The weighted average of a node and its neighbours, from the sum of their integers."""
+        return _read(total_D, self.bounds_N[node], self.weights.denominators[node], self.step)
+
+
+IntegerSums: TypeAlias = SumGrid | ModelGrid
+
+
+def _read(total_D: Words, bound: int, denominator: int, step: float) -> Reals:
+    integers = decoded(total_D, bound)
+    if integers is None:
+        raise Diverged(
+            "a secure sum beyond its range",
+            "chance does that once in 2^100 runs",
+            "clip gradients, lower the step size",
+        )
+    return integers * step / denominator
+
+
+@once_for_each
+def model_grid(mixing: Mixing) -> ModelGrid:
+    """The grid of models whose sums over neighbours fit into 64 bits: the finest for numbers up to 2^14."""
+    weights = integer_weights(mixing)
+    largest = min(LARGEST_INTEGER, 2**62 // max(weights.denominators))
+    step = math.ldexp(1.0, math.ceil(math.log2(LARGEST_MODEL / largest)))
+    most = math.ceil(LARGEST_MODEL / step)
+    return ModelGrid(step, weights, _bounds(weights, most, (0,) * mixing.n))
 
 
 def sum_grid(algorithm: Algorithm, mixing: Mixing) -> SumGrid:

@@ -170,8 +170,7 @@ class InProcess:
     def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
         """Mix; the noise of all messages to a receiver is drawn as one sum. Secure sums are sums of integers."""
         if gossip_step.grid is not None and arrays.is_plain(rows):
-            average = gossip_step.grid.sum(arrays.to_numpy(rows))
-            mixed = arrays.convert(np.broadcast_to(average, rows.shape), rows)
+            mixed = arrays.convert(gossip_step.grid.mixed(arrays.to_numpy(rows)), rows)
             return Delivered(mixed, rows, mixed_weight(gossip_step, weight))
         mixed = gossip_step.mixing @ rows
         for term in gossip_step.edge_noise:

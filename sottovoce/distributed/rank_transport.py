@@ -47,7 +47,7 @@ class RankTransport(ShardTransport):
 
     def secure_sum(self, gossip_step: GossipStep, sent: ShardedRows) -> ShardedRows:
         """Only the sum over a rank's nodes leaves it; of integers it is the same in any number of processes."""
-        if gossip_step.grid is not None:
+        if isinstance(gossip_step.grid, SumGrid):
             return self._integer_sum(gossip_step.grid, sent)
         weights = sparse.csr_array(gossip_step.mixing.weights[[0]][:, self.nodes])
         total: Tensor = arrays.operator(weights, sent.own) @ sent.own

@@ -13,7 +13,7 @@ from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.assumptions import Assumption
-from sottovoce.privacy.covering_views import Coverage, coalitions, coverage, covering_views
+from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, parse_kind
 from sottovoce.privacy.kind_bounds import KindBounds, Terms
 from sottovoce.privacy.observation import observe
@@ -133,7 +133,8 @@ def account(
     >>> round(account(system, "node:0").of(5, "fixed-streams").mu, 3)
     0.25
     """
-    view = with_final_models(parse_view(adversary, labels=system.topology.names), final_models)
+    named = with_final_models(parse_view(adversary, labels=system.topology.names), final_models)
+    view = as_sums(named, system)
     wanted = tuple(parse_kind(kind) for kind in kinds)
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz)
     _check_cost(system, view, wanted, terms.scheme, victims, covering)

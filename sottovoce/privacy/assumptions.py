@@ -13,6 +13,7 @@ from enum import Enum
 from functools import cached_property
 
 from sottovoce.core.adjacency import Change
+from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.grid import grid_step
 from sottovoce.core.sum_grid import sum_grid
 from sottovoce.privacy.discrete_noise import discrete_factor
@@ -92,7 +93,7 @@ def rounding(system: LinearSystem, *, covered: bool) -> Assumption:
     """What a figure of a system says about rounding; `covered`: it is about values on the system's grid."""
     if not covered:
         return AssumptionKind.ROUNDING_NOT_COVERED.of()
-    if system.algorithm.secure_sum:
+    if sums_over_all(system.algorithm):
         grid = sum_grid(system.algorithm, system.topology.at(0))
         extra = f"{round_up(100 * (discrete_factor(grid) - 1), 2)} %"
         return AssumptionKind.DISCRETE_SUMS.of(step=f"{grid.step:g}", extra=extra)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from sottovoce.core.algorithm import sums_over_all, sums_over_neighbours
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.memo import once_for_each
 from sottovoce.privacy import views
@@ -55,7 +56,7 @@ def shares_secrets(system: LinearSystem) -> bool:
 @once_for_each
 def hides_in_sums(system: LinearSystem) -> bool:
     """Whether nodes see nothing but one sum, to which they add noise of their own that they know."""
-    return system.algorithm.secure_sum and any(
+    return sums_over_all(system.algorithm) and any(
         sources.holders.nnz for step in dict.fromkeys(system.steps) for _, sources in step.sources
     )
 
@@ -71,6 +72,20 @@ def lacks_secrets(view: View, system: LinearSystem) -> bool:
     if outside and hides_in_sums(system):
         return True
     return outside and len(view.secrets_of) < system.n and shares_secrets(system)
+
+
+def as_sums(view: View, system: LinearSystem) -> View:
+    """A view of a run in which nodes get sums over their neighbours, and wires carry nothing but masks.
+
+    Whoever hears every message then hears nothing; what everyone stands for are coalitions of as many nodes as the
+    algorithm says may collude.
+    """
+    if not sums_over_neighbours(system.algorithm):
+        return view
+    if view.kind is ViewKind.EVERYONE:
+        colluding = views.any_coalition(system.algorithm.colluders, secure_sum=True)
+        return replace(colluding, final_models=view.final_models)
+    return replace(view, secure_sum=True)
 
 
 def covering_views(view: View, system: LinearSystem) -> tuple[View, ...]:

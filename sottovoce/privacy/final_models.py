@@ -11,6 +11,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.linalg import lsmr
 
+from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
@@ -52,7 +53,7 @@ def published(system: LinearSystem, view: View) -> LinearSystem:
 
 def _hears_all(system: LinearSystem, view: View) -> bool:
     """Whether a view has all that is told to anybody: of one secure sum over all nodes, every node has it."""
-    if system.algorithm.secure_sum and view.kind is ViewKind.COALITION:
+    if sums_over_all(system.algorithm) and view.kind is ViewKind.COALITION:
         return True
     return view.kind is ViewKind.EVERYONE and not view.secure_sum
 

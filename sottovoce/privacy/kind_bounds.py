@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.adjacency import Adjacency
+from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation
 from sottovoce.core.sum_grid import sum_grid
@@ -94,7 +95,7 @@ class KindBounds:
         """
         if not self.system.algorithm.exact_noise:
             return squares, np.zeros(len(squares), dtype=bool)
-        if self.system.algorithm.secure_sum:
+        if sums_over_all(self.system.algorithm):
             factor = discrete_factor(sum_grid(self.system.algorithm, self.system.topology.at(0)))
             return squares * factor**2, np.ones(len(squares), dtype=bool)
         enough = self._given_noisy_gradients()

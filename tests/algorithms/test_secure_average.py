@@ -145,13 +145,13 @@ def test_reactions_of_nodes_to_the_sums_cost_nothing():
     assert account(system, adjacency="record").mu == account(system, adjacency="user").mu
 
 
-@pytest.mark.parametrize("colluders", [1, 10, 25, 48])
+@pytest.mark.parametrize("colluders", [1, 5, 18])
 def test_noise_for_a_target_is_that_of_the_centre_over_the_honest(colluders):
-    built, net = exact(50, sigma=1.0, colluders=colluders)
-    target = {"rounds": 100, "epsilon": 1.0, "delta": 1e-5}
+    built, net = exact(20, sigma=1.0, colluders=colluders)
+    target = {"rounds": 50, "epsilon": 1.0, "delta": 1e-5}
     sigma = calibrate(built, net, **target)
     center = calibrate(algorithm("dp-fedavg", sigma=1.0), net, **target)
-    assert 1 <= sigma * math.sqrt(50 - colluders) / center < 1 + 2e-5
+    assert 1 <= sigma * math.sqrt(20 - colluders) / center < 1 + 2e-5
 
 
 def test_coalitions_that_leave_one_honest_node_are_refused():
