@@ -248,7 +248,8 @@ class AlgorithmSpec(Generic[S]):
         if colluders is not None and self.setting("colluders") is None:
             raise InputError(
                 f"{colluders} colluders with {self.name}",
-                "it has no secure sums, in which their number decides the noise", "leave it out, or use secure-average or secure-gossip",
+                "it has no secure sums, in which their number decides the noise",
+                "leave it out, or use secure-average or secure-gossip",
             )  # fmt: skip
         if not any(one.name in given for one in self._of_role(Role.CORRELATION)):
             known |= {"rounds": rounds, "participation": participation}

@@ -17,11 +17,11 @@ from torch import Tensor
 from sottovoce.core import arrays
 from sottovoce.core.fixed_point import encoded
 from sottovoce.core.gossip_step import GossipStep
-from sottovoce.core.sum_grid import SumGrid
+from sottovoce.core.sum_grid import ModelGrid, SumGrid
 from sottovoce.distributed.communication import Communicator, PendingExchange
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.shard_transport import ShardTransport
-from sottovoce.distributed.sharded_rows import ShardedRows
+from sottovoce.distributed.sharded_rows import ShardedRows, as_tensor
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,26 @@ class RankTransport(ShardTransport):
         self.communicator.sum_(total)
         average = torch.from_numpy(grid.average(arrays.to_numpy(total).view(np.uint64)))
         return ShardedRows(self.shard, average.expand(len(sent.own), -1).clone())
+
+    def neighbour_sums(self, gossip_step: GossipStep, grid: ModelGrid, sent: ShardedRows) -> ShardedRows:
+        """Of neighbours here, one sum of integers leaves for each receiver elsewhere: what it gets adds up exactly."""
+        plan, integers = self.shard.plan(gossip_step.mixing), encoded(arrays.to_numpy(sent.own), grid.step)
+        weights = grid.weights.numerators[:, self.nodes]
+        with self.packing():
+            outgoing = {
+                peer: torch.from_numpy(weights[np.unique(edges.receiver)] @ integers)
+                for peer, edges in plan.outgoing.items()
+            }
+            incoming = {
+                peer: torch.empty((len(np.unique(edges.receiver)), integers.shape[1]), dtype=torch.int64)
+                for peer, edges in plan.incoming.items()
+            }
+        totals = weights[self.nodes] @ integers
+        self.exchange(gossip_step, outgoing, incoming, sent.own).wait()
+        for peer, sums in incoming.items():
+            totals[self.shard.position[np.unique(plan.incoming[peer].receiver)]] += sums.numpy()
+        rows = [grid.average(int(v), total) for v, total in zip(self.nodes, totals.view(np.uint64), strict=True)]
+        return ShardedRows(self.shard, as_tensor(arrays.convert(np.stack(rows), sent.own)))
 
     def packing(self) -> AbstractContextManager[None]:
         """Counted by the communicator."""

@@ -20,7 +20,6 @@ from torch import Tensor
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
-from sottovoce.core.fixed_point import encoded
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.mixing import Mixing
@@ -63,6 +62,10 @@ class ShardTransport(ABC):
     def secure_sum(self, gossip_step: GossipStep, sent: ShardedRows) -> ShardedRows:
         """The weighted sum over all nodes, at each of them, of which single rows leave no process."""
 
+    @abstractmethod
+    def neighbour_sums(self, gossip_step: GossipStep, grid: ModelGrid, sent: ShardedRows) -> ShardedRows:
+        """The weighted sum over each node's neighbours, in integers, at each node here."""
+
     def packing(self) -> AbstractContextManager[None]:
         """Around what makes messages and takes them apart."""
         return nullcontext()
@@ -99,7 +102,7 @@ class ShardTransport(ABC):
         if gossip_step.secure_sum:
             mixed = self.secure_sum(gossip_step, sent)
         elif isinstance(gossip_step.grid, ModelGrid):
-            mixed = self._deliver_sums(gossip_step, gossip_step.grid, sent)
+            mixed = self.neighbour_sums(gossip_step, gossip_step.grid, sent)
         elif gossip_step.edge_noise:
             mixed, sent = self._deliver_noisy(gossip_step, sent, _sharded_feed(inputs))
         else:
@@ -123,26 +126,6 @@ class ShardTransport(ABC):
         if self.keep_received:
             sent = ShardedRows(self.shard, own, Halo(plan.remote_senders, remote))
         return ShardedRows(self.shard, mixed), sent
-
-    def _deliver_sums(self, gossip_step: GossipStep, grid: ModelGrid, sent: ShardedRows) -> ShardedRows:
-        """Of neighbours here, one sum of integers leaves for each receiver elsewhere: what it gets adds up exactly."""
-        plan, integers = self.shard.plan(gossip_step.mixing), encoded(arrays.to_numpy(sent.own), grid.step)
-        weights = grid.weights.numerators[:, self.nodes]
-        with self.packing():
-            outgoing = {
-                peer: torch.from_numpy(weights[np.unique(edges.receiver)] @ integers)
-                for peer, edges in plan.outgoing.items()
-            }
-            incoming = {
-                peer: torch.empty((len(np.unique(edges.receiver)), integers.shape[1]), dtype=torch.int64)
-                for peer, edges in plan.incoming.items()
-            }
-        totals = weights[self.nodes] @ integers
-        self.exchange(gossip_step, outgoing, incoming, sent.own).wait()
-        for peer, sums in incoming.items():
-            totals[self.shard.position[np.unique(plan.incoming[peer].receiver)]] += sums.numpy()
-        rows = [grid.average(int(v), total) for v, total in zip(self.nodes, totals.view(np.uint64), strict=True)]
-        return ShardedRows(self.shard, as_tensor(arrays.convert(np.stack(rows), sent.own)))
 
     def _deliver_noisy(
         self, gossip_step: GossipStep, sent: ShardedRows, inputs: ShardedFeed
