@@ -188,10 +188,6 @@ def together(colluders: int) -> str:
 def coverage(adversaries: Sequence[View], system: LinearSystem) -> Coverage:
     """Whom a figure covers that holds against each of some adversaries."""
     whole = [view for view in adversaries if view.kind is ViewKind.EVERYONE and not view.secure_sum]
-    if hides_in_sums(system):
-        sizes = [len(view.members) or view.size for view in adversaries]
-        named = any(view.members for view in adversaries)
-        return Coverage(bool(whole), 0 if named else max(sizes))
     unaffordable = any(not _affordable(view, system) for view in adversaries)
     if unaffordable or any(not lacks_secrets(view, system) for view in whole):
         return Coverage(True, None)
