@@ -15,7 +15,8 @@ import numpy as np
 
 from sottovoce import algorithm, graph, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
-from sottovoce.privacy.absorption import couple, least_cost
+from sottovoce.privacy.absorption import couple
+from sottovoce.privacy.absorption_policy import least_cost
 from sottovoce.privacy.all_pairs import all_pairs
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import observe

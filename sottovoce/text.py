@@ -22,22 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from sottovoce.errors import InputError, file_error, shortened
+from sottovoce.regular_files import read_bytes
 
 
 def read_text(path: Path, rule: str, remedy: str) -> str:
-    """The text of a file; `rule` and `remedy` are what a message says about a file that is none."""
-    content = read_bytes(path, rule, remedy)
-    try:
-        return decode_text(content)
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text", rule, remedy) from None
-
-
-def read_bytes(path: Path, rule: str, remedy: str) -> bytes:
-    """The bytes of a file."""
+    """The text of a file that the user names; `rule` and `remedy` are what a message says about a file that is none."""
     check_name(path)
     try:
-        return path.read_bytes()
+        return decode_text(read_bytes(path, follow_links=True))
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not UTF-8 text", rule, remedy) from None
     except OSError as error:
         raise file_error(path, error, rule, remedy) from None
 

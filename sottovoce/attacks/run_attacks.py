@@ -22,8 +22,10 @@ from sottovoce.config import Document
 from sottovoce.core.files import write_text
 from sottovoce.core.threads import threads
 from sottovoce.errors import InputError
+from sottovoce.run.auditor_key import is_signed, sign
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.layout import RunFiles
+from sottovoce.run.private_facts import read_private_facts
 
 DEFAULT = AttackOptions()
 
@@ -72,14 +74,15 @@ def _asked(options: AttackOptions) -> Document:
 
 
 def attack_unless_stored(folders: Sequence[Path], name: str, data: Path | None = None) -> Document:
-    """Membership inference by all recorded nodes with default options; a stored result of these is only read.
+    """Membership inference by all recorded nodes with default options; a result of these that this user has stored is
+    only read.
 
     It is for runs of the user's own settings, as those of a sweep.
     """
-    stored = stored_attacks(folders[0]).get(name, {})
+    stored = own_result(folders, name)
     asked = {**_asked(DEFAULT), "confidence": DEFAULT.confidence}
-    if stored.get("runs") == [str(folder) for folder in folders] and asked.items() <= stored.items():
-        return dict(stored)
+    if stored is not None and asked.items() <= stored.items():
+        return stored
     attack = attack_by_name(name, MEMBERSHIP_ATTACKS)
     result = run_attack(attack, [open_run(folder, data, own=True) for folder in folders])
     return store_attack(folders, name, {**asked, **result_document(attack, result, DEFAULT)})
@@ -109,11 +112,31 @@ def _without_seeds(settings: Document) -> Document:
 
 
 def store_attack(folders: Sequence[Path], name: str, found: Document) -> Document:
-    """Write what an attack found into `attack.json` of its runs, where the latest result of each attack counts."""
+    """Write what an attack found into `attack.json` of its runs, where the latest result of each attack counts.
+
+    It is signed there, so that this user finds it again by `own_result`.
+    """
     document = {"runs": [str(folder) for folder in folders], "attack": name, **found}
+    signed = {**document, "signature": sign(_signed_content(folders, document))}
     for folder in folders:
-        write_text(RunFiles(folder).attack, _text({**stored_attacks(folder), name: document}), private=True)
+        write_text(RunFiles(folder).attack, _text({**stored_attacks(folder), name: signed}), private=True)
     return document
+
+
+def own_result(folders: Sequence[Path], name: str) -> Document | None:
+    """What this user's attack of that name on these runs found and stored; None where it is anybody else's."""
+    stored = dict(stored_attacks(folders[0]).get(name, {}))
+    signature = stored.pop("signature", "")
+    ours = stored.get("runs") == [str(folder) for folder in folders]
+    return stored if ours and is_signed(_signed_content(folders, stored), signature) else None
+
+
+def _signed_content(folders: Sequence[Path], document: Document) -> bytes:
+    """What a signature is about: the result, and which runs, on which data and with which noise, it was found on."""
+    facts = [read_private_facts(RunFiles(folder)) for folder in folders]
+    keys = [files.document(files.noise_key) for files in map(RunFiles, folders)]
+    runs = [None if one is None else one.fingerprint for one in facts]
+    return json.dumps(["attack", runs, keys, document], sort_keys=True).encode()
 
 
 def _text(document: Document) -> str:

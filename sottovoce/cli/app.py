@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 from sottovoce._version import __version__
 from sottovoce.cli.output import narrated, verbosity
 from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
+from sottovoce.core.processes import Terminated
 from sottovoce.errors import SottovoceError, file_error, shortened
 
 app = typer.Typer(
@@ -107,7 +108,7 @@ def _stopped_by_termination() -> Iterator[list[int]]:
     def stop(kind: int, _: object) -> None:
         received.append(kind)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        raise Terminated
 
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -130,7 +131,7 @@ def explained(error: BaseException) -> tuple[str, int]:
         return "not enough memory for this size; take fewer rounds, a smaller graph, or one --victim", 1
     if isinstance(error, Exception):
         return f"unexpected {type(error).__name__}: {error}; --verbose before the command shows where", 1
-    return "stopped", STOPPED
+    return "stopped", TERMINATED if isinstance(error, Terminated) else STOPPED
 
 
 def fail(line: str, code: int) -> int:

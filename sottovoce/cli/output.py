@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from sottovoce.cli.progress_lines import Activity, activity, lines_written
 from sottovoce.cli.terminal import print_line, print_message
+from sottovoce.core.progress import progress_heard
 from sottovoce.text import visible
 
 Table = list[list[str]]
@@ -87,29 +88,33 @@ def print_note(line: str) -> None:
 
 
 @contextmanager
-def show_elapsed(what: str) -> Iterator[None]:
-    """During work of unknown length: shows on a terminal how long it has taken, once that is two seconds."""
-    with _timed(what):
+def show_elapsed(what: str) -> Iterator[Activity]:
+    """During work of unknown length: shows on a terminal how long it has taken, once that is two seconds.
+
+    Also how far it is, and how long the rest of it takes, where those who do it count. Yields what was heard of that.
+    """
+    with _timed(what) as work, progress_heard(work.hear):
         if not verbosity.shows_progress:
-            yield
+            yield work
             return
-        done, begun = threading.Event(), time.monotonic()
-        ticker = threading.Thread(target=_tick, args=(what, begun, done), daemon=True)
+        done = threading.Event()
+        ticker = threading.Thread(target=_tick, args=(work, done), daemon=True)
         ticker.start()
         try:
-            yield
+            yield work
         finally:
             done.set()
             ticker.join()
 
 
-def _tick(what: str, begun: float, done: threading.Event) -> None:
-    wait = PATIENCE
+def _tick(work: Activity, done: threading.Event) -> None:
+    wait, shown = PATIENCE, ""
     while not done.wait(wait):
-        print_message(f"{what}, {time.monotonic() - begun:.0f} s", end="\r")
-        wait = 1.0
-    if wait != PATIENCE:
-        print_message(" " * (len(what) + 10), end="\r")
+        line = work.line().removeprefix("sotto: ")
+        print_message(line.ljust(len(shown)), end="\r")
+        wait, shown = 1.0, line
+    if shown:
+        print_message(" " * len(shown), end="\r")
 
 
 @contextmanager

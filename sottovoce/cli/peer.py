@@ -100,7 +100,7 @@ def check(
     against: Annotated[Path | None, typer.Option(help="Another member's agreement, to be compared first.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Reach every neighbour: one line each, and exit code 1 if something is wrong.
+    """Reach every neighbour: one line each. Exit code 1 if something is wrong, 2 if an agreement differs.
 
     Example: sotto peer check agreement.toml --wait 60
     """
@@ -122,7 +122,7 @@ def check(
     if identity.member.listen and not found.answered:
         print_note("Another process listens at this member's port, sotto peer join say: neighbours were only asked.")
     if not found.fine:
-        raise typer.Exit(1)
+        raise typer.Exit(2 if found.disagree else 1)
 
 
 @peer.command()
@@ -216,7 +216,7 @@ def _checks_document(agreement: "Agreement", checks: "Checks") -> "dict[str, JSO
         {
             "name": one.name, "reachable": one.tls.reachable, "right_certificate": one.tls.right_certificate,
             "same_agreement": one.same_agreement, "version": one.version, "clock_difference": one.clock_difference,
-            "round_trip": one.round_trip, "problem": one.problem,
+            "round_trip": one.round_trip, "problem": one.problem, "differing": list(one.differing),
         }
         for one in checks.neighbours
     ]  # fmt: skip

@@ -1,6 +1,8 @@
 """`sotto account`, `sotto calibrate` and `sotto noise`."""
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,8 +12,9 @@ import typer
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
-from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, Yes, with_setting
+from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, Yes, offering, with_setting
 from sottovoce.cli.output import Table, answer, facts, gap_shown, print_note, progress, short, show_elapsed
+from sottovoce.cli.progress_lines import Activity
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
@@ -20,8 +23,24 @@ from sottovoce.privacy.views import LISTED
 if TYPE_CHECKING:
     from sottovoce.core.json_numbers import JSON
     from sottovoce.privacy.accountant import Account
-    from sottovoce.privacy.guarantee import Guarantee
+    from sottovoce.privacy.guarantee import Guarantee, Kind
     from sottovoce.tracing.linear_system import LinearSystem
+
+POLICY_SENTENCES = {
+    "optimised": "Absorption policies of convex-training: optimised for each victim.",
+    "swept": "Absorption policies of convex-training: two sweeps for each victim, valid and a few percent above the "
+    "best at most; --optimised searches on.",
+}
+"""Which policy a figure for convex-training used."""
+
+NOT_PROVEN = "nothing here is proven for what runs; add --kind any-training, or --convex where local steps are convex"
+"""Where only kinds were asked for that rest on more than what is known."""
+
+
+def _kinds() -> Iterable[str]:
+    from sottovoce.privacy.guarantee import Kind
+
+    return Kind
 
 
 @app.command("account")
@@ -30,6 +49,13 @@ def account_(
     setting: Setting,
     runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs: what they tell together.")] = None,
     sigma: Annotated[float, typer.Option(help="Standard deviation of the noise over sensitivity.")] = 1.0,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this kind of guarantee; may be given more than once.", autocompletion=offering(_kinds)),
+    ] = None,
+    optimised: Annotated[
+        bool, typer.Option("--optimised", help="convex-training: the tightest policy, however long it takes.")
+    ] = False,
     published: Annotated[bool, typer.Option("--published", help="Also the papers' formulas, for comparison.")] = False,
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
     all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every node as attacker; draws a heat map.")] = False,
@@ -39,49 +65,90 @@ def account_(
 ) -> None:
     """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
     from sottovoce.privacy.accountant import account
-    from sottovoce.privacy.guarantee import KINDS, Kind
 
     if runs:
         answer_for_runs(runs, setting, as_json)
         return
-    _fits_together(setting, all_pairs, published, lipschitz, out)
+    kinds = _asked_kinds(kind, published)
+    _fits_together(setting, all_pairs, {"--published": published, "--kind": bool(kind), "--optimised": optimised}, out)
+    _check_lipschitz(lipschitz, published)
     with show_elapsed(f"tracing {setting.algorithm} on {setting.graph}"):
         system = setting.system(sigma)
     if all_pairs:
         _all_pairs(setting, system, sigma, out, as_json)
         return
-    with show_elapsed(f"accounting for {setting.view}"):
+    _announce(setting, system, kinds, optimised)
+    with show_elapsed(f"accounting for {setting.view}") as work, _telling_when_stopped(work):
         result = account(
             system,
             setting.adversary,
             adjacency=setting.adjacency,
             participation=setting.participation,
             convex=setting.convex,
-            kinds=tuple(Kind) if published else KINDS,
+            kinds=kinds,
             lipschitz=lipschitz,
             victims=setting.victims,
+            optimised=optimised,
         )
     document = {**_what(setting, sigma), **result.document(setting.delta)}
     answer(document, as_json, _by_distance(result, setting.delta))
     if published and not as_json:
         print_line()
         answer({}, False, _as_published(result))
-    if result.headline is None:
+    if result.headline is None and (result.refusals or not result.guarantees):
         raise Unaccountable("; ".join(result.refusals))
-    if not as_json:
+    if result.headline is None and not as_json:
+        print_line(f"No headline: {NOT_PROVEN}.")
+    elif result.headline is not None and not as_json:
         for line in _in_words(setting, result, result.headline):
             print_line(line)
 
 
-def _fits_together(
-    setting: Setting, all_pairs: bool, published: bool, lipschitz: float | None, out: Path | None
-) -> None:
+def _asked_kinds(named: list[str] | None, published: bool) -> "tuple[Kind, ...]":
+    from sottovoce.privacy.guarantee import KINDS, Kind, parse_kind
+
+    asked = KINDS if not named else tuple(dict.fromkeys(parse_kind(kind) for kind in named))
+    return tuple(kind for kind in Kind if kind in asked or (published and kind is Kind.AS_PUBLISHED))
+
+
+def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]", optimised: bool) -> None:
+    """Say before work of minutes how long it takes, and what would be quick."""
+    from sottovoce.core.adjacency import parse_adjacency
+    from sottovoce.core.limits import check_cost
+    from sottovoce.core.participation import parse_participation
+    from sottovoce.privacy.account_estimate import estimate_account
+    from sottovoce.privacy.terms import Terms
+
+    terms = Terms(parse_adjacency(setting.adjacency), parse_participation(setting.participation), optimised=optimised)
+    estimate = estimate_account(system, setting.adversary, kinds, terms, setting.victims)
+    check_cost(estimate.what, estimate.whole, estimate.smaller)
+    if estimate.notice:
+        print_note(f"sotto: {estimate.notice}")
+
+
+@contextmanager
+def _telling_when_stopped(work: Activity) -> Iterator[None]:
+    """On Ctrl-C say which kinds were done, how far the one at hand was, and how to have the answer of those."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        done = ", ".join(work.finished) or "no kind"
+        at = f"; {work.reached.removesuffix(', ')} victims" if work.part not in work.finished and work.part else ""
+        again = " ".join(f"--kind {kind}" for kind in work.finished)
+        print_note(f"sotto: done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}.")
+        raise
+
+
+def _check_lipschitz(lipschitz: float | None, published: bool) -> None:
     if lipschitz is not None and not published:
         raise InputError("--lipschitz without --published", "only papers' formulas use it", "add --published")
     if lipschitz is not None and not 0 <= lipschitz < math.inf:
         raise InputError(f"--lipschitz {lipschitz}", "it is finite and not negative", "give 1.0, say")
+
+
+def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bool], out: Path | None) -> None:
     if all_pairs:
-        given = {"--published": published, "--convex": setting.convex, "--victim": bool(setting.victim)}
+        given = {**not_of_pairs, "--convex": setting.convex, "--victim": bool(setting.victim)}
         given["--view"] = setting.view != "everyone"
         given["--and-final-models"] = setting.and_final_models != "none"
         for option, there in given.items():
@@ -124,6 +191,8 @@ def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[st
     lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
     if setting.labels is not None:
         lines.append(f"Nodes are numbered in the order of their names: {setting.name(0)}, {setting.name(1)}, ...")
+    if result.absorption_policy is not None:
+        lines.append(POLICY_SENTENCES[result.absorption_policy.value])
     return lines + [f"Not offered: {refusal}." for refusal in result.refusals]
 
 

@@ -9,25 +9,49 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from sottovoce.core.limits import duration_text
+
 INTERVAL = 10.0
 """Seconds between two lines, and before the first."""
 
 
 @dataclass
 class Activity:
-    """What a command does, since when, and how far it is, once it says so."""
+    """What a command does, since when, and how far it is, once it says so; parts of it are counted one by one."""
 
     what: str
     reached: str = ""
     begun: float = field(default_factory=time.monotonic)
+    part: str = ""
+    finished: list[str] = field(default_factory=list)
+    _counted: tuple[float, int, int, int] | None = None
 
     def tell(self, done: int, total: int) -> None:
         """So much of it is done."""
-        self.reached = f"{done:,} of {total:,}, "
+        self.hear("", done, total)
+
+    def hear(self, part: str, done: int, total: int) -> None:
+        """So much of a part is done."""
+        if self._counted is None or part != self.part:
+            self.part, self._counted = part, (time.monotonic(), done, done, total)
+        since, first, _, _ = self._counted
+        self._counted = since, first, done, total
+        if done == total and part:
+            self.finished.append(part)
+        self.reached = f"{part}{' ' * bool(part)}{done:,} of {total:,}, "
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest of what is counted takes at this pace; None before it has one."""
+        if self._counted is None:
+            return None
+        since, first, done, total = self._counted
+        return (time.monotonic() - since) * (total - done) / (done - first) if first < done < total else None
 
     def line(self) -> str:
         """How far it is, in one line."""
-        return f"sotto: {self.what}: {self.reached}{time.monotonic() - self.begun:.0f} s"
+        left = "" if self.left is None else f", about {duration_text(self.left)} left"
+        return f"sotto: {self.what}: {self.reached}{time.monotonic() - self.begun:.0f} s{left}"
 
 
 _activities: list[Activity] = []

@@ -3,7 +3,7 @@
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -167,8 +167,28 @@ def _run_one(experiment: "Experiment", how: Execution) -> None:
     with progress(experiment.name, rate=True, first=BEFORE, note=_spent_text(folder)) as tell:
         from sottovoce.run.execute import run_experiment
 
+        before = _finished([experiment], how.out)
         result = run_experiment(experiment, folder, data=how.data, resume=how.resume, progress=tell, ledger=how.ledger)
     _finish(result, folder, how.as_json)
+    _note_read(before, how.as_json)
+
+
+def _finished(experiments: "Iterable[Experiment]", out: Path) -> list[Path]:
+    """The folders of those runs that are finished, and will only be read."""
+    from sottovoce.run.layout import RunFiles
+
+    folders = [out / experiment.name for experiment in experiments]
+    return [folder for folder in folders if RunFiles(folder).result.is_file()]
+
+
+def _note_read(folders: list[Path], as_json: bool) -> None:
+    """Say of figures that were read how far they were checked: the folder may be from somebody else."""
+    if folders and not as_json:
+        which = str(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
+        print_note(
+            f"Finished before, and only read: {which}. Files were checked against each other and the settings, and "
+            "guarantees were not computed anew; sotto compare does that."
+        )
 
 
 def _spent_text(folder: Path) -> Callable[[int], str]:
@@ -213,6 +233,7 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
     with join_ranks(timeout) as ranks:
         try:
             experiment = ranks.on_every_rank(wanted)
+            before = _finished([experiment], how.out)
             note = _spent_text(how.out / experiment.name)
             with progress(experiment.name, rate=True, first=BEFORE, note=note) if leads else nullcontext() as tell:
                 result = run_experiment(
@@ -231,6 +252,7 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
             raise SystemExit(code) from None
     if leads:
         _finish(result, how.out / experiment.name, how.as_json)
+        _note_read(before, how.as_json)
 
 
 def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: float, how: Execution) -> None:
@@ -265,6 +287,7 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
     from sottovoce.run.sweep_results import sweep_rows
 
     name, about = plan.name, plan.runs[0].experiment.about
+    before = _finished([run.experiment for run in plan.runs], how.out)
     with progress(name) as tell:
         finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, progress=tell)
     page = write_results(how.out / name, name, about, finished, plan.command)
@@ -280,6 +303,7 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
     answer(answered, how.as_json, _table(rows))
     if not how.as_json:
         print_note(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
+    _note_read(before, how.as_json)
 
 
 def _facts(result: "Document", run: "RunDocuments") -> Table:

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.files import open_file
 from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.errors import InputError, file_error
+from sottovoce.regular_files import open_file
 from sottovoce.text import check_name, decode_text, visible
 
 CHUNK = 2**24

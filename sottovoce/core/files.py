@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all, and read without trusting whoever put them there.
+"""Files that are written whole or not at all, and arrays that are read without trusting whoever put them there.
 
-Reading waits for no pipe or device, and follows links only where the user names the file. Writing replaces a link
-instead of following it. Private files and folders are their owner's alone from the first byte on.
+Writing replaces a link instead of following it. Private files and folders are their owner's alone from the first byte
+on. How files are opened for reading is in `sottovoce.regular_files`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.errors import InputError, file_error
+from sottovoce.regular_files import irregular, open_file
 from sottovoce.text import check_name
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
@@ -39,9 +40,6 @@ PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 
 PIECE = 1 << 24
 """About so many bytes are read at once where most of them are skipped."""
-
-LONGEST_TEXT = 1 << 30
-"""A longer text file is taken for something else."""
 
 PART = ".part"
 """How names of files end that are being written."""
@@ -115,39 +113,6 @@ def inside(folder: Path, path: str) -> Path | None:
     return next((candidate for candidate in reversed(candidates) if candidate.is_file()), None)
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def open_file(path: Path, *, follow_links: bool = False) -> BinaryIO:
-    """Open a regular file for reading; anything else is refused without waiting for it.
-
-    `follow_links` is for files that the user names.
-    """
-    found = os.stat(path, follow_symlinks=follow_links)
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow_links else os.O_NOFOLLOW)
-    if not stat.S_ISREG(found.st_mode):
-        raise _irregular(path, found.st_mode)
-    handle = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):  # it was changed in between
-        os.close(handle)
-        raise _irregular(path, found.st_mode)
-    return os.fdopen(handle, "rb")
-
-
-def _irregular(path: Path, mode: int) -> InputError:
-    what = "a link" if stat.S_ISLNK(mode) else "a folder" if stat.S_ISDIR(mode) else "a pipe or a device"
-    return InputError(f"{path} is {what}", "a regular file is needed here", "put the file itself in its place")
-
-
-def read_bytes(path: Path, *, follow_links: bool = False) -> bytes:
-    """The content of a regular file."""
-    with open_file(path, follow_links=follow_links) as file:
-        content = file.read(LONGEST_TEXT + 1)
-    if len(content) > LONGEST_TEXT:
-        raise InputError(f"{path}: longer than {LONGEST_TEXT:,} bytes", "it is taken for something else", "check it")
-    return content
-
-
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
@@ -192,7 +157,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 def open_to_append(path: Path) -> TextIO:
     """Open a private file that grows; a link, a pipe or a device in its place is refused."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise _irregular(path, os.lstat(path).st_mode)
+        raise irregular(path, os.lstat(path).st_mode)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, PRIVATE_FILE), "a")
 

@@ -13,6 +13,10 @@ STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that ask a process to save what it has and to end."""
 
 
+class Terminated(KeyboardInterrupt):
+    """A process was asked to end by SIGTERM: it saves and stops as after Ctrl-C, and ends with a code of its own."""
+
+
 @contextmanager
 def signals_blocked() -> Iterator[None]:
     """Signals that stop wait until all processes are started; in these, which inherit that, until `unblock_signals`."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sottovoce.attacks.on_sweeps import check_attacks
-from sottovoce.attacks.run_attacks import attack_unless_stored, store_attack, stored_attacks
+from sottovoce.attacks.run_attacks import attack_unless_stored, own_result, store_attack
 from sottovoce.attacks.run_reconstruction import reconstruct_run
 from sottovoce.config import Document, apply_overrides, read_settings_file
 from sottovoce.core.files import check_folder
@@ -118,8 +118,8 @@ def _attack(finished: FinishedSweepRun, out: Path) -> DemonstratedRun:
 
 
 def _gradient_error(folder: Path) -> float:
-    """The smallest gradient reconstruction error; a stored result of the same attacker is only read."""
-    found = stored_attacks(folder).get("reconstruction")
+    """The smallest gradient reconstruction error; a result of the same attacker that this user stored is only read."""
+    found = own_result([folder], "reconstruction")
     if found is None or found["attacker"] != ATTACKER:
         found = store_attack([folder], "reconstruction", reconstruct_run(open_run(folder), ATTACKER).document())
     return min(float(one["deviation"]) for one in found["nodes"])

@@ -43,7 +43,7 @@ GRACE_SECONDS = 5.0
 def launch(arguments: list[str], size: int) -> int:
     """Start `sotto` with these arguments as `size` ranks, wait for all, and return the code to exit with.
 
-    Interrupts are forwarded.
+    Signals that stop are forwarded.
     """
     _sweep_meetings()
     with tempfile.TemporaryDirectory(prefix=f"{FOLDERS}{os.getpid()}-") as folder:
@@ -106,14 +106,14 @@ def _exit_code(codes: list[int]) -> int:
 
 @contextmanager
 def _forwarding_signals(ranks: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Interrupts go to the ranks, which save and end; a second one ends them at once."""
+    """Signals that stop go to the ranks, which save and end; a second one ends them at once."""
     received = []
 
     def forward(kind: int, _: FrameType | None) -> None:
         received.append(kind)
         for rank in ranks:
             if rank.poll() is None:
-                rank.send_signal(signal.SIGINT if len(received) == 1 else signal.SIGKILL)
+                rank.send_signal(kind if len(received) == 1 else signal.SIGKILL)
 
     if threading.current_thread() is not threading.main_thread():
         yield

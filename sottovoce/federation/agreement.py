@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -146,13 +146,17 @@ class Agreement(AgreedSettings):
     @property
     def canonical(self) -> bytes:
         """The same bytes for the same agreement, however its file is written."""
-        normal = _normalised(self.document)
-        return json.dumps(normal, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        return _canonical(_normalised(self.document))
 
     @cached_property
     def hash(self) -> str:
         """SHA-256 of the canonical form, in hexadecimal digits."""
         return hashlib.sha256(self.canonical).hexdigest()
+
+    @cached_property
+    def key_hashes(self) -> dict[str, str]:
+        """The SHA-256 of each value, by key: by them two members find what their agreements differ in."""
+        return {key: hashlib.sha256(_canonical(value)).hexdigest() for key, value in _leaves(_by_name(self), "")}
 
     def toml(self) -> str:
         """As a file holds it."""
@@ -172,6 +176,23 @@ def _by_name(agreement: Agreement) -> Document:
     columns = document["data"]["columns"]
     listed = {f"{place}. {column['name']}": column for place, column in enumerate(columns["columns"], 1)}
     return {**document, "members": members, "data": {**document["data"], "columns": {**columns, "columns": listed}}}
+
+
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """The values of a document that are no tables, by key.
+
+    >>> list(_leaves({"privacy": {"epsilon": 1, "delta": 2}, "range": [0, 1]}, ""))
+    [('privacy.epsilon', 1), ('privacy.delta', 2), ('range', [0, 1])]
+    """
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
+
+
+def _canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
 
 def read_agreement(path: Path) -> Agreement:

@@ -17,9 +17,10 @@ import numpy as np
 from sottovoce._version import __version__
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.comparison import KeyHashes
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import Identity
-from sottovoce.federation.link_events import Checked, LinkEvent
+from sottovoce.federation.link_events import Checked, Disagreed, LinkEvent
 from sottovoce.federation.mailbox import LinkRules, PayloadRule
 from sottovoce.federation.member import Member
 from sottovoce.federation.neighbour_check import NeighbourCheck, check_neighbour, other_agreement, other_version
@@ -38,6 +39,11 @@ class Checks:
 
     neighbours: tuple[NeighbourCheck, ...]
     answered: bool
+
+    @property
+    def disagree(self) -> bool:
+        """Whether one of them has another agreement."""
+        return any(one.same_agreement is False for one in self.neighbours)
 
     @property
     def fine(self) -> bool:
@@ -59,7 +65,8 @@ def check_neighbours(
     identity: Identity, agreement: Agreement, member: int, *, bind: str | None, wait: float, timeout: float = 5.0
 ) -> Checks:
     """Check every neighbour; for `wait` seconds again, as long as something is wrong."""
-    check = _Check(identity, check_rules(agreement, member), time.monotonic() + wait, timeout)
+    rules = check_rules(agreement, member)
+    check = _Check(identity, rules, agreement.key_hashes, time.monotonic() + wait, timeout)
     members = {one: agreement.members[one] for one in sorted(check.rules.neighbours)}
     with check.answering(members, bind) as answered:
         with ThreadPoolExecutor(len(members)) as threads:
@@ -71,19 +78,24 @@ def check_neighbours(
 
 @dataclass(frozen=True)
 class _Check:
-    """Checks until a deadline. `asked` has who asked this member, with its version."""
+    """Checks until a deadline. `asked` has who asked this member, with its version; `differing` what others told."""
 
     identity: Identity
     rules: LinkRules
+    key_hashes: KeyHashes
     deadline: float
     timeout: float
     asked: dict[int, str | None] = field(default_factory=dict)
+    differing: dict[int, tuple[str, ...]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     @contextmanager
     def answering(self, members: Mapping[int, Member], bind: str | None) -> Iterator[bool]:
         """Answer neighbours that check; yields False where another process has the port, a running `join` say."""
-        links = GrpcLinks(self.rules, self.identity, members, report=self._report, bind=bind, exchanges=False)
+        links = GrpcLinks(
+            self.rules, self.identity, members, report=self._report, bind=bind, exchanges=False,
+            key_hashes=self.key_hashes,
+        )  # fmt: skip
         try:
             links.__enter__()
         except InputError:
@@ -95,11 +107,14 @@ class _Check:
             links.__exit__()
 
     def of(self, number: int, neighbour: Member) -> NeighbourCheck:
-        """A neighbour that listens is asked; of the others it is known whether they have asked."""
+        """A neighbour that listens is asked; of the others it is known whether they have asked.
+
+        Another agreement does not become the same while one waits.
+        """
         while True:
             found = self._ask(number, neighbour)
             left = self.deadline - time.monotonic()
-            if found.problem is None or left <= 0:
+            if found.problem is None or found.differing or left <= 0:
                 return found
             self._wait(lambda: False, min(PAUSE, left))
 
@@ -109,23 +124,28 @@ class _Check:
 
     def _ask(self, number: int, neighbour: Member) -> NeighbourCheck:
         if neighbour.listen:
-            return check_neighbour(self.identity, self.rules, neighbour, self.timeout)
+            return check_neighbour(self.identity, self.rules, neighbour, self.timeout, self.key_hashes)
         with self.changed:
             known, version = number in self.asked, self.asked.get(number)
+            keys = self.differing.get(number, ())
         if not known:
             absent = f"{neighbour.name} does not listen, and has not asked; type sotto peer check there, too."
             return NeighbourCheck(neighbour.name, TlsProbe(False), problem=absent)
         tls = TlsProbe(True, True, accepted=True)
         if version is None:
-            return NeighbourCheck(neighbour.name, tls, False, problem=other_agreement(neighbour))
-        problem = None if version == __version__ else other_version(neighbour, version)
-        return NeighbourCheck(neighbour.name, tls, True, version, problem=problem)
+            problem = other_agreement(neighbour.name, keys)
+            return NeighbourCheck(neighbour.name, tls, False, problem=problem, differing=keys)
+        wrong = None if version == __version__ else other_version(neighbour, version)
+        return NeighbourCheck(neighbour.name, tls, True, version, problem=wrong)
 
     def _report(self, event: LinkEvent) -> None:
         if isinstance(event, Checked):
             with self.changed:
                 self.asked[event.neighbour] = event.version
                 self.changed.notify_all()
+        if isinstance(event, Disagreed):
+            with self.changed:
+                self.differing[event.neighbour] = event.keys
 
     def _wait(self, reached: Callable[[], bool], seconds: float) -> None:
         with self.changed:

@@ -31,7 +31,7 @@ class Connection:
         stream: FrameStream,
         settings: LinkSettings,
         *,
-        take: Callable[[Frame], Awaitable[None]],
+        take: Callable[[Frame], None],
         refused: Callable[[Reason], None],
         greeted: Callable[[], None],
         finish: Callable[[], Awaitable[None]] | None = None,
@@ -105,17 +105,17 @@ class Connection:
             except Refused as refusal:
                 self._note(refusal.reason)
                 raise
-            fresh = await self._accept(frame)
+            fresh = self._accept(frame)
             if patience is not None:
                 patience, self.was_greeted = None, True
                 self._greeted()
             if not fresh:
                 await asyncio.sleep(REPEATED_SECONDS + len(frame.payload) / REPEATED_BYTES)
 
-    async def _accept(self, frame: Frame) -> bool:
+    def _accept(self, frame: Frame) -> bool:
         """Hand a frame on; whether it was accepted and goes beyond the last one of its kind."""
         try:
-            await self._take(frame)
+            self._take(frame)
         except Refused as refusal:
             self._note(refusal.reason)
             return False

@@ -26,6 +26,7 @@ from sottovoce.federation.frames import Frame, FrameReader, Hello, Kind, Reason,
 from sottovoce.federation.links import FIRST, MemberNumber
 from sottovoce.federation.mailbox import Equivocation, LinkRules, Mailbox
 from sottovoce.federation.outbox import Outbox
+from sottovoce.ledger.payloads import Payloads, hashed
 from sottovoce.ledger.places import Place, Receipt
 
 UNTOLD = 0.25
@@ -55,6 +56,7 @@ class Endpoint(ABC):
         self._claims: dict[MemberNumber, Place] = {}
         self._waiting: dict[MemberNumber, Place] = {}
         self._disagreeing: set[MemberNumber] = set()
+        self._differences: dict[MemberNumber, tuple[str, ...]] = {}
         self._stopped = self._ended = False
 
     @abstractmethod
@@ -70,10 +72,11 @@ class Endpoint(ABC):
 
     def send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Keep the payloads, and transmit them to those that said hello; the others get them when they do."""
+        messages = hashed(payloads)
         with self._changed:
-            self._outbox.put(place, payloads)
+            self._outbox.put(place, messages)
             greeted = sorted(self._greeted & payloads.keys())
-        self._transmit_all([(one, self._frame(Kind.MESSAGE, place, payloads[one])) for one in greeted])
+        self._transmit_all([(one, self._frame(Kind.MESSAGE, place, messages[one])) for one in greeted])
 
     def meet(self, patience: float) -> Set[MemberNumber]:
         """Wait until every neighbour has said hello once, or one has another agreement; who has not said it."""
@@ -81,7 +84,7 @@ class Endpoint(ABC):
         with self._changed:
             return self.neighbours - self._claims.keys()
 
-    def receive(self, place: Place, senders: Set[MemberNumber], patience: float) -> dict[MemberNumber, bytes]:
+    def receive(self, place: Place, senders: Set[MemberNumber], patience: float) -> Payloads[MemberNumber]:
         """Move on to a place, and wait for its payloads."""
         with self._changed:
             due = self._mailbox.advance(place)
@@ -147,6 +150,12 @@ class Endpoint(ABC):
         with self._changed:
             return frozenset(self._disagreeing)
 
+    def differences(self, patience: float) -> dict[MemberNumber, tuple[str, ...]]:
+        """Wait until each of those has said in which keys its agreement differs; the keys, as far as they are known."""
+        self._wait(lambda: self._differences.keys() >= self._disagreeing, patience)
+        with self._changed:
+            return dict(self._differences)
+
     # --- for the carrier -------------------------------------------------------------------------------------------
 
     def reader(self) -> FrameReader:
@@ -171,10 +180,15 @@ class Endpoint(ABC):
             self._disagreeing.add(neighbour)
             self._clock.notify(self._changed)
 
+    def differs(self, neighbour: MemberNumber, keys: tuple[str, ...]) -> None:
+        """A neighbour has said in which keys its agreement differs."""
+        with self._changed:
+            self._disagreeing.add(neighbour)
+            self._differences[neighbour] = keys
+            self._clock.notify(self._changed)
+
     def arrived(self, neighbour: MemberNumber, frame: Frame) -> None:
         """Take in a frame that came over the connection of a neighbour; `Refused` if it is not accepted."""
-        if frame.kind is Kind.ACKNOWLEDGEMENT:
-            self._hash_sent(neighbour, frame.place)
         with self._changed:
             if frame.agreement != self.rules.agreement:
                 raise Refused(Reason.AGREEMENT)
@@ -186,13 +200,6 @@ class Endpoint(ABC):
             frames = self._taken(neighbour, frame)
             self._clock.notify(self._changed)
         self._transmit_all(frames)
-
-    def _hash_sent(self, neighbour: MemberNumber, place: Place) -> None:
-        """Compute the digest that an acknowledgement is compared with, while the round loop goes on."""
-        with self._changed:
-            content = self._outbox.content(neighbour, place)
-        if content is not None:
-            _ = content.digest
 
     def _taken(self, neighbour: MemberNumber, frame: Frame) -> list[tuple[MemberNumber, Frame]]:
         """Note what a frame says; the frames that answer it."""
@@ -212,7 +219,7 @@ class Endpoint(ABC):
             return [(neighbour, self._frame(Kind.MESSAGE, place, payload)) for place, payload in wanted]
         if self._waiting.get(neighbour, frame.place) < frame.place:
             del self._waiting[neighbour]
-        receipt = self._mailbox.take(neighbour, frame.place, frame.payload)
+        receipt = self._mailbox.take(neighbour, frame.place, frame.payload, frame.digest)
         return [] if receipt is None else [(neighbour, self._frame(Kind.ACKNOWLEDGEMENT, *receipt))]
 
     # --- within ----------------------------------------------------------------------------------------------------

@@ -7,9 +7,11 @@ What arrives is never trusted: whatever the bytes are, reading them gives frames
 
 from __future__ import annotations
 
+import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from sottovoce._version import __version__
 from sottovoce.errors import SottovoceError
@@ -61,13 +63,17 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame. `place` is that of the message or of what is acknowledged; otherwise where the sender stands."""
+    """One frame. `place` is that of the message or of what is acknowledged; otherwise where the sender stands.
+
+    `digest` is the SHA-256 of a message that was received.
+    """
 
     agreement: bytes
     place: Place
     sender: MemberNumber
     kind: Kind
     payload: bytes = b""
+    digest: bytes | None = field(default=None, compare=False)
 
     def header(self) -> bytes:
         """The bytes before the payload."""
@@ -76,6 +82,15 @@ class Frame:
     def encode(self) -> bytes:
         """The bytes that travel."""
         return self.header() + self.payload
+
+
+class Header(NamedTuple):
+    """What a frame says before its payload, once that was checked."""
+
+    kind: Kind
+    place: Place
+    sender: MemberNumber
+    length: int
 
 
 @dataclass(frozen=True)
@@ -107,6 +122,30 @@ def receipt_in(frame: Frame) -> Receipt:
     return Receipt(frame.place, frame.payload)
 
 
+class _Unfinished:
+    """A frame whose header is here. What arrives of a message is hashed while the rest is under way."""
+
+    def __init__(self, header: Header) -> None:
+        self._header, self.missing = header, header.length
+        self._parts: list[memoryview] = []
+        self._hash = hashlib.sha256() if header.kind is Kind.MESSAGE else None
+
+    def take(self, chunk: memoryview) -> memoryview:
+        """Add what belongs to this frame; returns the rest."""
+        part = chunk[: self.missing]
+        self._parts.append(part)
+        self.missing -= len(part)
+        if self._hash is not None:
+            self._hash.update(part)
+        return chunk[len(part) :]
+
+    def frame(self, agreement: bytes) -> Frame:
+        """The frame, which is whole."""
+        kind, place, sender, _ = self._header
+        digest = None if self._hash is None else self._hash.digest()
+        return Frame(agreement, place, sender, kind, b"".join(self._parts), digest)
+
+
 class FrameReader:
     """Puts the frames of one connection together from chunks of any size.
 
@@ -115,23 +154,27 @@ class FrameReader:
 
     def __init__(self, agreement: bytes, message_length: int) -> None:
         self._agreement, self._message_length = agreement, message_length
-        self._buffer = bytearray()
+        self._start = b""
+        self._current: _Unfinished | None = None
 
     def feed(self, chunk: bytes) -> list[Frame]:
         """The frames that are whole with this chunk; `Refused` ends the connection, which cannot be read further."""
-        self._buffer += chunk
-        frames, start = [], 0
-        while (stop := self._end_of_frame(start)) is not None:
-            frames.append(self._frame(start, stop))
-            start = stop
-        del self._buffer[:start]
+        rest, frames = memoryview(chunk), []
+        while rest:
+            if self._current is None:
+                missing = HEADER.size - len(self._start)
+                self._start, rest = self._start + rest[:missing], rest[missing:]
+                if len(self._start) < HEADER.size:
+                    break
+                self._current, self._start = _Unfinished(self._checked(self._start)), b""
+            rest = self._current.take(rest)
+            if self._current.missing == 0:
+                frames.append(self._current.frame(self._agreement))
+                self._current = None
         return frames
 
-    def _end_of_frame(self, start: int) -> int | None:
-        """Where the frame that starts here ends; None if it is not whole."""
-        if len(self._buffer) - start < HEADER.size:
-            return None
-        magic, version, kind, agreement, *_, length = HEADER.unpack_from(self._buffer, start)
+    def _checked(self, header: bytes) -> Header:
+        magic, version, kind, agreement, round, step, sender, length = HEADER.unpack(header)
         if magic != MAGIC:
             raise Refused(Reason.FORMAT)
         if version != VERSION:
@@ -142,15 +185,9 @@ class FrameReader:
             raise Refused(Reason.AGREEMENT)
         if not self._fits(Kind(kind), length):
             raise Refused(Reason.LENGTH)
-        stop = start + HEADER.size + int(length)
-        return stop if len(self._buffer) >= stop else None
+        return Header(Kind(kind), Place(round, step), sender, length)
 
     def _fits(self, kind: Kind, length: int) -> bool:
         if kind is Kind.HELLO:
             return RECEIPT.size <= length <= RECEIPT.size + LONGEST_VERSION
         return length == {Kind.MESSAGE: self._message_length, Kind.ACKNOWLEDGEMENT: DIGEST, Kind.WAITING: 0}[kind]
-
-    def _frame(self, start: int, stop: int) -> Frame:
-        _, _, kind, agreement, round, step, sender, _ = HEADER.unpack_from(self._buffer, start)
-        payload = bytes(memoryview(self._buffer)[start + HEADER.size : stop])
-        return Frame(agreement, Place(round, step), sender, Kind(kind), payload)

@@ -12,16 +12,18 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Self
 
 from sottovoce.errors import InputError
+from sottovoce.federation.comparison import KeyHashes, differing_keys, encode_hashes
 from sottovoce.federation.connection import Connection
 from sottovoce.federation.endpoint import NOTHING_SEEN, Endpoint
 from sottovoce.federation.event_loop import EventLoop
-from sottovoce.federation.frame_stream import CHUNK, FrameStream, StreamEnded, stream_errors
+from sottovoce.federation.frame_stream import FrameStream, StreamEnded, stream_errors
 from sottovoce.federation.frames import Frame, Reason, Refused
 from sottovoce.federation.identity import Identity
-from sottovoce.federation.link_events import Checked, Connected, FrameRefused, Lost, Report, StrangerRefused
+from sottovoce.federation.link_events import Checked, Connected, Disagreed, FrameRefused, Lost, Report, StrangerRefused
 from sottovoce.federation.link_settings import LinkSettings, Pauses
 from sottovoce.federation.links import FIRST, MemberNumber
 from sottovoce.federation.mailbox import LinkRules
@@ -30,6 +32,7 @@ from sottovoce.federation.neighbour_check import CLOCK, version_in
 from sottovoce.federation.secure_grpc import grpc
 from sottovoce.federation.tls import (
     CHECK,
+    COMPARE,
     EXCHANGE,
     SERVICE,
     acceptor_credentials,
@@ -43,6 +46,8 @@ from sottovoce.ledger.places import Place, Receipt
 
 LONGEST_START = 30.0
 """Seconds in which a member listens, on a busy machine too, and in which all has ended after the last frames."""
+
+NO_KEYS: KeyHashes = MappingProxyType({})
 
 
 @dataclass
@@ -62,7 +67,8 @@ class GrpcLinks(Endpoint):
 
     `members` are the public parts of its neighbours, by number. It listens at `bind`, by default at the port of its own
     address on all interfaces, if it listens at all. `report` is told what happens. Without `exchanges` it only answers
-    those that check: it takes no messages, which would be lost.
+    those that check: it takes no messages, which would be lost. By `key_hashes` it finds out in what an agreement
+    differs that is not the same.
     """
 
     def __init__(
@@ -77,9 +83,10 @@ class GrpcLinks(Endpoint):
         at: Place = FIRST,
         seen: Mapping[MemberNumber, Receipt] = NOTHING_SEEN,
         exchanges: bool = True,
+        key_hashes: KeyHashes = NO_KEYS,
     ) -> None:
         super().__init__(rules, at=at, seen=seen)
-        self._exchanges = exchanges
+        self._exchanges, self._key_hashes = exchanges, key_hashes
         self._identity, self._report, self._settings = identity, report, settings or LinkSettings()
         self._bind = bind or f"[::]:{str(identity.member.address).rpartition(':')[2]}"
         self._edges = {one: Edge(one, members[one], Pauses(self._settings)) for one in sorted(rules.neighbours)}
@@ -139,9 +146,11 @@ class GrpcLinks(Endpoint):
         server = self._server = grpc.aio.server(options=self._settings.acceptor_options())
         handlers = {
             name: grpc.stream_stream_rpc_method_handler(answer)
-            for name, answer in ((EXCHANGE, self._accept), (CHECK, self._answer_check))
-            if self._exchanges or name == CHECK
-        }
+            for name, answer in (
+                (EXCHANGE, self._accept), (CHECK, self._answer_check), (COMPARE, self._answer_comparison)
+            )
+            if self._exchanges or name != EXCHANGE
+        }  # fmt: skip
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         neighbours = [edge.member for edge in self._edges.values()]
         try:
@@ -178,6 +187,20 @@ class GrpcLinks(Endpoint):
             hello = self._hello(edge.number)
         await context.write(hello.encode())
         await context.write(CLOCK.pack(time.time()))
+
+    async def _answer_comparison(self, _: object, context: grpc.aio.ServicerContext) -> None:
+        """A neighbour with another agreement tells its hashes, and is told those from here."""
+        edge = await self._recognised(context)
+        with contextlib.suppress(TimeoutError, Refused):
+            async with asyncio.timeout(self._settings.handshake):
+                told = await context.read()
+            await context.write(encode_hashes(self._key_hashes))
+            self._disagreement(edge.number, differing_keys(self._key_hashes, told))
+
+    def _disagreement(self, neighbour: MemberNumber, keys: tuple[str, ...]) -> None:
+        if keys:
+            self.differs(neighbour, keys)
+            self._report(Disagreed(neighbour, keys))
 
     def _version_of(self, greeting: bytes) -> str | None:
         """The version of a neighbour that checks; None under another agreement, `Refused` if it says nothing."""
@@ -219,6 +242,17 @@ class GrpcLinks(Endpoint):
                 async with asyncio.timeout(self._settings.handshake):
                     await call.wait_for_connection()
             await self._carry(edge, self._stream(call.read, call.write), call.done_writing)
+            if edge.number in self.disagreeing():
+                await self._compare(edge, channel)
+
+    async def _compare(self, edge: Edge, channel: grpc.aio.Channel) -> None:
+        """Ask a neighbour with another agreement in what it differs, and tell it."""
+        call = channel.stream_stream(method_path(COMPARE))()
+        with stream_errors(), contextlib.suppress(Refused):
+            async with asyncio.timeout(self._settings.handshake):
+                await call.write(encode_hashes(self._key_hashes))
+                told = await call.read()
+            self._disagreement(edge.number, differing_keys(self._key_hashes, told))
 
     # --- both ------------------------------------------------------------------------------------------------------
 
@@ -232,7 +266,7 @@ class GrpcLinks(Endpoint):
     async def _carry(self, edge: Edge, stream: FrameStream, finish: Callable[[], Awaitable[None]] | None) -> None:
         """Make a stream the connection of its neighbour, in place of an earlier one, until it ends."""
         connection = Connection(
-            stream, self._settings, take=partial(self._take_in, edge.number),
+            stream, self._settings, take=partial(self.arrived, edge.number),
             refused=partial(self._refused, edge.number), greeted=lambda: self._report(Connected(edge.number)),
             finish=finish,
         )  # fmt: skip
@@ -253,13 +287,6 @@ class GrpcLinks(Endpoint):
                 self._report(Lost(edge.number, reason))
             if time.monotonic() - began > self._settings.longest_pause:
                 edge.pauses.reset()
-
-    async def _take_in(self, neighbour: MemberNumber, frame: Frame) -> None:
-        """Have a frame checked: long messages beside the event loop, since their digests take milliseconds."""
-        if self.rules.payload.length < CHUNK:
-            self.arrived(neighbour, frame)
-        else:
-            await asyncio.to_thread(self.arrived, neighbour, frame)
 
     def _refused(self, neighbour: MemberNumber, reason: Reason) -> None:
         self._report(FrameRefused(neighbour, reason))

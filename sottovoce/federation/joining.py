@@ -34,10 +34,11 @@ from sottovoce.federation.accounted_run import AccountedRun, account_run, record
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.attendance import StepAttendance
 from sottovoce.federation.clock import MonotonicClock
+from sottovoce.federation.comparison import named_keys
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import Identity
 from sottovoce.federation.ledger_journal import LedgerJournal
-from sottovoce.federation.link_events import FrameRefused, LinkEvent, Lost, StrangerRefused
+from sottovoce.federation.link_events import Disagreed, FrameRefused, LinkEvent, Lost, StrangerRefused
 from sottovoce.federation.link_rules import link_rules
 from sottovoce.federation.links import FIRST
 from sottovoce.federation.mailbox import Equivocation, LinkRules
@@ -61,6 +62,9 @@ from sottovoce.text import parse_json, read_text
 
 LEDGER = "ledger.db"
 ATTENDANCE = "attendance.jsonl"
+
+COMPARISON = 10.0
+"""Seconds in which neighbours with different agreements find out what these differ in."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +258,7 @@ class _MemberRun:
         links = GrpcLinks(
             rules, self.identity, {one: self.agreement.members[one] for one in rules.neighbours}, report=self._report,
             bind=self.settings.bind, at=FIRST if begun is None else Place(begun[0], 0), seen=self.journal.seen(rules),
+            key_hashes=self.agreement.key_hashes,
         )  # fmt: skip
         with links, signals_wait(links.stop):
             for place, payloads in self.journal.pending().items():
@@ -266,11 +271,14 @@ class _MemberRun:
 
     def _check_agreements(self, links: GrpcLinks) -> None:
         """Refuse to begin where a neighbour has another agreement; one that comes later is only reported."""
+        differing = links.differences(COMPARISON)
         for one in sorted(links.disagreeing()):
+            keys = differing.get(one)
+            differs = f": it differs in {named_keys(keys)}" if keys else ""
             raise InputError(
-                f"{self.agreement.names[one]} has another agreement than {self.agreement.hash[:8]}",
+                f"{self.agreement.names[one]} has another agreement than {self.agreement.hash[:8]}{differs}",
                 "all members take part in the same one",
-                "compare the two files: sotto peer check AGREEMENT --against THE-OTHER",
+                "find out who has the right file; sotto peer check AGREEMENT --against THE-OTHER shows both values",
             )
 
     def _transport(self, links: GrpcLinks, attendance: TextIO) -> PeerTransport:
@@ -321,6 +329,8 @@ class _MemberRun:
         if not isinstance(event, StrangerRefused):
             number = event.sender if isinstance(event, Equivocation) else event.neighbour
             facts["member"] = self.agreement.names[number]
+        if isinstance(event, Disagreed):
+            facts["keys"] = list(event.keys)
         if isinstance(event, Lost | FrameRefused):
             facts["reason"] = event.reason.value if isinstance(event, FrameRefused) else event.reason
         self.watch.event(type(event).__name__, facts)

@@ -10,6 +10,7 @@ from sottovoce.federation.journal import KeptNoise, RecordedStep
 from sottovoce.federation.links import MemberNumber
 from sottovoce.federation.mailbox import LinkRules
 from sottovoce.federation.member_state import decode_arrays, encode_arrays
+from sottovoce.ledger.payloads import hashed
 from sottovoce.ledger.places import Place, Receipt
 from sottovoce.ledger.steps import Steps, StoredNoise
 
@@ -50,7 +51,7 @@ class LedgerJournal:
 
     def before_send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """One transaction: all payloads, what was computed and drawn for them, and the state before the round."""
-        outgoing = {self._names[member]: payload for member, payload in payloads.items()}
+        outgoing = hashed(payloads).renamed(self._names.__getitem__)
         self._spend(place.round + 1)
         model = self.state if place.step == 0 else None
         noise = None if self._to_keep is None else _stored(self._to_keep)
@@ -61,7 +62,7 @@ class LedgerJournal:
 
     def received(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """What was received, before it is used."""
-        self._steps.record_received(place, {self._names[member]: payload for member, payload in payloads.items()})
+        self._steps.record_received(place, hashed(payloads).renamed(self._names.__getitem__))
 
     # --- after a restart -------------------------------------------------------------------------------------------
 

@@ -47,7 +47,15 @@ class Checked:
     version: str | None
 
 
-LinkEvent: TypeAlias = Connected | Lost | FrameRefused | StrangerRefused | Checked | Equivocation
+@dataclass(frozen=True)
+class Disagreed:
+    """A neighbour has another agreement, which differs in these keys."""
+
+    neighbour: MemberNumber
+    keys: tuple[str, ...]
+
+
+LinkEvent: TypeAlias = Connected | Lost | FrameRefused | StrangerRefused | Checked | Disagreed | Equivocation
 
 Report: TypeAlias = Callable[[LinkEvent], None]
 """Called from the thread of the links; it returns at once and does not raise."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Protocol, Self, TypeAlias
 
+from sottovoce.ledger.payloads import Payloads
 from sottovoce.ledger.places import Place, Receipt
 
 MemberNumber: TypeAlias = int
@@ -49,7 +50,7 @@ class Links(Protocol):
     def send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Start to send a payload to each of some neighbours."""
 
-    def receive(self, place: Place, senders: Set[MemberNumber], patience: float) -> dict[MemberNumber, bytes]:
+    def receive(self, place: Place, senders: Set[MemberNumber], patience: float) -> Payloads[MemberNumber]:
         """The payloads of these neighbours for a place, as soon as all are there or `patience` seconds are over.
 
         This member is at that place from now on: neighbours may be a little ahead of it, and what is older arrives too

@@ -17,6 +17,7 @@ import numpy as np
 from sottovoce.core.arrays import Precision, Reals
 from sottovoce.federation.frames import Reason, Refused
 from sottovoce.federation.links import MemberNumber
+from sottovoce.ledger.payloads import Payloads
 from sottovoce.ledger.places import Place, Receipt
 
 AHEAD = 2
@@ -117,15 +118,16 @@ class Mailbox:
         self._too_early: dict[MemberNumber, Place] = {}
         self.equivocations: dict[MemberNumber, Equivocation] = {}
 
-    def take(self, sender: MemberNumber, place: Place, payload: bytes) -> Receipt | None:
+    def take(self, sender: MemberNumber, place: Place, payload: bytes, digest: bytes | None = None) -> Receipt | None:
         """Accept the payload of a place, once; the receipt is to be returned now, or when `advance` gives it.
 
-        The same payload again gives its receipt again. Another one is refused, and never used.
+        The same payload again gives its receipt again. Another one is refused, and never used. `digest` is its SHA-256,
+        if that is known.
         """
         if sender not in self._rules.senders:
             raise Refused(Reason.STRANGER)
         self._check_place(sender, place)
-        digest, known = hashlib.sha256(payload).digest(), self._digests[sender]
+        digest, known = digest or hashlib.sha256(payload).digest(), self._digests[sender]
         if place in known and known[place] != digest:
             self.equivocations.setdefault(sender, Equivocation(sender, place, known[place], digest))
             raise Refused(Reason.EQUIVOCATION)
@@ -168,9 +170,13 @@ class Mailbox:
     def _newest_acknowledged(self) -> Place:
         return self._rules.later(self.at, AHEAD - 1)
 
-    def at_hand(self, place: Place, senders: Iterable[MemberNumber]) -> dict[MemberNumber, bytes]:
+    def at_hand(self, place: Place, senders: Iterable[MemberNumber]) -> Payloads[MemberNumber]:
         """The payloads of these senders for a place, as far as they are here."""
-        return {sender: self._payloads[sender][place] for sender in senders if place in self._payloads[sender]}
+        here = [sender for sender in senders if place in self._payloads[sender]]
+        return Payloads(
+            {sender: self._payloads[sender][place] for sender in here},
+            {sender: self._digests[sender][place] for sender in here},
+        )
 
     def newest_receipt(self, sender: MemberNumber) -> Receipt | None:
         """What was received from a neighbour for its newest place."""

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 
 from sottovoce.federation.links import MemberNumber
+from sottovoce.ledger.payloads import Payloads
 from sottovoce.ledger.places import Place, Receipt
-
-
-class Content:
-    """What is sent to one or several receivers. Its SHA-256 is computed once, and not before it leaves."""
-
-    def __init__(self, payload: bytes) -> None:
-        self.payload = payload
-
-    @cached_property
-    def digest(self) -> bytes:
-        """The SHA-256 of the payload."""
-        return hashlib.sha256(self.payload).digest()
 
 
 @dataclass
 class SentPayload:
-    """A payload, and whether its receiver has acknowledged it."""
+    """A payload with its SHA-256, and whether its receiver has acknowledged it."""
 
-    content: Content
+    payload: bytes
+    digest: bytes
     acknowledged: bool = False
 
 
@@ -41,17 +29,11 @@ class Outbox:
         self._sent: dict[MemberNumber, dict[Place, SentPayload]] = {receiver: {} for receiver in receivers}
         self.receipts: dict[MemberNumber, Receipt] = {}
 
-    def put(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
+    def put(self, place: Place, payloads: Payloads[MemberNumber]) -> None:
         """Keep what is sent. A place has one payload for each receiver."""
-        contents = {id(payload): Content(payload) for payload in payloads.values()}
         for receiver, payload in payloads.items():
-            sent = self._sent[receiver].setdefault(place, SentPayload(contents[id(payload)]))
-            assert sent.content.payload == payload, "another payload for the same place"
-
-    def content(self, receiver: MemberNumber, place: Place) -> Content | None:
-        """What was sent to a neighbour for a place."""
-        sent = self._sent.get(receiver, {}).get(place)
-        return None if sent is None else sent.content
+            sent = self._sent[receiver].setdefault(place, SentPayload(payload, payloads.digests[receiver]))
+            assert sent.payload == payload, "another payload for the same place"
 
     def note(self, receiver: MemberNumber, receipt: Receipt) -> None:
         """A neighbour says what it has; that it has other bytes than were sent is only noted.
@@ -59,7 +41,7 @@ class Outbox:
         With it earlier payloads are acknowledged, too: their acknowledgements came before, to an earlier process maybe.
         """
         sent = self._sent.get(receiver, {}).get(receipt.place)
-        if sent is not None and sent.content.digest == receipt.digest:
+        if sent is not None and sent.digest == receipt.digest:
             for place, earlier in self._sent[receiver].items():
                 earlier.acknowledged = earlier.acknowledged or place <= receipt.place
         if receiver not in self.receipts or self.receipts[receiver].place <= receipt.place:
@@ -75,7 +57,7 @@ class Outbox:
         """What a neighbour needs that is at a place and has payloads up to its newest receipt."""
         payloads = self._sent.get(receiver, {})
         return [
-            (place, payloads[place].content.payload)
+            (place, payloads[place].payload)
             for place in sorted(payloads)
             if place >= since and (has is None or place > has.place)
         ]

@@ -41,6 +41,7 @@ from sottovoce.federation.links import Links, MemberNumber
 from sottovoce.federation.mailbox import AHEAD, LinkRules
 from sottovoce.federation.patience import Patience
 from sottovoce.federation.recorded_inputs import RecordedInputs
+from sottovoce.ledger.payloads import Payloads
 from sottovoce.ledger.places import Place
 
 KEPT = AHEAD + 2
@@ -187,7 +188,7 @@ class PeerTransport(ShardTransport):
     def _check(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Refuse to send what every neighbour would refuse."""
         try:
-            for payload in set(payloads.values()):
+            for payload in {id(payload): payload for payload in payloads.values()}.values():
                 self.rules.payload.check(payload)
         except Refused as refusal:
             raise Diverged(
@@ -214,17 +215,15 @@ class PeerTransport(ShardTransport):
         self.patience.wait(before, receivers, attempt)
         return left
 
-    def hear(self, place: Place, senders: Set[MemberNumber]) -> dict[MemberNumber, bytes]:
+    def hear(self, place: Place, senders: Set[MemberNumber]) -> Payloads[MemberNumber]:
         """What arrives in time; who is missing is noted, or ends the run where all are needed."""
-        heard: dict[MemberNumber, bytes] = {}
         awaited = self._awaited(senders, place)
 
         def attempt(members: Set[MemberNumber], seconds: float) -> Set[MemberNumber]:
-            heard.update(self.links.receive(place, members, seconds))
-            return members - heard.keys()
+            return members - self.links.receive(place, members, seconds).keys()
 
         self.patience.wait(place, awaited, attempt)
-        heard.update(self.links.receive(place, senders - heard.keys(), 0.0))
+        heard = self.links.receive(place, senders, 0.0)
         self._note(place, heard.keys(), awaited - heard.keys())
         self.journal.received(place, heard)
         return heard
@@ -272,11 +271,13 @@ class PendingMessages:
         self.transport.on_step(StepAttendance(self.place, frozenset(heard.keys()), missing))
 
 
-def _encoded(outgoing: Mapping[int, Tensor]) -> dict[MemberNumber, bytes]:
+def _encoded(outgoing: Mapping[int, Tensor]) -> Payloads[MemberNumber]:
     """The numbers of each tensor, little-endian; equal payloads are kept once."""
-    once: dict[bytes, bytes] = {}
-    payloads = {peer: _little_endian(tensor).tobytes() for peer, tensor in outgoing.items()}
-    return {peer: once.setdefault(payload, payload) for peer, payload in payloads.items()}
+    payloads: dict[MemberNumber, bytes] = {}
+    for peer, tensor in outgoing.items():
+        payload = _little_endian(tensor).tobytes()
+        payloads[peer] = next((known for known in payloads.values() if known == payload), payload)
+    return Payloads(payloads)
 
 
 def _little_endian(tensor: Tensor) -> arrays.Reals:

@@ -33,6 +33,7 @@ from sottovoce.distributed.sharded_feed import ShardedFeed
 from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
 from sottovoce.federation.journal import Journal, KeptNoise
 from sottovoce.ledger.places import Place
+from sottovoce.text import parse_json
 
 GRADIENT, RELEASED, ROW = "gradient", "released", "row"
 
@@ -146,5 +147,5 @@ class RecordedInputs(ShardedFeed):
 
 
 def _stream_name(text: str) -> StreamName:
-    kind, ids, round, step = json.loads(text)
+    kind, ids, round, step = parse_json(text)
     return StreamName(kind, tuple(ids), round, step)

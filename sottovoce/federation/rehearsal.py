@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ from sottovoce.federation.agreement import Agreement, parse_agreement
 from sottovoce.federation.assembly import NONCE_BYTES, assemble_agreement
 from sottovoce.federation.identity import create_identity
 from sottovoce.federation.joining import run_folder, whole_lines
+from sottovoce.federation.loopback import LOOPBACK, free_ports
 from sottovoce.federation.member import SUFFIX
 from sottovoce.federation.member_settings import FILE
 from sottovoce.federation.member_status import last_attendance
@@ -104,21 +104,14 @@ def _listening(document: Document, settings: Path) -> dict[str, bool]:
 def _rehearsed(document: Document, settings: Path, names: dict[str, bool], folder: Path) -> Agreement:
     """The same agreement with new keys and loopback addresses."""
     made = {}
-    for name, port in zip(names, _free_ports(len(names)), strict=True):
-        address = f"127.0.0.1:{port}" if names[name] else None
+    for name, port in zip(names, free_ports(len(names)), strict=True):
+        address = f"{LOOPBACK}:{port}" if names[name] else None
         made[name] = create_identity(name, folder / name, address=address, listen=names[name]).member
         write_text(folder / name / FILE, to_toml({"bind": address} if address else {}), private=True)
     if "members" not in document:
         return assemble_agreement(settings, [folder / f"{name}{SUFFIX}" for name in names])
     members = [{**made[one["name"]].model_dump(), "rows": one["rows"]} for one in document["members"]]
     return parse_agreement({**document, "nonce": secrets.token_hex(NONCE_BYTES), "members": members}, str(settings))
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody listens at."""
-    with ExitStack() as until:
-        sockets = [until.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [one.getsockname()[1] for one in sockets]
 
 
 def _start(folder: Path, name: str, table: Path, open_files: ExitStack) -> subprocess.Popen[bytes]:

@@ -16,8 +16,8 @@ from sottovoce.federation.secure_grpc import grpc
 
 VERSION = "TLSv1.3"
 
-SERVICE, EXCHANGE, CHECK = "sottovoce.Links", "Exchange", "Check"
-"""What a member that listens offers: a stream of frames, and a look at how things are."""
+SERVICE, EXCHANGE, CHECK, COMPARE = "sottovoce.Links", "Exchange", "Check", "Compare"
+"""What a member that listens offers: a stream of frames, a look at how things are, and what agreements differ in."""
 
 
 def method_path(name: str) -> str:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.files import Arrays, read_npz
 from sottovoce.errors import InputError, file_error
+from sottovoce.regular_files import open_file
 from sottovoce.text import decode_text
 
 LONGEST_TEXT = 1 << 26
@@ -64,7 +65,7 @@ class File:
         """Its bytes, unpacked; more than `most` are refused."""
         path = self.path(folder)
         try:
-            with path.open("rb") as raw:
+            with open_file(path, follow_links=True) as raw:
                 packed = raw.read(2) == b"\x1f\x8b"
                 raw.seek(0)
                 content = (gzip.GzipFile(fileobj=raw) if packed else raw).read(most + 1)
@@ -158,7 +159,7 @@ class File:
         """The length of one array, read from its header alone; None where that cannot be read."""
         try:
             with (
-                self.path(folder).open("rb") as raw,
+                open_file(self.path(folder), follow_links=True) as raw,
                 zipfile.ZipFile(raw) as archive,
                 archive.open(f"{name}.npy") as member,
             ):

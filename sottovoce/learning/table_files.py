@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sottovoce.core.extras import require_extra
 from sottovoce.core.files import Arrays, read_npz
 from sottovoce.errors import InputError
+from sottovoce.regular_files import open_file
 from sottovoce.text import read_text
 
 SUFFIXES = (".csv", ".npz", ".parquet")
@@ -86,7 +87,8 @@ def _parquet_cells(path: Path, dropped: frozenset[str]) -> Arrays:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path)
+        with open_file(path, follow_links=True) as file:
+            table = pyarrow.parquet.read_table(file)
     except (OSError, pyarrow.ArrowException) as error:
         reason = getattr(error, "strerror", None) or f"it is damaged ({type(error).__name__})"
         raise InputError(f"{path}: {reason}", "a .parquet file is needed here", "write it again") from None

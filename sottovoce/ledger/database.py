@@ -138,8 +138,10 @@ def open_ledger(path: Path, *, read_only: bool = False) -> Iterator[Database]:
 
 
 def _check_file(path: Path) -> None:
-    if not path.is_file():
+    if not path.exists():
         raise InputError(f"{path}: no such file", "a ledger is one file", "make it with sotto run --ledger, say")
+    if not path.is_file():
+        raise InputError(f"{path} is not a file", "a ledger is one file", "name another")
     if path.stat().st_mode & 0o077:
         raise InputError(f"{path}: others can read it", "a ledger is for its owner alone", f"type chmod 600 {path}")
 
@@ -156,14 +158,16 @@ def _make_and_lock(path: Path) -> IO[bytes]:
         except BlockingIOError:
             raise InputError(f"{path}: another process is at it", "one process writes it", "wait for it") from None
         except OSError as error:
-            raise InputError(f"{path}: {error.strerror}", "a ledger is written", "name a file of yours") from None
+            found = f"{error.filename or path}: {error.strerror}"
+            raise InputError(found, "a ledger is written", "name a file of yours") from None
         _check_file(path)
         failed.pop_all()
     return lock
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    """Open a file for its owner alone; a pipe in its place is refused, not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK, 0o600)
 
 
 def _flush_folder(folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from sottovoce.errors import InputError
 from sottovoce.ledger.database import Database, Entry, damaged
+from sottovoce.ledger.payloads import hashed
 from sottovoce.ledger.places import Place, Receipt
 
 Name = TypeVar("Name", str, int)
@@ -310,7 +311,7 @@ def _salted(payloads: Mapping[Name, bytes]) -> dict[Name, bytes]:
 
 
 def _digests(payloads: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: digest_of(payload) for name, payload in payloads.items()}
+    return {name: digest.hex() for name, digest in hashed(payloads).digests.items()}
 
 
 def _place(key: str) -> Place:

@@ -234,14 +234,10 @@ def _factorize(
 
 
 def optimal_correlation(topology: Topology, *, rounds: int, participation: str) -> Triangular:
-    """The C that `factorize` finds; of one in the cache the sensitivity is checked, and figures are not asked for."""
+    """The C that `factorize` finds. One in the cache is taken where it is as good as it should be, and no other."""
     scheme = parse_participation(participation)
     asked = {"participation": scheme} if scheme.share == 1 else for_sampling(rounds, scheme.apart)
-    settings = _settings(**{**_DEFAULTS, "rounds": rounds, **asked})
-    name = result_cache.key(topology, settings.rounds, settings.document())
-    stored = result_cache.load(name, settings.scheme, settings.rounds)
-    found = stored if isinstance(stored, Factorization) else _factorize(topology, settings, cache=True, progress=None)
-    return found.correlation
+    return factorize(topology, rounds=rounds, **asked).correlation
 
 
 def for_sampling(rounds: int, bands: int) -> dict[str, Any]:

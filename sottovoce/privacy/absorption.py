@@ -6,10 +6,8 @@ its local step. Each node's own fresh noise absorbs a part `a` of that, at a cos
     p = 0;  each round:  p[u] += 1;  absorb 0 <= a <= p, all of it at nodes that are heard
             cost += sum (a / d)^2;  p = |W| (p - a)                       mu^2 = cost
 
-in units of eta Delta, d the size of a node's fresh noise. It holds for every choice of `a`; the least cost is a convex
-programme, solved here for all victims at once by accelerated projected gradients. Stopping early is still sound.
-
-Shapes: V victims, T rounds, N nodes.
+in units of eta Delta, d the size of a node's fresh noise. It holds for every choice of `a`, which is called a policy;
+`absorption_policy` looks for one that costs little. Here is what a round is to the coupling.
 """
 
 from __future__ import annotations
@@ -22,16 +20,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equal_steps
 
 Array = NDArray[np.float64]
-
-ITERATIONS = 400
-PROGRESS = 1e-5
-"""Stop when ten iterations lower no victim's cost by more than this share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +44,9 @@ class Coupling:
     summed: sparse.csr_array | None = None
 
     @cached_property
-    def transfer_back(self) -> sparse.csc_array:
+    def transfer_back(self) -> sparse.csr_array:
         """The transpose of `transfer`."""
-        return self.transfer.T
+        return sparse.csr_array(self.transfer.T)
 
 
 def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
@@ -195,147 +188,3 @@ def _heard_nodes(step: StepMatrices, members: NDArray[np.intp]) -> NDArray[np.bo
         reach |= np.asarray(pattern[members].sum(axis=0)).ravel() > 0
     reach[members] = False
     return reach
-
-
-def least_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation) -> Array:
-    """mu^2 of each victim: the least cost found, the largest over participation patterns."""
-    costs = []
-    for pattern in scheme.patterns(len(rounds)):
-        part = np.zeros(len(rounds), dtype=bool)
-        part[pattern] = True
-        costs.append(_solve(rounds, victims, part))
-    return np.max(costs, axis=0)
-
-
-def _solve(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_]) -> Array:
-    """Accelerated projected gradients on what is carried, q = p - a >= 0; the best feasible cost of each victim."""
-    impulses = [_impulse(coupling, victims, bool(part[t])) for t, coupling in enumerate(rounds)]
-    free = [~coupling.must_absorb for coupling in rounds]
-    inverse = [np.where(c.fresh > 0, 1.0 / np.where(c.fresh > 0, c.fresh, 1.0), 0.0)[:, None] for c in rounds]
-    forced = [(c.fresh == 0) & ~c.must_absorb for c in rounds]  # without fresh noise all of it travels on
-    T, shape = len(rounds), impulses[0].shape
-    carried = [np.zeros(shape) for _ in range(T)]
-    best, _ = _evaluate(rounds, impulses, carried, forced)
-    extra = max((_norm(c.summed) for c in rounds if c.summed is not None), default=0.0)
-    largest = max(_norm(coupling.transfer) for coupling in dict.fromkeys(rounds))
-    bound = max(float(i.max()) for i in inverse) ** 2 * (1 + largest + extra) ** 2
-    if bound == 0:  # no noise anywhere
-        return best
-    ahead, before, momentum, last = [q.copy() for q in carried], carried, 1.0, best.copy()
-    for iteration in range(ITERATIONS):
-        gradient = _gradient(rounds, impulses, ahead, inverse, forced)
-        carried = [np.where(free[t][:, None], np.maximum(ahead[t] - gradient[t] / bound, 0.0), 0.0) for t in range(T)]
-        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-        ahead = [q + (momentum - 1) / following * (q - b) for q, b in zip(carried, before, strict=True)]
-        before, momentum = carried, following
-        if iteration % 10 == 9:
-            best = np.minimum(best, _evaluate(rounds, impulses, carried, forced)[0])
-            with np.errstate(invalid="ignore"):
-                if not np.any(last - best > PROGRESS * last):
-                    break
-            last = best.copy()
-    return best
-
-
-def _impulse(coupling: Coupling, victims: NDArray[np.intp], takes_part: bool) -> Array:
-    out = np.zeros((len(coupling.fresh), len(victims)))
-    if takes_part:
-        out[victims, np.arange(len(victims))] = coupling.takes[victims]
-    return out
-
-
-def _gradient(
-    rounds: tuple[Coupling, ...],
-    impulses: list[Array],
-    carried: list[Array],
-    inverse: list[Array],
-    forced: list[NDArray[np.bool_]],
-) -> list[Array]:
-    """Gradient of `sum ||(p_t - q_t) / d_t||^2 / 2` with respect to q; where nothing can absorb, q follows p."""
-    absorbed, previous = [], np.zeros_like(carried[0])
-    for t, coupling in enumerate(rounds):
-        p = previous + impulses[t]
-        q = np.where(forced[t][:, None], p, carried[t])
-        taken = p - q if coupling.summed is None else p - q + coupling.summed @ q
-        absorbed.append(taken * inverse[t] ** 2)
-        previous = coupling.transfer @ q
-    out: list[Array] = []
-    later = np.zeros_like(carried[0])
-    for t in range(len(rounds) - 1, -1, -1):
-        from_transfer = rounds[t].transfer_back @ later
-        summed = rounds[t].summed
-        if summed is not None:
-            from_transfer = from_transfer + summed.T @ absorbed[t]
-        out.append(from_transfer - absorbed[t])
-        later = np.where(forced[t][:, None], from_transfer, absorbed[t])
-    return out[::-1]
-
-
-def _evaluate(
-    rounds: tuple[Coupling, ...], impulses: list[Array], carried: list[Array], forced: list[NDArray[np.bool_]]
-) -> tuple[Array, Array]:
-    """The cost of carrying at most `carried`; in the last round whatever nobody hears need not be absorbed."""
-    cost = np.zeros(impulses[0].shape[1])
-    p = np.zeros_like(impulses[0])
-    for t, coupling in enumerate(rounds):
-        p = p + impulses[t]
-        if t == len(rounds) - 1:
-            q = np.where(coupling.must_absorb[:, None], 0.0, p)
-        else:
-            q = np.where(forced[t][:, None], p, np.minimum(carried[t], p))
-        absorbed = p - q if coupling.summed is None else p - q + coupling.summed @ q
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
-        cost = cost + (share**2).sum(axis=0)
-        p = coupling.transfer @ q
-    return cost, p
-
-
-def _norm(matrix: sparse.csr_array) -> float:
-    """A bound on the largest singular value: sqrt(||.||_1 ||.||_inf)."""
-    rows = np.asarray(abs(matrix).sum(axis=1)).ravel().max(initial=0.0)
-    columns = np.asarray(abs(matrix).sum(axis=0)).ravel().max(initial=0.0)
-    return float(np.sqrt(rows * columns))
-
-
-LATE = 24
-"""How many last rounds are tried without absorbing; all of them are tried too, for those whom nobody ever hears."""
-
-
-def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation, growth: float) -> Array:
-    """mu^2 for any clipped training: a victim absorbs at once, except in last rounds whose traces come too late.
-
-    Models that are apart may then drift by `growth` a round each (p[k] += growth wherever p[k] > 0): the largest
-    difference of two clipped gradients, 2 Clip, in units of the sensitivity. Whatever reaches a heard node is absorbed
-    there. Sound for neural networks too.
-    """
-    if any(coupling.summed is not None for coupling in rounds):
-        raise Unaccountable("clipped growth with secure summation")
-    costs = []
-    for pattern in scheme.patterns(len(rounds)):
-        part = np.zeros(len(rounds), dtype=bool)
-        part[pattern] = True
-        ends = {*range(min(LATE, len(rounds))), len(rounds)}
-        costs.append(np.min([_late(rounds, victims, part, late, growth) for late in ends], axis=0))
-    return np.max(costs, axis=0)
-
-
-def _late(
-    rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_], late: int, growth: float
-) -> Array:
-    cost = np.zeros(len(victims))
-    first = len(rounds) - late  # until then a victim absorbs at once, and nothing travels
-    for coupling in (rounds[t] for t in np.flatnonzero(part[:first])):
-        with np.errstate(divide="ignore"):
-            cost = cost + np.where(coupling.takes[victims], 1.0 / coupling.fresh[victims], 0.0) ** 2
-    p = np.zeros((len(rounds[0].fresh), len(victims)))
-    for t, coupling in enumerate(rounds[first:], start=first):
-        drift = (p > 0) & coupling.takes[:, None]
-        impulse = _impulse(coupling, victims, bool(part[t]))
-        p = p + np.maximum(impulse, growth * drift)
-        absorbed = np.where(coupling.must_absorb[:, None], p, 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
-        cost = cost + (share**2).sum(axis=0)
-        p = coupling.transfer @ (p - absorbed)
-    return cost

@@ -1,7 +1,8 @@
 """What an account takes, estimated from sizes alone: how many nodes, rounds, messages and sources of noise there are.
 
-Seconds are those of one core of 2020, where measured work took from a fifth of them to a tenth more than all of them.
-They follow from public settings, so that they may decide which figures a run reports.
+Seconds are those of one core of 2020, where measured work took from a fifth of them to a tenth more than all of them;
+policies of the absorption bound that settle early take from a tenth of them. They follow from public settings, so that
+they may decide which figures a run reports.
 
 Shapes: V victims, T rounds, N nodes, P messages that are seen in a round, R in all rounds, S noise sources of a round,
 X state.
@@ -16,7 +17,9 @@ import numpy as np
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.limits import Cost
 from sottovoce.core.participation import Participation
-from sottovoce.privacy.absorption import ITERATIONS, LATE
+from sottovoce.core.threads import WORKERS
+from sottovoce.privacy.absorption_policy import IN_CACHE, ITERATIONS, SWEEPS, Policy
+from sottovoce.privacy.clipped_growth import AT_ONCE, LATE
 from sottovoce.privacy.covering_views import hides_in_sums
 from sottovoce.privacy.exact.routes import FILTER_STATE, GRAM_ROWS
 from sottovoce.privacy.guarantee import Kind
@@ -29,11 +32,16 @@ MULTIPLICATIONS = 3e9
 ROUND_SECONDS, COUPLING_SECONDS = 1e-4, 3e-5
 """Seconds that a round takes whatever its size, in an account and in one iteration of the absorption bound."""
 
-LINK_SECONDS, NODE_SECONDS = 2e-9, 1.5e-8
+LINK_SECONDS, NODE_SECONDS = 8e-10, 1.2e-8
 """Seconds for one victim and one weight of the graph, and for one victim and one node, in a round of an iteration."""
 
 ASCENT = 2000
 """Multiplications for each entry of M in the search for the worst change."""
+
+
+OPTIMISED_SECONDS = 20.0
+"""Policies of the absorption bound are optimised where that takes no longer than this, and unless asked for are swept
+elsewhere."""
 
 
 def account_cost(
@@ -42,20 +50,59 @@ def account_cost(
     kinds: Sequence[Kind],
     scheme: Participation,
     victims: Sequence[int] | None = None,
+    *,
+    optimised: bool = False,
 ) -> Cost:
     """The account of one adversary by some kinds of proof."""
     view.check(system.n)
-    T, V = system.rounds, system.n if victims is None else len(victims) if isinstance(victims, Sized) else 1
+    T, V = system.rounds, _count(system, victims)
     whole = Cost(memory=T * (200.0 + 24 * system.n), seconds=ROUND_SECONDS * T)
     if system.only_gradients:
         return whole
-    if not _has_closed_form(system, view):
+    if _takes_exact_loss(system, view, kinds):
         whole += _exact_cost(system, view, V, scheme)
     if _is_coupled(system, view):
-        whole += _coupling_cost(system, V, scheme, min(LATE, T) ** 2 / 2 + T)
+        if Kind.ANY_TRAINING in kinds and system.n * V <= AT_ONCE and not _is_alike(system):
+            whole += _coupling_cost(system, V, scheme, min(LATE, T) ** 2 / 2 + T)
         if Kind.CONVEX_TRAINING in kinds:
-            whole += _coupling_cost(system, V, scheme, ITERATIONS * T)
+            whole += _policy_cost(system, V, scheme, policy_for(system, V, scheme, optimised=optimised))
     return whole
+
+
+def policy_for(system: LinearSystem, victims: int, scheme: Participation, *, optimised: bool) -> Policy:
+    """Which policies of the absorption bound are affordable for so many victims."""
+    affordable = _policy_cost(system, victims, scheme, Policy.OPTIMISED).seconds <= OPTIMISED_SECONDS
+    return Policy.OPTIMISED if optimised or affordable else Policy.SWEPT
+
+
+def _policy_cost(system: LinearSystem, V: int, scheme: Participation, policy: Policy) -> Cost:
+    passes = 2 * ITERATIONS if policy is Policy.OPTIMISED else 2 * SWEEPS + 1
+    at_once = min(V, max(1, IN_CACHE // system.n)) * WORKERS
+    memory = 8.0 * (9 if policy is Policy.OPTIMISED else 5) * at_once * system.rounds * system.n
+    return Cost(memory=memory, seconds=_coupling_cost(system, V, scheme, passes / 2 * system.rounds).seconds)
+
+
+def _count(system: LinearSystem, victims: Sequence[int] | None) -> int:
+    return system.n if victims is None else len(victims) if isinstance(victims, Sized) else 1
+
+
+def _takes_exact_loss(system: LinearSystem, view: View, kinds: Sequence[Kind]) -> bool:
+    """Whether the exact loss is computed: for its own kind, and for any training where the view may be closed.
+
+    It is not where some node is not heard, whose own noise nobody else has.
+    """
+    if _has_closed_form(system, view):
+        return False
+    if Kind.FIXED_STREAMS in kinds or Kind.AS_PUBLISHED in kinds:
+        return True
+    unheard = min(_seen(step, view) for step in dict.fromkeys(system.steps)) < system.n - len(view.members)
+    return Kind.ANY_TRAINING in kinds and not (_is_coupled(system, view) and unheard)
+
+
+def _is_alike(system: LinearSystem) -> bool:
+    """Whether all rounds are alike, and all nodes have noise of one size."""
+    sizes = [term.matrix.diagonal() for term in system.algorithm.noise.local(system.steps[0].mixings[0])]
+    return len(set(system.steps)) == 1 and all(size is not None and bool(np.all(size == size[0])) for size in sizes)
 
 
 def _has_closed_form(system: LinearSystem, view: View) -> bool:

@@ -19,3 +19,4 @@ class AccountSettings(TypedDict, total=False):
     victims: Sequence[int] | None
     final_models: str
     covering: bool
+    optimised: bool

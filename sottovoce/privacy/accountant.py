@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import JSON
-from sottovoce.core.limits import Cost, check_cost
+from sottovoce.core.limits import check_cost
 from sottovoce.core.participation import Participation, parse_participation
+from sottovoce.core.progress import counted
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.account_cost import account_cost
+from sottovoce.privacy.absorption_policy import Policy
+from sottovoce.privacy.account_estimate import estimate_account
 from sottovoce.privacy.assumptions import Assumption
 from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, parse_kind
-from sottovoce.privacy.kind_bounds import KindBounds, Terms
+from sottovoce.privacy.kind_bounds import KindBounds
 from sottovoce.privacy.observation import observe
+from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
 
@@ -27,7 +30,8 @@ class Account:
 
     The headline is, for the victim that is worst off, the best figure of a kind that is proven for what runs. Its own
     view is the one that was asked for, or one that the headline has to cover and that learns more; `coverage` says whom
-    it covers. `kinds` were asked for; `refusals` says which of them were not offered, and why.
+    it covers. `kinds` were asked for; `refusals` says which of them were not offered, and why. `absorption_policy` is
+    the policy behind `convex-training`, where there is any.
     """
 
     system: LinearSystem
@@ -37,6 +41,7 @@ class Account:
     refusals: tuple[str, ...]
     kinds: tuple[Kind, ...]
     coverage: Coverage
+    absorption_policy: Policy | None = None
 
     def _best(self) -> Guarantee:
         if self.headline is None:
@@ -97,6 +102,7 @@ class Account:
             "headline": None if self.headline is None else self.headline.document(delta),
             "covers": None if self.headline is None else self.coverage.document(),
             "refusals": list(self.refusals),
+            "absorption_policy": None if self.absorption_policy is None else self.absorption_policy.value,
         }
 
 
@@ -112,6 +118,7 @@ def account(
     victims: Sequence[int] | None = None,
     final_models: str = FinalModels.NONE,
     covering: bool = True,
+    optimised: bool = False,
 ) -> Account:
     """Guarantees for every victim of a view.
 
@@ -124,7 +131,9 @@ def account(
     - `victims`: about whom (None: every node that is not a member of the view);
     - `final_models`: which models after the last round it sees as well: `none`, their `average`, or `all`;
     - `covering`: whether the headline holds for all of `covering_views`; a report that accounts for each of them by
-      itself asks for this view alone.
+      itself asks for this view alone;
+    - `optimised`: policies of the absorption bound are optimised however long that takes; without, they are where it
+      takes seconds, and swept elsewhere.
 
     >>> from sottovoce import algorithm, metropolis, trace
     >>> system = trace(algorithm("dp-d-sgd", sigma=2.0), metropolis("ring:10"), rounds=16)
@@ -136,30 +145,15 @@ def account(
     named = with_final_models(parse_view(adversary, labels=system.topology.names), final_models)
     view = as_sums(named, system)
     wanted = tuple(parse_kind(kind) for kind in kinds)
-    terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz)
-    _check_cost(system, view, wanted, terms.scheme, victims, covering)
+    terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz, optimised)
+    estimate = estimate_account(system, view, wanted, terms, victims, covering=covering)
+    check_cost(estimate.what, estimate.whole, estimate.smaller)
     found = _account_for(system, view, terms, wanted, victims)
     if not covering or found.headline is None:
         return found
     every = covering_views(view, system)
     others = [_headline_account(found, other, terms, victims) for other in every if other != view]
     return replace(_with_worst_headline(found, others), coverage=coverage((view, *every), system))
-
-
-def _check_cost(
-    system: LinearSystem,
-    view: View,
-    kinds: Sequence[Kind],
-    scheme: Participation,
-    victims: Sequence[int] | None,
-    covering: bool,
-) -> None:
-    """Refuse an account that takes too much memory or time, before it begins."""
-    every = covering_views(view, system) if covering else (view,)
-    adversaries = [one for other in every for one in coalitions(other, system)]
-    costs = (account_cost(system, one, kinds, scheme, victims) for one in adversaries)
-    what = f"the account of {system.algorithm.name} on {system.topology.name}, {system.rounds:,} rounds, for {view}"
-    check_cost(what, sum(costs, Cost()), "take fewer rounds, a smaller graph or one victim")
 
 
 def _account_for(
@@ -175,13 +169,15 @@ def _account_for(
     refusals: list[str] = []
     for kind in kinds:
         try:
-            found += work.guarantees(kind)
+            with counted(kind.value, len(observation.victims)):
+                found += work.guarantees(kind)
         except Unaccountable as refusal:
             refusals.append(f"{kind}: {refusal}")
     order = list(Kind)
     found.sort(key=lambda guarantee: (guarantee.victim, order.index(guarantee.kind)))
     headline = _headline(found, system.algorithm.averaging, terms.convex)
-    return Account(system, view, tuple(found), headline, tuple(refusals), tuple(kinds), coverage([view], system))
+    covers = coverage([view], system)
+    return Account(system, view, tuple(found), headline, tuple(refusals), tuple(kinds), covers, work.policy)
 
 
 def _account_for_coalitions(

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from sottovoce.core.threads import one_thread
 from sottovoce.privacy.exact.deflation import Entering, Left, Unknown
 from sottovoce.privacy.observation import Observation, observe, with_own_messages
+from sottovoce.privacy.reach import reaching_gradients
 from sottovoce.privacy.reactions import open_by_steps
 from sottovoce.privacy.views import View
 from sottovoce.tracing.linear_system import LinearSystem
@@ -116,29 +116,3 @@ def _reacts(observation: Observation, round: int, k: int, left: Left, V: int) ->
         sent = int(observation.victims[int(np.argmax(others))])
         return Closedness(False, reason=f"node {node} reacts in round {round} to node {sent} unseen")
     return Closedness(True, user_level_only=True) if own > left.error[k] else None
-
-
-def reaching_gradients(observation: Observation) -> NDArray[np.bool_]:
-    """Which (gradient round, victim) reach the view, directly or through another's query point."""
-    n, V = observation.steps[0].out.state.shape[0], len(observation.victims)
-    wanted = np.zeros(n, dtype=bool)  # components of the state that reach it
-    out = []
-    for step in reversed(observation.steps):
-        carried = _touched(step.out.state, wanted) | _columns(step.observed.state)
-        if step.takes_gradients:
-            reaches = _touched(step.out.gradient, wanted) | _columns(step.observed.gradient)
-            out.append(reaches)
-            if step.point is not None:
-                carried |= _columns(step.point.state[observation.victims[reaches]])
-        wanted = carried
-    return np.array(out[::-1]).reshape(-1, V)
-
-
-def _touched(matrix: sparse.csr_array, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    return _columns(matrix[np.flatnonzero(rows)])
-
-
-def _columns(matrix: sparse.csr_array) -> NDArray[np.bool_]:
-    found = np.zeros(matrix.shape[1], dtype=bool)
-    found[matrix.indices[matrix.data != 0]] = True
-    return found

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from sottovoce.core.adjacency import Adjacency
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.participation import Participation
 from sottovoce.core.sum_grid import sum_grid
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.absorption import Coupling, couple, late_cost, least_cost
+from sottovoce.privacy.absorption import Coupling, couple
+from sottovoce.privacy.absorption_policy import Policy, least_cost
+from sottovoce.privacy.account_cost import policy_for
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
-from sottovoce.privacy.closedness import closedness, reaching_gradients
+from sottovoce.privacy.clipped_growth import late_cost, may_gain
+from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
 from sottovoce.privacy.discrete_noise import discrete_factor
@@ -27,6 +29,8 @@ from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.guarantee import Guarantee, Kind, TrainingProof
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Observation, observe
+from sottovoce.privacy.reach import reaching_gradients
+from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
 
@@ -35,15 +39,6 @@ UNBOUNDED = 1e100
 
 NEAR = 1e-6
 """A figure this close to one that covers rounding is rounded up to it."""
-
-
-class Terms(NamedTuple):
-    """What may change, in which rounds it shows, and what is known of local steps."""
-
-    adjacency: Adjacency
-    scheme: Participation
-    convex: bool
-    lipschitz: float | None
 
 
 class _Bound(NamedTuple):
@@ -60,6 +55,8 @@ class KindBounds:
     def __init__(self, system: LinearSystem, view: View, observation: Observation, terms: Terms) -> None:
         self.system, self.view, self.observation = system, view, observation
         self.scheme, self.adjacency, self.lipschitz = terms.scheme, terms.adjacency, terms.lipschitz
+        self.optimised = terms.optimised
+        self.policy: Policy | None = None
         self._exact: dict[View, NDArray[np.float64]] = {}
         self._couplings: dict[View, tuple[Coupling, ...]] = {}
 
@@ -88,9 +85,10 @@ class KindBounds:
         return found
 
     def _rounded_up(self, squares: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """mu^2, and for which victims it covers rounding: where it is not below what all noisy gradients tell.
+        """mu^2, and for which victims it covers rounding: where it is not below what the noisy gradients tell.
 
-        With exact noise everything that is sent is a function of the noisy gradients on their grid, in any arithmetic.
+        With exact noise all that is seen is a function of the noisy gradients that reach it, on their grid, in any
+        arithmetic.
         Smaller figures count on sums of several nodes' noise, which on grids, and in floating point, tell more.
         """
         if not self.system.algorithm.exact_noise:
@@ -105,7 +103,15 @@ class KindBounds:
     @cached_property
     def _observed(self) -> NDArray[np.bool_]:
         """Which victims' gradients reach the view, directly or through the reactions of others."""
-        return np.asarray(reaching_gradients(self.observation).any(axis=0))
+        return np.asarray(self._reaching.any(axis=0))
+
+    @cached_property
+    def _reaching(self) -> NDArray[np.bool_]:
+        """Which (gradient round, victim) reach the view: all nodes react, those that are not asked about too."""
+        whole, victims = self.observation, self.observation.victims
+        if len(victims) < self.system.n - len(self.view.members):
+            whole = observe(self.system, self.view)
+        return reaching_gradients(whole)[:, np.searchsorted(whole.victims, victims)]
 
     def _exact_losses(self, view: View) -> NDArray[np.float64]:
         """mu^2 of every victim, exact for fixed streams; of each view once."""
@@ -134,7 +140,7 @@ class KindBounds:
         return _Bound(self._exact_losses(self.view), TrainingProof.NOT_PROVEN, tuple(kind.of() for kind in assumed))
 
     def _any_training(self) -> _Bound:
-        """The best of: the view given all noisy gradients, clipped growth, the exact loss where the view is closed."""
+        """The best of: noisy gradients that reach the view, clipped growth, the exact loss where it is closed."""
         self._require_training()
         options, reasons = [], []
         for bound in (self._given_noisy_gradients, self._clipped_growth):
@@ -154,7 +160,8 @@ class KindBounds:
 
     @cached_property
     def _noisy_gradient_losses(self) -> NDArray[np.float64]:
-        return loss_given_noisy_gradients(self.system, self.view, self.observation.victims, self.scheme)
+        reaching = None if self.system.only_gradients else self._reaching
+        return loss_given_noisy_gradients(self.system, self.view, self.observation.victims, self.scheme, reaching)
 
     def _clipped_growth(self) -> NDArray[np.float64]:
         self._require_messages()
@@ -163,7 +170,10 @@ class KindBounds:
         hearing_more = replace(  # sums and averages are made of what it would hear and see
             self.view, secure_sum=False, final_models=FinalModels.ALL if published else FinalModels.NONE
         )
-        return late_cost(self._coupled(hearing_more), self.observation.victims, self.scheme, growth)
+        rounds, victims = self._coupled(hearing_more), self.observation.victims
+        if not may_gain(rounds, len(victims), growth):
+            raise Unaccountable("clipped growth gains nothing over the gradients that reach the view")
+        return late_cost(rounds, victims, self.scheme, growth)
 
     def _coupled(self, view: View) -> tuple[Coupling, ...]:
         """The rounds as the coupling sees them; of each view once."""
@@ -193,13 +203,16 @@ class KindBounds:
         self._require_training()
         self._require_messages()
         views = dict.fromkeys([self.view, replace(self.view, secure_sum=False)])
-        costs = [least_cost(self._coupled(option), self.observation.victims, self.scheme) for option in views]
+        victims = self.observation.victims
+        policy = policy_for(self.system, len(victims), self.scheme, optimised=self.optimised)
+        costs = [least_cost(self._coupled(option), victims, self.scheme, policy) for option in views]
         weight = least_weight(self.system)
         largest_step = "2/L" if weight >= 1 else f"{2 * weight:.6g}/L (2 w/L with the least push-sum weight w)"
         assumptions = (
             AssumptionKind.BOUNDED_GRADIENTS.of(),
             AssumptionKind.NON_EXPANSIVE_STEPS.of(largest_step=largest_step),
         )
+        self.policy = policy
         return _Bound(np.min(costs, axis=0), TrainingProof.IF_CONVEX, assumptions)
 
     def _as_published(self) -> list[Guarantee]:

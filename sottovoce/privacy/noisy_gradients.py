@@ -23,15 +23,25 @@ Array = NDArray[np.float64]
 
 
 def loss_given_noisy_gradients(
-    system: LinearSystem, view: View, victims: NDArray[np.intp], scheme: Participation
+    system: LinearSystem,
+    view: View,
+    victims: NDArray[np.intp],
+    scheme: Participation,
+    reaching_TV: NDArray[np.bool_] | None = None,
 ) -> Array:
-    """mu^2 of each victim if the adversary had every honest node's `g + noise`, with what it knows removed."""
+    """mu^2 of each victim if the adversary had every honest node's `g + noise`, with what it knows removed.
+
+    With `reaching_TV`, only those that can reach the view: all that it sees is a function of them, and so are the
+    points where they are taken.
+    """
     system = published(system, view)
 
     rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
     precisions = map_equal_steps(lambda step: _precision(system, step, view), [step for step, _ in rounds])
     leaving = map_equal_steps(lambda round: _leaves(*round), rounds)
     per_round_TV = np.where(leaving, precisions, 0.0)[:, victims]
+    if reaching_TV is not None:
+        per_round_TV = np.where(reaching_TV, per_round_TV, 0.0)
     if system.correlation is not None:
         C = system.correlation.matrix(system.rounds)
         return worst_case((C.T @ C)[None], scheme, system.rounds)[0] * per_round_TV.max(axis=0)

@@ -82,26 +82,39 @@ def _new_and_unseen(step: ObservedStep, known: NDArray[np.bool_]) -> NDArray[np.
 def _not_combined(step: ObservedStep) -> NDArray[np.bool_]:
     """Which components of the state after a round no combination of its observations gives."""
     rows, out = _joined(step.observed), _joined(step.out)
-    missing = np.ones(out.shape[0], dtype=bool)
-    for combination in _combinations(step, rows, out):
-        missing &= _differs(out, combination, rows)
-        if not missing.any():
+    missing = _holds_more(out, rows)
+    some = np.flatnonzero(~missing)
+    left = out[some]
+    open_ = np.ones(len(some), dtype=bool)
+    for combination in _combinations(step, rows, left, step.out.state[some]) if some.size else ():
+        open_ &= _differs(left, combination, rows)
+        if not open_.any():
             break
+    missing[some] = open_
     return missing
+
+
+def _holds_more(wanted: sparse.csr_array, rows: sparse.csr_array) -> NDArray[np.bool_]:
+    """Which wanted rows have an entry in a column where all rows have none: no combination gives these."""
+    there = np.zeros(rows.shape[1])
+    there[rows.indices[rows.data != 0]] = 1.0
+    return np.asarray(abs(wanted).sign() @ (1.0 - there)).ravel() > 0
 
 
 def _joined(parts: Inputs) -> sparse.csr_array:
     return sparse.hstack(parts, format="csr")
 
 
-def _combinations(step: ObservedStep, rows: sparse.csr_array, out: sparse.csr_array) -> Iterator[sparse.csr_array]:
+def _combinations(
+    step: ObservedStep, rows: sparse.csr_array, out: sparse.csr_array, state_out: sparse.csr_array
+) -> Iterator[sparse.csr_array]:
     """Candidates: by observations that show one component each; in small systems by least squares, small parts left out
     or not.
     """
     shown = np.flatnonzero(np.diff(step.observed.state.indptr) == 1)
     state = step.observed.state[shown]
     components, first = np.unique(state.indices, return_index=True)
-    shares = step.out.state.tocsc()[:, components] @ sparse.diags_array(1 / state.data[first])
+    shares = state_out.tocsc()[:, components] @ sparse.diags_array(1 / state.data[first])
     place = (np.ones(len(first)), (np.arange(len(first)), shown[first]))
     yield sparse.csr_array(shares @ sparse.csr_array(place, shape=(len(first), rows.shape[0])))
     if 0 < rows.shape[0] * rows.shape[1] <= SMALL:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from sottovoce.core.files import read_bytes
 from sottovoce.errors import InputError
+from sottovoce.regular_files import read_bytes
 from sottovoce.report.rounding import rounded
 from sottovoce.run.claim_consistency import contradictions, result_contradictions
 from sottovoce.run.layout import RunFiles

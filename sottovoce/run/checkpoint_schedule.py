@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
+from sottovoce.core.processes import STOPPING_SIGNALS
 from sottovoce.distributed.coordinator import Coordinator
 
 WRITING_TIMES = 20
@@ -28,6 +29,7 @@ class Action(IntEnum):
     CONTINUE = 0
     SAVE = 1
     STOP = 2
+    TERMINATE = 3
 
 
 class CheckpointSchedule:
@@ -38,7 +40,7 @@ class CheckpointSchedule:
         self._first_round, self._next_decision = first_round, 0
         self._begun = self._saved = time.monotonic()
         self._writing_seconds = 0.0
-        self._interrupted = False
+        self._wanted = Action.CONTINUE
 
     def after(self, rounds: int) -> Action:
         """What to do after so many rounds."""
@@ -57,7 +59,7 @@ class CheckpointSchedule:
             skipped = self._rounds_until_decision(rounds, interval)
         else:
             own = Action.CONTINUE
-        action, skipped = self._coordinator.maximum(Action.STOP if self._interrupted else own, skipped)
+        action, skipped = self._coordinator.maximum(max(self._wanted, own), skipped)
         self._next_decision = rounds + skipped
         return Action(action)
 
@@ -80,12 +82,12 @@ class CheckpointSchedule:
         if self._coordinator.size == 1 or threading.current_thread() is not threading.main_thread():
             yield
             return
-        handlers = {kind: signal.signal(kind, self._note_interrupt) for kind in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {kind: signal.signal(kind, self._note_interrupt) for kind in STOPPING_SIGNALS}
         try:
             yield
         finally:
             for kind, handler in handlers.items():
                 signal.signal(kind, handler)
 
-    def _note_interrupt(self, *_: object) -> None:
-        self._interrupted = True
+    def _note_interrupt(self, kind: int, _: object) -> None:
+        self._wanted = max(self._wanted, Action.TERMINATE if kind == signal.SIGTERM else Action.STOP)

@@ -31,10 +31,11 @@ from typing import TextIO
 import torch
 
 from sottovoce.config import Document, Experiment, first_difference, parse_experiment
-from sottovoce.core.files import open_to_append, read_bytes, sweep_parts, write, write_text
+from sottovoce.core.files import open_to_append, sweep_parts, write, write_text
 from sottovoce.core.json_numbers import to_json
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.processes import Terminated
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.threads import threads
 from sottovoce.core.topologies import Topology
@@ -42,6 +43,7 @@ from sottovoce.core.transport import Transport
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import InputError
 from sottovoce.privacy.composition import Loss
+from sottovoce.regular_files import read_bytes
 from sottovoce.run.build import build_accountant, forget_data
 from sottovoce.run.callbacks import Progress, RoundCallback, call_all
 from sottovoce.run.checkpoint import Checkpoint, load, save
@@ -61,6 +63,7 @@ from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_ledger import LedgerFile, RunLedger, check_same_choice, planned_run, run_identity
 from sottovoce.run.simulation import measured_rounds
+from sottovoce.run.stored_accounts import StoredAccounts
 from sottovoce.run.training_run import RunState, TrainingRun
 
 COPIES = 6
@@ -218,6 +221,7 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
     if before is not None:
         _check_guarantees(files, experiment, before, accountant)
         return before
+    accountant.stored = StoredAccounts(digest)
     report = report_wanted(accountant, experiment)
     return {**report.document(), "versions": versions(), "fingerprint": public}
 
@@ -268,6 +272,7 @@ def _prepare_folder(
         write_private_facts(files, begun)
     if files.document(files.privacy) != privacy:
         _write_json(files.privacy, privacy)
+    StoredAccounts(begun.fingerprint).forget()
 
 
 def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
@@ -336,8 +341,8 @@ class _Training:
                     if progress is not None:
                         progress(state.rounds, total)
                     action = schedule.after(state.rounds)
-                    if action == Action.STOP:
-                        raise KeyboardInterrupt
+                    if action >= Action.STOP:
+                        raise Terminated if action == Action.TERMINATE else KeyboardInterrupt
                     if action == Action.SAVE:
                         with schedule.saving():
                             self._save(now, lines)

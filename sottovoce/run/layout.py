@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from sottovoce.config import Document
-from sottovoce.core.files import check_no_link, explaining, read_bytes
+from sottovoce.core.files import check_no_link, explaining
 from sottovoce.errors import InputError
+from sottovoce.regular_files import read_bytes
 from sottovoce.schemas.validation import problem_in
 from sottovoce.text import parse_json
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from sottovoce.core.files import explaining, make_private_folder, open_to_append, read_bytes
+from sottovoce.core.files import explaining, make_private_folder, open_to_append
 from sottovoce.errors import InputError
+from sottovoce.regular_files import read_bytes
 from sottovoce.run.layout import RunFiles
 
 

@@ -17,6 +17,7 @@ from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive
 from sottovoce.privacy.guarantee import KINDS, Kind
 from sottovoce.privacy.views import View
+from sottovoce.run.stored_accounts import StoredAccounts
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import affordable_extent, trace_affordable, trace_with_noise
@@ -36,12 +37,16 @@ class Convexity(NamedTuple):
 
 
 class RunAccountant:
-    """What is known about the privacy of a training run, computed when it is first asked for."""
+    """What is known about the privacy of a training run, computed when it is first asked for.
+
+    With `stored`, accounts that an earlier start of the run has finished are taken from there.
+    """
 
     def __init__(self, training_run: TrainingRun) -> None:
         self.training_run = training_run
         self._accounts: dict[View, Account] = {}
         self._earlier: dict[tuple[int, View], Account] = {}
+        self.stored: StoredAccounts | None = None
 
     @cached_property
     def system(self) -> LinearSystem:
@@ -67,7 +72,10 @@ class RunAccountant:
     def account(self, view: View) -> Account:
         """All kinds of guarantees against a view; of each view once."""
         if view not in self._accounts:
-            self._accounts[view] = self._account(self.system, view, self.kinds)
+            known = None if self.stored is None else self.stored.find(view, self.kinds, self.system)
+            self._accounts[view] = known or self._account(self.system, view, self.kinds)
+            if known is None and self.stored is not None:
+                self.stored.add(self._accounts[view])
         return self._accounts[view]
 
     def cost(self, view: View) -> Cost:

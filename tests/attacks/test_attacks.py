@@ -319,7 +319,7 @@ def test_attacks_are_printed_and_kept(sotto, finished):
     assert "ROC-AUC" in out
     assert "2 pairs of attacker and victim" in out
     kept = json.loads((folder / "attack.json").read_text())
-    assert kept["threshold"] == document
+    assert {key: value for key, value in kept["threshold"].items() if key != "signature"} == document
     assert kept["classifier"]["attacker"] == 2
     both = json.loads(sotto(f"attack {folder} {finished / 'second'} --json")[1])
     assert (both["pairs"], both["victims"], len(both["runs"])) == (8, 6, 2)
@@ -434,6 +434,12 @@ def test_attacks_at_the_end_of_a_sweep(sotto, tmp_path):
     assert sotto(words)[0] == 0
     assert page.read_text() == first
     assert {path: path.stat().st_mtime_ns for path in page.parent.glob("*/attack.json")} == before
+    stored = page.parent / "plain,seed=0" / "attack.json"
+    right, edited = stored.read_text(), json.loads(stored.read_text())
+    edited["threshold"]["auc"]["value"] = 0.5
+    stored.write_text(json.dumps(edited))
+    assert sotto(words)[0] == 0
+    assert (page.read_text(), stored.read_text()) == (first, right), "found again, by this user's own attack"
 
 
 def test_unknown_attacks_of_a_sweep_are_refused(sotto, tmp_path):

@@ -48,8 +48,11 @@ def test_a_run_prints_and_a_second_one_only_reads(sotto, here, monkeypatch):
         "report.html", "result.json",
     ]  # fmt: skip
     monkeypatch.setattr("sottovoce.run.execute.build_accountant", lambda *_: pytest.fail("ran again"))
-    assert sotto("run try.toml") == (0, out, "")
-    assert sotto("run runs/try/config.json") == (0, out, "")
+    for line in ("run try.toml", "run runs/try/config.json"):
+        code, again, err = sotto(line)
+        assert (code, again, err.count("\n")) == (0, out, 1)
+        assert err.startswith("Finished before, and only read: runs/try. ")
+        assert sotto(f"--quiet {line}") == (0, out, "")
     document = json.loads(sotto("run try.toml --json")[1])
     stored = json.loads((here / "runs" / "try" / "result.json").read_text())
     assert document == stored

@@ -166,6 +166,7 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
                 "for_view",
                 "wire_bytes",
                 "attacks",
+                "signature",
             }
 
 

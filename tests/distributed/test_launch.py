@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.cli.app import explained
+from sottovoce.core.processes import Terminated
 from sottovoce.distributed import launch
+from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
 from tests.distributed.test_ranks import contents, models
 from tests.run.test_checkpoint import LONG, saved_at, until
 
@@ -78,8 +81,8 @@ def test_interrupted_killed_and_left_alone_it_ends_the_same(tmp_path, sotto, com
     place = tmp_path / "runs" / "long"
     lost = "a process was ended or its connection is gone; go on from the last checkpoint with --resume\n"
     stopped = {
-        "interrupt": (130, "sotto: stopped\n"), "rank 1": (1, lost), "rank 0": (1, lost),
-        "parent": (-signal.SIGKILL, ""),
+        "interrupt": (130, "sotto: stopped\n"), "terminate": (143, "sotto: stopped\n"), "rank 1": (1, lost),
+        "rank 0": (1, lost), "parent": (-signal.SIGKILL, ""),
     }  # fmt: skip
     for number, (whom, (code, said)) in enumerate(stopped.items()):
         process = command(tmp_path, "--quiet", "run", "long.toml", "--resume", "--processes", str(2 + number % 2))
@@ -87,6 +90,8 @@ def test_interrupted_killed_and_left_alone_it_ends_the_same(tmp_path, sotto, com
         until(process, lambda before=before: saved_at(place / "checkpoint.npz") > before)
         if whom == "interrupt":
             process.send_signal(signal.SIGINT)
+        elif whom == "terminate":
+            process.send_signal(signal.SIGTERM)
         elif whom == "parent":
             process.send_signal(signal.SIGKILL)
         else:
@@ -102,6 +107,24 @@ def test_interrupted_killed_and_left_alone_it_ends_the_same(tmp_path, sotto, com
     assert sotto("run long.toml --out whole")[0] == 0
     assert contents(place) == contents(tmp_path / "whole" / "long")
     assert (models(place) == models(tmp_path / "whole" / "long")).all()
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_the_signal_that_one_rank_gets_stops_all_in_its_own_way(kind):
+    class Two:
+        rank, size = 0, 2
+
+        def maximum(self, *numbers):
+            return list(numbers)
+
+    schedule = CheckpointSchedule(Two(), seconds=1e6, rounds=10, first_round=0)
+    with schedule.interrupts_deferred():
+        assert schedule.after(1) == Action.CONTINUE
+        signal.raise_signal(kind)
+        schedule._next_decision = 0
+        assert schedule.after(2) == (Action.STOP if kind == signal.SIGINT else Action.TERMINATE)
+    assert explained(Terminated())[1] == 143
+    assert explained(KeyboardInterrupt())[1] == 130
 
 
 @pytest.mark.parametrize("codes", [(None, 1), (1, None)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.identity import create_identity, locked_identity
 from sottovoce.federation.joining import LEDGER, Watch, join_federation, member_number, member_table, run_folder
+from sottovoce.federation.loopback import free_ports
 from sottovoce.federation.member_settings import MemberSettings
 from sottovoce.ledger.database import Database, open_ledger
 from tests.federation.federation import COLUMNS
@@ -60,15 +60,6 @@ every = 2
 DP_D_SGD = 'name = "dp-d-sgd"\nstep_size = 0.5'
 QUICK = MemberSettings(gather=20.0, patience=20.0)
 """Seconds on a busy machine; nobody waits for so long where nothing went wrong."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports on loopback that nobody uses."""
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports
 
 
 @dataclass

@@ -62,14 +62,18 @@ def test_members_that_only_check_find_each_other(clinics):
 
 def test_who_is_not_there_and_who_has_another_agreement_is_named(clinics):
     identities, agreement = clinics
-    other = parse_agreement({**agreement.document, "nonce": "0" * 64}, "other")
+    privacy = {**agreement.document["privacy"], "delta": 1e-7}
+    other = parse_agreement({**agreement.document, "nonce": "0" * 64, "privacy": privacy}, "other")
     alone = checked(identities, {0: agreement}, 0.0)[0]
     assert not alone.fine
     assert "cannot be reached" in alone.neighbours[0].problem
     assert "North does not listen, and has not asked" in alone.neighbours[1].problem
-    found = checked(identities, {0: agreement, 1: other, 2: other}, 3.0)
+    found = checked(identities, {0: agreement, 1: other, 2: other}, PATIENCE)
     assert [one.same_agreement for one in found[0].neighbours] == [False, False]
-    assert found[0].neighbours[0].problem == "Mercy has another agreement; compare the two files."
+    assert found[0].neighbours[0].problem == "Mercy has another agreement: it differs in privacy.delta, nonce."
+    assert found[0].neighbours[1].problem == "North has another agreement: it differs in privacy.delta, nonce."
+    assert found[2].neighbours[0].problem == "Hill has another agreement: it differs in privacy.delta, nonce."
+    assert [checks.disagree for checks in found.values()] == [True] * 3
     assert [one.same_agreement for one in found[2].neighbours] == [False, True]
 
 

@@ -202,6 +202,7 @@ def test_members_with_different_agreements_exchange_nothing_and_both_say_so(tmp_
     for name, neighbour in (("Hill", "Mercy"), ("Mercy", "Hill")):
         assert isinstance(ends[name], InputError), ends[name]
         assert f"{neighbour} has another agreement than " in str(ends[name])
+        assert "it differs in nonce;" in str(ends[name])
     assert kills.seen == {}
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import io
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from sottovoce.config import parse_experiment
 from sottovoce.errors import Diverged, PeerLost
+from sottovoce.ledger.database import open_ledger
+from sottovoce.ledger.lineages import Budget
+from sottovoce.ledger.spending import DEFAULT, Spending
 from tests.hostile.mutations import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -69,11 +75,47 @@ def another_rank(monkeypatch) -> str:
     return "run try.toml"
 
 
+def killed_sweep(monkeypatch) -> str:
+    def end(*_):
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", lambda *_: object())
+    monkeypatch.setattr("sottovoce.run.parallel.as_completed", end)
+    Path("try.toml").write_text("seeds = [0, 1]\n" + SETTINGS)
+    return "run try.toml --jobs 2"
+
+
+def used_ledger(monkeypatch) -> str:
+    def in_use(*_):
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("sottovoce.ledger.database.fcntl.flock", in_use)
+    return "ledger my.ledger --budget 4"
+
+
+def small_budget(monkeypatch) -> str:
+    with open_ledger(Path("my.ledger")) as database:
+        Spending(database).set_budget(Budget(0.01, 1e-5), DEFAULT)
+    Path("try.toml").write_text(SETTINGS)
+    return "run try.toml --ledger my.ledger"
+
+
+def no_extra(monkeypatch) -> str:
+    monkeypatch.setattr("sottovoce.core.extras.find_spec", lambda name: None)
+    return "peer status"
+
+
+def terminated(monkeypatch) -> str:
+    monkeypatch.setattr("sottovoce.learning.datasets.list_datasets", lambda *_: signal.raise_signal(signal.SIGTERM))
+    return "data"
+
+
 CASES: dict[str, tuple[int, Callable, str]] = {
     "the disk is full": (1, raises(os_error(errno.ENOSPC)), "runs/x: the disk is full"),
     "the disk fails": (1, raises(os_error(errno.EIO)), "runs/x: Input/output error"),
     "there is not enough memory": (1, raises(MemoryError()), "not enough memory"),
     "another process of the run is gone": (1, raises(PeerLost("rank 1 is gone; go on")), "rank 1 is gone"),
+    "a process of the run, or of a sweep, was ended": (1, killed_sweep, "a process of the sweep was ended"),
     "sottovoce has a defect": (1, raises(KeyError("x")), "unexpected KeyError"),
     "a command or an option is unknown": (2, files({}, "graph ring:6 --colour red"), "No such option: --colour"),
     "a setting is wrong": (2, files({"a.toml": b"colour = 1"}, "run a.toml"), "colour; there is no such key"),
@@ -89,11 +131,19 @@ CASES: dict[str, tuple[int, Callable, str]] = {
     "a file is in the place of a folder": (
         2, files({"a.toml": SETTINGS.encode()}, "run a.toml --out a.toml"), "a.toml is not a folder",
     ),
+    "a pipe, a device or a link": (2, files({}, "graph file:/dev/null"), "/dev/null is a pipe or a device"),
+    "a folder or a ledger is in use": (2, used_ledger, "my.ledger: another process is at it; one process writes it"),
+    "it would take too much": (
+        2, files({}, "account --graph ring:6 --rounds 10000000"), "unasked at most 10 minutes are taken",
+    ),
+    "a package of an extra is not installed": (2, no_extra, "cryptography is not installed; this needs the extra"),
     "a folder holds another run": (2, another_run, "runs/try holds a run with another seed; a folder holds one run"),
     "training diverges": (2, raises(Diverged("nan after round 3", "nothing is left", "lower the step")), "nan after"),
     "a variable of the environment is wrong": (2, another_rank, "RANK='x' in the environment; it is a whole number"),
     "no guarantee exists": (3, files({}, "calibrate --graph ring:4 --algorithm rss-nb --epsilon 1"), "no sigma"),
+    "a budget would be passed": (3, small_budget, "its budget is 0.01; not one round would still fit"),
     "Ctrl-C": (130, raises(KeyboardInterrupt()), "stopped"),
+    "SIGTERM": (143, terminated, "stopped"),
 }  # fmt: skip
 
 STREAMS = {
@@ -109,9 +159,51 @@ def test_the_page_lists_these_kinds():
     own = {name: code for name, (code, *_) in CASES.items()} | {name: code for name, (_, code, _) in STREAMS.items()}
     own["an audit refutes a claim"] = 1  # tests/auditing
     own["a run folder contradicts itself"] = 1  # test_run_folders.py
+    own["`sotto peer check`"] = 1  # tests/federation/test_checking.py
     assert len(listed) == len(own)
     for name, code in own.items():
         assert [listed[row] for row in listed if row.startswith(name)] == [code], name
+
+
+KINDS = {"SottovoceError", "InputError", "Diverged", "PeerLost", "Unaccountable", "Terminated"}
+"""The errors that end a command; the rows above have one or more of each."""
+
+INSIDE = {"Refused", "StreamEnded", "Killed", "Singular", "_Ended"}
+"""Errors that no command ends with: of single frames and streams, of tests, of a route that gives way to another."""
+
+EXITS = {
+    "cli/compare.py": ["Exit"],
+    "cli/peer.py": ["Exit"],
+    "cli/attack.py": ["Exit"],
+    "cli/app.py": ["Exit", "exit"],
+    "cli/run.py": ["_exit", "SystemExit", "SystemExit"],
+    "core/processes.py": ["_exit"],
+}
+"""Where a command, or a process of one, is not ended by an error: findings, and what was said before."""
+
+
+def test_no_kind_of_failure_is_missing():
+    """A new error, or another way to end, gets a row of the table first."""
+    found, exits = set(), {}
+    for path in sorted((ROOT / "sottovoce").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and any(_is_error(base) for base in node.bases):
+                found.add(node.name)
+            ending = _name(node.func) if isinstance(node, ast.Call) else _name(getattr(node, "exc", None))
+            if ending in ("Exit", "SystemExit", "exit", "_exit"):
+                exits.setdefault(str(path.relative_to(ROOT / "sottovoce")), set()).add((ending, node.lineno))
+    assert found <= KINDS | INSIDE, found - KINDS - INSIDE
+    assert {path: sorted(name for name, _ in ends) for path, ends in exits.items()} == {
+        path: sorted(names) for path, names in EXITS.items()
+    }
+
+
+def _name(node: ast.AST | None) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_error(base: ast.AST) -> bool:
+    return _name(base).endswith(("Error", "Exception", "KeyboardInterrupt")) or _name(base) in KINDS
 
 
 @pytest.mark.parametrize("name", CASES)

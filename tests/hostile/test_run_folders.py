@@ -435,6 +435,13 @@ def test_a_finished_run_with_a_doctored_result_is_not_read(sotto, sent):
     assert "result.json: headline is epsilon 0.5" in err
 
 
+def test_a_finished_run_that_is_only_read_says_how_far_it_was_checked(sotto, sent):
+    code, _, err = sotto(COMMANDS["resume"].format(sent, sent))
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith(f"Finished before, and only read: {sent}/../sent. Files were checked against each other")
+    assert sotto(COMMANDS["resume"].format(sent, sent) + " --json")[::2] == (0, "")
+
+
 def test_only_reruns_of_this_auditor_are_used(sotto, sent, tmp_path, monkeypatch):
     line = f"audit {sent} --runs 2 --repetitions 100 --jobs 1 --json"
     code, first, err = sotto(line)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections import defaultdict
+from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -47,8 +49,7 @@ def test_kill_at_random_moments(tmp_path, kills):
     assert play(tmp_path / "whole") == 0
     moments = int((tmp_path / "whole" / "moments").read_text())
     while len(ends) < kills:
-        folder = tmp_path / str(len(ends))
-        folder.mkdir()
+        folder = Path(mkdtemp(dir=tmp_path))
         while ends[-1:] != [0] and len(ends) < kills:
             room = int(rng.integers(30_000, 300_000)) if len(ends) % 3 == 0 else None
             ends.append(play(folder, moment=int(rng.integers(1, moments // 2)), room=room))

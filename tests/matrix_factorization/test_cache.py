@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from sottovoce import (
+    algorithm,
     factorize,
     fresh_erdos_renyi,
     metropolis,
     uniform,
 )
+from sottovoce.algorithms.mafalda import _optimised_correlation
 from sottovoce.core.participation import parse_participation
 from sottovoce.matrix_factorization import cache
 from sottovoce.matrix_factorization.result import error_of, normalised
@@ -102,6 +104,18 @@ def test_a_worse_c_with_true_figures_is_computed_again(own_cache):
     forge(file, C=worse, objective=error_of(worse, H), errors=workload(net, 8, "all").errors(inverse @ inverse.T))
     again = factorize(net, participation="2x4")
     assert (again.cached, again.objective) == (False, right.objective)
+
+
+def test_mafalda_takes_no_worse_c_from_a_forged_file(own_cache):
+    """Its sensitivity is right and so is epsilon, but models would be worse than the page says they can be."""
+    net = metropolis("ring:5")
+    right = factorize(net, participation="2x4")
+    (file,) = own_cache.iterdir()
+    forge(file, C=normalised(np.eye(8), parse_participation("2x4")))
+    _optimised_correlation.cache_clear()
+    run = algorithm("mafalda", sigma=1.0, rounds=8, participation="2x4").on(net)
+    np.testing.assert_allclose(run.noise.over_rounds.matrix(8), right.C, rtol=1e-9)
+    _optimised_correlation.cache_clear()
 
 
 SEARCHES = [

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation
+from sottovoce.core.progress import report_progress
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import UNCOVERED, deflated, well_conditioned
@@ -71,6 +72,7 @@ def squared(observation: Observation, scheme: Participation) -> Array:
         if observation.view.final_models is not FinalModels.NONE:
             found[found > CANCELLED] = np.inf
         out[group] = found
+        report_progress(len(found))
     return np.minimum(out, _largest_of_averaging(observation, scheme))
 
 

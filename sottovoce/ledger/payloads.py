@@ -1,0 +1,50 @@
+"""Messages by member, and the hashes by which they are known in entries and receipts.
+
+To hash a long message takes longer than to copy it. So messages carry their hashes along, and links and ledger share
+them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Renamed = TypeVar("Renamed")
+
+
+class Payloads(Mapping[Key, bytes]):
+    """Bytes by member, each with its SHA-256, which is computed unless it is given. It does not change."""
+
+    def __init__(self, payloads: Mapping[Key, bytes], digests: Mapping[Key, bytes] | None = None) -> None:
+        self._payloads = dict(payloads)
+        self.digests: Mapping[Key, bytes] = _digests(self._payloads) if digests is None else digests
+
+    def __getitem__(self, member: Key) -> bytes:
+        return self._payloads[member]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._payloads)
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def renamed(self, name: Callable[[Key], Renamed]) -> Payloads[Renamed]:
+        """The same, with members by other names."""
+        return Payloads(
+            {name(member): payload for member, payload in self._payloads.items()},
+            {name(member): digest for member, digest in self.digests.items()},
+        )
+
+
+def hashed(payloads: Mapping[Key, bytes]) -> Payloads[Key]:
+    """The same messages with their hashes."""
+    return payloads if isinstance(payloads, Payloads) else Payloads(payloads)
+
+
+def _digests(payloads: Mapping[Key, bytes]) -> dict[Key, bytes]:
+    """Bytes that several members get are hashed once."""
+    once = {id(payload): payload for payload in payloads.values()}
+    digests = {known: hashlib.sha256(payload).digest() for known, payload in once.items()}
+    return {member: digests[id(payload)] for member, payload in payloads.items()}

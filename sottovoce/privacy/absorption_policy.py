@@ -1,0 +1,255 @@
+"""Policies of the absorption bound: how much of the difference each node's noise absorbs, for every victim.
+
+With `a` absorbed of `p`, `d` the size of fresh noise and `|W|` what travels, a policy of least cost has
+
+    a_t = p_t  at nodes that are heard,      a_t = min(p_t, d^2 |W|^T (a_{t+1} / d^2))  elsewhere:
+
+a node absorbs until the next bit costs as much as it would further on. A *sweep* goes back in time for this answer to
+the differences of the policy at hand, forth for what comes of it, and takes the best point between the two: both are
+policies, so every point between is one, and the cost there is a parabola.
+
+- `swept` policies are made of two sweeps, from the one that absorbs only what is heard. Far from the adversary many
+  victims at the same distance share a linear policy, which absorbs the same shares of the difference for each of them:
+  it is made for all of them together, costs one pass for each, and takes one sweep.
+- `optimised` ones go on by accelerated projected gradients until the cost no longer falls.
+
+Every policy gives a valid bound, so it is sound to stop anywhere. Victims are independent of each other, so they are
+taken in blocks that fit in the processor's cache.
+
+Shapes: V victims of a block, T rounds, N nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from queue import SimpleQueue
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.core.participation import Participation
+from sottovoce.core.progress import report_progress
+from sottovoce.core.threads import WORKERS
+from sottovoce.privacy.absorption import Coupling
+from sottovoce.privacy.absorption_block import Array, Block, Followed, Room, Step, cost_of, dot, exposed, ready_steps
+
+SWEEPS, MOST_SWEEPS = 2, 8
+"""Sweeps of a `swept` policy, and before an `optimised` one goes on by gradients."""
+
+SHARED_HOPS, SHARED_BY, SHARED_SWEEPS = 3, 100, 4
+"""From so many hops before a heard node on, and for so many victims, policies start from a shared one of so many
+sweeps; nearer to it a victim's own noise matters, which cannot be shared."""
+
+ITERATIONS = 400
+PROGRESS = 1e-5
+"""Stop when ten iterations lower no victim's cost by more than this share."""
+
+IN_CACHE = 100_000
+"""Differences, of nodes and victims, that are carried together: more of them fall out of the processor's cache."""
+
+
+class Policy(StrEnum):
+    """How far a policy is searched for."""
+
+    OPTIMISED = "optimised"
+    SWEPT = "swept"
+
+
+def least_cost(
+    rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation, policy: Policy = Policy.OPTIMISED
+) -> Array:
+    """mu^2 of each victim: the least cost found, the largest over participation patterns."""
+    T, N = len(rounds), len(rounds[0].fresh)
+    size = max(1, min(IN_CACHE // N, -(-len(victims) // WORKERS)))
+    groups = _groups(rounds, victims, policy)
+    blocks = [(group, first) for group in groups for first in range(0, len(group.members), size)]
+    rooms: SimpleQueue[Room] = SimpleQueue()
+    for _ in range(min(WORKERS, len(blocks))):
+        rooms.put(Room.of(T * N * size))
+    steps, out = ready_steps(rounds), np.zeros(len(victims))
+    parts = [_taking_part(pattern, T) for pattern in scheme.patterns(T)]
+
+    def solve(block: tuple[_Group, int]) -> NDArray[np.intp]:
+        group, first = block
+        some = group.members[first : first + size]
+        room = rooms.get()
+        for part in parts:
+            found = _solve(Block(steps, part, victims[some], room), policy, group.start(steps, part, victims))
+            out[some] = np.maximum(out[some], found)
+        rooms.put(room)
+        return some
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for some in pool.map(solve, blocks):
+            report_progress(len(some))
+    return out
+
+
+@dataclass(eq=False)
+class _Group:
+    """Victims, by their place among all, who share a linear policy to start from, or none."""
+
+    members: NDArray[np.intp]
+    shared: bool
+    _shares: dict[bytes, list[Array]] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def start(self, steps: Sequence[Step], part: NDArray[np.bool_], victims: NDArray[np.intp]) -> list[Array] | None:
+        """In each round the share of the difference that each node absorbs, N x 1; None: only what is heard."""
+        if not self.shared:
+            return None
+        with self._lock:
+            if part.tobytes() not in self._shares:
+                together = np.zeros(len(self.members), dtype=np.intp)
+                block = Block(steps, part, victims[self.members], Room.of(0), together)
+                self._shares[part.tobytes()] = _shared(block)
+            return self._shares[part.tobytes()]
+
+
+def _groups(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], policy: Policy) -> list[_Group]:
+    """Victims by hops to a heard node where there are many of them, far away; then all others."""
+    alone = np.ones(len(victims), dtype=bool)
+    found = []
+    if policy is Policy.SWEPT and len(set(rounds)) == 1 and len(victims) >= SHARED_BY:
+        hops = _hops(rounds[0])[victims]
+        for count in range(SHARED_HOPS, int(hops.max()) + 1):
+            there = hops == count
+            if there.sum() >= SHARED_BY:
+                found.append(_Group(np.flatnonzero(there), True))
+                alone &= ~there
+    return [*found, _Group(np.flatnonzero(alone), False)]
+
+
+def _hops(coupling: Coupling) -> NDArray[np.intp]:
+    """Transfers from each node to a heard one; 0 also where none leads there."""
+    hops = np.zeros(len(coupling.fresh), dtype=np.intp)
+    known, newest, count = coupling.must_absorb.copy(), coupling.must_absorb, 0
+    while newest.any():
+        hops[newest] = count
+        newest = (coupling.transfer_back @ newest.astype(float) > 0) & ~known
+        known |= newest
+        count += 1
+    return hops
+
+
+def _taking_part(pattern: NDArray[np.intp], rounds: int) -> NDArray[np.bool_]:
+    part = np.zeros(rounds, dtype=bool)
+    part[pattern] = True
+    return part
+
+
+def _solve(block: Block, policy: Policy, start: list[Array] | None) -> Array:
+    """The least cost found for some victims who take part in some rounds."""
+    steps, best = block.steps, block.at_once()
+    now = block.follow(_only_heard if start is None else lambda t, p, out: np.multiply(p, start[t], out=out), 0)
+    best = np.minimum(best, cost_of(steps, now))
+    sweeps = MOST_SWEEPS if policy is Policy.OPTIMISED else SWEEPS if start is None else 1
+    for sweep in range(sweeps):
+        other = _swept(block, now)
+        way, cost = _between(steps, now, other)
+        before, best = best, np.minimum(best, cost)
+        if policy is Policy.SWEPT and sweep == sweeps - 1:
+            return best
+        _move_(now, other, way)
+        if not _falls(before, best):
+            break
+    return best if policy is Policy.SWEPT else _descend(block, now, best)
+
+
+def _only_heard(_: int, p: Array, out: Array) -> None:
+    """The policy that absorbs nothing but what is heard."""
+    out.fill(0.0)
+
+
+def _swept(block: Block, now: Followed) -> Followed:
+    """What comes of the answer to a policy."""
+    wanted = block.answer(now)
+    return block.follow(lambda t, p, out: np.minimum(wanted[t], p, out=out), 1)
+
+
+def _shared(block: Block) -> list[Array]:
+    """Which share of the difference each node absorbs in each round, made for all victims of a block together."""
+    now = block.follow(_only_heard, 0)
+    for _ in range(SHARED_SWEEPS):
+        other = _swept(block, now)
+        _move_(now, other, _between(block.steps, now, other)[0])
+    shares = []
+    for step, carried, share in zip(block.steps, *now, strict=True):
+        absorbed = share if step.noise is None else share * step.noise
+        whole = absorbed + carried
+        shares.append(np.divide(absorbed, whole, out=np.zeros_like(whole), where=whole > 0))
+    return shares
+
+
+def _falls(before: Array, best: Array) -> bool:
+    """Whether a cost fell by enough to go on."""
+    with np.errstate(invalid="ignore"):
+        return bool(np.any(before - best > PROGRESS * before))
+
+
+def _between(steps: Sequence[Step], now: Followed, other: Followed) -> tuple[Array, Array]:
+    """How far from one policy towards another the cost is least, for each victim, and that cost."""
+    along = dot(now.shares, other.shares)
+    here, there = dot(now.shares, now.shares), dot(other.shares, other.shares)
+    way = np.clip((here - along) / np.maximum(here - 2 * along + there, 1e-300), 0.0, 1.0)
+    bare, other_bare = exposed(steps, now), exposed(steps, other)
+    way = np.where(bare, 1.0, np.where(other_bare, 0.0, way))
+    cost = ((1 - way) ** 2 * here + 2 * way * (1 - way) * along + way**2 * there) / steps[0].unit ** 2
+    return way, np.where(bare & other_bare, np.inf, cost)
+
+
+def _move_(now: Followed, other: Followed, way: Array) -> None:
+    """Take the policy so far towards another, which is overwritten too."""
+    for mine, theirs in ((now.carried, other.carried), (now.shares, other.shares)):
+        for t in range(len(mine)):
+            np.subtract(theirs[t], mine[t], out=theirs[t])
+            np.multiply(theirs[t], way, out=theirs[t])
+            np.add(mine[t], theirs[t], out=mine[t])
+
+
+def _descend(block: Block, now: Followed, best: Array) -> Array:
+    """Accelerated projected gradients on what is carried, from a policy on; the best cost of each victim."""
+    bound, momentum, last = _steepest(block.steps), 1.0, best
+    before, ahead = list(now.carried), [carried.copy() for carried in now.carried]
+    for iteration in range(ITERATIONS):
+        slope = block.slope(ahead)
+        carried = [np.maximum(q - g / bound, 0.0) for q, g in zip(ahead, slope, strict=True)]
+        for step, q in zip(block.steps, carried, strict=True):
+            q[step.heard] = 0.0
+        following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
+        ahead = [q + (momentum - 1) / following * (q - b) for q, b in zip(carried, before, strict=True)]
+        before, momentum = carried, following
+        if iteration % 10 == 9:
+            reached = block.follow(partial(_absorb_rest, carried), 1)
+            best = np.minimum(best, cost_of(block.steps, reached))
+            if not _falls(last, best):
+                break
+            last = best
+    return best
+
+
+def _absorb_rest(carried: list[Array], t: int, p: Array, out: Array) -> None:
+    """The policy that carries at most so much in each round."""
+    np.maximum(p - carried[t], 0.0, out=out)
+
+
+def _steepest(steps: Sequence[Step]) -> float:
+    """A bound on the largest eigenvalue of the cost's second derivative."""
+    different = {id(step): step for step in steps}.values()
+    least = min(1.0 if step.noise is None else float(step.noise.min()) for step in different)
+    travels = max(_norm(step.transfer) for step in different)
+    summed = max((_norm(step.summed) for step in different if step.summed is not None), default=0.0)
+    return (1 + travels + summed) ** 2 / least**2
+
+
+def _norm(matrix: sparse.csr_array) -> float:
+    """A bound on the largest singular value: sqrt(||.||_1 ||.||_inf)."""
+    rows = np.asarray(abs(matrix).sum(axis=1)).ravel().max(initial=0.0)
+    columns = np.asarray(abs(matrix).sum(axis=0)).ravel().max(initial=0.0)
+    return float(np.sqrt(rows * columns))

@@ -1,0 +1,70 @@
+"""What an account of all adversaries that a headline covers takes, before it begins, and which kinds are quick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sottovoce.core.limits import Cost, duration_text
+from sottovoce.privacy.account_cost import account_cost
+from sottovoce.privacy.covering_views import coalitions, covering_views
+from sottovoce.privacy.guarantee import Kind
+from sottovoce.privacy.terms import Terms
+from sottovoce.privacy.views import View
+from sottovoce.tracing.linear_system import LinearSystem
+
+QUICK_SECONDS, LONG_SECONDS = 20.0, 60.0
+"""A kind that takes no longer than the first is quick; of what takes longer than the second users are told before."""
+
+
+@dataclass(frozen=True)
+class AccountEstimate:
+    """What is accounted for, what it takes, and which of the kinds that were asked for are quick."""
+
+    what: str
+    whole: Cost
+    kinds: tuple[Kind, ...]
+    quick: tuple[Kind, ...]
+
+    @property
+    def smaller(self) -> str:
+        """What to type to take less."""
+        if 0 < len(self.quick) < len(self.kinds):
+            return f"take {self._options}, fewer rounds, a smaller graph or one --victim"
+        return "take fewer rounds, a smaller graph or one --victim"
+
+    @property
+    def notice(self) -> str:
+        """A sentence for those who are about to wait for minutes; empty where nobody is."""
+        if self.whole.seconds <= LONG_SECONDS:
+            return ""
+        quick = f"; {self._options} takes seconds" if 0 < len(self.quick) < len(self.kinds) else ""
+        return f"{self.what} takes about {duration_text(self.whole.seconds)} of one core{quick}"
+
+    @property
+    def _options(self) -> str:
+        return " ".join(f"--kind {kind}" for kind in self.quick)
+
+
+def estimate_account(
+    system: LinearSystem,
+    view: View,
+    kinds: Sequence[Kind],
+    terms: Terms,
+    victims: Sequence[int] | None = None,
+    *,
+    covering: bool = True,
+) -> AccountEstimate:
+    """What `account` takes, from sizes alone."""
+    every = covering_views(view, system) if covering else (view,)
+    adversaries = [one for other in every for one in coalitions(other, system)]
+
+    def cost_of(some: Sequence[Kind]) -> Cost:
+        each = (
+            account_cost(system, one, some, terms.scheme, victims, optimised=terms.optimised) for one in adversaries
+        )
+        return sum(each, Cost())
+
+    what = f"the account of {system.algorithm.name} on {system.topology.name}, {system.rounds:,} rounds, for {view}"
+    quick = tuple(kind for kind in kinds if cost_of([kind]).seconds <= QUICK_SECONDS)
+    return AccountEstimate(what, cost_of(kinds), tuple(kinds), quick)

@@ -1,0 +1,78 @@
+"""The absorption bound for any clipped training, where models that are apart may drift by a clipped gradient a round.
+
+It is not convex in what is absorbed, and helps where a heard node has more noise than the victim, or takes no step: a
+victim's last differences may then be absorbed there for less. With noise alike everywhere, rounds alike and every node
+stepping, each difference that arrives has drifted by more than what its victim could have absorbed, so that nothing is
+below the figure of the gradients that reach the view.
+
+Shapes: V victims, T rounds, N nodes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.participation import Participation
+from sottovoce.privacy.absorption import Coupling
+
+Array = NDArray[np.float64]
+
+LATE = 24
+"""How many last rounds are tried without absorbing; all of them are tried too, for those whom nobody ever hears."""
+
+
+AT_ONCE = 4e6
+"""Differences, of nodes and victims, up to which this bound is tried: it takes hundreds of passes over them."""
+
+
+def may_gain(rounds: tuple[Coupling, ...], victims: int, growth: float) -> bool:
+    """Whether the bound can be below that of the gradients that reach the view, and is affordable."""
+    first = rounds[0]
+    everyone = first.takes | (np.diff(first.transfer.indptr) == 0)  # members of the view have no row
+    alike = len(set(rounds)) == 1 and bool(np.all(first.fresh == first.fresh[0])) and bool(everyone.all())
+    return not (alike and growth >= 1) and len(first.fresh) * victims <= AT_ONCE
+
+
+def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation, growth: float) -> Array:
+    """mu^2 for any clipped training: a victim absorbs at once, except in last rounds whose traces come too late.
+
+    Models that are apart may then drift by `growth` a round each (p[k] += growth wherever p[k] > 0): the largest
+    difference of two clipped gradients, 2 Clip, in units of the sensitivity. Whatever reaches a heard node is absorbed
+    there. Sound for neural networks too.
+    """
+    costs = []
+    for pattern in scheme.patterns(len(rounds)):
+        part = np.zeros(len(rounds), dtype=bool)
+        part[pattern] = True
+        ends = {*range(min(LATE, len(rounds))), len(rounds)}
+        costs.append(np.min([_late(rounds, victims, part, late, growth) for late in ends], axis=0))
+    return np.max(costs, axis=0)
+
+
+def _late(
+    rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_], late: int, growth: float
+) -> Array:
+    cost = np.zeros(len(victims))
+    first = len(rounds) - late  # until then a victim absorbs at once, and nothing travels
+    for coupling in (rounds[t] for t in np.flatnonzero(part[:first])):
+        with np.errstate(divide="ignore"):
+            cost = cost + np.where(coupling.takes[victims], 1.0 / coupling.fresh[victims], 0.0) ** 2
+    p = np.zeros((len(rounds[0].fresh), len(victims)))
+    for t, coupling in enumerate(rounds[first:], start=first):
+        drift = (p > 0) & coupling.takes[:, None]
+        impulse = _impulse(coupling, victims, bool(part[t]))
+        p = p + np.maximum(impulse, growth * drift)
+        absorbed = np.where(coupling.must_absorb[:, None], p, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
+        cost = cost + (share**2).sum(axis=0)
+        p = coupling.transfer @ (p - absorbed)
+    return cost
+
+
+def _impulse(coupling: Coupling, victims: NDArray[np.intp], takes_part: bool) -> Array:
+    out = np.zeros((len(coupling.fresh), len(victims)))
+    if takes_part:
+        out[victims, np.arange(len(victims))] = coupling.takes[victims]
+    return out

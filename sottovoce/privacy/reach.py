@@ -1,0 +1,43 @@
+"""Which gradients can reach a view at all, whatever nodes make of what they hear: decided by the graph alone.
+
+What reaches it is followed back in time, as a set of components of the state: those that a message of the view holds,
+those that such a component is made of, and those that a node takes a gradient from which reaches the view. So the set
+has all that an observation can depend on, for any model and any reaction; a weight counts unless it is stored as zero.
+It takes one sparse product a round, for all victims together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from sottovoce.core.memo import once_for_each
+from sottovoce.privacy.observation import Observation
+
+
+@once_for_each
+def reaching_gradients(observation: Observation) -> NDArray[np.bool_]:
+    """Which (gradient round, victim) reach the view, directly or through another's query point."""
+    n, V = observation.steps[0].out.state.shape[0], len(observation.victims)
+    wanted = np.zeros(n, dtype=bool)  # components of the state that reach it
+    out = []
+    for step in reversed(observation.steps):
+        carried = _touched(step.out.state, wanted) | _columns(step.observed.state)
+        if step.takes_gradients:
+            reaches = _touched(step.out.gradient, wanted) | _columns(step.observed.gradient)
+            out.append(reaches)
+            if step.point is not None:
+                carried |= _columns(step.point.state[observation.victims[reaches]])
+        wanted = carried
+    return np.array(out[::-1]).reshape(-1, V)
+
+
+def _touched(matrix: sparse.csr_array, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    return _columns(matrix[np.flatnonzero(rows)])
+
+
+def _columns(matrix: sparse.csr_array) -> NDArray[np.bool_]:
+    found = np.zeros(matrix.shape[1], dtype=bool)
+    found[matrix.indices[matrix.data != 0]] = True
+    return found

@@ -1,0 +1,121 @@
+"""Strangers at every port that a command opens, as docs/scaling.md lists them: the honest go on as if they were alone.
+
+What strangers can do who know the protocols is in test_strangers.py, here and in tests/federation.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from torch.distributed import TCPStore
+
+from sottovoce.distributed.communication import Communicator
+from sottovoce.distributed.rank_store import RankStore
+from sottovoce.distributed.ranks import Ranks
+from tests.distributed.ranks import Pool
+from tests.federation.grpc_members import Federation, play
+from tests.federation.test_checking import checked, clinics
+from tests.hostile.strangers import exchange, listening_ports, strangers_at
+
+__all__ = ["clinics"]
+
+ROOT = Path(__file__).parents[2]
+PATIENCE = 60.0
+"""Seconds on a busy machine."""
+
+OPENS = {
+    "distributed/rank_store.py": "TCPStore",
+    "distributed/ranks.py": "init_process_group",
+    "federation/grpc_links.py": "add_secure_port",
+    "federation/rehearsal.py": "create_server",
+}
+"""The files that open ports, and by what."""
+
+
+def test_no_other_code_opens_a_port():
+    """Whatever else should listen one day gets a row in the table, and a test here."""
+    opening = re.compile(r"create_server|add_secure_port|add_insecure_port|TCPStore\(|init_process_group|\.listen\(")
+    found = {}
+    for path in (ROOT / "sottovoce").rglob("*.py"):
+        for word in opening.findall(path.read_text(encoding="utf-8")):
+            found[str(path.relative_to(ROOT / "sottovoce"))] = word.rstrip("(")
+    assert found == OPENS
+    assert "bind((" not in "".join(path.read_text() for path in (ROOT / "sottovoce").rglob("*.py"))
+
+
+def test_strangers_at_the_store_of_torchrun():
+    """Of ranks that are there. One that joins later waits until torch has taken all connections before it."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE))
+    stores = [TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=PATIENCE)) for _ in range(2)]
+    outcomes = []
+
+    def rank(number):
+        ranks = Ranks(Communicator(number, 2), RankStore(stores[number], number, timeout=PATIENCE))
+        outcomes.extend(ranks.on_rank_zero(lambda call=call: call) for call in range(5))
+
+    with strangers_at(store.port):
+        threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE)
+    assert sorted(outcomes) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_strangers_at_the_ports_of_ranks():
+    """Each rank has one, of gloo, on the interface that GLOO_SOCKET_IFNAME names."""
+    pool = Pool(2)
+    try:
+        ports = pool(listening_ports)
+        assert [len(found) for found in ports] == [1, 1]
+        alone = pool(exchange, 3)
+        with strangers_at(ports[0][0]), strangers_at(ports[1][0]):
+            assert pool(exchange, 3) == alone
+        assert pool(exchange, 3) == alone
+        assert alone[0] == alone[1] == [3.0, 0.0, 1.0, 0, 3.0, 0.0, 1.0, 1, 3.0, 0.0, 1.0, 2]
+    finally:
+        pool.close()
+
+
+def test_strangers_at_the_port_of_a_member(tmp_path):
+    """`sotto peer join`, and each member of `sotto peer rehearse`."""
+    made = Federation(tmp_path, listen=(True, False, False))
+    with made.pair() as (first, second), strangers_at(first.port):
+        assert play(first, second, range(20)) == 20
+        assert [type(event).__name__ for event in made.events[0]] == ["Connected"]
+
+
+def test_strangers_at_the_port_of_a_member_that_checks(clinics):
+    """`sotto peer check` answers its neighbours for as long as it waits for them."""
+    identities, agreement = clinics
+    port = int(identities[0].member.address.rpartition(":")[2])
+    arrived = threading.Event()
+
+    def bother():
+        while not arrived.is_set():
+            try:
+                socket.create_connection(("127.0.0.1", port), PATIENCE).close()
+            except ConnectionRefusedError:
+                continue
+            with strangers_at(port):
+                arrived.set()
+                done.wait(PATIENCE)
+
+    done, bothering = threading.Event(), threading.Thread(target=bother)
+    bothering.start()
+    found = checked(identities, dict.fromkeys(range(3), agreement), 20.0)
+    done.set()
+    arrived.set()
+    bothering.join(PATIENCE)
+    assert [checks.fine for checks in found.values()] == [True] * 3, found
+
+
+@pytest.mark.parametrize("page", ["scaling.md", "peers.md"])
+def test_the_pages_say_who_listens(page):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert "| port | opened by | listens on |" in text

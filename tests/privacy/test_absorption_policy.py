@@ -1,0 +1,113 @@
+"""Policies of the absorption bound: never below the least cost, as a solver of least squares finds it, and near it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import lsq_linear
+
+from sottovoce import account, algorithm, dropout, metropolis, trace, uniform, views
+from sottovoce.core.participation import parse_participation
+from sottovoce.privacy import absorption_policy
+from sottovoce.privacy.absorption import couple
+from sottovoce.privacy.absorption_policy import Policy, least_cost
+from sottovoce.privacy.account_cost import policy_for
+
+EVERY = parse_participation("every")
+
+
+def rounds_of(net, view, rounds, sigma=1.0):
+    return couple(trace(algorithm("dp-d-sgd", sigma=sigma), net, rounds=rounds), view)
+
+
+def least_squares(rounds, victim, part):
+    """The least cost over all that may be carried, q >= 0: absorbed, `p - q` over noise, is linear in q.
+
+    To carry more than there is never pays, so that `q <= p` holds by itself.
+    """
+    n, T = len(rounds[0].fresh), len(rounds)
+    free = [(t, w) for t in range(T) for w in range(n) if not rounds[t].must_absorb[w]]
+    place = {key: number for number, key in enumerate(free)}
+    matrix, shift = np.zeros((T * n, len(free))), np.zeros(T * n)
+    for t, coupling in enumerate(rounds):
+        for w in range(n):
+            row = t * n + w
+            if t:
+                for v in np.flatnonzero(rounds[t - 1].transfer[[w]].toarray()[0]):
+                    if (t - 1, v) in place:
+                        matrix[row, place[t - 1, v]] += rounds[t - 1].transfer[w, v]
+            shift[row] = float(part[t] and w == victim and coupling.takes[w])
+            if (t, w) in place:
+                matrix[row, place[t, w]] -= 1
+            noise = coupling.fresh[w] or 1e-4  # without noise all is carried: to absorb there costs far too much
+            matrix[row] /= noise
+            shift[row] /= noise
+    return 2 * lsq_linear(matrix, -shift, bounds=(0, np.inf), tol=1e-12, lsq_solver="exact").cost
+
+
+UNEVEN = np.linspace(0.5, 3.0, 8)
+
+CASES = {
+    "ring": (metropolis("ring:8"), 1.0, "every"),
+    "uneven noise": (metropolis("ring:8"), UNEVEN, "every"),
+    "hubs": (uniform("star:6"), 1.0, "every"),
+    "changing": (dropout("ring:8", rate=0.3, seed=2), 1.0, "every"),
+    "twice": (metropolis("path:6"), 1.0, "2x2"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_policies_are_never_below_the_least_cost_and_close_to_it(name):
+    net, sigma, participation = CASES[name]
+    scheme = parse_participation(participation)
+    rounds, victims = rounds_of(net, views.node(1), 5, sigma), np.setdiff1d(np.arange(net.n), [1])
+    found = {policy: least_cost(rounds, victims, scheme, policy) for policy in Policy}
+    for number, victim in enumerate(victims):
+        parts = [np.isin(np.arange(5), pattern) for pattern in scheme.patterns(5)]
+        oracle = max(least_squares(rounds, victim, part) for part in parts)
+        for policy, near in ((Policy.OPTIMISED, 1e-3), (Policy.SWEPT, 0.05)):
+            cost = found[policy][number]
+            assert oracle * (1 - 1e-6) - 1e-12 <= cost <= oracle * (1 + near) + 1e-9, (victim, policy)
+
+
+def test_a_shared_start_is_a_policy_like_others(monkeypatch):
+    """Victims far away that start from a policy of their group are as near to the least cost as others."""
+    net = metropolis("regular:60,d=3,seed=1")
+    rounds, victims = rounds_of(net, views.node(0), 12), np.arange(1, 60)
+    best, alone = (least_cost(rounds, victims, EVERY, policy) for policy in (Policy.OPTIMISED, Policy.SWEPT))
+    monkeypatch.setattr(absorption_policy, "SHARED_BY", 5)
+    monkeypatch.setattr(absorption_policy, "SHARED_HOPS", 2)
+    shared = least_cost(rounds, victims, EVERY, Policy.SWEPT)
+    assert not np.array_equal(shared, alone)
+    assert (shared >= best * (1 - 1e-3)).all()
+    assert (shared <= best * 1.06).all()
+
+
+def test_blocks_of_victims_do_not_change_their_figures(monkeypatch):
+    rounds, victims = rounds_of(metropolis("grid:4x5"), views.node(0), 6), np.arange(1, 20)
+    whole = least_cost(rounds, victims, EVERY, Policy.SWEPT)
+    monkeypatch.setattr(absorption_policy, "IN_CACHE", 3 * 20)
+    np.testing.assert_allclose(least_cost(rounds, victims, EVERY, Policy.SWEPT), whole, rtol=1e-12)
+
+
+def test_heard_nodes_without_noise_make_those_before_them_absorb():
+    """On a path seen from one end, node 1 adds nothing: all that reaches it is seen as it is."""
+    sigma = np.array([1.0, 0.0, 1.0, 1.0])
+    rounds = rounds_of(metropolis("path:4"), views.node(0), 3, sigma)
+    for policy in Policy:
+        near, middle, far = least_cost(rounds, np.array([1, 2, 3]), EVERY, policy)
+        assert np.isinf(near)
+        assert middle == pytest.approx(2)  # its last step comes too late
+        assert far == pytest.approx(least_squares(rounds, 3, np.ones(3, dtype=bool)), rel=0.05)
+
+
+def test_size_decides_which_policy_is_used_and_the_account_says_so():
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("regular:3000,d=10,seed=0"), rounds=30)
+    assert policy_for(system, 2999, EVERY, optimised=False) is Policy.SWEPT
+    assert policy_for(system, 2999, EVERY, optimised=True) is Policy.OPTIMISED
+    assert policy_for(system, 1, EVERY, optimised=False) is Policy.OPTIMISED
+    few = account(system, "node:0", kinds=["convex-training"], victims=range(1, 60))
+    assert few.absorption_policy is Policy.SWEPT
+    assert few.document(1e-5)["absorption_policy"] == "swept"
+    one = account(system, "node:0", kinds=["any-training"], victims=[5])
+    assert one.absorption_policy is one.document(1e-5)["absorption_policy"] is None
