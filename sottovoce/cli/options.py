@@ -166,6 +166,10 @@ class Setting:
     ] = None
     correlation: Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: npz file with C.")] = None
     sigma_pair: Annotated[float | None, typer.Option(help="decor: noise that neighbours share.")] = None
+    colluders: Annotated[
+        int | None,
+        typer.Option(min=1, help="secure-average, secure-gossip: how many nodes may collude; 1 if left out."),
+    ] = None
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
@@ -193,7 +197,7 @@ class Setting:
         net = weigh(self.graph, weights_for(spec.requires, self.weights))
         declared = self._declared(net.n)
         scheme = self.participation if declared is None else str(declared.participation.within(self.rounds))
-        given |= spec.from_run(given, rounds=self.rounds, participation=scheme)
+        given |= spec.from_run(given, rounds=self.rounds, participation=scheme, colluders=self.colluders)
         if declared is not None and spec.setting("sensitivity") is not None:
             given["sensitivity"] = declared.sensitivity
 

@@ -221,7 +221,8 @@ def calibrate_(
     nodes = declared_nodes(setting, sigma)
     document = {
         **settings_document(setting, sigma), "algorithm": setting.algorithm, "graph": net.name,
-        "view": str(setting.adversary), "final_models": setting.and_final_models, "secure_sum": setting.secure_sum,
+        "view": str(setting.adversary), "final_models": setting.and_final_models,
+        "secure_sum": setting.secure_sum or found.account.system.algorithm.secure_sum,
         "rounds": setting.rounds, "epsilon": epsilon, "delta": setting.delta,
         "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
         "covers": None if found.account.headline is None else found.account.coverage.document(),
