@@ -13,6 +13,7 @@ from scipy import linalg, sparse
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.memo import once_for_each
 from sottovoce.core.participation import Participation
+from sottovoce.core.sensitivity import in_units_of_largest, relative
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.final_models import published
 from sottovoce.privacy.observation import known_noise
@@ -120,12 +121,19 @@ def _local_spreads(system: LinearSystem) -> dict[StepMatrices, sparse.csr_array]
 
 
 def _local_spread(system: LinearSystem, step: StepMatrices) -> sparse.csr_array:
-    """How sources reach a node's gradient, N x S; checked: in every message noise and gradient come in this mixture."""
+    """How sources reach a node's gradient, in units of its sensitivity, N x S.
+
+    Checked: in every message noise and gradient come in this mixture.
+    """
     algorithm = system.algorithm
-    parts = [term.matrix.whole() for term in algorithm.noise.local(step.mixings[0])]
+    terms = in_units_of_largest(algorithm.noise.local(step.mixings[0]), algorithm.sensitivity)
+    parts = [term.matrix.whole() for term in terms]
     if not parts:
         raise Unaccountable(f"{algorithm.name}: nothing is added to gradients themselves")
     spread = sparse.csr_array(sparse.hstack(parts, format="csr"))
+    shares = relative(algorithm.sensitivity)
+    if shares is not None:
+        spread = sparse.csr_array(sparse.diags_array(1 / shares) @ spread)
     for matrix in (step.state_out, *(sent.rows for sent in step.sent)):
         _, gradient, noise = step.split(matrix)
         gap = abs(noise.tocsc()[:, : spread.shape[1]] - (gradient @ spread).tocsc())
