@@ -58,9 +58,10 @@ class Kills:
         note, store, received = LedgerJournal.note, LedgerJournal.before_send, LedgerJournal.received
         rounded_sum = RecordedInputs.rounded_sum
 
-        def taken(mailbox, sender, place, payload):
+        def taken(mailbox, sender, place, payload, digest=None):
             self.seen[mailbox._rules.member, sender, place].add(digest_of(payload))
-            return take(mailbox, sender, place, payload)
+            assert digest in (None, bytes.fromhex(digest_of(payload)))
+            return take(mailbox, sender, place, payload, digest)
 
         def sending(links, place, payloads):
             send(links, place, payloads)
