@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sottovoce._version import __version__
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
+    from sottovoce.core.json_numbers import JSON
     from sottovoce.core.topologies import Topology
     from sottovoce.privacy.views import View
     from sottovoce.tracing.linear_system import LinearSystem
@@ -244,3 +246,16 @@ def with_setting(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
+
+
+def settings_document(setting: Setting, sigma: float) -> "dict[str, JSON]":
+    """What the figures are about, besides what an account says itself: enough to repeat it."""
+    return {
+        "version": __version__,
+        "sigma": sigma,
+        "adjacency": setting.adjacency,
+        "participation": setting.participation,
+        "convex": setting.convex,
+        "seed": setting.seed,
+        "labels": setting.labels,
+    }

@@ -9,11 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce._version import __version__
+from sottovoce.cli.all_pairs import answer_for_pairs
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
-from sottovoce.cli.options import GraphSpec, Json, Part, Setting, Weights, Yes, offering, with_setting
-from sottovoce.cli.output import Table, answer, facts, gap_shown, print_note, progress, short, show_elapsed
+from sottovoce.cli.options import (
+    GraphSpec,
+    Json,
+    Part,
+    Setting,
+    Weights,
+    Yes,
+    offering,
+    settings_document,
+    with_setting,
+)
+from sottovoce.cli.output import Table, answer, facts, gap_shown, print_note, short, show_elapsed
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError, Unaccountable
@@ -21,7 +31,6 @@ from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import LISTED
 
 if TYPE_CHECKING:
-    from sottovoce.core.json_numbers import JSON
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, Kind
     from sottovoce.tracing.linear_system import LinearSystem
@@ -59,6 +68,9 @@ def account_(
     published: Annotated[bool, typer.Option("--published", help="Also the papers' formulas, for comparison.")] = False,
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
     all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every node as attacker; draws a heat map.")] = False,
+    sample: Annotated[
+        int | None, typer.Option(min=1, help="--all-pairs: so many attackers, drawn at random with --seed.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
     yes: Yes = False,
     as_json: Json = False,
@@ -70,12 +82,13 @@ def account_(
         answer_for_runs(runs, setting, as_json)
         return
     kinds = _asked_kinds(kind, published)
-    _fits_together(setting, all_pairs, {"--published": published, "--kind": bool(kind), "--optimised": optimised}, out)
+    _fits_together(setting, all_pairs, {"--published": published, "--kind": bool(kind), "--optimised": optimised})
+    _only_of_pairs(all_pairs, sample, out)
     _check_lipschitz(lipschitz, published)
     with show_elapsed(f"tracing {setting.algorithm} on {setting.graph}"):
         system = setting.system(sigma)
     if all_pairs:
-        _all_pairs(setting, system, sigma, out, as_json)
+        answer_for_pairs(setting, system, sigma, sample, out, as_json)
         return
     _announce(setting, system, kinds, optimised)
     with show_elapsed(f"accounting for {setting.view}") as work, _telling_when_stopped(work):
@@ -90,7 +103,7 @@ def account_(
             victims=setting.victims,
             optimised=optimised,
         )
-    document = {**_what(setting, sigma), **result.document(setting.delta)}
+    document = {**settings_document(setting, sigma), **result.document(setting.delta)}
     answer(document, as_json, _by_distance(result, setting.delta))
     if published and not as_json:
         print_line()
@@ -146,7 +159,7 @@ def _check_lipschitz(lipschitz: float | None, published: bool) -> None:
         raise InputError(f"--lipschitz {lipschitz}", "it is finite and not negative", "give 1.0, say")
 
 
-def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bool], out: Path | None) -> None:
+def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bool]) -> None:
     if all_pairs:
         given = {**not_of_pairs, "--convex": setting.convex, "--victim": bool(setting.victim)}
         given["--view"] = setting.view != "everyone"
@@ -154,21 +167,13 @@ def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bo
         for option, there in given.items():
             if there:
                 raise InputError(f"{option} with --all-pairs", "that is about every node, fixed streams", "drop one")
-    elif out is not None:
+
+
+def _only_of_pairs(all_pairs: bool, sample: int | None, out: Path | None) -> None:
+    if out is not None and not all_pairs:
         raise InputError("--out without --all-pairs", "only all pairs are kept", "add --all-pairs, or use --json")
-
-
-def _what(setting: Setting, sigma: float) -> "dict[str, JSON]":
-    """What the figures are about, besides what an account says itself: enough to repeat it."""
-    return {
-        "version": __version__,
-        "sigma": sigma,
-        "adjacency": setting.adjacency,
-        "participation": setting.participation,
-        "convex": setting.convex,
-        "seed": setting.seed,
-        "labels": setting.labels,
-    }
+    if sample is not None and not all_pairs:
+        raise InputError("--sample without --all-pairs", "attackers of all pairs are sampled", "add --all-pairs")
 
 
 def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[str]:
@@ -245,57 +250,6 @@ def _as_published(result: "Account") -> Table:
     return table
 
 
-def _all_pairs(setting: Setting, system: "LinearSystem", sigma: float, out: Path | None, as_json: bool) -> None:
-    """Fixed-streams figures for every attacker and victim, and what is proven for training."""
-    import numpy as np
-
-    from sottovoce.core.json_numbers import to_json
-    from sottovoce.core.participation import parse_participation
-    from sottovoce.privacy import all_pairs
-    from sottovoce.privacy.accountant import account
-    from sottovoce.privacy.gaussian_dp import epsilon_of
-    from sottovoce.privacy.guarantee import Kind
-
-    if system.only_gradients:
-        raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; drop --all-pairs")
-    if system.n < 2:
-        raise InputError("--all-pairs on one node", "a pair has two", "take a larger graph")
-    delta, averaging = setting.delta, system.algorithm.averaging
-    whole = account(system, adjacency=setting.adjacency, participation=setting.participation)
-    with progress("attackers") as advance:
-        mu = all_pairs.all_pairs(
-            system,
-            parse_participation(setting.participation),
-            secure_sum=setting.secure_sum,
-            store=out,
-            progress=advance,
-        )
-    others = mu[~np.eye(system.n, dtype=bool)]
-    least, mean, most = (float(x) for x in (others.min(), others.mean(), others.max()))
-    figures = {"mu_min": least, "mu_mean": mean, "mu_max": most, "epsilon_max": epsilon_of(most, delta)}
-    proven = None if whole.headline is None else whole.headline.document(delta)
-    document = {
-        **_what(setting, sigma), "algorithm": system.algorithm.name, "topology": system.topology.name,
-        "rounds": system.rounds, "secure_sum": setting.secure_sum, "delta": delta, "kind": Kind.FIXED_STREAMS.value,
-        "proven_for_training": averaging, "pairs": len(others),
-        **{name: to_json(value) for name, value in figures.items()},
-        "proven_for_everyone": proven,
-        "mu": [[to_json(value) for value in row] for row in mu.tolist()],
-    }  # fmt: skip
-    shown = {key: document[key] for key in ("algorithm", "topology", "rounds", "delta", "kind", "pairs")}
-    table = [*facts(shown), *([name.replace("_", " "), round_up(value)] for name, value in figures.items())]
-    lines = (
-        [] if averaging else ["These are exact for fixed streams, an idealisation of training; do not promise them."]
-    )
-    if whole.headline is not None and not averaging:
-        best = whole.headline
-        lines.append(
-            f"Proven for any pair: epsilon {round_up(best.epsilon(delta))} (mu {round_up(best.mu)}), {best.kind}."
-        )
-    legend = "Row: who learns; column: about whom; darker is more, logarithmic."
-    answer(document, as_json, table, *lines, legend, all_pairs.heat_map(mu))
-
-
 @app.command("calibrate")
 @with_setting
 def calibrate_(
@@ -315,7 +269,7 @@ def calibrate_(
             victims=setting.victims,
         )  # fmt: skip
     document = {
-        **_what(setting, found.sigma), "algorithm": setting.algorithm, "graph": net.name,
+        **settings_document(setting, found.sigma), "algorithm": setting.algorithm, "graph": net.name,
         "view": str(setting.adversary), "final_models": setting.and_final_models, "secure_sum": setting.secure_sum,
         "rounds": setting.rounds, "epsilon": epsilon, "delta": setting.delta,
         "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
