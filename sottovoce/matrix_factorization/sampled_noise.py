@@ -135,7 +135,7 @@ def sampled_noise(
         raise InputError(f"share {share}", "it lies in (0, 1]", "give the batch size over the number of records")
     mu_of(epsilon, delta)
     tried: list[SampledChoice] = []
-    numbers = list(_numbers(share, rounds))
+    numbers = list(numbers_of_parts(share, rounds))
 
     def choose(parts: int) -> None:
         target = (epsilon, delta)
@@ -191,7 +191,7 @@ def _certain(share: float) -> bool:
     return share >= 1 - WHOLE
 
 
-def _numbers(share: float, rounds: int) -> Iterator[int]:
+def numbers_of_parts(share: float, rounds: int) -> Iterator[int]:
     """Numbers of parts in question: all small ones, some larger ones, and the largest."""
     most = max(1, min(rounds, math.floor(1 / share + WHOLE)))
     parts = 1
