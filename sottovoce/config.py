@@ -107,13 +107,17 @@ class AlgorithmChoice(_OpenSection):
 
 
 class TrainingSettings(Section):
-    """How many rounds, on which batches, with which clipping."""
+    """How many rounds, on which batches, with which clipping.
+
+    `weigh_nodes`: whether every node counts alike in the average, or by the number of its records.
+    """
 
     rounds: int = Field(ge=1, le=10**7)
     batch: str = "full"
     clip: Literal["none", "per-example", "bounded", "whole-gradient"] = "none"
     bound: float | None = Field(default=None, gt=0)
     local_steps: int = Field(default=1, ge=1)
+    weigh_nodes: Literal["equal", "size"] = "equal"
     same_start: bool = True
 
 

@@ -119,9 +119,9 @@ class SensitivitySettings(AlgorithmSettings):
     """What algorithms with noise take."""
 
     sensitivity: Annotated[
-        float,
+        PerNode,
         Meaning(
-            "how far a change of data can move a node's gradient; noise is in units of it",
+            "how far a change of data can move a node's gradient; its noise is in units of it",
             Role.FROM_RUN,
             "it follows from clipping and batches",
         ),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.mixing import Requirement
-from sottovoce.core.noise import Noise
+from sottovoce.core.noise import Noise, PerNode
 from sottovoce.core.topologies import Topology
 
 State: TypeAlias = Any
@@ -50,8 +50,8 @@ class Algorithm(Protocol):
         """What gradients and noise are multiplied with (eta)."""
 
     @property
-    def sensitivity(self) -> float:
-        """How much one node's data may move its gradient (Delta); noise is in units of it."""
+    def sensitivity(self) -> PerNode:
+        """How much a node's data may move its gradient (Delta), alike or one for each; noise is in units of it."""
 
     @property
     def requires(self) -> Requirement:

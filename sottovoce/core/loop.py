@@ -37,6 +37,7 @@ from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sensitivity import check_nodes, in_units_of_largest, largest
 from sottovoce.core.sum_grid import IntegerSums, model_grid, sum_grid
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight
@@ -55,6 +56,7 @@ def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -
             "values to average are private: they enter as the gradient of round 0",
             "start from zeros and give the values in the gradient",
         )
+    check_nodes(algorithm.sensitivity, topology.n)
     algorithm = algorithm.on(topology)
     _check_noise(algorithm, topology.at(0), rounds)
     state = algorithm.init(arrays.read_only(x0))
@@ -107,7 +109,7 @@ def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
     if algorithm.noise.correlation is not None:
         if algorithm.averaging:
             raise InputError(f"{algorithm.name} with correlated noise", "it adds noise only once", "use Independent")
-        algorithm.noise.correlation.matrix(rounds)
+        algorithm.noise.correlation.bands(rounds)  # refuses a C that is too short
 
 
 def play_round(
@@ -219,8 +221,9 @@ def _step_locally(
 
 def _local_noise(algorithm: Algorithm, mixing: Mixing, inputs: LoopInputs, round: int) -> Rows | float:
     total: Rows | float = 0.0
-    for number, term in enumerate(algorithm.noise.local(mixing)):
-        matrix, correlation = term.matrix.scaled(algorithm.sensitivity), algorithm.noise.correlation
+    terms = in_units_of_largest(algorithm.noise.local(mixing), algorithm.sensitivity)
+    for number, term in enumerate(terms):
+        matrix, correlation = term.matrix.scaled(largest(algorithm.sensitivity)), algorithm.noise.correlation
         if correlation is None:
             noise = inputs.noise(term.sources, matrix, round, 0)
         else:
@@ -232,10 +235,9 @@ def _local_noise(algorithm: Algorithm, mixing: Mixing, inputs: LoopInputs, round
 def _gossip_step(algorithm: Algorithm, topology: Topology, round: int, step: int) -> GossipStep:
     mixing = topology.at(round, step)
     mixing.require(algorithm.requires)
-    scale = algorithm.step_size * algorithm.sensitivity
-    return GossipStep(
-        mixing, algorithm.noise.edge(mixing), scale, sums_over_all(algorithm), round, step, _grid(algorithm, mixing)
-    )
+    scale = algorithm.step_size * largest(algorithm.sensitivity)
+    noise = in_units_of_largest(algorithm.noise.edge(mixing), algorithm.sensitivity)
+    return GossipStep(mixing, noise, scale, sums_over_all(algorithm), round, step, _grid(algorithm, mixing))
 
 
 def _grid(algorithm: Algorithm, mixing: Mixing) -> IntegerSums | None:

@@ -27,6 +27,7 @@ from sottovoce.core.memo import once_for_each
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.random_streams import RandomSource, RandomStream
+from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.errors import Diverged, InputError
 
 FINEST = 32
@@ -49,11 +50,13 @@ SUMS = 2**60
 class SumGrid:
     """Values are integers times `step`; each of its nodes adds a discrete Gaussian of so many steps, `sigma_N`.
 
+    Nodes may have sensitivities of their own: noise is in units of the largest, rounding weighs most on the least.
     `bounds_N[v]` is what the sum that node v gets stays within, its own integers counted.
     """
 
     step: float
     sensitivity: float
+    least_sensitivity: float
     nodes: tuple[int, ...]
     sigma_N: tuple[int, ...]
     term: NoiseTerm
@@ -123,15 +126,18 @@ def _read(total_D: Words, bound: int, denominator: int, step: float) -> Reals:
 def model_grid(mixing: Mixing) -> ModelGrid:
     """The grid of models whose sums over neighbours fit into 64 bits: the finest for numbers up to 2^14."""
     weights = integer_weights(mixing)
-    largest = min(LARGEST_INTEGER, 2**62 // max(weights.denominators))
-    step = math.ldexp(1.0, math.ceil(math.log2(LARGEST_MODEL / largest)))
+    integers = min(LARGEST_INTEGER, 2**62 // max(weights.denominators))
+    step = math.ldexp(1.0, math.ceil(math.log2(LARGEST_MODEL / integers)))
     most = math.ceil(LARGEST_MODEL / step)
     return ModelGrid(step, weights, _bounds(weights, most, (0,) * mixing.n))
 
 
 def sum_grid(algorithm: Algorithm, mixing: Mixing) -> SumGrid:
     """The grid of an algorithm's secure sums: as fine as 64 bits allow, up to 2^32 steps to a sensitivity."""
-    return _grid(algorithm.noise.local(mixing), algorithm.sensitivity, mixing)
+    terms = in_units_of_largest(algorithm.noise.local(mixing), algorithm.sensitivity)
+    grid = _grid(terms, largest(algorithm.sensitivity), mixing)
+    least = float(np.min(algorithm.sensitivity))
+    return grid if least == grid.least_sensitivity else replace(grid, least_sensitivity=least)
 
 
 @lru_cache(maxsize=32)
@@ -146,12 +152,13 @@ def _grid(terms: tuple[NoiseTerm, ...], sensitivity: float, mixing: Mixing) -> S
     for finer in range(FINEST, COARSEST - 1, -1):
         step = math.ldexp(least_step, -finer)
         sigma = tuple(math.ceil(size * sensitivity / step) for size in sizes.tolist())
-        largest = math.ceil(LARGEST_VALUE * sensitivity / step)
+        largest_value = math.ceil(LARGEST_VALUE * sensitivity / step)
         try:
-            if max(sigma) > LARGEST_SIGMA or largest > LARGEST_INTEGER:
+            if max(sigma) > LARGEST_SIGMA or largest_value > LARGEST_INTEGER:
                 continue
             nodes = tuple(range(mixing.n))
-            return SumGrid(step, sensitivity, nodes, sigma, terms[0], weights, _bounds(weights, largest, sigma))
+            bounds = _bounds(weights, largest_value, sigma)
+            return SumGrid(step, sensitivity, sensitivity, nodes, sigma, terms[0], weights, bounds)
         except InputError:  # sums do not fit: a coarser grid may do
             continue
     raise InputError(

@@ -119,7 +119,8 @@ class PeerTransport(ShardTransport):
                 joined = max(joined, self._round_to_join(round, last))
                 if round >= joined:
                     yield round
-        self._serve_until_all_ended(Place(last, 0))
+        if not self.journal.has_ended():
+            self._serve_until_all_ended(Place(last, 0))
         self.journal.check_receipts(self.links.receipts())
 
     def _is_recorded(self, place: Place) -> bool:
@@ -137,6 +138,7 @@ class PeerTransport(ShardTransport):
             return left
 
         self.patience.wait(end, left, attempt)
+        self.journal.end(left)
         self.on_end(left)
 
     def _round_to_join(self, round: int, last: int) -> int:

@@ -41,7 +41,7 @@ def discrete_factor(grid: SumGrid) -> float:
     largest = int(max(abs(grid.weights.numerators.data)))  # over g, which is at least 1
     _check_lattice(least, largest, len(grid.sigma_N))
     variance = 1 - SMOOTHING**2 / float(least) ** 2
-    rounding = 1 + math.sqrt(PARAMETERS) * grid.step / grid.sensitivity * (1 + 2**-20)
+    rounding = 1 + math.sqrt(PARAMETERS) * grid.step / grid.least_sensitivity * (1 + 2**-20)
     return rounding / math.sqrt(variance) * (1 + 1e-12)
 
 

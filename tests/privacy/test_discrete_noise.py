@@ -9,7 +9,8 @@ import pytest
 from mpmath import mp
 from scipy import stats
 
-from sottovoce import Unaccountable, algorithm, uniform
+from sottovoce import Unaccountable, account, algorithm, trace, uniform
+from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.sum_grid import sum_grid
 from sottovoce.privacy.discrete_noise import SMOOTHING, discrete_factor, lattice_exponent
 
@@ -89,3 +90,13 @@ def test_noise_of_few_steps_is_refused():
     grid = sum_grid(algorithm("secure-average", sigma=2.0**-29), uniform("complete:3").at(0))
     with pytest.raises(Unaccountable, match="not close enough to a Gaussian"):
         discrete_factor(grid)
+
+
+def test_nodes_of_unequal_sensitivity_add_up_to_what_the_worst_coalition_leaves():
+    net = uniform("complete:4")
+    own = algorithm("secure-average", sigma=2.0, sensitivity=(1.0, 1.0, 0.5, 0.25))
+    found = account(trace(with_exact_noise(own, net), net, rounds=3)).headline
+    least_noise = 2.0**2 * (1.0 + 0.5**2 + 0.25**2)  # of the three that do not collude with the first
+    assert found.mu == pytest.approx(math.sqrt(3 / least_noise), rel=1e-4)
+    grid = sum_grid(with_exact_noise(own, net), net.at(0))
+    assert (grid.sensitivity, grid.least_sensitivity) == (1.0, 0.25)
