@@ -111,7 +111,7 @@ def observe(
 ) -> Observation:
     """What `adversary` sees of `system`, as far as it concerns `victims` (None: every node that is not a member of it).
 
-    With `own`, also what its members say, which they know anyway. Where nodes get sums over their neighbours, so does it.
+    With `own`, also what its members say, which they know anyway. Where nodes get sums over neighbours, so does it.
     """
     adversary.check(system.n)
     _check_edges(system, adversary)
