@@ -63,9 +63,7 @@ def account_(
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
     all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every node as attacker; draws a heat map.")] = False,
     out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="RUN --view: folder of files that the run names.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option(help="RUN --view: folder of files that the run names.")] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
