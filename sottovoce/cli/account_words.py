@@ -56,13 +56,15 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
 
 def _whom(result: "Account", best: "Guarantee", labels: Sequence[str] | None) -> str:
     """The victims that the headline is about, and the adversary where it is not the one that was asked for."""
+    from sottovoce.privacy.covering_views import hides_in_sums
     from sottovoce.privacy.views import ViewKind
 
     if result.view.kind is ViewKind.ANY_COALITION:
         members = ", ".join(node_name(member, labels) for member in best.view.members) or str(best.view)
         return f"for node {node_name(best.victim, labels)} against the coalition that learns most: {members}"
     if best.view != result.view:
-        return f"for node {node_name(best.victim, labels)} against {best.view}, who knows shared secrets"
+        known = "its own noise" if hides_in_sums(result.system) else "shared secrets"
+        return f"for node {node_name(best.victim, labels)} against {best.view}, who knows {known}"
     worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
     return f"for node {node_name(best.victim, labels)}" if worst == 1 else f"for each of {worst} nodes"
 

@@ -66,8 +66,8 @@ def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json:
             print_line(line)
         if sampled is not None:
             print_line(
-                "Batches are drawn by chance: whoever hears every message, and so this view, learns at most epsilon "
-                f"{round_up(sampled.epsilon)} about one record that is {CHANGED_RECORD[sampled.change]}."
+                "Batches are drawn by chance: whoever hears every message, and so this view too, learns at most "
+                f"epsilon {round_up(sampled.epsilon)} about one record that is {CHANGED_RECORD[sampled.change]}."
             )
 
 

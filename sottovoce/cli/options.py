@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sottovoce._version import __version__
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
+    from sottovoce.core.json_numbers import JSON
+    from sottovoce.core.noise import PerNode
     from sottovoce.core.participation import Participation
     from sottovoce.core.topologies import Topology
     from sottovoce.learning.declared_records import DeclaredRecords
@@ -163,6 +166,10 @@ class Setting:
     ] = None
     correlation: Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: npz file with C.")] = None
     sigma_pair: Annotated[float | None, typer.Option(help="decor: noise that neighbours share.")] = None
+    colluders: Annotated[
+        int | None,
+        typer.Option(min=1, help="secure-average, secure-gossip: how many nodes may collude; 1 if left out."),
+    ] = None
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
@@ -190,7 +197,7 @@ class Setting:
         net = weigh(self.graph, weights_for(spec.requires, self.weights))
         declared = self._declared(net.n)
         scheme = self.participation if declared is None else str(declared.participation.within(self.rounds))
-        given |= spec.from_run(given, rounds=self.rounds, participation=scheme)
+        given |= spec.from_run(given, rounds=self.rounds, participation=scheme, colluders=self.colluders)
         if declared is not None and spec.setting("sensitivity") is not None:
             given["sensitivity"] = declared.sensitivity
 
@@ -285,3 +292,16 @@ def with_setting(command: Callable[..., None]) -> Callable[..., None]:
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     return wrapper
+
+
+def settings_document(setting: Setting, sigma: "PerNode") -> "dict[str, JSON]":
+    """What the figures are about, besides what an account says itself: enough to repeat it."""
+    return {
+        "version": __version__,
+        "sigma": list(sigma) if isinstance(sigma, tuple) else sigma,
+        "adjacency": setting.adjacency,
+        "participation": setting.participation,
+        "convex": setting.convex,
+        "seed": setting.seed,
+        "labels": setting.labels,
+    }

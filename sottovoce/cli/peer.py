@@ -176,7 +176,7 @@ def _result_table(result: "Document") -> Table:
         "epsilon": "none is proven"
         if headline is None
         else f"{round_up(headline['epsilon'])} at delta {result['delta']:g}, {headline['kind']}",
-        "sent": f"{last['messages']:,} messages, {size_text(last['wire_bytes'])}",
+        "sent": f"{last['messages']:,} messages, {size_text(last['wire_bytes'])} with headers and acknowledgements",
         "folder": result["folder"],
     }
     return facts(found)

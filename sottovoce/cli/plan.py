@@ -49,6 +49,9 @@ def plan_(
     convex: Convex = False,
     adjacency: AdjacencySpec = ADJACENCY,
     participation: Part = "every",
+    colluders: Annotated[
+        int, typer.Option(min=1, help="How many nodes may work together where algorithms have secure sums.")
+    ] = 1,
     delta: Delta = 1e-5,
     yes: Yes = False,
     as_json: Json = False,
@@ -66,7 +69,7 @@ def plan_(
         graph=build(graph), rounds=rounds, epsilon=epsilon, delta=delta, dimension=dimension,
         records=held[0] if len(held) == 1 else tuple(held),
         view=view, final_models=and_final_models, adjacency=adjacency, participation=participation, weights=weights,
-        convex=convex,
+        convex=convex, colluders=colluders,
     )  # fmt: skip
     with progress("algorithms") as tell:
         found = plan(question, tell)
@@ -82,7 +85,7 @@ def _document(found: "Plan") -> dict[str, object]:
     return {
         "version": __version__, "graph": question.graph.name, "rounds": question.rounds, "epsilon": question.epsilon,
         "delta": question.delta, "view": question.view, "final_models": question.final_models,
-        "adjacency": question.adjacency,
+        "adjacency": question.adjacency, "colluders": question.colluders,
         "participation": question.participation, "convex": question.convex, "records": _listed(question.records),
         "dimension": question.dimension, "sensitivity": _listed(question.sensitivity),
         "ranked": [_entry(entry, question.delta) for entry in found.ranked],

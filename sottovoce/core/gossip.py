@@ -48,6 +48,7 @@ class Gossip:
     requires: Requirement = "row-stochastic"
     averaging: bool = False
     secure_sum: bool = False
+    colluders: int = 1
     exact_noise: bool = False
 
     def __post_init__(self) -> None:

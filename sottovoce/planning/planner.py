@@ -79,7 +79,8 @@ class Question:
     `records` of all nodes or of each, `dimension` parameters of the model; gradients are clipped per example. They take
     part `every` round, `KxB`, or in batches that are drawn by chance: `poisson:SHARE`, `fixed:SIZE`. `weights` is what
     each algorithm needs unless given; `convex` says that local steps are non-expansive. With `final_models`, the
-    adversary sees these models after the last round as well.
+    adversary sees these models after the last round as well. `colluders` nodes may work together where algorithms have
+    secure sums.
     """
 
     graph: Graph
@@ -94,6 +95,7 @@ class Question:
     participation: str = "every"
     weights: str | None = None
     convex: bool = False
+    colluders: int = 1
 
     def __post_init__(self) -> None:
         """Refuses what is wrong for every algorithm."""
@@ -274,9 +276,12 @@ def _best(question: Question, one: _Candidate) -> Entry:
         raise Unaccountable(ONCE)
     given = {
         **one.settings,
-        **spec.from_run(one.settings, rounds=question.rounds, participation=str(question.scheme(question.rounds))),
+        **spec.from_run(
+            one.settings, rounds=question.rounds, participation=str(question.scheme(question.rounds)),
+            colluders=question.colluders if spec.setting("colluders") is not None else None,
+        ),
         **({} if spec.setting("sensitivity") is None else {"sensitivity": question.sensitivity}),
-    }
+    }  # fmt: skip
     if not spec.shares_noise:
         return _entry(question, one, lambda sigma: spec.build_at(sigma, given))
     tried = [_entry(question, one, _with_secrets(spec, given, times), secrets=times) for times in PAIRED]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypedDict, TypeGuard
@@ -19,12 +19,15 @@ from numpy.typing import NDArray
 
 from sottovoce.core.files import check_writable, explaining, write_text
 from sottovoce.core.json_numbers import JSON, from_json, is_number, to_json
+from sottovoce.core.limits import Cost
 from sottovoce.core.participation import Participation
 from sottovoce.core.sensitivity import relative
 from sottovoce.core.threads import WORKERS, one_thread
 from sottovoce.errors import InputError
 from sottovoce.privacy import views
+from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.exact import routes
+from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.observation import observe
 from sottovoce.text import parse_json, read_text
 from sottovoce.tracing.linear_system import LinearSystem
@@ -43,13 +46,18 @@ def all_pairs(
     scheme: Participation,
     *,
     secure_sum: bool = False,
+    attackers: Sequence[int] | None = None,
     store: Path | None = None,
     progress: Progress | None = None,
 ) -> NDArray[np.float64]:
-    """mu of the exact loss (fixed streams): row a, column u is what node a learns about node u; 0 on the diagonal."""
+    """mu of the exact loss (fixed streams): a row for each attacker (None: every node), a column for each node.
+
+    Row a, column u is what a learns about u; 0 where they are the same.
+    """
     n = system.n
     scheme.check(sum(bool(step.gradients) for step in system.steps))
-    out = np.zeros((n, n))
+    who = range(n) if attackers is None else attackers
+    out = np.zeros((len(who), n))
     title = _title(system, scheme, secure_sum)
     done = dict(_stored(store, title, n)) if store is not None else {}
 
@@ -62,13 +70,28 @@ def all_pairs(
         return found
 
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
-        for attacker, found in enumerate(pool.map(row, range(n))):
-            out[attacker] = found
+        for number, (attacker, found) in enumerate(zip(who, pool.map(row, who), strict=True)):
+            out[number] = found
             if store is not None and attacker not in done:
                 _append(store, {"attacker": attacker, "mu": [to_json(mu) for mu in found.tolist()]})
             if progress is not None:
-                progress(attacker + 1, n)
+                progress(number + 1, len(who))
     return out
+
+
+def pairs_cost(
+    system: LinearSystem, scheme: Participation, attackers: Sequence[int], *, secure_sum: bool = False
+) -> Cost:
+    """What all pairs with these attackers take, on one core."""
+    each = (views.node(attacker, secure_sum=secure_sum) for attacker in attackers)
+    return sum((account_cost(system, view, [Kind.FIXED_STREAMS], scheme) for view in each), Cost())
+
+
+def sampled_attackers(n: int, count: int, seed: int) -> list[int]:
+    """So many nodes at random, in order."""
+    if count > n:
+        raise InputError(f"a sample of {count} attackers", f"there are {n} nodes", "sample at most so many")
+    return sorted(np.random.default_rng(seed).choice(n, count, replace=False).tolist())
 
 
 class _Row(TypedDict):
@@ -90,7 +113,7 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
     if relative(system.algorithm.sensitivity) is not None:
         digest.update(repr(system.algorithm.sensitivity).encode())
     if system.correlation is not None:
-        digest.update(system.correlation.matrix(system.rounds).tobytes())
+        digest.update(system.correlation.numbers(system.rounds).tobytes())
     return {
         "algorithm": system.algorithm.name,
         "noise": str(system.algorithm.noise),
@@ -155,25 +178,24 @@ def _append(store: Path, row: Mapping[str, JSON]) -> None:
 
 
 def heat_map(values: NDArray[np.float64], *, most: int = 60) -> str:
-    """A square of shades, darker for more, on a logarithmic scale; large ones show the largest of each block.
+    """Shades, darker for more, on a logarithmic scale; large ones show the largest of each block.
 
     >>> print(heat_map(np.array([[0.0, 1.0], [0.01, 0.0]])))
       @@
     ..
     """
-    n = len(values)
-    size = -(-n // most)
-    blocks = -(-n // size)
-    largest = np.zeros((blocks, blocks))
-    for i in range(blocks):
-        for j in range(blocks):
-            largest[i, j] = values[i * size : (i + 1) * size, j * size : (j + 1) * size].max()
+    high, wide = (-(-count // most) for count in values.shape)
+    down, across = (-(-count // size) for count, size in zip(values.shape, (high, wide), strict=True))
+    largest = np.zeros((down, across))
+    for i in range(down):
+        for j in range(across):
+            largest[i, j] = values[i * high : (i + 1) * high, j * wide : (j + 1) * wide].max()
     positive = largest[(largest > 0) & np.isfinite(largest)]
     if not positive.size:
-        return "\n".join("  " * blocks for _ in range(blocks))
-    low, high = np.log(positive.min()), np.log(positive.max())
+        return "\n".join("  " * across for _ in range(down))
+    least, most_of_all = np.log(positive.min()), np.log(positive.max())
     with np.errstate(divide="ignore"):
-        level = (np.log(largest) - low) / max(high - low, 1e-12)
+        level = (np.log(largest) - least) / max(most_of_all - least, 1e-12)
     steps = len(SHADES) - 2
     index = np.where(largest > 0, 1 + np.clip(np.round(level * steps), 0, steps), 0).astype(int)
     return "\n".join("".join(2 * SHADES[k] for k in row).rstrip() for row in index)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sottovoce.core.noise import PerNode
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.bisection import Answer, Search, least_noise
+from sottovoce.privacy.covering_views import hides_in_sums
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
@@ -127,6 +128,8 @@ def noise_multipliers(
 
     if view.kind is not ViewKind.EVERYONE or view.members:
         raise Unaccountable(f"sampling together with the partial view {view}: no proof; use the everyone view")
+    if hides_in_sums(system):
+        raise Unaccountable("sampling together with secure sums is not accounted for; the figure without it holds")
     bands = 1 if system.correlation is None else system.correlation.bands(system.rounds)
     if bands > apart and not certain:
         when = "in every round" if apart == 1 else f"every {apart} rounds"

@@ -25,7 +25,7 @@ from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss, StatedLoss, loss_document
-from sottovoce.privacy.covering_views import NODE_ROUNDS, Coverage, coverage, covering_views, shares_secrets
+from sottovoce.privacy.covering_views import NODE_ROUNDS, Coverage, coverage, covering_views, insiders_know_more
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
@@ -85,7 +85,7 @@ class PrivacyReport:
     def _proven(self) -> PrivacyFigure | None:
         if not self.accounts:
             return self.sampled
-        if shares_secrets(self.accountant.system):
+        if insiders_know_more(self.accountant.system):
             if any(found.headline is None for found in self._counted):
                 return None
             return _headline(max(self._counted, key=lambda found: found.mu), self.delta)
@@ -96,7 +96,7 @@ class PrivacyReport:
         """Whom the headline covers; None where there is none."""
         if self.headline is None:
             return None
-        held = self._counted if shares_secrets(self.accountant.system) else self._counted[:1]
+        held = self._counted if insiders_know_more(self.accountant.system) else self._counted[:1]
         return coverage([found.view for found in held] or [self.headline.view], self.accountant.system)
 
     @property
@@ -160,7 +160,7 @@ class PrivacyReport:
 
     def _held_against(self, last: PrivacyFigure) -> list[View]:
         """The adversaries of whom the headline is the worst: its own alone, unless neighbours share secrets."""
-        return [found.view for found in self._counted] if shares_secrets(self.accountant.system) else [last.view]
+        return [found.view for found in self._counted] if insiders_know_more(self.accountant.system) else [last.view]
 
     @one_thread()
     def _mu_after(self, rounds: int, last: PrivacyFigure) -> float:

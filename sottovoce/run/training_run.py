@@ -188,7 +188,8 @@ def prepare_run(
         algorithm = replace(algorithm, sensitivity=sensitivity)  # type: ignore[type-var]
     algorithm = with_exact_noise(algorithm, topology, exact_noise)
     topology.require_connected()
-    start_run(algorithm, topology, torch.zeros(topology.n, 1), rounds)  # refuses what does not fit; models come later
+    like_start = torch.zeros(topology.n, 1) if same_start else torch.arange(float(topology.n))[:, None]
+    start_run(algorithm, topology, like_start, rounds)  # refuses what does not fit; models come later
     transport = InProcess(topology.n)
     key = NoiseKey.given_or_fresh(noise_key)
     run = TrainingRun(

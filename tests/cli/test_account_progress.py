@@ -56,10 +56,7 @@ def test_work_of_minutes_is_announced_with_what_is_quick(sotto, monkeypatch):
     monkeypatch.setattr(limits, "SECONDS", 0.0005)
     code, _, err = sotto(LINE)
     assert code == 2
-    assert (
-        "take --kind any-training --kind fixed-streams, fewer rounds, a smaller graph or one --victim, or add --yes"
-        in err
-    )
+    assert "take --kind any-training --kind fixed-streams, fewer rounds, a smaller graph or one --victim, or" in err
 
 
 def test_remaining_time_follows_the_pace_of_the_part_at_hand(monkeypatch):
@@ -75,3 +72,24 @@ def test_remaining_time_follows_the_pace_of_the_part_at_hand(monkeypatch):
     assert (work.left, work.finished) == (None, ["any-training"])
     work.hear("convex-training", 0, 50)
     assert work.left is None
+
+
+def test_pairs_of_a_sample_say_so(sotto, monkeypatch):
+    line = "account --graph ring:8 --rounds 3 --all-pairs --sample 3"
+    document = json.loads(sotto(line, "--json")[1])
+    assert (document["pairs"], len(document["sampled_attackers"]), len(document["mu"])) == (21, 3, 3)
+    assert "A sample: 3 of 8 attackers, drawn with seed 0; others may learn more." in sotto(line)[1]
+    monkeypatch.setattr(limits, "SECONDS", 6e-4)
+    assert "take --sample" in sotto(line)[2]
+
+
+def test_pairs_that_are_stopped_say_what_is_kept(sotto, monkeypatch, tmp_path):
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sottovoce.privacy.all_pairs.all_pairs", stop)
+    line = "account --graph ring:8 --rounds 3 --all-pairs"
+    assert "nothing is kept without --out" in sotto(line)[2]
+    code, _, err = sotto(line, "--out", str(tmp_path / "pairs"))
+    assert code == 130
+    assert "has all attackers that were done; the same command goes on from there" in err

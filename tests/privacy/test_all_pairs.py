@@ -9,7 +9,7 @@ import pytest
 
 from sottovoce import InputError, account, algorithm, metropolis, trace
 from sottovoce.core.participation import parse_participation
-from sottovoce.privacy.all_pairs import all_pairs, heat_map
+from sottovoce.privacy.all_pairs import all_pairs, heat_map, pairs_cost, sampled_attackers
 
 EVERY = parse_participation("every")
 SYSTEM = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("florentine"), rounds=4)
@@ -57,3 +57,22 @@ def test_heat_map_is_square_and_bounded():
     assert max(map(len, lines)) <= 66
     assert heat_map(np.zeros((2, 2))).strip() == ""
     assert "@" in heat_map(np.array([[0.0, np.inf], [1.0, 0.0]]))
+
+
+def test_a_sample_of_attackers_is_a_part_of_all(tmp_path):
+    store = tmp_path / "pairs.jsonl"
+    some = sampled_attackers(15, 4, seed=3)
+    assert some == sorted(set(some))
+    rows = all_pairs(SYSTEM, EVERY, attackers=some, store=store)
+    assert len(store.read_text().splitlines()) == 5
+    whole = all_pairs(SYSTEM, EVERY, store=store)  # goes on from there
+    np.testing.assert_array_equal(whole[some], rows)
+    assert len(store.read_text().splitlines()) == 16
+    with pytest.raises(InputError, match="a sample of 16 attackers"):
+        sampled_attackers(15, 16, seed=0)
+
+
+def test_the_estimate_of_pairs_grows_with_attackers():
+    few, many = (pairs_cost(SYSTEM, EVERY, range(count)).seconds for count in (3, 15))
+    assert 3 * few < many
+    assert heat_map(np.ones((2, 130))).count("\n") == 1

@@ -1,0 +1,101 @@
+"""`sotto account --all-pairs`: what every node, or a sample of them, learns about every other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sottovoce.cli.options import Setting, settings_document
+from sottovoce.cli.output import answer, facts, print_note, progress
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.rounding import round_up
+
+if TYPE_CHECKING:
+    from sottovoce.core.participation import Participation
+    from sottovoce.tracing.linear_system import LinearSystem
+
+PRINTED = 1_000_000
+"""JSON has the figures of up to so many pairs; of more they are in the file of --out only."""
+
+
+def answer_for_pairs(
+    setting: Setting, system: "LinearSystem", sigma: float, sample: int | None, out: Path | None, as_json: bool
+) -> None:
+    """Fixed-streams figures for attackers and victims, and what is proven for training."""
+    import numpy as np
+
+    from sottovoce.core.json_numbers import to_json
+    from sottovoce.core.participation import parse_participation
+    from sottovoce.privacy import all_pairs
+    from sottovoce.privacy.accountant import account
+    from sottovoce.privacy.gaussian_dp import epsilon_of
+    from sottovoce.privacy.guarantee import Kind
+
+    if system.only_gradients:
+        raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; drop --all-pairs")
+    if system.n < 2:
+        raise InputError("--all-pairs on one node", "a pair has two", "take a larger graph")
+    delta, averaging = setting.delta, system.algorithm.averaging
+    scheme = parse_participation(setting.scheme)
+    attackers = list(range(system.n)) if sample is None else all_pairs.sampled_attackers(system.n, sample, setting.seed)
+    _check_pairs_cost(setting, system, scheme, attackers)
+    whole = account(system, adjacency=setting.adjacency, participation=setting.scheme)
+    with _telling_what_is_kept(out), progress("attackers") as advance:
+        mu = all_pairs.all_pairs(
+            system, scheme, secure_sum=setting.secure_sum, attackers=attackers, store=out, progress=advance
+        )
+    others = mu[np.asarray(attackers)[:, None] != np.arange(system.n)]
+    least, mean, most = (float(x) for x in (others.min(), others.mean(), others.max()))
+    figures = {"mu_min": least, "mu_mean": mean, "mu_max": most, "epsilon_max": epsilon_of(most, delta)}
+    proven = None if whole.headline is None else whole.headline.document(delta)
+    rows = None if len(others) > PRINTED else [[to_json(value) for value in row] for row in mu.tolist()]
+    document = {
+        **settings_document(setting, sigma), "algorithm": system.algorithm.name, "topology": system.topology.name,
+        "rounds": system.rounds, "secure_sum": setting.secure_sum, "delta": delta, "kind": Kind.FIXED_STREAMS.value,
+        "proven_for_training": averaging, "pairs": len(others),
+        "sampled_attackers": None if sample is None else attackers,
+        **{name: to_json(value) for name, value in figures.items()},
+        "proven_for_everyone": proven,
+        "mu": rows,
+    }  # fmt: skip
+    shown = {key: document[key] for key in ("algorithm", "topology", "rounds", "delta", "kind", "pairs")}
+    table = [*facts(shown), *([name.replace("_", " "), round_up(value)] for name, value in figures.items())]
+    lines = (
+        [] if averaging else ["These are exact for fixed streams, an idealisation of training; do not promise them."]
+    )
+    if sample is not None:
+        lines.append(
+            f"A sample: {sample} of {system.n:,} attackers, drawn with seed {setting.seed}; others may learn more."
+        )
+    if whole.headline is not None and not averaging:
+        best = whole.headline
+        lines.append(
+            f"Proven for any pair: epsilon {round_up(best.epsilon(delta))} (mu {round_up(best.mu)}), {best.kind}."
+        )
+    legend = "Row: who learns; column: about whom; darker is more, logarithmic."
+    answer(document, as_json, table, *lines, legend, all_pairs.heat_map(mu))
+
+
+def _check_pairs_cost(setting: Setting, system: "LinearSystem", scheme: "Participation", attackers: list[int]) -> None:
+    """Refuse what takes too long, and announce what takes minutes, with a sample as what is quick."""
+    from sottovoce.core.limits import check_cost, duration_text
+    from sottovoce.privacy.account_estimate import LONG_SECONDS
+    from sottovoce.privacy.all_pairs import pairs_cost
+
+    cost = pairs_cost(system, scheme, attackers, secure_sum=setting.secure_sum)
+    what = f"all pairs of {len(attackers):,} attackers on {system.topology.name}, {system.rounds:,} rounds,"
+    fewer = max(1, int(len(attackers) * LONG_SECONDS / max(cost.seconds, LONG_SECONDS)))
+    check_cost(what, cost, f"take --sample {fewer}, fewer rounds or a smaller graph")
+    if cost.seconds > LONG_SECONDS:
+        print_note(f"sotto: {what} take about {duration_text(cost.seconds)} of one core; --sample {fewer} a minute")
+
+
+@contextmanager
+def _telling_what_is_kept(out: Path | None) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        kept = "nothing is kept without --out" if out is None else f"{out} has all attackers that were done"
+        again = "" if out is None else "; the same command goes on from there"
+        print_note(f"sotto: {kept}{again}.")
+        raise
