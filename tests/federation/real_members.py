@@ -52,10 +52,10 @@ def watch_arrivals(path: Path) -> None:
 
     take, lines = Mailbox.take, os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
 
-    def taken(mailbox, sender, place, payload):
+    def taken(mailbox, sender, place, payload, *more):
         line = json.dumps([sender, place.round, place.step, digest_of(payload)])
         os.write(lines, f"{line}\n".encode())
-        return take(mailbox, sender, place, payload)
+        return take(mailbox, sender, place, payload, *more)
 
     Mailbox.take = taken
 
