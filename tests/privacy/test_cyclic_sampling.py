@@ -189,8 +189,8 @@ def test_a_share_of_one_is_a_cycle(participation):
 
 @pytest.mark.parametrize("row", ORACLES["cyclic_poisson_eps"], ids=lambda row: f"{row['parts']}-{row['T']}")
 def test_the_central_case_is_that_of_jax_privacy(row):
-    """A batch of so many records on average, drawn from one of so many parts."""
-    share = row["batch"] * row["parts"] / row["records"]
+    """A batch of so many records on average, drawn from one of so many equal parts; records left over are not."""
+    share = row["batch"] / (row["records"] // row["parts"])
     found = figure(np.eye(row["T"]), row["noise"], share, row["parts"], row["delta"])
     assert found == pytest.approx(row["eps"], rel=row["tol_rel"])
 
