@@ -305,7 +305,7 @@ def _best_batches(question: Question, one: _Candidate) -> Entry:
     """
     assert question.share is not None
     entries: list[Entry] = []
-    for parts in numbers_of_parts(question.share, question.rounds):
+    for parts in numbers_of_parts(question.share, min(question.rounds, *question.declared.records)):
         batches = f"{SAMPLED}:{min(1.0, parts * question.share)!r}x{parts}"
         found = _best(replace(question, participation=batches), one)
         entries.append(replace(found, settings={**found.settings, "batches": batches}))
