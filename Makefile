@@ -33,6 +33,8 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.processes
 	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.members
+	$(BIN)/python -m benchmarks.ledger
 
 # Before a release: all tests that use torch, with the oldest version that pyproject.toml allows and with the newest there
 # is, one after the other in build/torch. Builds with CUDA take up to 6 GB there.

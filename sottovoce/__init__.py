@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from sottovoce.learning.tasks import task as task
     from sottovoce.matrix_factorization.factorization import factorize, factorize_by_class
     from sottovoce.matrix_factorization.result import Factorization
+    from sottovoce.matrix_factorization.sampled_noise import sampled_noise
     from sottovoce.planning.noise_accumulation import noise_in_models
     from sottovoce.privacy import views
     from sottovoce.privacy.accountant import Account, account
@@ -128,6 +129,7 @@ _MODULE_OF = {
         "factorize_by_class",
     ),
     "matrix_factorization.result": ("Factorization",),
+    "matrix_factorization.sampled_noise": ("sampled_noise",),
     "planning.noise_accumulation": ("noise_in_models",),
     "privacy.accountant": (
         "Account",
@@ -231,6 +233,7 @@ __all__ = [
     "receive",
     "reconstruct",
     "sampled_epsilon",
+    "sampled_noise",
     "trace",
     "train",
     "uniform",

@@ -107,13 +107,17 @@ class AlgorithmChoice(_OpenSection):
 
 
 class TrainingSettings(Section):
-    """How many rounds, on which batches, with which clipping."""
+    """How many rounds, on which batches, with which clipping.
+
+    `weigh_nodes`: whether every node counts alike in the average, or by the number of its records.
+    """
 
     rounds: int = Field(ge=1, le=10**7)
     batch: str = "full"
     clip: Literal["none", "per-example", "bounded", "whole-gradient"] = "none"
     bound: float | None = Field(default=None, gt=0)
     local_steps: int = Field(default=1, ge=1)
+    weigh_nodes: Literal["equal", "size"] = "equal"
     same_start: bool = True
 
 
@@ -121,7 +125,8 @@ class PrivacySettings(Section):
     """Against which adversary, at which delta; with `epsilon`, the noise is chosen to meet it.
 
     `exact_noise`: whether nodes release values on a grid, so that figures cover rounding. With `and_final_models`,
-    adversaries also see the models after the last round: their average, or all of them.
+    adversaries also see the models after the last round: their average, or all of them. `colluders`: how many nodes
+    may work together against the others of secure sums.
     """
 
     adjacency: Literal["record", "user"] = "record"
@@ -130,6 +135,7 @@ class PrivacySettings(Section):
     view: str = "everyone"
     and_final_models: Literal["none", "average", "all"] = "none"
     exact_noise: bool | Literal["auto"] = "auto"
+    colluders: int | None = Field(default=None, ge=1)
     attackers: Literal["auto", "all", "none"] | int | list[int | str] = "auto"
 
 

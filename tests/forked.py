@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from functools import cache
 from multiprocessing import forkserver, get_context
 from multiprocessing.context import BaseContext
@@ -42,11 +43,12 @@ def forking() -> BaseContext:
 class Command:
     """`sotto` in a process of its own, which leads its own session and writes to files instead of pipes."""
 
-    def __init__(self, folder: Path, place: Path, *arguments: str):
+    def __init__(self, folder: Path, place: Path, *arguments: str, before: Callable[[], None] | None = None):
+        """`before` is called in the process, when all is imported and nothing has happened."""
         self._out, self._err = folder / "out", folder / "err"
         self._out.touch()
         self._err.touch()
-        self._process = forking().Process(target=_sotto, args=(place, arguments, self._out, self._err))
+        self._process = forking().Process(target=_sotto, args=(place, arguments, self._out, self._err, before))
         self._process.start()
         self.pid = self._process.pid
 
@@ -63,6 +65,11 @@ class Command:
         self._process.join()
         return self._out.read_text(), self._err.read_text()
 
+    def wait(self, seconds: float) -> bool:
+        """Wait until it has ended, no longer than this; whether it has."""
+        self._process.join(seconds)
+        return self._process.exitcode is not None
+
     def send_signal(self, kind: signal.Signals) -> None:
         os.kill(self.pid, kind)
 
@@ -74,7 +81,7 @@ class Command:
         self._process.join()
 
 
-def _sotto(place: Path, arguments: tuple[str, ...], out: Path, err: Path) -> None:
+def _sotto(place: Path, arguments: tuple[str, ...], out: Path, err: Path, before: Callable[[], None] | None) -> None:
     os.setsid()
     for path, stream in ((out, 1), (err, 2)):
         with path.open("w") as file:
@@ -85,6 +92,8 @@ def _sotto(place: Path, arguments: tuple[str, ...], out: Path, err: Path) -> Non
     from sottovoce.cli import main, progress_lines
 
     progress_lines.INTERVAL = 1e6  # on a busy machine lines would come between those that tests are about
+    if before is not None:
+        before()
     try:
         main()
     except SystemExit as stop:

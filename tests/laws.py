@@ -16,6 +16,8 @@ from tests.cases import DIMENSION, FIXED, PLACES, ROUNDS, Case, Silenced, cases,
 from tests.selection import rest_slow
 
 CASES = list(cases())
+ONE_SUM = {"dp-fedavg", "secure-average"}
+"""Algorithms with one sum over everyone."""
 LINEAR = [case for case in CASES if case.algorithm.compression.linear]
 every_case = pytest.mark.parametrize("case", rest_slow(CASES))
 every_linear_case = pytest.mark.parametrize("case", rest_slow(LINEAR))
@@ -50,7 +52,9 @@ class RecordingAlgorithm:
 
 
 def start(case, x0):
-    """A public starting point; averaging begins at zero."""
+    """A public starting point; averaging begins at zero, and updates are of one model."""
+    if case.example.name == "secure-average":
+        return np.repeat(x0[:1], len(x0), axis=0)
     return 0 * x0 if case.algorithm.averaging else x0
 
 
@@ -117,7 +121,9 @@ def test_without_noise_every_algorithm_is_d_psgd(case):
 def test_some_topology_is_admitted(example):
     places = [case.place for case in CASES if case.example is example]
     assert "complete:4" in places
-    if example.name != "dp-fedavg":
+    if example.name == "secure-gossip":
+        assert {"ring:5", "exponential:6"} <= set(places)
+    elif example.name not in ONE_SUM:
         assert {"ring:5", "path:4"} <= set(places)
 
 
@@ -125,7 +131,9 @@ def test_the_fast_tests_meet_every_example_and_every_topology():
     fast = [one.values[0] for one in rest_slow(CASES) if not one.marks]
     assert {case.place for case in fast} == set(PLACES)
     assert [case.example for case in fast if case.place in FIXED] == list(examples())
-    assert {case.example.name for case in fast if case.place not in FIXED} == set(algorithm_names()) - {"dp-fedavg"}
+    assert {case.example.name for case in fast if case.place not in FIXED} == set(algorithm_names()) - ONE_SUM - {
+        "secure-gossip"
+    }
 
 
 def test_refusals_are_these_and_no_others():
@@ -133,9 +141,12 @@ def test_refusals_are_these_and_no_others():
     undirected = {"muffliato", "muffliato-sgd", "zip-dl", "zip-dl-averaging", "rss-nb", "rss-lb", "decor"}
     found = {(e.name, place) for e in examples() for place in PLACES if refused(Case(e, place))}
     expected = {(name, "exponential:6") for name in undirected}
-    expected |= {("dp-fedavg", place) for place in PLACES if place != "complete:4"}
+    expected |= {(name, place) for name in ONE_SUM for place in PLACES if place != "complete:4"}
     expected |= {("dp-csgp", "dropout")}  # push weights promise columns, unannounced dropout keeps rows
     changing = ("fresh", "edges", "dropout", "announced")
+    expected |= {
+        ("secure-gossip", place) for place in ("path:4", "star:5", *changing)
+    }  # sets of two and more, agreed on
     expected |= {("dp-csgp", place) for place in changing}  # where messages are compressed
     expected |= {("muffliato", place) for place in changing}  # where Chebyshev needs one W
     expected |= {("muffliato-sgd", place) for place in ("edges", "dropout", "announced")}  # and nodes that all meet

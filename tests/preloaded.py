@@ -3,8 +3,10 @@
 import sklearn.datasets  # noqa: F401
 import torch
 
+import sottovoce.cli.peer_progress
 import sottovoce.cli.run
 import sottovoce.distributed.ranks
+import sottovoce.federation.joining
 import sottovoce.report.page
 import sottovoce.run.parallel  # noqa: F401
 import tests.distributed.ranked  # noqa: F401

@@ -32,6 +32,15 @@ def test_privacy_half_does_not_load_torch():
     assert done.returncode == 0, done.stderr
 
 
+def test_the_status_of_a_member_does_not_load_torch_or_grpc():
+    code = (
+        "import sys; import sottovoce.cli.peer_progress, sottovoce.federation.member_status\n"
+        "sys.exit('torch' in sys.modules or 'grpc' in sys.modules)"
+    )
+    done = in_new_process(code)
+    assert done.returncode == 0, done.stderr
+
+
 def new_sotto(*words):
     return subprocess.run([sys.executable, "-m", "sottovoce", *words], capture_output=True, text=True, check=False)
 

@@ -17,7 +17,7 @@ from sottovoce.core.correlation import Correlation, Differences, Triangular
 from sottovoce.core.files import read_npz
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.noise import Temporal
-from sottovoce.core.participation import Participation
+from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 
@@ -112,10 +112,16 @@ class PendingCorrelation:
     def bands(self, rounds: int) -> int:
         return self._refuse()
 
+    def column_squares(self, rounds: int) -> NDArray[np.float64]:
+        return self._refuse()
+
     def matrix(self, rounds: int) -> NDArray[np.float64]:
         return self._refuse()
 
     def inverse(self, rounds: int) -> NDArray[np.float64]:
+        return self._refuse()
+
+    def numbers(self, rounds: int) -> NDArray[np.float64]:
         return self._refuse()
 
     def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
@@ -140,7 +146,11 @@ class Mafalda(Gossip):
 @lru_cache(maxsize=16)
 def _optimised_correlation(topology: Topology, rounds: int, participation: str) -> Correlation:
     from sottovoce.matrix_factorization.factorization import optimal_correlation
+    from sottovoce.matrix_factorization.sampled_noise import best_in_band
 
+    scheme = parse_participation(participation)
+    if scheme.share < 1:
+        return best_in_band(topology, rounds, scheme.apart).correlation
     return optimal_correlation(topology, rounds=rounds, participation=participation)
 
 

@@ -119,9 +119,9 @@ class SensitivitySettings(AlgorithmSettings):
     """What algorithms with noise take."""
 
     sensitivity: Annotated[
-        float,
+        PerNode,
         Meaning(
-            "how far a change of data can move a node's gradient; noise is in units of it",
+            "how far a change of data can move a node's gradient; its noise is in units of it",
             Role.FROM_RUN,
             "it follows from clipping and batches",
         ),
@@ -236,11 +236,23 @@ class AlgorithmSpec(Generic[S]):
         """Whether C must be given."""
         return any(one.required for one in self._of_role(Role.CORRELATION))
 
-    def from_run(self, given: Mapping[str, object], *, rounds: int, participation: str) -> dict[str, int | str]:
-        """What it takes from the run to find its C: nothing where C is given, or where it has none to find."""
-        if any(one.name in given for one in self._of_role(Role.CORRELATION)):
-            return {}
-        known: dict[str, int | str] = {"rounds": rounds, "participation": participation}
+    def from_run(
+        self, given: Mapping[str, object], *, rounds: int, participation: str, colluders: int | None = None
+    ) -> dict[str, int | str]:
+        """What it takes from the run: how many nodes may collude, and what it needs to find its C.
+
+        The latter is nothing where C is given, or where it has none to find. Refused where colluders are counted on,
+        and the algorithm has no secure sums in which their number matters.
+        """
+        known: dict[str, int | str] = {} if colluders is None else {"colluders": colluders}
+        if colluders is not None and self.setting("colluders") is None:
+            raise InputError(
+                f"{colluders} colluders with {self.name}",
+                "it has no secure sums, in which their number decides the noise",
+                "leave it out, or use secure-average or secure-gossip",
+            )  # fmt: skip
+        if not any(one.name in given for one in self._of_role(Role.CORRELATION)):
+            known |= {"rounds": rounds, "participation": participation}
         return {one.name: known[one.name] for one in self._of_role(Role.FROM_RUN) if one.name in known}
 
     # --- facts about what is built ----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sum_grid import SumGrid
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.observation import Observation, known_of
 from sottovoce.privacy.views import View
@@ -125,6 +126,11 @@ class _KnownOnly:
         """Only with noise from known sources."""
         known = tuple(replace(term, matrix=self._known(term.sources, term.matrix)) for term in noise.terms)
         return self._inner.rounded_sum(gradient, replace(noise, terms=known), round)
+
+    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> Rows:
+        """Only with noise of nodes that the view knows."""
+        known = known_of(grid.term.sources, self._view)
+        return self._inner.discrete_sum(gradient, grid.with_noise_of(known), round)
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
         """As in the run itself."""

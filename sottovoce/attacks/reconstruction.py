@@ -25,6 +25,7 @@ from scipy import linalg
 
 from sottovoce.attacks.received_messages import need_messages, receive
 from sottovoce.core.loop_inputs import Gradient
+from sottovoce.core.sensitivity import largest, relative
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError
 from sottovoce.privacy.observation import Observation, observe
@@ -102,12 +103,14 @@ def reconstruct(
     R, T, V = A_RTV.shape
     columns = np.flatnonzero(np.tile(np.isin(observation.victims, nodes), T))
     weights_RP, deviation_P = _best(A_RTV.reshape(R, T * V), B_RZ, columns)
+    own = relative(system.algorithm.sensitivity)
+    shares_V = np.ones(len(nodes)) if own is None else own[list(nodes)]
     return Reconstruction(
         observation=observation,
         rounds=rounds,
         nodes=nodes,
-        deviation_TV=system.algorithm.sensitivity * deviation_P.reshape(T, len(nodes)),
-        weights_RTV=weights_RP.reshape(R, T, len(nodes)),
+        deviation_TV=largest(system.algorithm.sensitivity) * shares_V * deviation_P.reshape(T, len(nodes)),
+        weights_RTV=shares_V * weights_RP.reshape(R, T, len(nodes)),
     )
 
 

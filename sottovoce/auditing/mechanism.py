@@ -32,6 +32,7 @@ from sottovoce.auditing.scores import audit_scores
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.participation import Participation, parse_participation
+from sottovoce.core.sensitivity import largest, relative
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError
 from sottovoce.privacy.exact import routes
@@ -141,7 +142,9 @@ class CanaryTrial(NamedTuple):
         """One run; a canary is in those repetitions for which the coin says so."""
         T, K = self.canary_TK.shape
         system, victim = self.observation.system, int(self.observation.victims[0])
-        size = system.algorithm.sensitivity
+        own = relative(system.algorithm.sensitivity)
+        unit = largest(system.algorithm.sensitivity)
+        size = unit if own is None else unit * float(own[victim])
         added = (coins[None, :, None] * size * self.canary_TK[:, None, :]).reshape(T, -1)
 
         def gradient(round: int, point: Array) -> Array:
@@ -151,7 +154,7 @@ class CanaryTrial(NamedTuple):
 
         x0 = np.zeros((system.n, len(coins) * K))
         rows = receive(self.observation, gradient, x0, seed=self.seed if seed is None else seed, feed=self.feed)
-        return Received((rows / (system.algorithm.step_size * size)).reshape(len(rows), len(coins), K))
+        return Received((rows / (system.algorithm.step_size * unit)).reshape(len(rows), len(coins), K))
 
     def parts(self, into: bool) -> Iterator[Received]:
         """All repetitions with, or without, the canary: run after run, each with a seed of its own."""

@@ -36,10 +36,10 @@ def answer_for_pairs(
     if system.n < 2:
         raise InputError("--all-pairs on one node", "a pair has two", "take a larger graph")
     delta, averaging = setting.delta, system.algorithm.averaging
-    scheme = parse_participation(setting.participation)
+    scheme = parse_participation(setting.scheme)
     attackers = list(range(system.n)) if sample is None else all_pairs.sampled_attackers(system.n, sample, setting.seed)
     _check_pairs_cost(setting, system, scheme, attackers)
-    whole = account(system, adjacency=setting.adjacency, participation=setting.participation)
+    whole = account(system, adjacency=setting.adjacency, participation=setting.scheme)
     with _telling_what_is_kept(out), progress("attackers") as advance:
         mu = all_pairs.all_pairs(
             system, scheme, secure_sum=setting.secure_sum, attackers=attackers, store=out, progress=advance

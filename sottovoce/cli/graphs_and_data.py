@@ -128,7 +128,7 @@ def inspect(
 
 @data_commands.command()
 def split(
-    name: Annotated[str, typer.Argument(help="A data set that needs no download: breast-cancer.")],
+    name: Annotated[str, typer.Argument(help="A data set that needs no download: breast-cancer or digits.")],
     settings: Annotated[Path, typer.Argument(help="Settings of a federation, which name its members under [rows].")],
     out: Annotated[Path, typer.Option(help="New folder for the tables.")] = Path("tables"),
     as_json: Json = False,

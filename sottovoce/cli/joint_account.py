@@ -1,12 +1,15 @@
-"""`sotto account RUN RUN...`: what several runs tell together."""
+"""`sotto account RUN RUN...`: what several runs tell together; with one run and a view, what that view learns."""
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sottovoce._version import __version__
+from sottovoce.cli.account_words import headline_words, table_by_distance
 from sottovoce.cli.options import Setting
-from sottovoce.cli.output import Table, answer
-from sottovoce.errors import InputError
+from sottovoce.cli.output import Table, answer, show_elapsed
+from sottovoce.cli.terminal import print_line
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
@@ -14,12 +17,21 @@ if TYPE_CHECKING:
     from sottovoce.run.joint_account import JointAccount, JointFigure
 
 
-def answer_for_runs(runs: list[Path], setting: Setting, as_json: bool) -> None:
-    """Print the joint figures of runs, for everyone and for the views that all have, or for one view."""
+def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_json: bool) -> None:
+    """Print the joint figures of runs, for everyone and for the views that all have, or for one view.
+
+    Of one run, any view can be asked about.
+    """
     from sottovoce.run.joint_account import joint_account
 
-    if setting != Setting(view=setting.view, delta=setting.delta):
+    given = Setting(view=setting.view, delta=setting.delta)
+    if len(runs) == 1 and setting.view != "everyone":
+        given = dataclasses.replace(given, and_final_models=setting.and_final_models)
+    if setting != given:
         raise InputError("runs with options of a graph", "runs have settings of their own", "keep --view and --delta")
+    if len(runs) == 1 and setting.view != "everyone":
+        _answer_for_view(runs[0], setting, data, as_json)
+        return
     found = joint_account(runs, setting.delta)
     figures = _asked(found, setting.view)
     document = {
@@ -28,6 +40,35 @@ def answer_for_runs(runs: list[Path], setting: Setting, as_json: bool) -> None:
         "note": found.note,
     }  # fmt: skip
     answer(document, as_json, _table(figures, setting.delta), *_lines(found, figures[0]))
+
+
+def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json: bool) -> None:
+    """Print the account of one view of a run, by the run's own settings and, unless another is given, its delta."""
+    from sottovoce.privacy.assumptions import CHANGED_RECORD
+    from sottovoce.run.asked_view import ask_about_run
+    from sottovoce.run.privacy_report import listed, sigma_of
+
+    with show_elapsed(f"accounting for {setting.view}"):
+        delta = None if setting.delta == Setting().delta else setting.delta
+        asked = ask_about_run(folder, setting.view, delta=delta, final_models=setting.and_final_models, data=data)
+    found, run, sampled = asked.account, asked.accountant.training_run, asked.sampled
+    document = {
+        "version": __version__, "run": str(folder), "sigma": listed(sigma_of(run.algorithm.noise)),
+        "adjacency": run.adjacency.value, "participation": str(run.participation),
+        "convex": asked.accountant.convexity.established, "seed": run.seed, "labels": asked.names,
+        **found.document(asked.delta), "nodes": None, "sampled": None if sampled is None else sampled.document(),
+    }  # fmt: skip
+    answer(document, as_json, table_by_distance(found, asked.delta))
+    if found.headline is None:
+        raise Unaccountable("; ".join(found.refusals))
+    if not as_json:
+        for line in headline_words(found, found.headline, asked.delta, asked.names):
+            print_line(line)
+        if sampled is not None:
+            print_line(
+                "Batches are drawn by chance: whoever hears every message, and so this view too, learns at most "
+                f"epsilon {round_up(sampled.epsilon)} about one record that is {CHANGED_RECORD[sampled.change]}."
+            )
 
 
 def changed_data(adjacency: "Adjacency", change: "Change") -> str:

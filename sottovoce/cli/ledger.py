@@ -57,8 +57,10 @@ def _write(file: Path, budget: float | None, delta: float, lineage: str | None, 
     """Declare a lineage, or set a budget; a ledger that is not there yet is made."""
     from sottovoce.ledger.database import open_ledger
     from sottovoce.ledger.lineages import Budget
-    from sottovoce.ledger.spending import DEFAULT, Spending
+    from sottovoce.ledger.spending import DEFAULT, Spending, require_lineage
 
+    if not file.exists():
+        require_lineage(file, lineage or DEFAULT, [DEFAULT, *([new_lineage] if new_lineage else [])])
     wanted = None if budget is None else Budget(budget, delta)
     with open_ledger(file) as database:
         spending = Spending(database)

@@ -16,7 +16,10 @@ from sottovoce.errors import InputError
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
     from sottovoce.core.json_numbers import JSON
+    from sottovoce.core.noise import PerNode
+    from sottovoce.core.participation import Participation
     from sottovoce.core.topologies import Topology
+    from sottovoce.learning.declared_records import DeclaredRecords
     from sottovoce.privacy.views import View
     from sottovoce.tracing.linear_system import LinearSystem
 
@@ -118,7 +121,14 @@ AdjacencySpec = Annotated[
 ]
 Convex = Annotated[bool, typer.Option("--convex", help="Local steps are non-expansive: use that for the headline.")]
 Delta = Annotated[float, typer.Option(help="delta of (epsilon, delta)-DP.")]
-Part = Annotated[str, typer.Option("--participation", help="every, or KxB: K times, exactly B rounds apart.")]
+Part = Annotated[
+    str,
+    typer.Option(
+        "--participation",
+        help="every; KxB: K times, exactly B rounds apart; or batches by chance: poisson:SHARE, fixed:SIZE.",
+    ),
+]
+RECORDS = "Records of each node, a public number: 80 for all, or 17,24,126 for three nodes."
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,7 @@ class Setting:
     convex: Convex = False
     adjacency: AdjacencySpec = ADJACENCY
     participation: Part = "every"
+    records: Annotated[str | None, typer.Option(help=RECORDS)] = None
     delta: Delta = 1e-5
     seed: Annotated[int, typer.Option(min=0, help="Seed of random topologies.")] = 0
     chebyshev: Annotated[bool, typer.Option("--chebyshev", help="muffliato: accelerated gossip.")] = False
@@ -155,6 +166,10 @@ class Setting:
     ] = None
     correlation: Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: npz file with C.")] = None
     sigma_pair: Annotated[float | None, typer.Option(help="decor: noise that neighbours share.")] = None
+    colluders: Annotated[
+        int | None,
+        typer.Option(min=1, help="secure-average, secure-gossip: how many nodes may collude; 1 if left out."),
+    ] = None
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
@@ -174,18 +189,47 @@ class Setting:
             "chebyshev": self.chebyshev or None, "gossip_steps": self.gossip_steps, "compression": self.compression,
             "correlation": self.correlation, "sigma_pair": self.sigma_pair,
         }  # fmt: skip
-        given = {key: value for key, value in named.items() if value is not None}
+        given: dict[str, object] = {key: value for key, value in named.items() if value is not None}
         for key in given:
             if spec.setting(key) is None:
                 option = "--" + key.replace("_", "-")
                 raise InputError(f"{option} with {self.algorithm}", "it has no such setting", f"leave out {option}")
-        given |= spec.from_run(given, rounds=self.rounds, participation=self.participation)
+        net = weigh(self.graph, weights_for(spec.requires, self.weights))
+        declared = self._declared(net.n)
+        scheme = self.participation if declared is None else str(declared.participation.within(self.rounds))
+        given |= spec.from_run(given, rounds=self.rounds, participation=scheme, colluders=self.colluders)
+        if declared is not None and spec.setting("sensitivity") is not None:
+            given["sensitivity"] = declared.sensitivity
 
         def build(sigma: float) -> "Algorithm":
             return with_exact_noise(spec.build_at(sigma, given), net)
 
-        net = weigh(self.graph, weights_for(spec.requires, self.weights))
         return build, random_edges(net, seed=self.seed) if self.randomized else net
+
+    def _declared(self, nodes: int) -> "DeclaredRecords | None":
+        """The records of so many nodes, where their number or how they are drawn is given."""
+        from sottovoce.learning.declared_records import declare_records, draws_by_chance, fewest_records, parse_records
+
+        by_chance = draws_by_chance(self.participation)
+        if self.records is None and not by_chance:
+            return None
+        if by_chance and self.adjacency != "record":
+            raise InputError(
+                f"--participation {self.participation} with --adjacency {self.adjacency}",
+                "a node whose data changes takes part in every round", "add --adjacency record",
+            )  # fmt: skip
+        records = [fewest_records(self.participation)] if self.records is None else parse_records(self.records)
+        return declare_records(self.participation, nodes=nodes, records=records, adjacency=self.adjacency)
+
+    @functools.cached_property
+    def declared(self) -> "DeclaredRecords | None":
+        """The records that nodes declare; None where nothing is said of them."""
+        return self._declared(self.chosen[1].n)
+
+    @property
+    def scheme(self) -> "str | Participation":
+        """In which rounds a change can show, whatever chance does."""
+        return self.participation if self.declared is None else self.declared.participation.within(self.rounds)
 
     def system(self, sigma: float) -> "LinearSystem":
         """What runs, traced."""
@@ -217,7 +261,9 @@ class Setting:
 
     def name(self, node: int | None) -> str:
         """A node as its user calls it."""
-        return str(node) if node is None or self.labels is None else f"{node} ({self.labels[node]})"
+        from sottovoce.cli.account_words import node_name
+
+        return node_name(node, self.labels)
 
 
 def with_setting(command: Callable[..., None]) -> Callable[..., None]:
@@ -248,11 +294,11 @@ def with_setting(command: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def settings_document(setting: Setting, sigma: float) -> "dict[str, JSON]":
+def settings_document(setting: Setting, sigma: "PerNode") -> "dict[str, JSON]":
     """What the figures are about, besides what an account says itself: enough to repeat it."""
     return {
         "version": __version__,
-        "sigma": sigma,
+        "sigma": list(sigma) if isinstance(sigma, tuple) else sigma,
         "adjacency": setting.adjacency,
         "participation": setting.participation,
         "convex": setting.convex,

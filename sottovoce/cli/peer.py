@@ -176,7 +176,7 @@ def _result_table(result: "Document") -> Table:
         "epsilon": "none is proven"
         if headline is None
         else f"{round_up(headline['epsilon'])} at delta {result['delta']:g}, {headline['kind']}",
-        "sent": f"{last['messages']:,} messages, {size_text(last['wire_bytes'])}",
+        "sent": f"{last['messages']:,} messages, {size_text(last['wire_bytes'])} with headers and acknowledgements",
         "folder": result["folder"],
     }
     return facts(found)
@@ -237,8 +237,8 @@ def _word(value: object) -> str:
 
 
 def _members_table(agreement: "Agreement", guarantees: "AgreedGuarantees") -> Table:
-    table = [["member", "rows", "address", "speaks to", "can learn, alone", "fingerprint"]]
-    for member in agreement.members:
+    table = [["member", "rows", "noise", "address", "speaks to", "can learn, alone", "fingerprint"]]
+    for node, member in enumerate(agreement.members):
         figure = guarantees.members.get(member.name)
         learns = "not computed" if member.name not in guarantees.members else "no figure is proven"
         if figure is not None:
@@ -246,17 +246,20 @@ def _members_table(agreement: "Agreement", guarantees: "AgreedGuarantees") -> Ta
             learns = f"epsilon {round_up(figure.epsilon)}{about}"
         address = member.address if member.listen and member.address else "does not listen"
         others = ", ".join(agreement.neighbours(member.name))
-        table.append([member.name, f"{member.rows:,}", address, others, learns, member.spoken_fingerprint])
+        noise = guarantees.privacy.noise_of(node)
+        size = "-" if noise is None else f"{noise:.4g}"
+        table.append([member.name, f"{member.rows:,}", size, address, others, learns, member.spoken_fingerprint])
     return table
 
 
 def _agreement_document(agreement: "Agreement", guarantees: "AgreedGuarantees", out: Path) -> "dict[str, JSON]":
     figures = guarantees.members
     members: list[JSON] = []
-    for member in agreement.members:
+    for node, member in enumerate(agreement.members):
         figure = figures.get(member.name)
         members.append({
             "name": member.name, "address": member.address, "listen": member.listen, "rows": member.rows,
+            "noise": guarantees.privacy.noise_of(node),
             "fingerprint": member.fingerprint, "neighbours": list(agreement.neighbours(member.name)),
             "can_learn": None if figure is None else figure.document(),
         })  # fmt: skip

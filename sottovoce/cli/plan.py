@@ -9,6 +9,7 @@ from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import (
     ADJACENCY,
+    RECORDS,
     ROUNDS,
     AdjacencySpec,
     AndFinalModels,
@@ -23,6 +24,7 @@ from sottovoce.cli.options import (
     Yes,
 )
 from sottovoce.cli.output import Table, answer, progress
+from sottovoce.cli.sampling import sigma_text
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.limits import size_text
 from sottovoce.errors import Unaccountable
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 def plan_(
     graph: GraphSpec,
     epsilon: Annotated[float, typer.Option(help="Target epsilon.")],
-    records: Annotated[int, typer.Option(min=1, max=10**7, help="Records that each node holds.")],
+    records: Annotated[str, typer.Option(help=RECORDS)],
     rounds: Rounds = ROUNDS,
     dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Parameters of the model.")] = 1000,
     view: ViewSpec = "everyone",
@@ -47,6 +49,9 @@ def plan_(
     convex: Convex = False,
     adjacency: AdjacencySpec = ADJACENCY,
     participation: Part = "every",
+    colluders: Annotated[
+        int, typer.Option(min=1, help="How many nodes may work together where algorithms have secure sums.")
+    ] = 1,
     delta: Delta = 1e-5,
     yes: Yes = False,
     as_json: Json = False,
@@ -56,12 +61,15 @@ def plan_(
     Example: sotto plan --graph ring:16 --records 80 --rounds 50 --adjacency record --participation 10x5 --epsilon 4
     """
     from sottovoce.core.graphs import graph as build
+    from sottovoce.learning.declared_records import parse_records
     from sottovoce.planning.planner import Question, plan
 
+    held = parse_records(records)
     question = Question(
-        graph=build(graph), rounds=rounds, epsilon=epsilon, delta=delta, records=records, dimension=dimension,
+        graph=build(graph), rounds=rounds, epsilon=epsilon, delta=delta, dimension=dimension,
+        records=held[0] if len(held) == 1 else tuple(held),
         view=view, final_models=and_final_models, adjacency=adjacency, participation=participation, weights=weights,
-        convex=convex,
+        convex=convex, colluders=colluders,
     )  # fmt: skip
     with progress("algorithms") as tell:
         found = plan(question, tell)
@@ -77,19 +85,25 @@ def _document(found: "Plan") -> dict[str, object]:
     return {
         "version": __version__, "graph": question.graph.name, "rounds": question.rounds, "epsilon": question.epsilon,
         "delta": question.delta, "view": question.view, "final_models": question.final_models,
-        "adjacency": question.adjacency,
-        "participation": question.participation, "convex": question.convex, "records": question.records,
-        "dimension": question.dimension, "sensitivity": question.sensitivity,
+        "adjacency": question.adjacency, "colluders": question.colluders,
+        "participation": question.participation, "convex": question.convex, "records": _listed(question.records),
+        "dimension": question.dimension, "sensitivity": _listed(question.sensitivity),
         "ranked": [_entry(entry, question.delta) for entry in found.ranked],
         "not_applicable": [{**one._asdict(), "settings": dict(one.settings)} for one in found.refused],
         "recommendation": {"algorithm": None if best is None else best.label, "reason": found.reason},
     }  # fmt: skip
 
 
+def _listed(values: "float | tuple[float, ...]") -> "float | list[float]":
+    return list(values) if isinstance(values, tuple) else values
+
+
 def _entry(entry: "Entry", delta: float) -> dict[str, object]:
     return {
-        "algorithm": entry.algorithm, "settings": dict(entry.settings), "weights": entry.weights, "sigma": entry.sigma,
-        "guarantee": entry.guarantee.document(delta), "covers": entry.covers.document(),
+        "algorithm": entry.algorithm, "settings": dict(entry.settings), "weights": entry.weights,
+        "sigma": _listed(entry.sigma),
+        "guarantee": entry.guarantee.document(delta),
+        "sampled": None if entry.sampled is None else entry.sampled.document(), "covers": entry.covers.document(),
         "error_average_model": entry.error_average, "error_node": entry.error_node,
         "not_predicted": entry.unpredicted or None, "bytes_per_node": entry.bytes_per_node,
     }  # fmt: skip
@@ -103,10 +117,10 @@ def _table(found: "Plan") -> Table:
         noise = [
             "not predicted" if x is None else f"{math.sqrt(x):.4g}" for x in (entry.error_average, entry.error_node)
         ]
-        epsilon = round_up(entry.guarantee.epsilon(found.question.delta))
+        epsilon = round_up(entry.epsilon(found.question.delta))
         table.append(
             [
-                entry.label, round_up(entry.sigma), *noise, size_text(entry.bytes_per_node), epsilon,
+                entry.label, sigma_text(entry.sigma, 4), *noise, size_text(entry.bytes_per_node), epsilon,
                 entry.guarantee.kind, entry.covers.count,
             ]
         )  # fmt: skip

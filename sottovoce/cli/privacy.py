@@ -1,46 +1,37 @@
-"""`sotto account`, `sotto calibrate` and `sotto noise`."""
+"""`sotto account` and `sotto calibrate`."""
 
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sottovoce.cli.account_words import headline_words, table_by_distance
 from sottovoce.cli.all_pairs import answer_for_pairs
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
-from sottovoce.cli.options import (
-    GraphSpec,
-    Json,
-    Part,
-    Setting,
-    Weights,
-    Yes,
-    offering,
-    settings_document,
-    with_setting,
-)
-from sottovoce.cli.output import Table, answer, facts, gap_shown, print_note, short, show_elapsed
+from sottovoce.cli.options import Json, Setting, Yes, offering, settings_document, with_setting
+from sottovoce.cli.output import Table, answer, facts, print_note, show_elapsed
 from sottovoce.cli.progress_lines import Activity
+from sottovoce.cli.sampling import (
+    calibrated_by_chance,
+    counts_on_chance,
+    declared_nodes,
+    node_lines,
+    sampled_figure_of,
+    sampled_words,
+    sigma_text,
+)
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
-from sottovoce.privacy.views import LISTED
 
 if TYPE_CHECKING:
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, Kind
     from sottovoce.tracing.linear_system import LinearSystem
-
-POLICY_SENTENCES = {
-    "optimised": "Absorption policies of convex-training: optimised for each victim.",
-    "swept": "Absorption policies of convex-training: two sweeps for each victim, valid and a few percent above the "
-    "best at most; --optimised searches on.",
-}
-"""Which policy a figure for convex-training used."""
 
 NOT_PROVEN = "nothing here is proven for what runs; add --kind any-training, or --convex where local steps are convex"
 """Where only kinds were asked for that rest on more than what is known."""
@@ -72,6 +63,7 @@ def account_(
         int | None, typer.Option(min=1, help="--all-pairs: so many attackers, drawn at random with --seed.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
+    data: Annotated[Path | None, typer.Option(help="RUN --view: folder of files that the run names.")] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -79,8 +71,10 @@ def account_(
     from sottovoce.privacy.accountant import account
 
     if runs:
-        answer_for_runs(runs, setting, as_json)
+        answer_for_runs(runs, setting, data, as_json)
         return
+    if data is not None:
+        raise InputError("--data without a run", "it has the files that a run names", "name the folder of a run")
     kinds = _asked_kinds(kind, published)
     _fits_together(setting, all_pairs, {"--published": published, "--kind": bool(kind), "--optimised": optimised})
     _only_of_pairs(all_pairs, sample, out)
@@ -96,24 +90,33 @@ def account_(
             system,
             setting.adversary,
             adjacency=setting.adjacency,
-            participation=setting.participation,
+            participation=setting.scheme,
             convex=setting.convex,
             kinds=kinds,
             lipschitz=lipschitz,
             victims=setting.victims,
             optimised=optimised,
         )
-    document = {**settings_document(setting, sigma), **result.document(setting.delta)}
-    answer(document, as_json, _by_distance(result, setting.delta))
+        sampled, unsampled = sampled_figure_of(setting, system)
+    nodes, chance = declared_nodes(setting, sigma), counts_on_chance(sampled, result.headline, setting.delta)
+    document = {
+        **settings_document(setting, sigma), **result.document(setting.delta), "nodes": nodes,
+        "sampled": None if sampled is None else sampled.document(),
+    }  # fmt: skip
+    answer(document, as_json, table_by_distance(result, setting.delta))
     if published and not as_json:
         print_line()
         answer({}, False, _as_published(result))
-    if result.headline is None and (result.refusals or not result.guarantees):
-        raise Unaccountable("; ".join(result.refusals))
-    if result.headline is None and not as_json:
-        print_line(f"No headline: {NOT_PROVEN}.")
-    elif result.headline is not None and not as_json:
-        for line in _in_words(setting, result, result.headline):
+    if result.headline is None and not chance and (result.refusals or not result.guarantees):
+        raise Unaccountable("; ".join([*result.refusals, *unsampled]))
+    if not as_json:
+        lines = [f"No headline: {NOT_PROVEN}."]
+        if chance and sampled is not None:
+            lines = sampled_words(result, sampled, setting.delta)
+        elif result.headline is not None:
+            lines = headline_words(result, result.headline, setting.delta, setting.labels)
+        lines += [f"Sampling counts for nothing: {reason}." for reason in unsampled]
+        for line in [*lines, *node_lines(setting, nodes)]:
             print_line(line)
 
 
@@ -132,7 +135,7 @@ def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]
     from sottovoce.privacy.account_estimate import estimate_account
     from sottovoce.privacy.terms import Terms
 
-    terms = Terms(parse_adjacency(setting.adjacency), parse_participation(setting.participation), optimised=optimised)
+    terms = Terms(parse_adjacency(setting.adjacency), parse_participation(setting.scheme), optimised=optimised)
     estimate = estimate_account(system, setting.adversary, kinds, terms, setting.victims)
     check_cost(estimate.what, estimate.whole, estimate.smaller)
     if estimate.notice:
@@ -164,6 +167,7 @@ def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bo
         given = {**not_of_pairs, "--convex": setting.convex, "--victim": bool(setting.victim)}
         given["--view"] = setting.view != "everyone"
         given["--and-final-models"] = setting.and_final_models != "none"
+        given["--records"] = setting.records is not None
         for option, there in given.items():
             if there:
                 raise InputError(f"{option} with --all-pairs", "that is about every node, fixed streams", "drop one")
@@ -174,62 +178,6 @@ def _only_of_pairs(all_pairs: bool, sample: int | None, out: Path | None) -> Non
         raise InputError("--out without --all-pairs", "only all pairs are kept", "add --all-pairs, or use --json")
     if sample is not None and not all_pairs:
         raise InputError("--sample without --all-pairs", "attackers of all pairs are sampled", "add --all-pairs")
-
-
-def _in_words(setting: Setting, result: "Account", best: "Guarantee") -> list[str]:
-    """The headline with all that it rests on."""
-    figure = f"epsilon {round_up(best.epsilon(setting.delta))} at delta {setting.delta:g} (mu {round_up(best.mu)})"
-    unobserved = sorted({g.victim for g in result.guarantees if g.victim is not None and not g.observed})
-    scope = "no observed node is worse off" if unobserved else "nobody is worse off"
-    if len({one.victim for one in result.guarantees}) + len(result.view.members) < result.system.n:
-        scope = "of the nodes that were asked about, none is worse off"
-    if not best.observed:
-        scope = "no observed message depends on this data, and final models are not covered"
-    lines = [f"Headline: {figure}, {best.kind}, {_whom(setting, result, best)}; {scope}."]
-    lines.append(f"It holds {result.coverage}.")
-    lines.append(f"{best.final_models.sentence}.")
-    if best.observed and unobserved:
-        named = ", ".join(setting.name(node) for node in unobserved[:LISTED]) + (", ..." * (len(unobserved) > LISTED))
-        lines.append(
-            f"Nothing is observed of {named}: epsilon 0 there does not cover their models, if they are published."
-        )
-    lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
-    if setting.labels is not None:
-        lines.append(f"Nodes are numbered in the order of their names: {setting.name(0)}, {setting.name(1)}, ...")
-    if result.absorption_policy is not None:
-        lines.append(POLICY_SENTENCES[result.absorption_policy.value])
-    return lines + [f"Not offered: {refusal}." for refusal in result.refusals]
-
-
-def _whom(setting: Setting, result: "Account", best: "Guarantee") -> str:
-    """The victims that the headline is about, and the adversary where it is not the one that was asked for."""
-    from sottovoce.privacy.views import ViewKind
-
-    if result.view.kind is ViewKind.ANY_COALITION:
-        members = ", ".join(setting.name(member) for member in best.view.members) or str(best.view)
-        return f"for node {setting.name(best.victim)} against the coalition that learns most: {members}"
-    if best.view != result.view:
-        return f"for node {setting.name(best.victim)} against {best.view}, who knows shared secrets"
-    worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
-    return f"for node {setting.name(best.victim)}" if worst == 1 else f"for each of {worst} nodes"
-
-
-def _by_distance(result: "Account", delta: float) -> Table:
-    """Epsilon by kind and by distance from the view: least, mean and largest over victims."""
-    from sottovoce.privacy.guarantee import Kind
-
-    table = [["kind", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
-    groups: dict[tuple[str, int | None], list[Guarantee]] = {}
-    for guarantee in result.guarantees:
-        if guarantee.kind is not Kind.AS_PUBLISHED:
-            groups.setdefault((guarantee.kind, guarantee.distance), []).append(guarantee)
-    for (kind, distance), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
-        columns = []
-        for values in ([g.mu for g in found], [g.epsilon(delta) for g in found]):
-            columns += [round_up(x) for x in (min(values), sum(values) / len(values), max(values))]
-        far = ("out of reach" if found[0].view.members else "-") if distance is None else str(distance)
-        table.append([kind, far, str(len(found)), *columns])
-    return table
 
 
 def _as_published(result: "Account") -> Table:
@@ -259,80 +207,31 @@ def calibrate_(
     as_json: Json = False,
 ) -> None:
     """The sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
-    from sottovoce.privacy.calibration import calibrated
+    from sottovoce.privacy.calibration import Target, calibrated_system
 
-    build, net = setting.chosen
+    net = setting.chosen[1]
     with show_elapsed(f"calibrating {setting.algorithm} on {net.name}"):
-        found = calibrated(
-            build(1.0), net, setting.adversary, rounds=setting.rounds, epsilon=epsilon, delta=setting.delta,
-            adjacency=setting.adjacency, participation=setting.participation, convex=setting.convex,
-            victims=setting.victims,
+        reference, target = setting.system(1.0), Target(epsilon, setting.delta)
+        found = calibrated_system(
+            reference, setting.adversary, target, adjacency=setting.adjacency, participation=setting.scheme,
+            convex=setting.convex, victims=setting.victims,
         )  # fmt: skip
+        chance = calibrated_by_chance(setting, reference, target, found.sigma)
+    sigma = found.sigma if chance is None else chance.sigma
+    nodes = declared_nodes(setting, sigma)
     document = {
-        **settings_document(setting, found.sigma), "algorithm": setting.algorithm, "graph": net.name,
-        "view": str(setting.adversary), "final_models": setting.and_final_models, "secure_sum": setting.secure_sum,
+        **settings_document(setting, sigma), "algorithm": setting.algorithm, "graph": net.name,
+        "view": str(setting.adversary), "final_models": setting.and_final_models,
+        "secure_sum": setting.secure_sum or found.account.system.algorithm.secure_sum,
         "rounds": setting.rounds, "epsilon": epsilon, "delta": setting.delta,
         "headline": None if found.account.headline is None else found.account.headline.document(setting.delta),
         "covers": None if found.account.headline is None else found.account.coverage.document(),
+        "nodes": nodes, "sampled": None if chance is None else chance.figure.document(),
     }  # fmt: skip
     settings = ("algorithm", "graph", "view", "secure_sum", "convex", "adjacency", "participation", "rounds", "epsilon")
-    table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", round_up(found.sigma, 6)]]
+    table = [*facts({key: document[key] for key in (*settings, "delta")}), ["sigma", sigma_text(sigma)]]
     best = found.account.headline
-    answer(document, as_json, table, *(() if best is None else _in_words(setting, found.account, best)))
-
-
-@app.command("noise")
-def noise_(
-    graph: GraphSpec,
-    participation: Part = "every",
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds; K times B of the participation if left out.")
-    ] = None,
-    weights: Weights = "metropolis",
-    objective: Annotated[str, typer.Option(help="Error of: all models, the last ones, the network average.")] = "all",
-    structure: Annotated[str, typer.Option(help="dense, banded or toeplitz.")] = "dense",
-    bands: Annotated[int | None, typer.Option(min=1, help="banded, toeplitz: how many; B if left out.")] = None,
-    restart: Annotated[int | None, typer.Option(min=1, help="Fresh noise every so many rounds.")] = None,
-    view: Annotated[
-        list[str] | None, typer.Option(help="Optimise for node:A or coalition:A,B; may be repeated.")
-    ] = None,
-    gap: Annotated[float, typer.Option(help="How close to the optimum, relatively.")] = 1e-3,
-    probes: Annotated[int | None, typer.Option(min=2, help="Estimate the graph's part from random vectors.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of --probes.")] = 0,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write C and its figures here, as npz.")] = None,
-    yes: Yes = False,
-    as_json: Json = False,
-) -> None:
-    """Noise that costs least. Example: sotto noise --graph florentine --weights uniform --participation 4x16"""
-    from sottovoce.cli import terminal_plots
-    from sottovoce.core import files
-    from sottovoce.core.topologies import weigh
-    from sottovoce.matrix_factorization import cache
-    from sottovoce.matrix_factorization.factorization import factorize
-
-    if out is not None:
-        files.check_writable(out)
-    net = weigh(graph, weights)
-    with gap_shown(gap) as report:
-        found = factorize(
-            net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
-            restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=report,
-        )  # fmt: skip
-    if found.refused_file is not None:
-        print_note(f"{found.refused_file} does not hold what it should; computed again.")
-    if out is not None:
-        files.write(files.check_writable(out), lambda file: cache.write(file, found))
-    document = {"graph": net.name, **found.document()}
-    shown: dict[str, object] = {key: value for key, value in document.items() if key != "for_view"}
-    if found.for_view is not None:
-        shown |= asdict(found.for_view)
-    times = f"{short(found.over_independent)} times less error than independent noise"
-    answer(
-        document,
-        as_json,
-        facts(shown),
-        f"{times}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
-        f"\nC, darker for larger:\n{terminal_plots.matrix(found.C)}",
-        f"\nerror over rounds, up to {found.errors.max():.4g}:\n{terminal_plots.curve(found.errors)}",
-    )
+    lines = [] if best is None else headline_words(found.account, best, setting.delta, setting.labels)
+    if chance is not None:
+        lines = sampled_words(found.account, chance.figure, setting.delta)
+    answer(document, as_json, table, *lines, *node_lines(setting, nodes))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
@@ -13,11 +11,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
 from sottovoce.core.arrays import Reals
-from sottovoce.core.exact_gaussians import Floats, fine_
-from sottovoce.core.noise_sources import pairs_
+from sottovoce.core.noise_sources import polar_
 from sottovoce.core.random_streams import Words
 
 KEY_BYTES = 32
+
+AT_ONCE = 1 << 13
+"""So many Gaussians in float64 are made at once: their arrays stay in the processor's cache."""
 
 
 def derived_key(material: bytes, salt: bytes, info: bytes) -> bytes:
@@ -49,11 +49,9 @@ class AesStream:
                 return order
 
     def gaussians_(self, out: Reals) -> None:
-        """By Box and Muller's pairs."""
-        if out.dtype == np.float32:
-            pairs_(self, out)
-        else:
-            fine_(self, cast("Floats", out))
+        """By points of a disc, in float64."""
+        for start in range(0, out.size, AT_ONCE):
+            polar_(self, out[start : start + AT_ONCE])
 
     def consecutive(self, first: int, count: int, level: int) -> Words:
         """The keystream from a counter on."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.mixing import Requirement
-from sottovoce.core.noise import Noise
+from sottovoce.core.noise import Noise, PerNode
 from sottovoce.core.topologies import Topology
 
 State: TypeAlias = Any
@@ -50,8 +50,8 @@ class Algorithm(Protocol):
         """What gradients and noise are multiplied with (eta)."""
 
     @property
-    def sensitivity(self) -> float:
-        """How much one node's data may move its gradient (Delta); noise is in units of it."""
+    def sensitivity(self) -> PerNode:
+        """How much a node's data may move its gradient (Delta), alike or one for each; noise is in units of it."""
 
     @property
     def requires(self) -> Requirement:
@@ -63,7 +63,11 @@ class Algorithm(Protocol):
 
     @property
     def secure_sum(self) -> bool:
-        """Whether single messages stay hidden and only their sum is seen."""
+        """Whether single messages stay hidden: all see their sum, or each node that of its neighbours' messages."""
+
+    @property
+    def colluders(self) -> int:
+        """How many nodes may work together against the others of a secure sum to which all add noise."""
 
     @property
     def exact_noise(self) -> bool:
@@ -86,3 +90,13 @@ class Algorithm(Protocol):
 
     def absorb(self, state: State, mixed: Message) -> State:
         """The state after receiving `sum_v W[u,v] (message_v + noise on v -> u)`."""
+
+
+def sums_over_all(algorithm: Algorithm) -> bool:
+    """Whether all see one sum over all nodes; else secure sums, if there are any, are over neighbours."""
+    return algorithm.secure_sum and algorithm.requires == "complete average"
+
+
+def sums_over_neighbours(algorithm: Algorithm) -> bool:
+    """Whether each node gets the weighted sum of what its neighbours send, and nothing else."""
+    return algorithm.secure_sum and not sums_over_all(algorithm)

@@ -80,6 +80,9 @@ class StructuredRows(Rows, Protocol):
     def taken(self, index: NDArray[np.intp]) -> Rows:
         """The rows of some nodes."""
 
+    def in_precision_of(self, like: Rows) -> Rows:
+        """The same rows, in the precision of others of their kind."""
+
 
 def structured(rows: Rows) -> StructuredRows:
     """`rows`, of which it is known that they are no plain array."""
@@ -142,6 +145,22 @@ def operator(matrix: sparse.csr_array, like: Rows) -> Operator:
                 size=matrix.shape,
             ).to(dtype=like.dtype, device=like.device)
     return matrix.astype(numpy_dtype(like), copy=False)
+
+
+def in_float64(values: Reals, like: Rows) -> Plain:
+    """A numpy array of float64 as one of the kind and device of `like`."""
+    if not is_torch(like):
+        return values
+    return sys.modules["torch"].from_numpy(np.ascontiguousarray(values)).to(device=like.device)
+
+
+def in_precision_of(like: Rows, rows: Rows) -> Rows:
+    """The same rows, in the precision of others: integers of secure sums take float64, whatever models have."""
+    if not is_plain(rows):
+        return structured(rows).in_precision_of(like)
+    if is_torch(rows):
+        return rows.to(cast("Tensor", like).dtype)
+    return np.asarray(rows).astype(numpy_dtype(like), copy=False)
 
 
 def is_plain(rows: object) -> TypeGuard[Plain]:

@@ -26,11 +26,17 @@ class Correlation(Protocol):
     def bands(self, rounds: int) -> int:
         """How many diagonals C has, for that many rounds: a draw of noise is about gradients no farther back."""
 
+    def column_squares(self, rounds: int) -> NDArray[np.float64]:
+        """The squared norm of each column of C for that many rounds: what the gradient of one round tells by itself."""
+
     def matrix(self, rounds: int) -> NDArray[np.float64]:
         """C for that many rounds."""
 
     def inverse(self, rounds: int) -> NDArray[np.float64]:
         """C^-1 for that many rounds."""
+
+    def numbers(self, rounds: int) -> NDArray[np.float64]:
+        """All numbers that C is made of, in an order of its own."""
 
     def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
         """`(C^-1 Z)_t` from the draw of round t and what was kept of earlier rounds, newest last; and what to keep."""
@@ -53,11 +59,17 @@ class Differences:
     def bands(self, rounds: int) -> int:
         return rounds
 
+    def column_squares(self, rounds: int) -> NDArray[np.float64]:
+        return np.arange(rounds, 0, -1, dtype=np.float64)
+
     def matrix(self, rounds: int) -> NDArray[np.float64]:
         return np.tril(np.ones((rounds, rounds)))
 
     def inverse(self, rounds: int) -> NDArray[np.float64]:
         return np.eye(rounds) - np.eye(rounds, k=-1)
+
+    def numbers(self, rounds: int) -> NDArray[np.float64]:
+        return self.matrix(rounds)
 
     def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
         return (fresh - past[-1] if past else fresh), fresh
@@ -105,7 +117,10 @@ class Triangular:
         return self._memory
 
     def bands(self, rounds: int) -> int:
-        return min(rounds, self._memory + 1)
+        return min(len(self.matrix(rounds)), self._memory + 1)
+
+    def column_squares(self, rounds: int) -> NDArray[np.float64]:
+        return (self.matrix(rounds) ** 2).sum(axis=0)
 
     def matrix(self, rounds: int) -> NDArray[np.float64]:
         if rounds > len(self._matrix):
@@ -120,6 +135,9 @@ class Triangular:
         C = self.matrix(rounds)
         return np.asarray(linalg.solve_triangular(C, np.eye(rounds), lower=True))
 
+    def numbers(self, rounds: int) -> NDArray[np.float64]:
+        return self.matrix(rounds)
+
     def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
         """Forward substitution: `(z_t - sum_{s<t} C[t,s] result_s) / C[t,t]`."""
         row = self.matrix(round + 1)[round]
@@ -127,4 +145,72 @@ class Triangular:
         for back, earlier in enumerate(reversed(past), start=1):
             if row[round - back]:
                 arrays.add_(result, -float(row[round - back] / row[round]), earlier)
+        return result, result
+
+
+class Banded:
+    """A lower-triangular C kept as its bands, `C[s+j, s]` in row s and column j: memory grows with rounds alone.
+
+    >>> C = Banded(np.array([[1.0, 0.5], [1.0, 0.5], [1.0, 0.0]]))
+    >>> C.matrix(3)
+    array([[1. , 0. , 0. ],
+           [0.5, 1. , 0. ],
+           [0. , 0.5, 1. ]])
+    """
+
+    def __init__(self, columns_TB: NDArray[np.float64]) -> None:
+        if columns_TB.ndim != 2 or not columns_TB.size or not np.isfinite(columns_TB).all():
+            raise InputError(f"bands of shape {columns_TB.shape}", "they are finite, one row a round", "correct them")
+        if not columns_TB[:, 0].all():
+            row = int(np.flatnonzero(columns_TB[:, 0] == 0)[0])
+            raise InputError(f"C[{row},{row}] = 0", "C must be invertible", "give a diagonal without zeros")
+        self._columns = np.array(columns_TB, dtype=np.float64)
+        self._columns.flags.writeable = False
+
+    def __repr__(self) -> str:
+        return f"Banded({len(self._columns)} rounds, {self._columns.shape[1]} bands)"
+
+    @property
+    def memory(self) -> int:
+        return self._columns.shape[1] - 1
+
+    def bands(self, rounds: int) -> int:
+        return min(len(self.columns(rounds)), self._columns.shape[1])
+
+    def column_squares(self, rounds: int) -> NDArray[np.float64]:
+        squares = np.asarray((self.columns(rounds) ** 2).sum(axis=1))
+        for s in range(max(0, rounds - self.memory), rounds):
+            squares[s] = (self._columns[s, : rounds - s] ** 2).sum()
+        return squares
+
+    def columns(self, rounds: int) -> NDArray[np.float64]:
+        """`C[s+j, s]` of the first rounds."""
+        if rounds > len(self._columns):
+            raise InputError(
+                f"{rounds} rounds with a correlation matrix for {len(self._columns)}",
+                "C needs a row for each round",
+                "make a larger C or run fewer rounds",
+            )
+        return self._columns[:rounds]
+
+    def matrix(self, rounds: int) -> NDArray[np.float64]:
+        columns = self.columns(rounds)
+        C = np.zeros((rounds, rounds))
+        for j in range(min(rounds, columns.shape[1])):
+            C[np.arange(j, rounds), np.arange(rounds - j)] = columns[: rounds - j, j]
+        return C
+
+    def inverse(self, rounds: int) -> NDArray[np.float64]:
+        return np.asarray(linalg.solve_triangular(self.matrix(rounds), np.eye(rounds), lower=True))
+
+    def numbers(self, rounds: int) -> NDArray[np.float64]:
+        return self.columns(rounds)
+
+    def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
+        """Forward substitution, as for any C."""
+        own = float(self.columns(round + 1)[round, 0])
+        result = fresh * (1.0 / own)
+        for back, earlier in enumerate(reversed(past), start=1):
+            if self._columns[round - back, back]:
+                arrays.add_(result, -float(self._columns[round - back, back] / own), earlier)
         return result, result

@@ -18,7 +18,8 @@ from sottovoce.core.algorithm import Message, State
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.mixing import Requirement
-from sottovoce.core.noise import Noise, NoNoise
+from sottovoce.core.noise import Noise, NoNoise, PerNode
+from sottovoce.core.sensitivity import checked
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 
@@ -42,15 +43,16 @@ class Gossip:
     noise: Noise = NoNoise()
     compression: Compression = Identity()
     step_size: float = 0.1
-    sensitivity: float = 1.0
+    sensitivity: PerNode = 1.0
     gossip_steps: int = 1
     requires: Requirement = "row-stochastic"
     averaging: bool = False
     secure_sum: bool = False
+    colluders: int = 1
     exact_noise: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("step_size", "sensitivity", "gossip_steps"):
+        for name in ("step_size", "gossip_steps"):
             kind = int | np.integer if name == "gossip_steps" else int | float | np.integer | np.floating
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool) or abs(value) > sys.float_info.max:
@@ -60,8 +62,7 @@ class Gossip:
             raise InputError(f"compression {self.compression!r}", "it is an operator or its spec", "write rand:0.5")
         if math.isnan(self.step_size) or self.step_size == 0:
             raise InputError(f"step size {self.step_size}", "it is finite and not zero", "give 0.1, say")
-        if not 0 < self.sensitivity < math.inf:
-            raise InputError(f"sensitivity {self.sensitivity}", "it is positive and finite", "give the clipping bound")
+        object.__setattr__(self, "sensitivity", checked(self.sensitivity))
         if self.gossip_steps < 1:
             raise InputError(f"{self.gossip_steps} gossip steps", "at least one is needed", "give 1 or more")
 

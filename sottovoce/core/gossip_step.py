@@ -10,13 +10,15 @@ from scipy import sparse
 
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
+from sottovoce.core.sum_grid import IntegerSums
 
 
 @dataclass(frozen=True)
 class GossipStep:
     """Gossip step `step` of a round. `edge_noise` is the noise on single messages, in units of `scale`.
 
-    With `secure_sum` single messages stay hidden and only their sum is seen.
+    With `secure_sum` all see one sum over all nodes, and no single message. With a `grid`, sums are of integers: over
+    all nodes, or over each node's neighbours.
     """
 
     mixing: Mixing
@@ -25,6 +27,7 @@ class GossipStep:
     secure_sum: bool
     round: int
     step: int
+    grid: IntegerSums | None = None
 
     def noise_in_sums(self, term: NoiseTerm, among: NDArray[np.bool_] | None = None) -> FactoredMatrix:
         """How the sources of noisy messages reach the receivers' sums, N x S: only what is delivered, by its weight.

@@ -27,6 +27,7 @@ from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import Noise, NoiseTerm
+from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 
@@ -54,7 +55,7 @@ class NoiseOnGrid:
 def grid_step(algorithm: Algorithm, mixing: Mixing) -> float:
     """The step of the grid: the power of two that is `STEPS` times in the least noise that a node adds on its own.
 
-    It follows from public settings: the noise and the sensitivity, of which it is a multiple.
+    It follows from public settings: the noise and the sensitivities.
 
     >>> from sottovoce import algorithm, metropolis
     >>> grid_step(algorithm("dp-d-sgd", sigma=20.0, sensitivity=0.5), metropolis("ring:8").at(0))
@@ -62,14 +63,16 @@ def grid_step(algorithm: Algorithm, mixing: Mixing) -> float:
     """
     correlation = algorithm.noise.correlation
     first = 1.0 if correlation is None else float(abs(correlation.matrix(1)[0, 0]))
-    least = algorithm.sensitivity * float(min(_own_noise(algorithm.noise, mixing))) / first
+    own = _own_noise(in_units_of_largest(algorithm.noise.local(mixing), algorithm.sensitivity))
+    least = largest(algorithm.sensitivity) * float(min(own)) / first
     return math.ldexp(1.0, math.frexp(least)[1] - 1) / STEPS
 
 
 def noise_on_grid(algorithm: Algorithm, mixing: Mixing) -> NoiseOnGrid:
     """The noise of a round in steps of the grid."""
     noise, step = algorithm.noise, grid_step(algorithm, mixing)
-    return _on_grid(noise.local(mixing), algorithm.sensitivity, step, _Same(noise.correlation))
+    terms = in_units_of_largest(noise.local(mixing), algorithm.sensitivity)
+    return _on_grid(terms, largest(algorithm.sensitivity), step, _Same(noise.correlation))
 
 
 @dataclass(frozen=True)
@@ -85,9 +88,9 @@ def _on_grid(terms: tuple[NoiseTerm, ...], sensitivity: float, step: float, over
     return NoiseOnGrid(step, tuple(replace(term, matrix=matrix) for term, matrix in matrices), over_rounds.correlation)
 
 
-def _own_noise(noise: Noise, mixing: Mixing) -> tuple[float, ...]:
+def _own_noise(terms: tuple[NoiseTerm, ...]) -> tuple[float, ...]:
     """How large the noise is that each node adds on its own; empty where some node adds none."""
-    for term in noise.local(mixing):
+    for term in terms:
         sizes = term.matrix.diagonal()
         if sizes is not None and np.all(sizes > 0):
             return tuple(sizes.tolist())
@@ -98,7 +101,7 @@ def why_not_exact(noise: Noise, mixing: Mixing) -> str | None:
     """Why released values cannot be put on a grid so that rounding is covered; None where they can."""
     if noise.edge(mixing):
         return "its noise is on single messages, and what it hides there is sent again in others"
-    if not _own_noise(noise, mixing):
+    if not _own_noise(noise.local(mixing)):
         return "not every node adds noise of its own to what it releases"
     return None
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core import arrays
-from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
+from sottovoce.core.algorithm import Algorithm, Message, State, Weighted, sums_over_all, sums_over_neighbours
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.gossip_step import GossipStep
@@ -37,6 +37,8 @@ from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sensitivity import check_nodes, in_units_of_largest, largest
+from sottovoce.core.sum_grid import IntegerSums, model_grid, sum_grid
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight
 from sottovoce.errors import InputError, Unaccountable
@@ -54,6 +56,7 @@ def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -
             "values to average are private: they enter as the gradient of round 0",
             "start from zeros and give the values in the gradient",
         )
+    check_nodes(algorithm.sensitivity, topology.n)
     algorithm = algorithm.on(topology)
     _check_noise(algorithm, topology.at(0), rounds)
     state = algorithm.init(arrays.read_only(x0))
@@ -90,12 +93,8 @@ def check_arguments(algorithm: Algorithm, topology: Topology, rounds: int) -> No
 
 def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
     """Refuse noise that would be drawn twice or could not be drawn at all."""
-    if algorithm.secure_sum and algorithm.requires != "complete average":
-        raise InputError(
-            f"{algorithm.name} with secure_sum on '{algorithm.requires}' weights",
-            "one sum over everyone needs the complete average",
-            "set requires='complete average', or use a view with secure_sum",
-        )
+    if sums_over_neighbours(algorithm):
+        _check_neighbour_sums(algorithm, mixing)
     kinds = [part.sources.kind for part in (*algorithm.noise.local(mixing), *algorithm.noise.edge(mixing))]
     twice = {kind for kind in kinds if kinds.count(kind) > 1}
     if twice:
@@ -110,7 +109,7 @@ def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
     if algorithm.noise.correlation is not None:
         if algorithm.averaging:
             raise InputError(f"{algorithm.name} with correlated noise", "it adds noise only once", "use Independent")
-        algorithm.noise.correlation.matrix(rounds)
+        algorithm.noise.correlation.bands(rounds)  # refuses a C that is too short
 
 
 def play_round(
@@ -171,7 +170,7 @@ def iterate_rounds(
             exact = algorithm.exact_noise
             first_mixing = topology.at(0)
             terms = noise_on_grid(algorithm, first_mixing).in_units if exact else algorithm.noise.local(first_mixing)
-            for term in terms[: 0 if exact and correlated else 1]:
+            for term in terms[: 0 if exact and (correlated or sums_over_all(algorithm)) else 1]:
                 inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
         for round in transport.rounds(first, rounds):
             played = play_round(algorithm, topology, loop_state, inputs, round, transport)
@@ -211,7 +210,10 @@ def _step_locally(
     point = algorithm.point(state)
     gradient = inputs.gradient(round, point)
     if algorithm.exact_noise:
-        released = inputs.rounded_sum(gradient, noise_on_grid(algorithm, mixing), round)
+        if sums_over_all(algorithm):
+            released = inputs.discrete_sum(gradient, sum_grid(algorithm, mixing), round)
+        else:
+            released = inputs.rounded_sum(gradient, noise_on_grid(algorithm, mixing), round)
         return point, _after(mixing, algorithm.local(state, released, 0.0), state)
     noise = _local_noise(algorithm, mixing, inputs, round)
     return point, _after(mixing, algorithm.local(state, gradient, noise), state)
@@ -219,8 +221,9 @@ def _step_locally(
 
 def _local_noise(algorithm: Algorithm, mixing: Mixing, inputs: LoopInputs, round: int) -> Rows | float:
     total: Rows | float = 0.0
-    for number, term in enumerate(algorithm.noise.local(mixing)):
-        matrix, correlation = term.matrix.scaled(algorithm.sensitivity), algorithm.noise.correlation
+    terms = in_units_of_largest(algorithm.noise.local(mixing), algorithm.sensitivity)
+    for number, term in enumerate(terms):
+        matrix, correlation = term.matrix.scaled(largest(algorithm.sensitivity)), algorithm.noise.correlation
         if correlation is None:
             noise = inputs.noise(term.sources, matrix, round, 0)
         else:
@@ -232,8 +235,25 @@ def _local_noise(algorithm: Algorithm, mixing: Mixing, inputs: LoopInputs, round
 def _gossip_step(algorithm: Algorithm, topology: Topology, round: int, step: int) -> GossipStep:
     mixing = topology.at(round, step)
     mixing.require(algorithm.requires)
-    scale = algorithm.step_size * algorithm.sensitivity
-    return GossipStep(mixing, algorithm.noise.edge(mixing), scale, algorithm.secure_sum, round, step)
+    scale = algorithm.step_size * largest(algorithm.sensitivity)
+    noise = in_units_of_largest(algorithm.noise.edge(mixing), algorithm.sensitivity)
+    return GossipStep(mixing, noise, scale, sums_over_all(algorithm), round, step, _grid(algorithm, mixing))
+
+
+def _grid(algorithm: Algorithm, mixing: Mixing) -> IntegerSums | None:
+    """In which integers messages are summed up; None where they are sent one by one, or nothing is exact."""
+    if not (algorithm.secure_sum and algorithm.exact_noise):
+        return None
+    return sum_grid(algorithm, mixing) if sums_over_all(algorithm) else model_grid(mixing)
+
+
+def _check_neighbour_sums(algorithm: Algorithm, mixing: Mixing) -> None:
+    """Refuse what sums over neighbours cannot be."""
+    if not isinstance(algorithm.compression, Identity) or algorithm.noise.edge(mixing):
+        raise InputError(
+            f"{algorithm.name} with secure sums, and compression or noise on single messages",
+            "sums are of whole messages, the same to all", "use identity compression and noise on gradients",
+        )  # fmt: skip
 
 
 def _exchange(
@@ -293,6 +313,7 @@ def _where_active(active: NDArray[np.bool_] | None, new: State, old: State) -> S
             "states are tuples of arrays and numbers",
             "use a NamedTuple",
         )
+    new = new if old is None else arrays.in_precision_of(old, new)
     if active is None or old is None:
         return arrays.read_only(new)
     here = arrays.column(active, new)

@@ -15,6 +15,7 @@ from sottovoce.core.correlation import Correlation
 from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_sources import Sources
+from sottovoce.core.sum_grid import SumGrid
 
 
 class LoopInputs(Protocol):
@@ -31,6 +32,9 @@ class LoopInputs(Protocol):
 
     def rounded_sum(self, gradient: Rows, noise: NoiseOnGrid, round: int) -> Rows:
         """The gradient plus this noise, rounded to the noise's grid as if both were real numbers."""
+
+    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> Rows:
+        """The gradient rounded to the grid, plus discrete Gaussians: whole multiples of its step, in float64."""
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> Rows:
         """Every row compressed, with the random stream of its node."""

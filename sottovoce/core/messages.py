@@ -13,7 +13,8 @@ import numpy as np
 from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, Message, State, Weighted
 from sottovoce.core.arrays import Rows
-from sottovoce.core.compression import Identity
+from sottovoce.core.compression import Compression, Identity
+from sottovoce.core.fixed_point import BITS
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import LoopInputs
 from sottovoce.core.mixing import Mixing
@@ -80,8 +81,13 @@ class PlayedStep:
 
     @property
     def message_count(self) -> int:
-        """How many messages are sent; a secure sum takes one to the sum and one back for every node."""
-        return 2 * self.mixing.n if self.gossip_step.secure_sum else len(self._sending_edges()[0])
+        """How many messages are sent: masked ones for each receiver; a trusted sum takes one and gives one back."""
+        trusted = self.gossip_step.secure_sum and self.gossip_step.grid is None
+        return 2 * self.mixing.n if trusted else len(self._sending_edges()[0])
+
+    def bits_of(self, dimension: int, compression: Compression) -> int:
+        """Of one message with so many parameters."""
+        return compression.bits(dimension) if self.gossip_step.grid is None else BITS * dimension
 
     def _sending_edges(self) -> tuple[Nodes, Nodes]:
         """Senders and receivers of all messages that leave a node; messages to oneself do not."""
@@ -105,12 +111,14 @@ class PlayedStep:
         """What some nodes here can make of what reaches them in this step, as models.
 
         Messages as received, or what differences add up to, over the public weight if there is one; of a secure sum the
-        average, from sender -1. Noise on single messages is drawn for these messages alone.
+        average, from sender -1, and of sums over neighbours theirs. Noise on single messages is drawn for these alone.
         """
         if self.gossip_step.secure_sum:
             nobody = np.full(len(by), -1)
             average = arrays.take(self.mixed, np.asarray(by)[:1])
             return ReceivedModels(nobody, np.asarray(by), np.zeros_like(nobody), average)
+        if self.gossip_step.grid is not None:
+            return self._neighbourhood_averages(np.asarray(by))
         sender, receiver, _ = self.mixing.edges
         reaches = np.isin(receiver, by) & (sender != receiver)
         sender, receiver = sender[reaches], receiver[reaches]
@@ -123,6 +131,13 @@ class PlayedStep:
         if self.weight is not None:
             rows = rows / arrays.take(self.weight, row_sender)
         return ReceivedModels(sender, receiver, row, rows)
+
+    def _neighbourhood_averages(self, by: Nodes) -> ReceivedModels:
+        """What sums over neighbours give their receivers: the average of these neighbours, by their weights."""
+        own = self.mixing.weights.diagonal()[by]
+        mixed, sent = arrays.take(self.mixed, by), arrays.take(self.sent, by)
+        average = (mixed - sent * arrays.column(own, mixed)) / arrays.column(1 - own, mixed)
+        return ReceivedModels(np.full(len(by), -1), by, np.arange(len(by)), average)
 
     def _noisy_messages(self, sender: Nodes, receiver: Nodes) -> Rows:
         return self.transport.messages(self.gossip_step, self.sent, self.inputs, sender, receiver)
@@ -150,10 +165,10 @@ class PlayedRound:
 
     def traffic_of(self, dimension: int) -> Traffic:
         """The same for models of so many parameters; a public weight beside a message counts as one more number."""
-        messages = sum(step.message_count for step in self.steps)
         weighted = isinstance(self.algorithm.message(self.loop_state.state), Weighted)
-        weight_bits = Identity().bits(1) if weighted else 0
-        return Traffic(messages, messages * (self.algorithm.compression.bits(dimension) + weight_bits))
+        weight_bits, compression = Identity().bits(1) if weighted else 0, self.algorithm.compression
+        counts = [(step.message_count, step.bits_of(dimension, compression) + weight_bits) for step in self.steps]
+        return Traffic(sum(count for count, _ in counts), sum(count * bits for count, bits in counts))
 
 
 def value_of(message: Message) -> Rows:

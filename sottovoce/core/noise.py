@@ -4,7 +4,7 @@ A noise is a table: for one step it lists its `Sources` (unit Gaussians Z) and a
 nodes (`local`) or to single messages (`edge`). The loop multiplies that matrix with draws; the tracer reads it. So
 what runs is what is accounted for.
 
-Sizes are in units of a gradient's sensitivity; the loop scales by it.
+Sizes are in units of a gradient's sensitivity (`sensitivity.py` says whose); the loop scales by it.
 """
 
 from __future__ import annotations
@@ -59,6 +59,12 @@ class FactoredMatrix:
         """`factor * self`."""
         return FactoredMatrix(self.plain * factor, None if self.left is None else self.left * factor, self.right)
 
+    def by_source(self, factors: NDArray[np.float64]) -> FactoredMatrix:
+        """`self @ diag(factors)`: every source with a factor of its own."""
+        each = sparse.diags_array(factors)
+        right = None if self.right is None else sparse.csr_array(self.right @ each)
+        return FactoredMatrix(sparse.csr_array(self.plain @ each), self.left, right)
+
     def diagonal(self) -> NDArray[np.float64] | None:
         """The diagonal, where that is all there is: every target has a source of its own."""
         row = np.repeat(np.arange(self.shape[0]), np.diff(self.plain.indptr))
@@ -103,7 +109,7 @@ class Noise(Protocol):
     def edge(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
         """What the loop adds to single messages, in every gossip step."""
 
-    def with_sigma(self, sigma: float) -> Noise:
+    def with_sigma(self, sigma: PerNode) -> Noise:
         """The same noise at another size; pair secrets beside a node's own noise keep theirs."""
 
 
@@ -128,7 +134,7 @@ class _FreshNoise:
 class NoNoise(_FreshNoise):
     """No noise."""
 
-    def with_sigma(self, sigma: float) -> Noise:
+    def with_sigma(self, sigma: PerNode) -> Noise:
         raise InputError("an algorithm without noise", "it has no sigma to choose", "use a private one")
 
 
@@ -147,7 +153,7 @@ class Independent(_FreshNoise):
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", _size("sigma", self.sigma))
 
-    def with_sigma(self, sigma: float) -> Noise:
+    def with_sigma(self, sigma: PerNode) -> Noise:
         return replace(self, sigma=sigma)
 
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
@@ -168,7 +174,7 @@ class Temporal(_FreshNoise):
     def correlation(self) -> Correlation | None:
         return self.over_rounds
 
-    def with_sigma(self, sigma: float) -> Noise:
+    def with_sigma(self, sigma: PerNode) -> Noise:
         return replace(self, sigma=sigma)
 
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
@@ -187,8 +193,8 @@ class Pairwise(_FreshNoise):
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", _size("sigma of pairs", self.sigma, single=True))
 
-    def with_sigma(self, sigma: float) -> Noise:
-        return replace(self, sigma=sigma)
+    def with_sigma(self, sigma: PerNode) -> Noise:
+        return Pairwise(_one_size(sigma))
 
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
         return _pair_terms(self.sigma, mixing)
@@ -203,8 +209,8 @@ class Central(_FreshNoise):
     def __post_init__(self) -> None:
         object.__setattr__(self, "sigma", _size("sigma", self.sigma, single=True))
 
-    def with_sigma(self, sigma: float) -> Noise:
-        return replace(self, sigma=sigma)
+    def with_sigma(self, sigma: PerNode) -> Noise:
+        return Central(_one_size(sigma))
 
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
         if not self.sigma:
@@ -237,7 +243,7 @@ class ZeroSum(_FreshNoise):
         given = "zeta" if self.zeta is not None else "message_sigma"
         object.__setattr__(self, given, _size(given, getattr(self, given)))
 
-    def with_sigma(self, sigma: float) -> Noise:
+    def with_sigma(self, sigma: PerNode) -> Noise:
         return replace(self, zeta=sigma) if self.zeta is not None else replace(self, message_sigma=sigma)
 
     def edge(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
@@ -297,7 +303,7 @@ class CombinedNoise(_FreshNoise):
         if any(part.correlation is not None for part in self.parts):
             raise InputError("temporal noise beside another", "it stands alone", "use it by itself")
 
-    def with_sigma(self, sigma: float) -> Noise:
+    def with_sigma(self, sigma: PerNode) -> Noise:
         return CombinedNoise((self.parts[0].with_sigma(sigma), *self.parts[1:]))
 
     def local(self, mixing: Mixing) -> tuple[NoiseTerm, ...]:
@@ -331,6 +337,13 @@ def _size(name: str, value: ArrayLike, *, single: bool = False) -> PerNode:
         shown = values[bad].ravel()[0] if bad.any() else f"an array of shape {values.shape}"
         raise InputError(f"{name} = {shown}", "a standard deviation is finite and not negative", "correct it")
     return tuple(values.tolist()) if values.ndim else float(values)
+
+
+def _one_size(sigma: PerNode) -> float:
+    """The one size that noise of several nodes together has."""
+    if isinstance(sigma, tuple):
+        raise InputError(f"sigma for {len(sigma)} nodes", "nodes share this noise", "give one number")
+    return sigma
 
 
 def _per_node(name: str, value: PerNode | None, n: int) -> NDArray[np.float64]:

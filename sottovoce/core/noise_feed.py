@@ -18,8 +18,10 @@ from sottovoce.core import arrays
 from sottovoce.core.arrays import Precision, Reals, Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
+from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
 from sottovoce.core.drawn_gaussians import DrawnGaussians, Guesses, KeptBits, SpareMemory, draw_guesses
 from sottovoce.core.exact_gaussians import fine_
+from sottovoce.core.fixed_point import encoded
 from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
@@ -35,6 +37,7 @@ from sottovoce.core.rounded_sum import (
     guess_bounds,
     rounded_sum_,
 )
+from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.threads import WORKERS
 from sottovoce.errors import Diverged, InputError
 
@@ -144,6 +147,15 @@ class NoiseFeed:
         values = arrays.to_numpy(gradient)
         sum_of = self._fresh_sum if noise.correlation is None else self._correlated_sum
         return arrays.convert(sum_of(values, noise, round), gradient)
+
+    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> Rows:
+        """The rounded gradient of every node, and a discrete Gaussian of its own stream."""
+        values = arrays.to_numpy(gradient)
+        released = encoded(values, grid.step)
+        for row, stream in enumerate(grid.streams(self._source, round)):
+            if grid.sigma_N[row]:
+                released[row] += draw_discrete_gaussians(stream, values.shape[1], grid.sigma_N[row])
+        return arrays.in_float64(released * grid.step, gradient)
 
     def _fresh_sum(self, values: Reals, noise: NoiseOnGrid, round: int) -> Reals:
         total: Reals | None = None

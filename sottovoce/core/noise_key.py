@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.arrays import Reals
 from sottovoce.core.philox import PhiloxStream, philox_generator, philox_words
 from sottovoce.core.random_streams import RandomSource, StreamName, Words
 from sottovoce.errors import InputError
@@ -94,6 +95,11 @@ class NoiseKey:
     def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> PhiloxStream:
         """The random stream of one draw in one step."""
         return PhiloxStream(_stream_key(self.secret, kind, ids, round, step))
+
+    def gaussian_rows_(self, names: Sequence[StreamName], out: Reals) -> None:
+        """One after the other."""
+        for name, row in zip(names, out, strict=True):
+            self.stream(*name).gaussians_(row)
 
     def words_at(self, names: Sequence[StreamName], which_K: NDArray[np.intp], counters_K: Words, level: int) -> Words:
         """Four words for each counter of the stream that `which_K` says, of all streams at once."""

@@ -7,7 +7,7 @@ process or another transport gives the same numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
 from sottovoce.core.arrays import Reals
-from sottovoce.core.random_streams import RandomSource, RandomStream, StreamName
+from sottovoce.core.random_streams import RandomSource, RandomStream, StreamName, Words
 
 MANY = 2048
 """From so many float32 on, whole arrays of pairs are faster than one value after the other."""
@@ -88,6 +88,11 @@ class Sources:
         """
         for groups, sources in self.blocks(needed, None if at_once is None else max(1, at_once // dimension)):
             rows = np.empty((len(sources), dimension), dtype=dtype)
+            counts = self.counts[groups]
+            if fill_ is None and len(groups) > 1 and counts.max() == counts.min() and counts[0] * dimension < MANY:
+                source.gaussian_rows_([self.name(g, round, step) for g in groups], rows.reshape(len(groups), -1))
+                yield sources, rows
+                continue
             filled = 0
             for g in groups:
                 (fill_ or gaussians_)(self.stream(source, g, round, step), rows[filled : filled + self.counts[g]])
@@ -136,3 +141,57 @@ def pairs_(stream: RandomStream, out: NDArray[np.float32]) -> None:
     angle *= np.float32(math.pi * 2.0**-31)
     np.multiply(radius, np.cos(angle), out=out[:half])
     np.multiply(radius[: out.size - half], np.sin(angle[: out.size - half]), out=out[half:])
+
+
+def polar_(stream: RandomStream, out: Reals) -> None:
+    """`(x, y) sqrt(-2 ln s / s)` for points (x, y) of the unit disc, s = x^2 + y^2 (Marsaglia and Bray 1964).
+
+    Points are two words each, one after the other; four of five lie in the disc. Coordinates have at least 53 bits, and
+    s is at least 2^-126: tails reach 13, and there is no hole around zero. Both are 0 with a probability of 2^-128.
+    """
+    filled = 0
+    while filled < out.size:
+        left = out.size - filled
+        points = _points(stream.words(2 * _tries(left)))
+        squares = points.real**2 + points.imag**2
+        values = _stretched(points, squares, (squares < 1.0).nonzero()[0][: -(-left // 2)])[:left]
+        out[filled : filled + len(values)] = values
+        filled += len(values)
+
+
+def polar_rows_(streams: Sequence[RandomStream], out_RM: Reals) -> NDArray[np.bool_]:
+    """As `polar_` for a row of each stream, all at once; which rows take more words, one in millions, and are left."""
+    R, M = out_RM.shape
+    half = -(-M // 2)
+    points = _points(np.concatenate([stream.words(2 * _tries(M)) for stream in streams]))
+    squares = points.real**2 + points.imag**2
+    inside_RP = (squares < 1.0).reshape(R, -1)
+    counts_RP = np.cumsum(inside_RP, axis=1, dtype=np.int32)
+    enough = counts_RP[:, -1] >= half
+    inside_RP &= counts_RP <= half
+    inside_RP &= enough[:, None]
+    values = _stretched(points, squares, inside_RP.reshape(-1).nonzero()[0])
+    out_RM[enough] = values.reshape(-1, 2 * half)[:, :M]
+    return ~enough
+
+
+def _tries(size: int) -> int:
+    """How many points are enough for so many numbers, but for six standard deviations."""
+    return size * 13 // 20 + 2 * math.isqrt(size) + 16
+
+
+def _points(words: Words) -> NDArray[np.complex128]:
+    """Points of the square from -1 to 1, as complex numbers, which numpy picks out of arrays quickly."""
+    return np.asarray(words.view(np.int64) * 2.0**-63).view(np.complex128)
+
+
+def _stretched(
+    points: NDArray[np.complex128], squares: NDArray[np.float64], chosen: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    """Both Gaussians of the chosen points, one after the other."""
+    squares = squares.take(chosen)
+    factor = np.log(squares)
+    factor /= squares
+    factor *= -2.0
+    np.sqrt(factor, out=factor)
+    return (points.take(chosen) * factor).view(np.float64)

@@ -64,6 +64,9 @@ class RandomSource(Protocol):
     def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> RandomStream:
         """The stream of one draw, at its beginning."""
 
+    def gaussian_rows_(self, names: Sequence[StreamName], out: Reals) -> None:
+        """Fill each row as `gaussians_` of the stream with its name would."""
+
     def words_at(self, names: Sequence[StreamName], which_K: NDArray[np.intp], counters_K: Words, level: int) -> Words:
         """Four words for each counter of the stream that `which_K` says, K x 4."""
 

@@ -20,11 +20,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from os import urandom
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.arrays import Reals
+from sottovoce.core.noise_sources import polar_rows_
 from sottovoce.core.random_streams import StreamName, Words
 from sottovoce.errors import InputError, SottovoceError
 
@@ -56,7 +59,7 @@ class SecretSource:
         pair_secrets: Mapping[Pair, bytes] | None = None,
         keep_coins: Callable[[StreamName, bytes], bytes] | None = None,
     ) -> None:
-        _require_cryptography()
+        self._aes = _aes_streams()
         for pair, shared in (pair_secrets or {}).items():
             if not isinstance(shared, bytes) or len(shared) != SECRET_BYTES:
                 raise InputError(f"the secret of nodes {pair}", f"it has {SECRET_BYTES} bytes", "agree on one")
@@ -83,10 +86,17 @@ class SecretSource:
 
     def stream(self, kind: str, ids: Sequence[int], round: int, step: int = 0) -> AesStream:
         """The stream of a place, at its beginning."""
-        from sottovoce.core.aes_stream import AesStream
-
         named = tuple(sorted(ids) if kind == PAIR else ids)
-        return AesStream(self._key(StreamName(kind, named, round, step)))
+        return self._aes.AesStream(self._key(StreamName(kind, named, round, step)))
+
+    def gaussian_rows_(self, names: Sequence[StreamName], out: Reals) -> None:
+        """Of short rows many at once: what a call of numpy costs is more than what it does for one of them."""
+        at_once = max(1, self._aes.AT_ONCE // out.shape[1])
+        for start in range(0, len(names), at_once):
+            some, rows = names[start : start + at_once], out[start : start + at_once]
+            left = polar_rows_([self.stream(*name) for name in some], rows)
+            for number in np.flatnonzero(left).tolist():
+                self.stream(*some[number]).gaussians_(rows[number])
 
     def words_at(self, names: Sequence[StreamName], which_K: NDArray[np.intp], counters_K: Words, level: int) -> Words:
         """Four words for each counter of the stream that `which_K` says, one stream after the other."""
@@ -127,13 +137,11 @@ class SecretSource:
         return key if name.kind != BATCH or self._keep_coins is None else self._keep_coins(name, key)
 
     def _derived(self, name: StreamName) -> bytes:
-        from sottovoce.core.aes_stream import derived_key
-
         place = f"{name.kind}|{','.join(map(str, name.ids))}|{name.round}|{name.step}".encode()
         info = len(self._context).to_bytes(8, "big") + self._context + place
         if name.kind == PAIR:
-            return derived_key(self._shared(name.ids), b"", info)
-        return derived_key(urandom(SECRET_BYTES), self._secret, info + self._bound)
+            return self._aes.derived_key(self._shared(name.ids), b"", info)
+        return self._aes.derived_key(urandom(SECRET_BYTES), self._secret, info + self._bound)
 
     def _shared(self, ids: tuple[int, ...]) -> bytes:
         """The secret of two nodes, which must be known unless this process plays both."""
@@ -142,7 +150,8 @@ class SecretSource:
         return self._pair_secrets.setdefault(ids, urandom(SECRET_BYTES))
 
 
-def _require_cryptography() -> None:
+def _aes_streams() -> ModuleType:
+    """The module that needs the package cryptography: loaded where secret noise is asked for."""
     try:
         import cryptography  # noqa: F401
     except ImportError:
@@ -150,3 +159,6 @@ def _require_cryptography() -> None:
             "secret noise without the package cryptography", "it makes random bits that nobody can guess",
             "pip install 'sottovoce[peers]'",
         ) from None  # fmt: skip
+    from sottovoce.core import aes_stream
+
+    return aes_stream

@@ -168,7 +168,10 @@ class InProcess:
         return NoiseFeed(seed, source, gradient, start)
 
     def deliver(self, gossip_step: GossipStep, rows: Rows, weight: Rows | None, inputs: LoopInputs) -> Delivered:
-        """Mix; the noise of all messages to a receiver is drawn as one sum."""
+        """Mix; the noise of all messages to a receiver is drawn as one sum. Secure sums are sums of integers."""
+        if gossip_step.grid is not None and arrays.is_plain(rows):
+            mixed = arrays.convert(gossip_step.grid.mixed(arrays.to_numpy(rows)), rows)
+            return Delivered(mixed, rows, mixed_weight(gossip_step, weight))
         mixed = gossip_step.mixing @ rows
         for term in gossip_step.edge_noise:
             matrix = gossip_step.noise_in_sums(term)

@@ -24,6 +24,7 @@ from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sum_grid import ModelGrid
 from sottovoce.core.transport import Delivered, Nodes, StartingRows, StoredRows, mixed_weight
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.sharded_feed import ShardedFeed
@@ -61,6 +62,10 @@ class ShardTransport(ABC):
     def secure_sum(self, gossip_step: GossipStep, sent: ShardedRows) -> ShardedRows:
         """The weighted sum over all nodes, at each of them, of which single rows leave no process."""
 
+    @abstractmethod
+    def neighbour_sums(self, gossip_step: GossipStep, grid: ModelGrid, sent: ShardedRows) -> ShardedRows:
+        """The weighted sum over each node's neighbours, in integers, at each node here."""
+
     def packing(self) -> AbstractContextManager[None]:
         """Around what makes messages and takes them apart."""
         return nullcontext()
@@ -96,6 +101,8 @@ class ShardTransport(ABC):
         sent = as_sharded(rows)
         if gossip_step.secure_sum:
             mixed = self.secure_sum(gossip_step, sent)
+        elif isinstance(gossip_step.grid, ModelGrid):
+            mixed = self.neighbour_sums(gossip_step, gossip_step.grid, sent)
         elif gossip_step.edge_noise:
             mixed, sent = self._deliver_noisy(gossip_step, sent, _sharded_feed(inputs))
         else:

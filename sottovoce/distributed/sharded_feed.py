@@ -25,6 +25,7 @@ from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.transport import Nodes
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
@@ -73,6 +74,11 @@ class ShardedFeed:
         """The rows of the nodes here."""
         here = tuple(NoiseTerm(*self._here(term.sources, term.matrix)) for term in noise.terms)
         return self._sharded(self._feed.rounded_sum(as_sharded(gradient).own, replace(noise, terms=here), round))
+
+    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> ShardedRows:
+        """The rows of the nodes here."""
+        own = as_sharded(gradient).own
+        return self._sharded(self._feed.discrete_sum(own, grid.of(self._shard.nodes), round))
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> ShardedRows:
         """The rows of the nodes here."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sottovoce.core import arrays
-from sottovoce.core.arrays import Operand, Reals
+from sottovoce.core.arrays import Operand, Reals, Rows
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.transport import Nodes
 from sottovoce.distributed.exchange_plan import Crossing, NodeShard
@@ -74,6 +74,11 @@ class ShardedRows:
             at = order[np.searchsorted(self.halo.nodes[order], index[~here])]
             rows[np.flatnonzero(~here)] = self.halo.rows[at]
         return rows
+
+    def in_precision_of(self, like: Rows) -> ShardedRows:
+        """The same rows, in the precision of others here."""
+        wanted = as_sharded(like).own.dtype
+        return self if self.own.dtype == wanted else ShardedRows(self.shard, self.own.to(wanted))
 
     def mixed_by(self, mixing: Mixing) -> ShardedRows:
         """`W @ rows`, where all rows that it takes are known here: nothing is sent."""

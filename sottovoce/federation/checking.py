@@ -111,16 +111,23 @@ class _Check:
 
         Another agreement does not become the same while one waits.
         """
+        disagreed = None
         while True:
             found = self._ask(number, neighbour)
+            disagreed = found if found.same_agreement is False else disagreed
             left = self.deadline - time.monotonic()
             if found.problem is None or found.differing or left <= 0:
-                return found
+                return found if found.problem is None else disagreed or found
             self._wait(lambda: False, min(PAUSE, left))
 
     def linger(self, neighbours: Iterable[int]) -> None:
         """Give neighbours that have not asked yet the time to do so."""
-        self._wait(lambda: self.asked.keys() >= set(neighbours), LINGER)
+        wanted = set(neighbours)
+        self._wait(lambda: self.asked.keys() - self._uncompared() >= wanted, LINGER)
+
+    def _uncompared(self) -> set[int]:
+        """Neighbours that have another agreement, and have not told what it differs in."""
+        return {number for number, version in self.asked.items() if version is None} - self.differing.keys()
 
     def _ask(self, number: int, neighbour: Member) -> NeighbourCheck:
         if neighbour.listen:
@@ -146,6 +153,7 @@ class _Check:
         if isinstance(event, Disagreed):
             with self.changed:
                 self.differing[event.neighbour] = event.keys
+                self.changed.notify_all()
 
     def _wait(self, reached: Callable[[], bool], seconds: float) -> None:
         with self.changed:

@@ -180,6 +180,11 @@ class Endpoint(ABC):
             self._disagreeing.add(neighbour)
             self._clock.notify(self._changed)
 
+    def has_ended(self, neighbour: MemberNumber) -> bool:
+        """Whether a neighbour has said that it is at the end of the run."""
+        with self._changed:
+            return not self._before(Place(self.rules.rounds, 0), {neighbour})
+
     def differs(self, neighbour: MemberNumber, keys: tuple[str, ...]) -> None:
         """A neighbour has said in which keys its agreement differs."""
         with self._changed:

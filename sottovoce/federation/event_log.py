@@ -15,6 +15,8 @@ from sottovoce.core.json_numbers import JSON
 SHOWN = {
     "Connected": "{member} is connected.",
     "Lost": "{member} is lost: {reason}.",
+    "Left": "{member} has ended its run.",
+    "Disagreed": "{member} has another agreement: it differs in {keys}.",
     "FrameRefused": "A message of {member} was refused: {reason}.",
     "StrangerRefused": "Somebody who is no neighbour tried to connect, and was refused.",
     "Equivocation": "{member} sent two different messages for one place; the second was not used.",

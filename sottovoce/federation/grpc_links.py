@@ -23,7 +23,16 @@ from sottovoce.federation.event_loop import EventLoop
 from sottovoce.federation.frame_stream import FrameStream, StreamEnded, stream_errors
 from sottovoce.federation.frames import Frame, Reason, Refused
 from sottovoce.federation.identity import Identity
-from sottovoce.federation.link_events import Checked, Connected, Disagreed, FrameRefused, Lost, Report, StrangerRefused
+from sottovoce.federation.link_events import (
+    Checked,
+    Connected,
+    Disagreed,
+    FrameRefused,
+    Left,
+    Lost,
+    Report,
+    StrangerRefused,
+)
 from sottovoce.federation.link_settings import LinkSettings, Pauses
 from sottovoce.federation.links import FIRST, MemberNumber
 from sottovoce.federation.mailbox import LinkRules
@@ -284,7 +293,7 @@ class GrpcLinks(Endpoint):
                 edge.connection = None
                 self.lost(edge.number)
             if connection.was_greeted:
-                self._report(Lost(edge.number, reason))
+                self._report(Left(edge.number) if self.has_ended(edge.number) else Lost(edge.number, reason))
             if time.monotonic() - began > self._settings.longest_pause:
                 edge.pauses.reset()
 

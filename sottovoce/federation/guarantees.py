@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sottovoce.config import Document, Experiment
+from sottovoce.errors import Unaccountable
 from sottovoce.federation.agreement import Agreement
 from sottovoce.learning.tables import Table
 from sottovoce.privacy.guarantee import PrivacyFigure
@@ -55,5 +56,20 @@ def with_secret_noise(agreement: Agreement) -> Experiment:
 
 def agreed_guarantees(agreement: Agreement) -> AgreedGuarantees:
     """The guarantees that hold whatever rows members will bring."""
-    report = report_wanted(build_agreement(agreement, {}), agreement.experiment)
+    try:
+        accountant = build_agreement(agreement, {})
+    except Unaccountable as refusal:
+        if agreement.privacy.epsilon is None:
+            raise
+        raise _no_noise_meets_the_target(agreement, refusal) from refusal
+    report = report_wanted(accountant, agreement.experiment)
     return AgreedGuarantees(report.document(), agreement.names)
+
+
+def _no_noise_meets_the_target(agreement: Agreement, refusal: Unaccountable) -> Unaccountable:
+    name, view = agreement.algorithm.name, agreement.privacy.view
+    return Unaccountable(
+        f"with {name} no epsilon is proven against {view}, so that no noise meets privacy.epsilon = "
+        f"{agreement.privacy.epsilon:g}; use an algorithm that adds noise to gradients, dp-d-sgd or muffliato-sgd say, "
+        f"or give algorithm.sigma in place of privacy.epsilon, and count on no figure ({refusal})"
+    )

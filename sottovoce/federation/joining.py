@@ -42,6 +42,7 @@ from sottovoce.federation.link_events import Disagreed, FrameRefused, LinkEvent,
 from sottovoce.federation.link_rules import link_rules
 from sottovoce.federation.links import FIRST
 from sottovoce.federation.mailbox import Equivocation, LinkRules
+from sottovoce.federation.member_folder import ATTENDANCE, LEDGER, run_folder, whole_lines
 from sottovoce.federation.member_settings import MemberSettings
 from sottovoce.federation.member_state import decode_state, encode_state
 from sottovoce.federation.pair_secrets import pair_secrets
@@ -52,16 +53,13 @@ from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.report.page import write_page_of
-from sottovoce.run.layout import REMEDY, RULE, RunFiles
+from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import make_folder
 from sottovoce.run.metrics import is_measured
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_ledger import planned_run
 from sottovoce.run.training_run import RunState, TrainingRun
-from sottovoce.text import parse_json, read_text
-
-LEDGER = "ledger.db"
-ATTENDANCE = "attendance.jsonl"
+from sottovoce.text import parse_json
 
 COMPARISON = 10.0
 """Seconds in which neighbours with different agreements find out what these differ in."""
@@ -92,11 +90,6 @@ def member_table(agreement: Agreement, identity: Identity, settings: MemberSetti
         raise InputError("no data", "a member takes part with its own rows", "give --data FILE")
     path = given or identity.folder / str(settings.data)
     return read_table(path, agreement.data.columns)
-
-
-def run_folder(folder: Path, agreement: Agreement) -> Path:
-    """Where the run of an agreement lies in a member's folder."""
-    return folder / "runs" / f"{agreement.name.replace('/', '-')}-{agreement.hash[:8]}"
 
 
 def rules_of(agreement: Agreement, training_run: TrainingRun, member: int) -> LinkRules:
@@ -192,12 +185,6 @@ def _prepare_folder(files: RunFiles, agreement: Agreement, privacy: Document, pl
     write_text(files.folder / "agreement.toml", agreement.toml(), private=True)
     write_text(files.config, _json(agreement.experiment.document()), private=True)
     write_text(files.privacy, _json(privacy), private=True)
-
-
-def whole_lines(path: Path) -> list[str]:
-    """The lines of a file that a member appends to; one that is just written, or was never ended, is left out."""
-    lines = read_text(path, RULE, REMEDY).splitlines(keepends=True) if path.exists() else []
-    return [line for line in lines if line.endswith("\n")]
 
 
 def _keep_lines(path: Path, last: int) -> None:
@@ -330,7 +317,7 @@ class _MemberRun:
             number = event.sender if isinstance(event, Equivocation) else event.neighbour
             facts["member"] = self.agreement.names[number]
         if isinstance(event, Disagreed):
-            facts["keys"] = list(event.keys)
+            facts["keys"] = named_keys(event.keys)
         if isinstance(event, Lost | FrameRefused):
             facts["reason"] = event.reason.value if isinstance(event, FrameRefused) else event.reason
         self.watch.event(type(event).__name__, facts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -48,6 +48,12 @@ class Journal(Protocol):
     def received(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Record what was received in a step; who is not among them was missing."""
 
+    def end(self, unended: Set[MemberNumber]) -> None:
+        """Record that the run is over, and which neighbours had not ended when this member left."""
+
+    def has_ended(self) -> bool:
+        """Whether that is recorded: then nobody is served again."""
+
     def replayed(self, place: Place) -> RecordedStep | None:
         """What an earlier process of this member, or this one, recorded of a step."""
 
@@ -63,6 +69,7 @@ class MemoryJournal:
     """A journal that lasts as long as the object does."""
 
     steps: dict[Place, RecordedStep] = field(default_factory=dict)
+    ended: bool = False
     _noted: dict[str, Reals] = field(default_factory=dict)
     _kept: dict[int, Mapping[str, Reals]] = field(default_factory=dict)
     _to_keep: KeptNoise | None = None
@@ -98,6 +105,14 @@ class MemoryJournal:
         """Keep what was received beside what was sent."""
         self.steps[place] = self.steps[place]._replace(received=dict(payloads))
 
+    def end(self, unended: Set[MemberNumber]) -> None:
+        """Keep that it is over."""
+        self.ended = True
+
+    def has_ended(self) -> bool:
+        """Whether it is."""
+        return self.ended
+
     def replayed(self, place: Place) -> RecordedStep | None:
         """What was kept."""
         return self.steps.get(place)
@@ -131,6 +146,13 @@ class NoJournal:
 
     def received(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Nothing is kept."""
+
+    def end(self, unended: Set[MemberNumber]) -> None:
+        """Nothing is kept."""
+
+    def has_ended(self) -> bool:
+        """Nothing says so."""
+        return False
 
     def replayed(self, place: Place) -> RecordedStep | None:
         """Nothing was."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 from sottovoce.core.arrays import Reals
 from sottovoce.core.random_streams import StreamName
@@ -64,6 +64,10 @@ class LedgerJournal:
         """What was received, before it is used."""
         self._steps.record_received(place, hashed(payloads).renamed(self._names.__getitem__))
 
+    def end(self, unended: Set[MemberNumber]) -> None:
+        """Nothing more is sent."""
+        self._steps.record_end([self._names[member] for member in sorted(unended)])
+
     # --- after a restart -------------------------------------------------------------------------------------------
 
     def replayed(self, place: Place) -> RecordedStep | None:
@@ -74,6 +78,10 @@ class LedgerJournal:
         received = None if found.received is None else self._by_number(found.incoming)
         answers = decode_arrays(found.released) if found.released else {}
         return RecordedStep(self._by_number(found.outgoing), received, answers)
+
+    def has_ended(self) -> bool:
+        """Whether an earlier process recorded the end."""
+        return self._steps.has_ended()
 
     def kept_noise(self) -> dict[int, dict[str, Reals]]:
         """What later rounds of correlated noise go on from."""

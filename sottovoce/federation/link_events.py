@@ -27,6 +27,13 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Left:
+    """A neighbour has ended its run, and its connection."""
+
+    neighbour: MemberNumber
+
+
+@dataclass(frozen=True)
 class FrameRefused:
     """A neighbour sent a frame that was not accepted; told once for each reason and connection."""
 
@@ -55,7 +62,7 @@ class Disagreed:
     keys: tuple[str, ...]
 
 
-LinkEvent: TypeAlias = Connected | Lost | FrameRefused | StrangerRefused | Checked | Disagreed | Equivocation
+LinkEvent: TypeAlias = Connected | Lost | Left | FrameRefused | StrangerRefused | Checked | Disagreed | Equivocation
 
 Report: TypeAlias = Callable[[LinkEvent], None]
 """Called from the thread of the links; it returns at once and does not raise."""

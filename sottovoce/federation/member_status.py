@@ -9,8 +9,8 @@ from pathlib import Path
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.identity import load_identity
-from sottovoce.federation.joining import ATTENDANCE, LEDGER, whole_lines
 from sottovoce.federation.member import Member
+from sottovoce.federation.member_folder import ATTENDANCE, LEDGER, whole_lines
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Lineage
 from sottovoce.ledger.spending import Spending

@@ -25,6 +25,7 @@ from sottovoce.core.arrays import Rows
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sum_grid import ModelGrid
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Delivered
 from sottovoce.distributed.exchange_plan import NodeShard
@@ -118,7 +119,8 @@ class PeerTransport(ShardTransport):
                 joined = max(joined, self._round_to_join(round, last))
                 if round >= joined:
                     yield round
-        self._serve_until_all_ended(Place(last, 0))
+        if not self.journal.has_ended():
+            self._serve_until_all_ended(Place(last, 0))
         self.journal.check_receipts(self.links.receipts())
 
     def _is_recorded(self, place: Place) -> bool:
@@ -136,6 +138,7 @@ class PeerTransport(ShardTransport):
             return left
 
         self.patience.wait(end, left, attempt)
+        self.journal.end(left)
         self.on_end(left)
 
     def _round_to_join(self, round: int, last: int) -> int:
@@ -164,6 +167,10 @@ class PeerTransport(ShardTransport):
     def secure_sum(self, gossip_step: GossipStep, sent: ShardedRows) -> ShardedRows:
         """Not between members: nothing hides their single messages."""
         raise Unaccountable("messages between members are not masked: a secure sum would show single ones")
+
+    def neighbour_sums(self, gossip_step: GossipStep, grid: ModelGrid, sent: ShardedRows) -> ShardedRows:
+        """Refused, as any sum that would not be masked."""
+        raise Unaccountable("messages between members are not masked: a sum over neighbours would show single ones")
 
     def exchange(
         self, gossip_step: GossipStep, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], absent: Tensor

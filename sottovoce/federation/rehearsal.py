@@ -1,6 +1,8 @@
 """A rehearsal: all members of an agreement on this machine, each a process of its own, with throw-away keys.
 
-They run `sotto peer join` over the real transport on loopback, with the agreed settings. Each has a folder:
+They run `sotto peer join` over the real transport on loopback, with the agreed settings. On Linux they are forked from
+a process that has imported all they need and opened no connection: what a member imports takes 200 MB and seconds,
+which fifty members then share. Each has a folder:
 
     MEMBER/             keys, ledger and runs, as of every member
     MEMBER.events.jsonl, MEMBER.messages    what happened, and what it wrote on stderr
@@ -9,29 +11,30 @@ They run `sotto peer join` over the real transport on loopback, with the agreed 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import runpy
 import secrets
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from sottovoce.config import Document, read_settings_file
 from sottovoce.core.files import write_text
-from sottovoce.core.processes import signals_blocked
+from sottovoce.core.processes import end_with_parent, signals_blocked, unblock_signals
 from sottovoce.core.toml_text import to_toml
-from sottovoce.distributed.launch import PARENT
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.federation.agreement import Agreement, parse_agreement
 from sottovoce.federation.assembly import NONCE_BYTES, assemble_agreement
 from sottovoce.federation.identity import create_identity
-from sottovoce.federation.joining import run_folder, whole_lines
 from sottovoce.federation.loopback import LOOPBACK, free_ports
 from sottovoce.federation.member import SUFFIX
+from sottovoce.federation.member_folder import run_folder, whole_lines
 from sottovoce.federation.member_settings import FILE
 from sottovoce.federation.member_status import last_attendance
 from sottovoce.learning.table_files import find_table
@@ -75,11 +78,14 @@ def rehearse(
     folder.mkdir(mode=0o700, parents=True)
     agreement = _rehearsed(document, settings, names, folder)
     write_text(folder / "agreement.toml", agreement.toml())
-    with ExitStack() as open_files, _ended_with_this(processes := {}):
-        with signals_blocked():
+    with _ended_with_this(processes := {}):
+        with signals_blocked(), _one_thread_each():
+            context = _context()
             for name, table in tables.items():
-                processes[name] = _start(folder, name, table, open_files)
-        while None in (codes := {name: process.poll() for name, process in processes.items()}).values():
+                process = context.Process(target=_member, args=(folder, name, table))  # type: ignore[attr-defined]
+                process.start()
+                processes[name] = process
+        while None in (codes := {name: process.exitcode for name, process in processes.items()}).values():
             failed = next((name for name, code in codes.items() if code), None)
             if failed is not None:
                 break
@@ -114,36 +120,55 @@ def _rehearsed(document: Document, settings: Path, names: dict[str, bool], folde
     return parse_agreement({**document, "nonce": secrets.token_hex(NONCE_BYTES), "members": members}, str(settings))
 
 
-def _start(folder: Path, name: str, table: Path, open_files: ExitStack) -> subprocess.Popen[bytes]:
-    """One member. Nothing is written to its stdin, by which it notices that this process has ended."""
-    messages = open_files.enter_context((folder / f"{name}.messages").open("wb"))
-    command = [
-        sys.executable, "-m", "sottovoce", "peer", "join", str(folder / "agreement.toml"), "--json",
-        "--folder", str(folder / name), "--data", str(table), "--log", str(folder / f"{name}.events.jsonl"),
-    ]  # fmt: skip
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, PARENT: str(os.getpid())}
-    return subprocess.Popen(
-        command, env=environment, start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        stderr=messages,
-    )  # fmt: skip
+def _context() -> BaseContext:
+    """How members are started: forked from a process that has imported what they need, where that is safe."""
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    context.set_forkserver_preload(["sottovoce.federation.joining", "sottovoce.cli.peer"])
+    return context
 
 
 @contextmanager
-def _ended_with_this(processes: dict[str, subprocess.Popen[bytes]]) -> Iterator[None]:
+def _one_thread_each() -> Iterator[None]:
+    """Processes that start now compute with one thread each, unless the user has said otherwise."""
+    said = "OMP_NUM_THREADS" in os.environ
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    try:
+        yield
+    finally:
+        if not said:
+            del os.environ["OMP_NUM_THREADS"]
+
+
+def _member(folder: Path, name: str, table: Path) -> None:
+    """In a process of its own, which ends with the one that started it: one member, as its user would start it."""
+    os.setsid()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    end_with_parent(parent.sentinel)
+    unblock_signals()
+    for path, stream in ((os.devnull, sys.stdout), (folder / f"{name}.messages", sys.stderr)):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    sys.argv = [
+        "sotto", "peer", "join", str(folder / "agreement.toml"), "--json", "--folder", str(folder / name),
+        "--data", str(table), "--log", str(folder / f"{name}.events.jsonl"),
+    ]  # fmt: skip
+    runpy.run_module("sottovoce", run_name="__main__")
+
+
+@contextmanager
+def _ended_with_this(processes: dict[str, BaseProcess]) -> Iterator[None]:
     """However the block ends, no process is left: each is asked to end first."""
     try:
         yield
     finally:
         for process in processes.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+            process.terminate()
         deadline = time.monotonic() + ENDING_SECONDS
         for process in processes.values():
-            with process:
-                try:
-                    process.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    process.kill()
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
 
 
 def _progress(folder: Path, agreement: Agreement) -> list[MemberProgress]:

@@ -4,7 +4,7 @@
     >>> plan.draw(7).rows.shape, plan.participation("record")
     ((2, 10), Participation(times=4, apart=5))
     >>> parse_batches("poisson:0.1", [50, 40]).sampling(1)
-    Sampling(share=0.1, size=None)
+    Sampling(share=0.1, size=None, apart=1)
 
 Draws are named by (node, round). From a noise key any round can be drawn alone, by a restart or by the node itself.
 From a `SecretSource` the rows of a round are drawn when they are first asked for, and are the same from then on within
@@ -32,6 +32,7 @@ from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import SAMPLED, Participation, parse_cyclic_poisson
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sampling import Sampling
 from sottovoce.errors import InputError
 from sottovoce.learning.partitioning import Partition
 
@@ -43,24 +44,6 @@ class Batch(NamedTuple):
 
     rows: Rows
     present: NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a record comes into a batch: with probability `share`, or as one of `share * size` out of `size`.
-
-    It may be drawn every `apart` rounds. The words of `sottovoce.privacy.amplification`: Poisson shares go with
-    zero-out sensitivity, sizes with replace.
-    """
-
-    share: float
-    size: int | None = None
-    apart: int = 1
-
-    @property
-    def certain(self) -> bool:
-        """Whether a record is drawn whenever it may be, so that chance hides nothing."""
-        return self.size is None and self.share == 1
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

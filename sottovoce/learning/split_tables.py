@@ -69,4 +69,12 @@ def _breast_cancer() -> Cells:
     return {**features, "diagnosis": [str(found.target_names[target]) for target in found.target]}
 
 
-READERS: dict[str, Callable[[], Cells]] = {"breast-cancer": _breast_cancer}
+def _digits() -> Cells:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    pixels = {str(name): found.data[:, at].tolist() for at, name in enumerate(found.feature_names)}
+    return {**pixels, "digit": [str(target) for target in found.target]}
+
+
+READERS: dict[str, Callable[[], Cells]] = {"breast-cancer": _breast_cancer, "digits": _digits}

@@ -28,10 +28,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.core.noise import PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sampling import Sampling
+from sottovoce.core.sensitivity import largest, per_node
 from sottovoce.errors import InputError
-from sottovoce.learning.batches import Batches, Sampling, parse_batches
+from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
 from sottovoce.learning.clipping import Clipping, parse_clipping
 from sottovoce.learning.datasets import Dataset
@@ -45,6 +48,9 @@ from sottovoce.privacy.convexity import DECLARE_NORM
 
 GATHERED = 1 << 22
 """About so many numbers of a batch are copied together at once: 64 MB at a time took twice as long as 16."""
+
+NODE_WEIGHTS = ("equal", "size")
+"""How nodes are weighed against each other."""
 
 CONVEX = {"squared": "linear", "logistic": "logistic", "cross-entropy": "softmax"}
 """What one linear layer with a loss is called."""
@@ -122,11 +128,12 @@ class Task:
         noise_key: RandomSource | None = None,
         local_steps: int = 1,
         step_size: float | None = None,
+        weigh_nodes: str = "equal",
     ) -> Gradients:
         """The gradient that the loop calls, from batches and clipping by name or as objects."""
         drawn = parse_batches(batch, self.shards, noise_key) if isinstance(batch, str) else batch
         clipped = self._clipping(clip, bound) if isinstance(clip, str) else clip
-        return Gradients(self, drawn, clipped, local_steps, step_size)
+        return Gradients(self, drawn, clipped, local_steps, step_size, weigh_nodes)
 
     def _clipping(self, kind: str, bound: float | None) -> Clipping:
         return parse_clipping(kind, bound, self.largest_gradient() if kind == "bounded" else None)
@@ -207,12 +214,23 @@ class Gradients:
 
     With `local_steps` a node takes so many steps of `step_size` by itself, one batch each, and releases the sum of
     their gradients, which is clipped as a whole or not at all. `nonfinite` counts gradients left out so far because
-    they were not finite.
+    they were not finite. Where nodes are weighed by size, each releases its gradient times the number of its records
+    over their mean, as FedAvg weighs its clients: the average over nodes is that over records.
     """
 
     def __init__(
-        self, job: Task, drawn: Batches, clip: Clipping, local_steps: int = 1, step_size: float | None = None
+        self,
+        job: Task,
+        drawn: Batches,
+        clip: Clipping,
+        local_steps: int = 1,
+        step_size: float | None = None,
+        weigh_nodes: str = "equal",
     ) -> None:
+        if weigh_nodes not in NODE_WEIGHTS:
+            raise InputError(
+                f"nodes weighed by {weigh_nodes!r:.40}", f"known: {', '.join(NODE_WEIGHTS)}", "choose one of them"
+            )
         if drawn.nodes != len(job.shards.indices):
             raise InputError(
                 f"batches for {drawn.nodes} nodes", f"the task has {len(job.shards.indices)}", "use its shards"
@@ -230,7 +248,7 @@ class Gradients:
                 "use one local step, or whole-gradient clipping",
             )
         self.task, self.batches, self.clipping = job, drawn, clip
-        self.local_steps, self.step_size = local_steps, step_size
+        self.local_steps, self.step_size, self.weigh_nodes = local_steps, step_size, weigh_nodes
         self.nodes = np.arange(drawn.nodes)
         self.nonfinite = 0
 
@@ -238,19 +256,32 @@ class Gradients:
         """The gradients of some nodes alone, with their data alone: the same batches, by the same keys."""
         job = self.task.hosted(nodes)
         drawn = replace(self.batches, shards=job.shards.indices)
-        found = Gradients(job, drawn, self.clipping, self.local_steps, self.step_size)
-        found.nodes = nodes
-        return found
+        return self._like(job, drawn, nodes)
 
     def keyed(self, key: RandomSource) -> Gradients:
         """The same with batches that are drawn from this key."""
-        drawn = replace(self.batches, key=key)
-        found = Gradients(self.task, drawn, self.clipping, self.local_steps, self.step_size)
-        found.nodes = self.nodes
+        return self._like(self.task, replace(self.batches, key=key), self.nodes)
+
+    def _like(self, job: Task, drawn: Batches, nodes: NDArray[np.intp]) -> Gradients:
+        found = Gradients(job, drawn, self.clipping, self.local_steps, self.step_size, self.weigh_nodes)
+        found.nodes = nodes
         return found
+
+    @property
+    def node_weights(self) -> NDArray[np.float64]:
+        """What each node multiplies its gradient with: a function of the numbers of records, which are public."""
+        sizes = self.batches.sizes
+        return np.ones(len(sizes)) if self.weigh_nodes == "equal" else sizes / sizes.mean()
 
     def __call__(self, round: int, points: Tensor) -> Tensor:
         """Every node's released gradient at its own point."""
+        found = self._unweighted(round, points)
+        if self.weigh_nodes == "equal":
+            return found
+        return found * torch.from_numpy(self.node_weights[self.nodes]).to(found).unsqueeze(1)
+
+    def _unweighted(self, round: int, points: Tensor) -> Tensor:
+        """The same before nodes are weighed."""
         clip, engine = self.clipping, self.task.engine
         if clip.by_example:
             return self._counted(self._gathered(round, points, lambda at, stack: engine.clipped(at, stack, clip)))
@@ -293,8 +324,12 @@ class Gradients:
         self.batches.check(rounds * self.local_steps)
 
     def sensitivity(self, adjacency: str = "record", change: str = "replace") -> float:
-        """How far what a node releases in one round can move: see `Clipping.sensitivities`."""
-        return self.clipping.sensitivity(self.batches, adjacency, change)
+        """How far what a node releases in one round can move: the largest over nodes."""
+        return largest(self.sensitivities(adjacency, change))
+
+    def sensitivities(self, adjacency: str = "record", change: str = "replace") -> PerNode:
+        """The same for each node, one number where they are alike: see `Clipping.sensitivities`."""
+        return per_node(self.node_weights * self.clipping.sensitivities(self.batches, adjacency, change))
 
     def participation(self, adjacency: str = "record") -> Participation:
         """In which rounds a change can show. Local steps bring the batches of a cycle closer together."""

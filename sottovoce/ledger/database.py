@@ -36,6 +36,9 @@ CREATE INDEX entry_by_key ON entries (kind, key, number);
 CREATE TABLE payloads (key TEXT, kind TEXT, name TEXT, bytes BLOB NOT NULL, PRIMARY KEY (key, kind, name));
 """
 
+PAGE_BYTES = 1 << 14
+"""Of a new file: messages are long, and small pages cost time for each."""
+
 BEGINNING = hashlib.sha256(b"sottovoce ledger").digest()
 """What the hash of the first entry covers in place of a hash before it."""
 
@@ -187,6 +190,7 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         )
         connection.row_factory = sqlite3.Row
         if not read_only:
+            connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA secure_delete=ON")

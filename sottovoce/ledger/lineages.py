@@ -41,10 +41,10 @@ class Stage(NamedTuple):
 class PlannedRun:
     """What a run will cost at its end, and after some of its rounds, the last among them.
 
-    `run` tells it from every other run: an agreement's hash, say. `data` is a fingerprint of the data, which is stored
-    with a salt. What was not sent is given back if the run is `refundable`: a Gaussian one, by its mu squared. Of
-    batches drawn by chance, and of `convex-training` figures, nothing is: no proof covers an end that depends on what
-    was seen.
+    `run` tells it from every other run: an agreement's hash, say. `data` is a fingerprint of the data, and `noise` one
+    of the key of its noise, if it has one; both are stored with a salt. What was not sent is given back if the run is
+    `refundable`: a Gaussian one, by its mu squared. Of batches drawn by chance, and of `convex-training` figures,
+    nothing is: no proof covers an end that depends on what was seen.
     """
 
     run: str
@@ -55,6 +55,7 @@ class PlannedRun:
     refundable: bool
     adjacency: Adjacency
     data: str
+    noise: str | None = None
 
     def stage(self, round: int) -> Stage:
         """The first stage that covers a round; between two of them the later one's cost holds."""
@@ -63,12 +64,13 @@ class PlannedRun:
             raise InputError(f"round {round} of run {self.name}", f"it has {self.rounds}", "plan more of them")
         return found
 
-    def document(self, data: str) -> dict[str, JSON]:
-        """As JSON, with the salted hash in place of the data's fingerprint."""
+    def document(self) -> dict[str, JSON]:
+        """As JSON."""
         return {
             "name": self.name, "rounds": self.rounds, "loss": loss_document(self.loss),
             "stages": [{"round": stage.round, "loss": loss_document(stage.loss)} for stage in self.stages],
-            "refundable": self.refundable, "adjacency": self.adjacency.value, "data": data,
+            "refundable": self.refundable, "adjacency": self.adjacency.value, "data": self.data,
+            "noise": self.noise,
         }  # fmt: skip
 
     @classmethod
@@ -78,6 +80,7 @@ class PlannedRun:
             run=run, name=document["name"], rounds=document["rounds"], loss=read_loss(document["loss"]),
             stages=tuple(Stage(one["round"], read_loss(one["loss"])) for one in document["stages"]),
             refundable=document["refundable"], adjacency=Adjacency(document["adjacency"]), data=document["data"],
+            noise=document.get("noise"),
         )  # fmt: skip
 
 
@@ -147,4 +150,10 @@ class Lineage:
         if self.budget is None or mu is None:
             return None
         squared = mu_of(self.budget.epsilon, self.budget.delta) ** 2 - mu**2
-        return math.sqrt(squared) * (1 - 1e-12) if squared > 0 else 0.0
+        left = math.sqrt(squared) * (1 - 1e-12) if squared > 0 else 0.0
+        return left if self._fits(GaussianLoss(left)) else 0.0
+
+    def _fits(self, further: Loss) -> bool:
+        assert self.budget is not None
+        joint = compose([*(run.counted for run in self.runs), further])
+        return joint.epsilon(self.budget.delta) <= self.budget.epsilon

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.ledger.database import Database, Entry
@@ -50,12 +51,7 @@ class Spending:
     def lineage(self, name: str) -> Lineage:
         """A lineage by its name; the default one is always there."""
         found = {one.name: one for one in self.lineages()}
-        if name not in found:
-            path = self.database.path
-            raise InputError(
-                f"lineage {name!r}", f"{path} has: {', '.join(found)}",
-                f"if none of its people are in those, type sotto ledger {path} --new-lineage {name}",
-            )  # fmt: skip
+        require_lineage(self.database.path, name, found)
         return found[name]
 
     def add_lineage(self, name: str) -> None:
@@ -85,21 +81,23 @@ class Spending:
         if before is not None and before.lineage != lineage:
             raise InputError(f"run {planned.name}: in lineage {before.lineage}", "a run is in one", "drop --lineage")
         salt = self._salt()
-        body = {"lineage": lineage, **planned.document(_salted(salt, planned.data))}
-        if before is not None and before.planned.data != body["data"]:
+        stored = _salted_run(salt, planned)
+        if before is not None and before.planned.data != stored.data:
             raise InputError(
                 f"run {planned.name}: other data than it began with", "a run goes on as it began", "restore its data"
             )
-        if before is not None and before.is_open:
+        self._require_own_noise(stored)
+        if before is not None and before.is_open and before.planned == stored:
             return
         _check_budget(found, planned, loss_after)
         with self.database.transaction():
             if not self.database.entries(SALT):
                 self.database.add(SALT, "", {"salt": salt})
-            self.database.add(RESERVED, planned.run, body)
+            self.database.add(RESERVED, planned.run, {"lineage": lineage, **stored.document()})
 
     def check(self, planned: PlannedRun, lineage: str, loss_after: Callable[[int], Loss]) -> None:
-        """Refuse a run that would pass the budget, without reserving anything."""
+        """Refuse a run that would pass the budget, or has the noise of another, without reserving anything."""
+        self._require_own_noise(_salted_run(self._salt(), planned))
         _check_budget(self.lineage(lineage), planned, loss_after)
 
     def spend(self, run: str, round: int) -> int:
@@ -121,6 +119,16 @@ class Spending:
             with self.database.transaction():
                 self.database.add(SETTLED, run, {})
 
+    def _require_own_noise(self, stored: PlannedRun) -> None:
+        """Refuse a run with the noise of another: what both sent, subtracted, has none."""
+        runs = (one.planned for found in self.lineages() for one in found.runs)
+        other = next((one for one in runs if one.noise and one.noise == stored.noise and one.run != stored.run), None)
+        if other is not None:
+            raise InputError(
+                f"run {stored.name}: its noise key was used by run {other.name}",
+                "two runs with the same noise cancel it", "drop noise_key, or give another name or seed",
+            )  # fmt: skip
+
     def _run(self, run: str) -> RunSpending | None:
         return next((one for found in self.lineages() for one in found.runs if one.planned.run == run), None)
 
@@ -136,8 +144,23 @@ class Spending:
         return str(found[0].body["salt"]) if found else secrets.token_hex(32)
 
 
+def require_lineage(path: Path, name: str, known: Iterable[str] = (DEFAULT,)) -> None:
+    """Refuse a lineage that a ledger does not have; one that is not there yet has the default one."""
+    known = list(known)
+    if name not in known:
+        raise InputError(
+            f"lineage {name!r}", f"{path} has: {', '.join(known)}",
+            f"if none of its people are in those, type sotto ledger {path} --new-lineage {name}",
+        )  # fmt: skip
+
+
 def _salted(salt: str, data: str) -> str:
     return hashlib.sha256(f"{salt} {data}".encode()).hexdigest()
+
+
+def _salted_run(salt: str, planned: PlannedRun) -> PlannedRun:
+    noise = None if planned.noise is None else _salted(salt, planned.noise)
+    return replace(planned, data=_salted(salt, planned.data), noise=noise)
 
 
 def _check_budget(lineage: Lineage, planned: PlannedRun, loss_after: Callable[[int], Loss] | None) -> None:

@@ -8,7 +8,7 @@ bytes until receivers have them, or until they are forgotten.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import urandom
 from sqlite3 import Connection
@@ -21,8 +21,9 @@ from sottovoce.ledger.places import Place, Receipt
 
 Name = TypeVar("Name", str, int)
 
-STEP, RECEIVED, COINS, NOISE = "step", "received", "coins", "noise"
-SENT, OWN = "sent", "own"
+STEP, RECEIVED, COINS, NOISE, END = "step", "received", "coins", "noise", "end"
+SENT, MESSAGE, OWN = "sent", "message", "own"
+"""Of a receiver the hash of its bytes is stored, and the bytes once for all that get the same."""
 SALT_BYTES = 32
 """Stored in front of what was computed and drawn, so that its hash, which stays, tells nothing once it is deleted."""
 
@@ -100,7 +101,8 @@ class Steps:
                 )  # fmt: skip
             return
         kept, drawn = _salted(given), _salted({} if noise is None else noise.by_round)
-        body = {SENT: _digests(outgoing), OWN: _digests(kept)}
+        sent = _digests(outgoing)
+        body = {SENT: sent, OWN: _digests(kept)}
         if noise is not None:
             body[NOISE] = {str(round): digest_of(payload) for round, payload in drawn.items()}
         newest = self.newest()
@@ -108,7 +110,9 @@ class Steps:
             raise InputError(f"{place}: not recorded, and {newest} is", "steps are recorded in their order", "skip it")
         with self.database.transaction() as connection:
             self.database.add(STEP, self._key(place), body)
-            for kind, parts in ((SENT, outgoing), (OWN, kept)):
+            hashes = {name: digest.encode() for name, digest in sent.items()}
+            messages = {sent[name]: payload for name, payload in outgoing.items()}
+            for kind, parts in ((SENT, hashes), (MESSAGE, messages), (OWN, kept)):
                 rows = [(self._key(place), kind, name, payload) for name, payload in parts.items()]
                 connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?)", rows)
             self._delete(connection, "kind IN (?, ?, ?)", RECEIVED, OWN, COINS, before=Place(place.round, 0))
@@ -155,6 +159,15 @@ class Steps:
             connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?)", rows)
             self._delete_acknowledged(connection)
 
+    def record_end(self, unended: Sequence[str]) -> None:
+        """Store that the last step is over and nothing more is sent, and which neighbours may still have wanted it."""
+        with self.database.transaction():
+            self.database.add(END, self.run, {"unended": list(unended)})
+
+    def has_ended(self) -> bool:
+        """Whether that is stored."""
+        return bool(self.database.entries_about(END, self.run))
+
     def acknowledge(self, place: Place, receiver: str) -> None:
         """A receiver has its bytes. They are deleted with the next record: until then they may be sent once more."""
         if receiver not in self._sent(place):
@@ -173,7 +186,7 @@ class Steps:
         own = {name: payload[SALT_BYTES:] for name, payload in stored.items()}
         return StepRecord(
             place=place, sent=entry.body[SENT], received=received,
-            outgoing=self._payloads(place, SENT, entry.body[SENT]),
+            outgoing=self._outgoing(place),
             incoming=self._payloads(place, RECEIVED, received or {}),
             own=own,
         )  # fmt: skip
@@ -209,14 +222,14 @@ class Steps:
 
     def pending(self) -> list[PendingMessage]:
         """All bytes that were not acknowledged and not forgotten, in their order: what a restart sends."""
-        query = "SELECT key, name, bytes FROM payloads WHERE kind = ? AND key >= ? AND key < ? ORDER BY key, name"
-        found = []
-        for key, name, payload in self.database.rows(query, self._span(SENT)):
-            if (key, name) not in self._acknowledged:
-                place = _place(key)
-                self._check(place, payload, self._sent(place).get(name))
-                found.append(PendingMessage(place, name, payload))
-        return found
+        query = "SELECT DISTINCT key FROM payloads WHERE kind = ? AND key >= ? AND key < ? ORDER BY key"
+        places = [_place(key) for (key,) in self.database.rows(query, self._span(SENT))]
+        return [
+            PendingMessage(place, name, payload)
+            for place in places
+            for name, payload in sorted(self._outgoing(place).items())
+            if (self._key(place), name) not in self._acknowledged
+        ]
 
     def forget(self, before: Place) -> None:
         """Delete the bytes of earlier places; their hashes stay, and they are never computed again."""
@@ -290,6 +303,22 @@ class Steps:
             self._check(place, payload, digests.get(name))
         return dict(tuple(row) for row in rows)
 
+    def _outgoing(self, place: Place) -> dict[str, bytes]:
+        """What is stored of messages, by receiver."""
+        rows = self.database.rows(
+            "SELECT one.name, one.bytes, message.bytes FROM payloads AS one LEFT JOIN payloads AS message "
+            "ON message.key = one.key AND message.kind = ? AND message.name = CAST(one.bytes AS TEXT) "
+            "WHERE one.key = ? AND one.kind = ?", (MESSAGE, self._key(place), SENT),
+        )  # fmt: skip
+        sent, checked = self._sent(place), set()
+        for name, digest, payload in rows:
+            if digest.decode() != sent.get(name) or payload is None:
+                raise damaged(self.database.path, f"stored bytes of {place} differ from their hash")
+            if digest not in checked:
+                self._check(place, payload, digest.decode())
+                checked.add(digest)
+        return {name: payload for name, _, payload in rows}
+
     def _check(self, place: Place, payload: bytes, digest: str | None) -> None:
         if digest_of(payload) != digest:
             raise damaged(self.database.path, f"stored bytes of {place} differ from their hash")
@@ -298,6 +327,12 @@ class Steps:
         """Within a transaction: what receivers have."""
         query = "DELETE FROM payloads WHERE key = ? AND kind = ? AND name = ?"
         connection.executemany(query, [(key, SENT, name) for key, name in self._acknowledged])
+        query = (
+            "DELETE FROM payloads WHERE key = ? AND kind = ? AND name NOT IN "
+            "(SELECT CAST(bytes AS TEXT) FROM payloads WHERE key = ? AND kind = ?)"
+        )
+        places = dict.fromkeys(key for key, _ in self._acknowledged)
+        connection.executemany(query, [(key, MESSAGE, key, SENT) for key in places])
         self._acknowledged.clear()
 
 

@@ -235,17 +235,7 @@ def _factorize(
 
 def optimal_correlation(topology: Topology, *, rounds: int, participation: str) -> Triangular:
     """The C that `factorize` finds. One in the cache is taken where it is as good as it should be, and no other."""
-    scheme = parse_participation(participation)
-    asked = {"participation": scheme} if scheme.share == 1 else for_sampling(rounds, scheme.apart)
-    return factorize(topology, rounds=rounds, **asked).correlation
-
-
-def for_sampling(rounds: int, bands: int) -> dict[str, Any]:
-    """The settings of `factorize` for a C with which sampling counts: so many bands, and no column longer than 1.
-
-    That is the sensitivity of a record that shows once, which each release of a sampled record is.
-    """
-    return {"structure": "banded", "bands": min(bands, rounds), "participation": Participation(1, rounds)}
+    return factorize(topology, rounds=rounds, participation=participation).correlation
 
 
 def _checked(stored: Factorization, work: Workload, settings: _Settings) -> Factorization | None:

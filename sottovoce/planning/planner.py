@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,10 +28,13 @@ from sottovoce.core.final_models import parse_final_models
 from sottovoce.core.graphs import Graph
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.loop import iterate_rounds
-from sottovoce.core.participation import parse_participation
+from sottovoce.core.noise import PerNode
+from sottovoce.core.participation import Participation, parse_participation
+from sottovoce.core.sensitivity import largest
 from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology, weigh, weights_for
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.learning.declared_records import DeclaredRecords, declare_records, draws_by_chance
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.account_settings import AccountSettings
 from sottovoce.privacy.accountant import Account, account
@@ -45,17 +48,15 @@ from sottovoce.privacy.calibration import (
 )
 from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.gaussian_dp import mu_of
-from sottovoce.privacy.guarantee import Guarantee, Kind
-from sottovoce.privacy.views import parse_view
+from sottovoce.privacy.guarantee import Guarantee, Kind, PrivacyFigure
+from sottovoce.privacy.sampled_batches import SampledCalibration, calibrate_sampled, saves_noise
+from sottovoce.privacy.views import parse_view, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import ROUND_SECONDS, trace_coordinates, trace_possible, trace_with_noise
 
-if TYPE_CHECKING:
-    from sottovoce.learning.batches import Batches
-
 Progress = Callable[[int, int], None]
 
-MOST = {"rounds": 10**7, "records": 10**7, "dimension": 10**12}
+MOST = {"rounds": 10**7, "dimension": 10**12}
 
 PAIRED = (1.0, 4.0)
 """Secrets that neighbours share are tried at so many times a node's own noise."""
@@ -75,16 +76,18 @@ OWN_C = "it takes a correlation of your own; mafalda finds the best one"
 class Question:
     """What is to be trained, and the target: epsilon and delta against a view.
 
-    `records` of each node, `dimension` parameters of the model; gradients are clipped per example. `weights` is what
+    `records` of all nodes or of each, `dimension` parameters of the model; gradients are clipped per example. They take
+    part `every` round, `KxB`, or in batches that are drawn by chance: `poisson:SHARE`, `fixed:SIZE`. `weights` is what
     each algorithm needs unless given; `convex` says that local steps are non-expansive. With `final_models`, the
-    adversary sees these models after the last round as well.
+    adversary sees these models after the last round as well. `colluders` nodes may work together where algorithms have
+    secure sums.
     """
 
     graph: Graph
     rounds: int
     epsilon: float
     delta: float
-    records: int
+    records: int | tuple[int, ...]
     dimension: int
     view: str = "everyone"
     final_models: str = "none"
@@ -92,10 +95,11 @@ class Question:
     participation: str = "every"
     weights: str | None = None
     convex: bool = False
+    colluders: int = 1
 
     def __post_init__(self) -> None:
         """Refuses what is wrong for every algorithm."""
-        for name in ("rounds", "records", "dimension"):
+        for name in ("rounds", "dimension"):
             if not 1 <= getattr(self, name) <= MOST[name]:
                 raise InputError(
                     f"{name} {getattr(self, name)}", f"it lies between 1 and {MOST[name]:,}", "give 100, say"
@@ -105,32 +109,32 @@ class Question:
         view.check(self.graph.n)
         object.__setattr__(self, "view", str(view))
         object.__setattr__(self, "final_models", parse_final_models(self.final_models))
-        parse_participation(self.participation).check(self.rounds)
-        if not self.sensitivity:
-            raise InputError(f"{self.records} records", "a change of one must show", "give fewer")
+        if not draws_by_chance(self.participation):
+            parse_participation(self.participation).check(self.rounds)
+        self.declared.batches.check(self.rounds)
         if self.weights is not None:
             weigh(self.graph, self.weights)
 
     @cached_property
-    def sensitivity(self) -> float:
-        """How far a change of data moves a node's gradient, where gradients are clipped per example to norm one."""
-        from sottovoce.learning.clipping import parse_clipping
-
-        return parse_clipping("per-example", 1.0).sensitivity(self._batches, self.adjacency)
+    def declared(self) -> DeclaredRecords:
+        """The records of nodes, and how they take part."""
+        records = self.records if isinstance(self.records, tuple) else (self.records,)
+        return declare_records(self.participation, nodes=self.graph.n, records=records, adjacency=self.adjacency)
 
     @property
-    def _batches(self) -> Batches:
-        from sottovoce.learning.batches import parse_batches
+    def sensitivity(self) -> PerNode:
+        """How far a change of data moves a node's gradient, where gradients are clipped per example to norm one."""
+        return self.declared.sensitivity
 
-        scheme = parse_participation(self.participation)
-        return parse_batches("full" if scheme.times is None else f"cycle:{scheme}", [self.records])
+    def scheme(self, rounds: int) -> Participation:
+        """In which of so many rounds a change can show, whatever chance does."""
+        return self.declared.participation.within(rounds)
 
     def terms(self, rounds: int) -> AccountSettings:
         """What is proven of so many rounds: settings of `account`."""
         kinds = (Kind.ANY_TRAINING, Kind.CONVEX_TRAINING) if self.convex else (Kind.ANY_TRAINING,)
-        scheme = parse_participation(self.participation).within(rounds)
         return {
-            "adjacency": self.adjacency, "participation": scheme, "convex": self.convex, "kinds": kinds,
+            "adjacency": self.adjacency, "participation": self.scheme(rounds), "convex": self.convex, "kinds": kinds,
             "final_models": self.final_models,
         }  # fmt: skip
 
@@ -150,6 +154,7 @@ class Question:
 class Entry:
     """An algorithm that meets the target: the sigma it takes, the proof, whom that covers, and what it costs.
 
+    Where `sampled` is there, the target is met by counting on chance, and `guarantee` is what holds without.
     Errors are expected squared distances by which noise moves a model until the end, for steps of size one: of the
     average over all nodes' models, and of a node's own, on average over nodes. None, with `unpredicted` saying why,
     where messages are not linear.
@@ -158,13 +163,18 @@ class Entry:
     algorithm: str
     settings: Mapping[str, object]
     weights: str
-    sigma: float
+    sigma: PerNode
     guarantee: Guarantee
+    sampled: PrivacyFigure | None
     covers: Coverage
     error_average: float | None
     error_node: float | None
     unpredicted: str
     bytes_per_node: float
+
+    def epsilon(self, delta: float) -> float:
+        """What is proven."""
+        return self.guarantee.epsilon(delta) if self.sampled is None else self.sampled.epsilon
 
     @property
     def label(self) -> str:
@@ -266,8 +276,12 @@ def _best(question: Question, one: _Candidate) -> Entry:
         raise Unaccountable(ONCE)
     given = {
         **one.settings,
-        **spec.from_run(one.settings, rounds=question.rounds, participation=question.participation),
-    }
+        **spec.from_run(
+            one.settings, rounds=question.rounds, participation=str(question.scheme(question.rounds)),
+            colluders=question.colluders if spec.setting("colluders") is not None else None,
+        ),
+        **({} if spec.setting("sensitivity") is None else {"sensitivity": question.sensitivity}),
+    }  # fmt: skip
     if not spec.shares_noise:
         return _entry(question, one, lambda sigma: spec.build_at(sigma, given))
     tried = [_entry(question, one, _with_secrets(spec, given, times), secrets=times) for times in PAIRED]
@@ -286,21 +300,37 @@ def _entry(
     built = build(1.0)
     weights = weights_for(built.requires, question.weights)
     net = question.topology(weights)
-    sigma, found = _calibrated(question, built, net) if secrets is None else _scaled(question, build, net)
+    if secrets is None:
+        reference = trace_possible(with_sigma(built, 1.0), net, rounds=question.rounds)
+        unsampled = _calibrated(question, built, reference)
+        chance = _by_chance(question, reference, unsampled)
+        paired: Mapping[str, object] = {}
+    else:
+        unsampled, chance = _scaled(question, build, net), None
+        paired = one.spec.shared_noise(secrets * unsampled.sigma)
+    sigma, found = unsampled
     assert found.headline is not None
-    ready = build(sigma)
-    average, node, why = _predicted(question, ready, found.system)
-    paired = {} if secrets is None else one.spec.shared_noise(secrets * sigma)
+    ready = build(sigma) if chance is None else with_sigma(built, chance.sigma)
+    average, node, why = _predicted(question, ready, found.system if chance is None else chance.system)
     return Entry(
-        one.name, {**one.settings, **paired}, weights, sigma, found.headline, found.coverage,
+        one.name, {**one.settings, **paired}, weights, sigma if chance is None else chance.sigma, found.headline,
+        None if chance is None else chance.figure, found.coverage,
         average, node, why, _bytes_per_node(question, ready, net),
     )  # fmt: skip
 
 
-def _calibrated(question: Question, built: Algorithm, net: Topology) -> Calibrated:
-    """The least sigma. What the first rounds refuse, more of them refuse too, and much later: they are asked first."""
+def _by_chance(question: Question, reference: LinearSystem, unsampled: Calibrated) -> SampledCalibration | None:
+    """The least sigma that counts on chance, where batches are drawn by it and that is less."""
+    nodes = question.declared.sampled_nodes
+    if nodes is None:
+        return None
+    view = with_final_models(parse_view(question.view, labels=question.graph.names), question.final_models)
+    found = calibrate_sampled(reference, view, nodes, Target(question.epsilon, question.delta))
+    return found if found is not None and saves_noise(found.sigma, unsampled.sigma) else None
 
-    reference = trace_possible(with_sigma(built, 1.0), net, rounds=question.rounds)
+
+def _calibrated(question: Question, built: Algorithm, reference: LinearSystem) -> Calibrated:
+    """The least sigma. What the first rounds refuse, more of them refuse too, and much later: they are asked first."""
     if built.noise.correlation is None and question.rounds > FIRST_ROUNDS:
         first = reference.first_rounds(FIRST_ROUNDS)
         require_protection(account(first, question.view, **question.terms(FIRST_ROUNDS)))
@@ -330,7 +360,7 @@ def _predicted(question: Question, ready: Algorithm, system: LinearSystem) -> tu
         found = [noise_in_models(system) for system in systems]
     except Unaccountable as refusal:
         return None, None, str(refusal)
-    average, node = np.mean(found, axis=0) * question.sensitivity**2 * question.dimension
+    average, node = np.mean(found, axis=0) * largest(question.sensitivity) ** 2 * question.dimension
     return float(average), float(node), ""
 
 

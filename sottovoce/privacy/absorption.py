@@ -3,11 +3,12 @@
 Couple the run on a victim's data with the run on other data. `p[k]` bounds how far node k's two states are apart after
 its local step. Each node's own fresh noise absorbs a part `a` of that, at a cost; the rest travels on.
 
-    p = 0;  each round:  p[u] += 1;  absorb 0 <= a <= p, all of it at nodes that are heard
+    p = 0;  each round:  p[u] += r[u];  absorb 0 <= a <= p, all of it at nodes that are heard
             cost += sum (a / d)^2;  p = |W| (p - a)                       mu^2 = cost
 
-in units of eta Delta, d the size of a node's fresh noise. It holds for every choice of `a`, which is called a policy;
-`absorption_policy` looks for one that costs little. Here is what a round is to the coupling.
+in units of eta Delta, Delta the largest sensitivity of a node, r[u] the victim's own over it, d the size of a node's
+fresh noise. It holds for every choice of `a`, which is called a policy; `absorption_policy` looks for one that costs
+little. Here is what a round is to the coupling.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.sensitivity import relative
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equal_steps
@@ -33,15 +35,20 @@ class Coupling:
 
     `fresh[w]` is the size of w's own new noise (0: it cannot absorb), `must_absorb[w]` says that w is heard before it
     adds noise again, `transfer` is the matrix of absolute weights among honest nodes, by which the rest travels on,
-    `takes[w]` says that w steps at all. Of secure sums, and of a published average, nobody must absorb all: `summed @
-    q` is what sums that are seen make nodes absorb of what travels on.
+    `jump[w]` is how far a change of w's data moves its step, 0 if it takes none. Of secure sums, and of a published
+    average, nobody must absorb all: `summed @ q` is what sums that are seen make nodes absorb of what travels on.
     """
 
     fresh: Array
     must_absorb: NDArray[np.bool_]
     transfer: sparse.csr_array
-    takes: NDArray[np.bool_]
+    jump: Array
     summed: sparse.csr_array | None = None
+
+    @cached_property
+    def takes(self) -> NDArray[np.bool_]:
+        """Which nodes step at all."""
+        return self.jump > 0
 
     @cached_property
     def transfer_back(self) -> sparse.csr_array:
@@ -83,8 +90,11 @@ def _couple_step(system: LinearSystem, step: StepMatrices, view: View, publishes
     )
     if not ok:
         raise Unaccountable(f"{name}: the absorption bound needs a local step with fresh own noise, then gossip")
-    size = np.abs(eta[takes]).max(initial=0.0)
-    if takes.any() and not np.allclose(np.abs(eta[takes]), size):
+    own = relative(step.sensitivity)
+    shares = np.ones(n) if own is None else own
+    steps = np.abs(eta[takes]) / shares[takes]
+    size = steps.max(initial=0.0)
+    if takes.any() and not np.allclose(steps, size):
         raise Unaccountable(f"{name}: the absorption bound needs one step size for all nodes")
     honest = np.ones(n, dtype=bool)
     honest[list(view.members)] = False
@@ -94,11 +104,11 @@ def _couple_step(system: LinearSystem, step: StepMatrices, view: View, publishes
     made_of = _made_of_states(name, models, scale, sent_noise) if publishes else None
     must, sums = _seen_apart_and_summed(step, view, made_of)
     must &= honest
-    free = honest & ~must
+    free, jump = honest & ~must, np.where(takes & honest, shares, 0.0)
     if not sums or not free.any():
-        return Coupling(fresh, must, absolute, takes & honest)
+        return Coupling(fresh, must, absolute, jump)
     summed, left = _projections(sparse.csr_array(sparse.vstack(sums)), free, fresh)
-    return Coupling(fresh, must, sparse.csr_array(absolute @ left), takes & honest, summed)
+    return Coupling(fresh, must, sparse.csr_array(absolute @ left), jump, summed)
 
 
 def _seen_apart_and_summed(

@@ -64,7 +64,10 @@ class Policy(StrEnum):
 def least_cost(
     rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation, policy: Policy = Policy.OPTIMISED
 ) -> Array:
-    """mu^2 of each victim: the least cost found, the largest over participation patterns."""
+    """mu^2 of each victim: the least cost found, the largest over participation patterns.
+
+    Policies are for a change of size one; a victim's own is `jump`, and costs grow with its square.
+    """
     T, N = len(rounds), len(rounds[0].fresh)
     size = max(1, min(IN_CACHE // N, -(-len(victims) // WORKERS)))
     groups = _groups(rounds, victims, policy)
@@ -88,7 +91,8 @@ def least_cost(
     with ThreadPoolExecutor(WORKERS) as pool:
         for some in pool.map(solve, blocks):
             report_progress(len(some))
-    return out
+    jump = np.max([coupling.jump[victims] for coupling in dict.fromkeys(rounds)], axis=0)
+    return np.asarray(out * jump**2)
 
 
 @dataclass(eq=False)

@@ -20,6 +20,7 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.threads import WORKERS
 from sottovoce.privacy.absorption_policy import IN_CACHE, ITERATIONS, SWEEPS, Policy
 from sottovoce.privacy.clipped_growth import AT_ONCE, LATE
+from sottovoce.privacy.covering_views import hides_in_sums
 from sottovoce.privacy.exact.routes import FILTER_STATE, GRAM_ROWS
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.views import View, ViewKind
@@ -105,12 +106,19 @@ def _is_alike(system: LinearSystem) -> bool:
 
 
 def _has_closed_form(system: LinearSystem, view: View) -> bool:
-    """Whether the loss is that of all noisy gradients: where all is heard, and noise is added to gradients alone."""
+    """Whether the loss is that of all noisy gradients, or of one sum of them a round.
+
+    The former where all is heard, and noise is added to gradients alone.
+    """
+    if hides_in_sums(system):
+        return True
     return view.kind is ViewKind.EVERYONE and not view.secure_sum and _only_local_noise(system)
 
 
 def _is_coupled(system: LinearSystem, view: View) -> bool:
     """Whether the bounds by coupling may apply."""
+    if hides_in_sums(system):
+        return False
     return view.kind is ViewKind.COALITION and system.correlation is None and _only_local_noise(system)
 
 

@@ -15,7 +15,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
 from sottovoce.privacy.account_estimate import estimate_account
 from sottovoce.privacy.assumptions import Assumption
-from sottovoce.privacy.covering_views import Coverage, coalitions, coverage, covering_views
+from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, parse_kind
 from sottovoce.privacy.kind_bounds import KindBounds
 from sottovoce.privacy.observation import observe
@@ -142,7 +142,8 @@ def account(
     >>> round(account(system, "node:0").of(5, "fixed-streams").mu, 3)
     0.25
     """
-    view = with_final_models(parse_view(adversary, labels=system.topology.names), final_models)
+    named = with_final_models(parse_view(adversary, labels=system.topology.names), final_models)
+    view = as_sums(named, system)
     wanted = tuple(parse_kind(kind) for kind in kinds)
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz, optimised)
     estimate = estimate_account(system, view, wanted, terms, victims, covering=covering)

@@ -21,6 +21,7 @@ from sottovoce.core.files import check_writable, explaining, write_text
 from sottovoce.core.json_numbers import JSON, from_json, is_number, to_json
 from sottovoce.core.limits import Cost
 from sottovoce.core.participation import Participation
+from sottovoce.core.sensitivity import relative
 from sottovoce.core.threads import WORKERS, one_thread
 from sottovoce.errors import InputError
 from sottovoce.privacy import views
@@ -109,8 +110,10 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
                 digest.update(np.ascontiguousarray(part).tobytes())
     order = [list(dict.fromkeys(system.steps)).index(step) for step in system.steps]
     digest.update(json.dumps(order).encode())
+    if relative(system.algorithm.sensitivity) is not None:
+        digest.update(repr(system.algorithm.sensitivity).encode())
     if system.correlation is not None:
-        digest.update(system.correlation.matrix(system.rounds).tobytes())
+        digest.update(system.correlation.numbers(system.rounds).tobytes())
     return {
         "algorithm": system.algorithm.name,
         "noise": str(system.algorithm.noise),

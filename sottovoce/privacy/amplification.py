@@ -13,8 +13,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.noise import PerNode
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.bisection import Answer, Search, least_noise
+from sottovoce.privacy.covering_views import hides_in_sums
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
@@ -108,10 +113,10 @@ def noise_for(epsilon: float, *, share: float, rounds: int, delta: float, size: 
     )  # fmt: skip
 
 
-def noise_multiplier(
-    system: LinearSystem, view: View, sensitivity: float | None = None, *, apart: int = 1, certain: bool = False
-) -> float:
-    """Noise over `sensitivity` (the algorithm's own unless given) in each release; refused where sampling has no proof.
+def noise_multipliers(
+    system: LinearSystem, view: View, *, apart: int = 1, certain: bool = False
+) -> NDArray[np.float64]:
+    """Noise over sensitivity of each node in each release; refused where sampling has no proof.
 
     With C of at most `apart` bands, rounds in which a record may be drawn are told apart by different draws of noise:
     a release is all that one of these rounds brings about, and its noise that of the longest column of C. If a record
@@ -123,6 +128,8 @@ def noise_multiplier(
 
     if view.kind is not ViewKind.EVERYONE or view.members:
         raise Unaccountable(f"sampling together with the partial view {view}: no proof; use the everyone view")
+    if hides_in_sums(system):
+        raise Unaccountable("sampling together with secure sums is not accounted for; the figure without it holds")
     bands = 1 if system.correlation is None else system.correlation.bands(system.rounds)
     if bands > apart and not certain:
         when = "in every round" if apart == 1 else f"every {apart} rounds"
@@ -132,13 +139,12 @@ def noise_multiplier(
             "finds a C for the batches"
         )
     shown = Participation.sampled(1.0, apart) if certain else Participation(1, system.rounds)
-    worst = float(loss_given_noisy_gradients(system, view, observe(system, view).victims, shown).max())
-    own = system.algorithm.sensitivity
-    return (worst**-0.5 if worst else float("inf")) * own / (own if sensitivity is None else sensitivity)
+    with np.errstate(divide="ignore"):
+        return np.asarray(loss_given_noisy_gradients(system, view, observe(system, view).victims, shown) ** -0.5)
 
 
 def releases(rounds: int, *, apart: int = 1, certain: bool = False) -> int:
-    """How many releases of `noise_multiplier` there are of a record that may be drawn every `apart` rounds."""
+    """How many releases of `noise_multipliers` there are of a record that may be drawn every `apart` rounds."""
     return 1 if certain else -(-rounds // apart)
 
 
@@ -149,16 +155,17 @@ def sampled_epsilon(
     share: float,
     delta: float,
     size: int | None = None,
-    sensitivity: float | None = None,
+    sensitivity: PerNode | None = None,
     apart: int = 1,
 ) -> float:
-    """Epsilon of a traced system under sampling; refused where sampling has no proof.
+    """Epsilon of a traced system under sampling, for the node with the least noise; refused where it has no proof.
 
     `sensitivity` is how far the change that sampling is about moves a gradient: adding or removing a record (Poisson)
     or replacing one (fixed size); the algorithm's own unless given. A record may be drawn every `apart` rounds.
     """
-    certain = share == 1 and size is None
-    noise = noise_multiplier(system, view, sensitivity, apart=apart, certain=certain)
+    certain, own = share == 1 and size is None, np.asarray(system.algorithm.sensitivity)
+    noises = noise_multipliers(system, view, apart=apart, certain=certain)
+    noise = float((noises * (own / (own if sensitivity is None else np.asarray(sensitivity)))).min())
     count = releases(system.rounds, apart=apart, certain=certain)
     if certain:
         return epsilon_of(1 / noise, delta) if noise > 0 else float("inf")

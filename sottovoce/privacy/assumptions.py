@@ -13,7 +13,11 @@ from enum import Enum
 from functools import cached_property
 
 from sottovoce.core.adjacency import Change
+from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.grid import grid_step
+from sottovoce.core.sum_grid import sum_grid
+from sottovoce.privacy.discrete_noise import discrete_factor
+from sottovoce.privacy.rounding import round_up
 from sottovoce.tracing.linear_system import LinearSystem
 
 FINAL_MODELS = "the final models: whoever sees them, once they are published, can learn more"
@@ -38,6 +42,11 @@ class AssumptionKind(Enum):
         "what a node contributes does not depend on what it heard (averaging, statistics); an idealisation for training"
     )
     NO_SHARED_SECRETS = "whoever hears everything shares no secret with a node; a neighbour, who does, can learn more"
+    OUTSIDE_OF_SUMS = "whoever sees the sums added no noise to them; a node, which knows its own, can learn more"
+    DISCRETE_SUMS = (
+        "secure sums of multiples of {step} with discrete Gaussian noise: all that is not Gaussian about them, and "
+        "rounding, is covered, and adds {extra} to mu; masks hide everything but the sums"
+    )
     ROUNDING_COVERED = "exact noise: nodes release multiples of {step}, so that rounding is covered"
     ROUNDING_NOT_COVERED = "messages are real numbers: rounding of floating-point numbers is not covered"
     SAMPLED_BATCHES = "one record is {changed}; batches are drawn anew in each round, and nobody learns who was drawn"
@@ -84,4 +93,8 @@ def rounding(system: LinearSystem, *, covered: bool) -> Assumption:
     """What a figure of a system says about rounding; `covered`: it is about values on the system's grid."""
     if not covered:
         return AssumptionKind.ROUNDING_NOT_COVERED.of()
+    if sums_over_all(system.algorithm):
+        grid = sum_grid(system.algorithm, system.topology.at(0))
+        extra = f"{round_up(100 * (discrete_factor(grid) - 1), 2)} %"
+        return AssumptionKind.DISCRETE_SUMS.of(step=f"{grid.step:g}", extra=extra)
     return AssumptionKind.ROUNDING_COVERED.of(step=f"{grid_step(system.algorithm, system.topology.at(0)):g}")

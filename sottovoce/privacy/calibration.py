@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
-from sottovoce.core.noise import CombinedNoise, Noise
+import numpy as np
+
+from sottovoce.core.noise import CombinedNoise, Noise, PerNode
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.account_settings import AccountSettings
@@ -29,10 +31,10 @@ MARGIN = 1e-12
 """By this share a sigma in proportion is larger than computed: its account has roundings of its own."""
 
 
-def with_sigma(algorithm: Algorithm, sigma: float) -> Algorithm:
+def with_sigma(algorithm: Algorithm, sigma: PerNode) -> Algorithm:
     """The same algorithm at another noise size; without noise there is none that could be exact."""
     noise: Noise = algorithm.noise.with_sigma(sigma)
-    exact = algorithm.exact_noise and sigma > 0
+    exact = algorithm.exact_noise and bool(np.all(np.asarray(sigma) > 0))
     return replace(algorithm, noise=noise, exact_noise=exact)  # type: ignore[type-var]
 
 

@@ -38,8 +38,8 @@ def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: P
     """mu^2 for any clipped training: a victim absorbs at once, except in last rounds whose traces come too late.
 
     Models that are apart may then drift by `growth` a round each (p[k] += growth wherever p[k] > 0): the largest
-    difference of two clipped gradients, 2 Clip, in units of the sensitivity. Whatever reaches a heard node is absorbed
-    there. Sound for neural networks too.
+    difference of two clipped gradients, 2 Clip, in units of the largest sensitivity. Whatever reaches a heard node is
+    absorbed there. Sound for neural networks too.
     """
     costs = []
     for pattern in scheme.patterns(len(rounds)):
@@ -56,8 +56,9 @@ def _late(
     cost = np.zeros(len(victims))
     first = len(rounds) - late  # until then a victim absorbs at once, and nothing travels
     for coupling in (rounds[t] for t in np.flatnonzero(part[:first])):
-        with np.errstate(divide="ignore"):
-            cost = cost + np.where(coupling.takes[victims], 1.0 / coupling.fresh[victims], 0.0) ** 2
+        jump = coupling.jump[victims]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cost = cost + np.where(jump > 0, jump / coupling.fresh[victims], 0.0) ** 2
     p = np.zeros((len(rounds[0].fresh), len(victims)))
     for t, coupling in enumerate(rounds[first:], start=first):
         drift = (p > 0) & coupling.takes[:, None]
@@ -74,5 +75,5 @@ def _late(
 def _impulse(coupling: Coupling, victims: NDArray[np.intp], takes_part: bool) -> Array:
     out = np.zeros((len(coupling.fresh), len(victims)))
     if takes_part:
-        out[victims, np.arange(len(victims))] = coupling.takes[victims]
+        out[victims, np.arange(len(victims))] = coupling.jump[victims]
     return out

@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from fractions import Fraction
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -49,6 +50,10 @@ class GaussianLoss:
 
     change = Change.REPLACE
 
+    def __post_init__(self) -> None:
+        if not self.mu >= 0:
+            raise InputError(f"a loss of mu {self.mu}", "mu is 0 or more", "check where it comes from")
+
 
 @dataclass(frozen=True)
 class SampledLoss:
@@ -61,6 +66,10 @@ class SampledLoss:
     share: float
     rounds: int
     size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.noise >= 0 or not 0 < self.share <= 1 or not self.rounds >= 0 or (self.size or 1) < 1:
+            raise InputError(f"{self}", "noise and rounds are 0 or more, shares in (0, 1]", "check where it comes from")
 
     @property
     def change(self) -> Change:
@@ -75,6 +84,13 @@ class StatedLoss:
     epsilon: float
     delta: float
     change: Change = Change.REPLACE
+
+    def __post_init__(self) -> None:
+        if not self.epsilon >= 0 or not 0 <= self.delta <= 1:
+            raise InputError(
+                f"a loss of epsilon {self.epsilon} at delta {self.delta}", "epsilon is 0 or more, delta in [0, 1]",
+                "check where it comes from",
+            )  # fmt: skip
 
 
 Loss: TypeAlias = GaussianLoss | SampledLoss | StatedLoss
@@ -139,7 +155,7 @@ class Composition:
         """Epsilon of all releases together at this delta, rounded up."""
         if not 0 < delta < 1:
             raise InputError(f"delta = {delta}", "it lies between 0 and 1", "give 1e-5, say")
-        return _epsilon(self.losses, delta)
+        return _epsilon(tuple(sorted(self.losses, key=repr)), delta)
 
 
 def compose(releases: Iterable[Loss | Guarantee | Account]) -> Composition:
@@ -200,9 +216,12 @@ def _unsampled(loss: SampledLoss) -> GaussianLoss:
 
 
 def _joint_mu(mus: Sequence[float]) -> float:
-    """The root of the sum of squares, rounded up; a single one is left as it is."""
-    some = [mu for mu in mus if mu]
-    return _up(math.sqrt(_up(math.fsum(_up(mu * mu) for mu in some)))) if len(some) > 1 else sum(some, 0.0)
+    """The root of the sum of squares, rounded up; a single one is left as it is.
+
+    `hypot` scales: the squares of small ones would vanish. It is right to a unit in the last place.
+    """
+    some = sorted(mu for mu in mus if mu)
+    return _up(_up(math.hypot(*some))) if len(some) > 1 else sum(some, 0.0)
 
 
 def _up(value: float) -> float:
@@ -214,10 +233,11 @@ def _epsilon(losses: tuple[Loss, ...], delta: float) -> float:
     """Of each group by its own rule, at an equal share of what stated losses leave of delta; then the sum."""
     parts = _Parts.of(losses)
     groups = [group for group in (parts.with_distributions, parts.with_renyi) if group]
-    taken = math.fsum(loss.delta for loss in parts.stated)
-    if taken > delta or (groups and taken >= delta):
+    unused = Fraction(delta) - sum(Fraction(loss.delta) for loss in parts.stated)
+    if unused < 0 or (groups and unused == 0):
         return math.inf
-    left = math.nextafter((delta - taken) / len(groups), 0.0) if groups and (parts.stated or groups[1:]) else delta
+    shared = bool(groups) and (bool(parts.stated) or len(groups) > 1)
+    left = math.nextafter(float(unused / len(groups)), 0.0) if shared else delta
     found = [loss.epsilon for loss in parts.stated]
     found += [_group_epsilon(group, left, poisson=group is parts.with_distributions) for group in groups]
     return sum(found) if len(found) < 2 else _up(math.fsum(found))

@@ -19,12 +19,16 @@ share secrets (DECOR): a node knows its own, and so can learn more than a strang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from sottovoce.core.algorithm import sums_over_all, sums_over_neighbours
 from sottovoce.core.json_numbers import JSON
+from sottovoce.core.memo import once_for_each
 from sottovoce.privacy import views
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
@@ -49,10 +53,39 @@ def shares_secrets(system: LinearSystem) -> bool:
     )
 
 
+@once_for_each
+def hides_in_sums(system: LinearSystem) -> bool:
+    """Whether nodes see nothing but one sum, to which they add noise of their own that they know."""
+    return sums_over_all(system.algorithm) and any(
+        sources.holders.nnz for step in dict.fromkeys(system.steps) for _, sources in step.sources
+    )
+
+
+def insiders_know_more(system: LinearSystem) -> bool:
+    """Whether a node may learn more than whoever hears everything from outside: by its secrets, or by its noise."""
+    return shares_secrets(system) or hides_in_sums(system)
+
+
 def lacks_secrets(view: View, system: LinearSystem) -> bool:
-    """Whether it hears from outside: some node knows secrets that this adversary does not, and may learn more."""
+    """Whether it hears from outside: some node knows what this adversary does not, and may learn more."""
     outside = view.kind in (ViewKind.EVERYONE, ViewKind.EAVESDROPPER) and not view.members
+    if outside and hides_in_sums(system):
+        return True
     return outside and len(view.secrets_of) < system.n and shares_secrets(system)
+
+
+def as_sums(view: View, system: LinearSystem) -> View:
+    """A view of a run in which nodes get sums over their neighbours, and wires carry nothing but masks.
+
+    Whoever hears every message then hears nothing; what everyone stands for are coalitions of as many nodes as the
+    algorithm says may collude.
+    """
+    if not sums_over_neighbours(system.algorithm):
+        return view
+    if view.kind is ViewKind.EVERYONE:
+        colluding = views.any_coalition(system.algorithm.colluders, secure_sum=True)
+        return replace(colluding, final_models=view.final_models)
+    return replace(view, secure_sum=True)
 
 
 def covering_views(view: View, system: LinearSystem) -> tuple[View, ...]:
@@ -60,8 +93,12 @@ def covering_views(view: View, system: LinearSystem) -> tuple[View, ...]:
 
     Where neighbours share secrets, a headline about everyone must hold for each node. Each is an adversary of its own
     where so many are affordable; else one that hears everything and knows all secrets stands for them. Secure summation
-    is not counted on there.
+    is not counted on there. Of secure sums, in which nodes hide by noise of their own, it must hold for every
+    coalition of as many nodes as the algorithm says may collude.
     """
+    if hides_in_sums(system) and not view.members and view.kind is not ViewKind.ANY_COALITION:
+        colluding = views.any_coalition(system.algorithm.colluders)
+        return (view, replace(colluding, final_models=view.final_models))
     if view.kind is not ViewKind.EVERYONE or view.secrets_of or not lacks_secrets(view, system):
         return (view,)
     n, whole = system.n, replace(view, secure_sum=False)
@@ -74,12 +111,28 @@ def coalitions(view: View, system: LinearSystem) -> tuple[View, ...]:
     """The adversaries that any coalition of a size stands for: each of them where so many are affordable.
 
     Else one that hears everything and knows all secrets: no coalition learns more. For other views, the view itself.
+    Of one secure sum over all nodes, for each victim the coalition that knows most of the noise is enough.
     """
     view.check(system.n)
+    if view.kind is ViewKind.ANY_COALITION and hides_in_sums(system):
+        return tuple(_knowing_most(view, system))
     return tuple(view.coalitions(system.n)) if _affordable(view, system) else (_all_knowing(view, system.n),)
 
 
+def _knowing_most(view: View, system: LinearSystem) -> Iterator[View]:
+    """Those nodes that add most noise, and, for each of them as the victim, the next one in its place."""
+    step = system.steps[0]
+    noise = np.abs(step.split(step.sent[0].rows)[2].toarray()).ravel()
+    sources = np.concatenate([sources.holders.tocoo().coords[1] for _, sources in step.sources])
+    most = sources[np.argsort(-noise, kind="stable")][: view.size + 1]
+    for left_out in reversed(most.tolist()):
+        members = sorted(node for node in most.tolist() if node != left_out)
+        yield replace(views.coalition(*members), final_models=view.final_models)
+
+
 def _affordable(view: View, system: LinearSystem) -> bool:
+    if hides_in_sums(system):
+        return True
     count = comb(system.n, view.size) if view.kind is ViewKind.ANY_COALITION else 1
     return count == 1 or (count <= COALITIONS and count * system.n * system.rounds <= COALITION_ROUNDS)
 

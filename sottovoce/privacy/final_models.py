@@ -11,6 +11,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.linalg import lsmr
 
+from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
@@ -28,7 +29,7 @@ def covered_final_models(system: LinearSystem, view: View) -> FinalModels:
     >>> [covered_final_models(system, parse_view(name)).value for name in ("everyone", "node:0")]
     ['all', 'none']
     """
-    hears_all = view.kind is ViewKind.EVERYONE and not view.secure_sum
+    hears_all = _hears_all(system, view)
     if hears_all and view.final_models is not FinalModels.ALL and models_follow_from_messages(system):
         return FinalModels.ALL
     return view.final_models
@@ -44,10 +45,17 @@ def published(system: LinearSystem, view: View) -> LinearSystem:
     which = view.final_models
     if system.final_models is FinalModels.ALL and which is FinalModels.AVERAGE:
         return system
-    hears_all = view.kind is ViewKind.EVERYONE and not view.secure_sum
+    hears_all = _hears_all(system, view)
     if hears_all and which is FinalModels.AVERAGE and not models_follow_from_messages(system):
         which = FinalModels.ALL
     return system.publishing(which)
+
+
+def _hears_all(system: LinearSystem, view: View) -> bool:
+    """Whether a view has all that is told to anybody: of one secure sum over all nodes, every node has it."""
+    if sums_over_all(system.algorithm) and view.kind is ViewKind.COALITION:
+        return True
+    return view.kind is ViewKind.EVERYONE and not view.secure_sum
 
 
 def models_follow_from_messages(system: LinearSystem) -> bool:

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.adjacency import Adjacency
+from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.sum_grid import sum_grid
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.absorption import Coupling, couple
 from sottovoce.privacy.absorption_policy import Policy, least_cost
@@ -20,7 +22,8 @@ from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.clipped_growth import late_cost, may_gain
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.convexity import least_weight
-from sottovoce.privacy.covering_views import lacks_secrets
+from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
+from sottovoce.privacy.discrete_noise import discrete_factor
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.guarantee import Guarantee, Kind, TrainingProof
@@ -69,7 +72,8 @@ class KindBounds:
         squares, proof, assumptions = bounds[kind]()
         squares, covered = self._rounded_up(squares)
         if lacks_secrets(self.view, self.system):
-            assumptions = (*assumptions, AssumptionKind.NO_SHARED_SECRETS.of())
+            unknown = AssumptionKind.OUTSIDE_OF_SUMS if hides_in_sums(self.system) else AssumptionKind.NO_SHARED_SECRETS
+            assumptions = (*assumptions, unknown.of())
         final_models = covered_final_models(self.system, self.view)
         each = zip(self.observation.victims, self.observation.distances(), np.sqrt(squares), covered, strict=True)
         found = []
@@ -89,6 +93,9 @@ class KindBounds:
         """
         if not self.system.algorithm.exact_noise:
             return squares, np.zeros(len(squares), dtype=bool)
+        if sums_over_all(self.system.algorithm):
+            factor = discrete_factor(sum_grid(self.system.algorithm, self.system.topology.at(0)))
+            return squares * factor**2, np.ones(len(squares), dtype=bool)
         enough = self._given_noisy_gradients()
         covered = squares >= (1 - NEAR) * enough
         return np.where(covered, np.maximum(squares, enough), squares), covered

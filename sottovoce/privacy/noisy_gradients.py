@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
+from sottovoce.core.correlation import Correlation
 from sottovoce.core.memo import once_for_each
 from sottovoce.core.participation import Participation
+from sottovoce.core.sensitivity import in_units_of_largest, relative
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.final_models import published
 from sottovoce.privacy.observation import known_noise
@@ -43,10 +45,18 @@ def loss_given_noisy_gradients(
     if reaching_TV is not None:
         per_round_TV = np.where(reaching_TV, per_round_TV, 0.0)
     if system.correlation is not None:
-        C = system.correlation.matrix(system.rounds)
-        return worst_case((C.T @ C)[None], scheme, system.rounds)[0] * per_round_TV.max(axis=0)
+        return _correlated_loss(system.correlation, scheme, system.rounds) * per_round_TV.max(axis=0)
     patterns = scheme.patterns(len(per_round_TV))
     return np.max([per_round_TV[pattern].sum(axis=0) for pattern in patterns], axis=0)
+
+
+def _correlated_loss(correlation: Correlation, scheme: Participation, rounds: int) -> float:
+    """mu^2 of the worst change at noise of size 1. Where a change shows no more often than C has bands, columns add."""
+    if scheme.times is not None and correlation.bands(rounds) <= scheme.apart:
+        squares = correlation.column_squares(rounds)
+        return max(float(squares[pattern].sum()) for pattern in scheme.patterns(rounds))
+    C = correlation.matrix(rounds)
+    return float(worst_case((C.T @ C)[None], scheme, rounds)[0])
 
 
 def _precision(system: LinearSystem, step: StepMatrices, view: View) -> Array:
@@ -111,12 +121,19 @@ def _local_spreads(system: LinearSystem) -> dict[StepMatrices, sparse.csr_array]
 
 
 def _local_spread(system: LinearSystem, step: StepMatrices) -> sparse.csr_array:
-    """How sources reach a node's gradient, N x S; checked: in every message noise and gradient come in this mixture."""
+    """How sources reach a node's gradient, in units of its sensitivity, N x S.
+
+    Checked: in every message noise and gradient come in this mixture.
+    """
     algorithm = system.algorithm
-    parts = [term.matrix.whole() for term in algorithm.noise.local(step.mixings[0])]
+    terms = in_units_of_largest(algorithm.noise.local(step.mixings[0]), algorithm.sensitivity)
+    parts = [term.matrix.whole() for term in terms]
     if not parts:
         raise Unaccountable(f"{algorithm.name}: nothing is added to gradients themselves")
     spread = sparse.csr_array(sparse.hstack(parts, format="csr"))
+    shares = relative(algorithm.sensitivity)
+    if shares is not None:
+        spread = sparse.csr_array(sparse.diags_array(1 / shares) @ spread)
     for matrix in (step.state_out, *(sent.rows for sent in step.sent)):
         _, gradient, noise = step.split(matrix)
         gap = abs(noise.tocsc()[:, : spread.shape[1]] - (gradient @ spread).tocsc())

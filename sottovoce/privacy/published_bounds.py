@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise import Independent, Temporal, ZeroSum
 from sottovoce.core.participation import Participation
+from sottovoce.core.sensitivity import relative
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
@@ -97,6 +98,8 @@ def published(
 
 def _figures(system: LinearSystem, adversary: View, lipschitz: float | None) -> Iterator[Figure]:
     name, noise, net = system.algorithm.name, system.algorithm.noise, system.topology
+    if relative(system.algorithm.sensitivity) is not None:
+        raise Unaccountable(f"{name} on nodes that differ in sensitivity: the published formulas take one for all")
     attacker = adversary.members[0] if adversary.members else None
     plain = not adversary.secure_sum
     if isinstance(noise, ZeroSum) and attacker is not None and plain and net.static:

@@ -25,15 +25,58 @@ SMALL = 4_000_000
 
 @once_for_each
 def open_by_steps(observation: Observation) -> int | None:
-    """The first honest node whose state after a round is no combination of what was just seen, if there is one."""
+    """The first honest node whose state after a round is no combination of what was just seen, if there is one.
+
+    Nor of what was just seen and of states before the round that are known in turn: they began in public.
+    """
     victims = set(observation.victims.tolist())
     for step in dict.fromkeys(observation.steps[:-1]):
         missing = _not_combined(step)
         nodes = np.unique(np.flatnonzero(missing) % observation.system.n)
         found = next((int(node) for node in nodes if int(node) in victims), None)
         if found is not None:
-            return found
+            return None if victims <= _known_throughout(observation) else found
     return None
+
+
+def _known_throughout(observation: Observation) -> set[int]:
+    """The nodes all of whose states follow, round after round, from what was seen and from such states before.
+
+    The largest set of components of the state in which each goes on from others of the set, and what is new in it is a
+    combination of what is new in observations that hold no other state.
+    """
+    steps = tuple(dict.fromkeys(observation.steps))
+    X = steps[0].out.state.shape[0]
+    if any(step.out.state.shape != (X, X) or _entries(step) > SMALL for step in steps):
+        return set()
+    known, before = np.ones(X, dtype=bool), np.zeros(X, dtype=bool)
+    while not np.array_equal(known, before):
+        before = known
+        for step in steps:
+            known = known & ~_touches(step.out.state, ~known) & ~_new_and_unseen(step, known)
+    unknown = np.flatnonzero(~known) % observation.system.n
+    return set(range(observation.system.n)) - set(unknown.tolist())
+
+
+def _entries(step: ObservedStep) -> int:
+    fresh = step.observed.gradient.shape[1] + step.observed.noise.shape[1]
+    return int((step.out.state.shape[0] + step.observed.state.shape[0]) * fresh)
+
+
+def _touches(rows: sparse.csr_array, columns: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows have an entry in some of these columns."""
+    return np.asarray(abs(rows) @ columns.astype(float)) > 0
+
+
+def _new_and_unseen(step: ObservedStep, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """In which components what is new is no combination of what is new in observations of known states."""
+    usable = np.flatnonzero(~_touches(step.observed.state, ~known))
+    rows = sparse.csr_array(sparse.hstack([step.observed.gradient, step.observed.noise], format="csr")[usable])
+    out = sparse.csr_array(sparse.hstack([step.out.gradient, step.out.noise], format="csr"))
+    fitted = np.zeros((out.shape[0], 0))
+    if len(usable):
+        fitted = np.linalg.lstsq(rows.toarray().T, out.toarray().T, rcond=1e-12)[0].T
+    return _differs(out, sparse.csr_array(fitted), rows)
 
 
 def _not_combined(step: ObservedStep) -> NDArray[np.bool_]:

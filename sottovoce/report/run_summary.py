@@ -98,8 +98,11 @@ def _against(view: View, row: PrivacyFigure, names: Sequence[str] | None) -> str
 
 
 def _sensitivity_sentence(privacy: PrivacyDocument) -> str:
-    if math.isinf(privacy.sensitivity):
+    if math.isinf(privacy.largest_sensitivity):
         return "Gradients are not clipped: Delta, by which a change of data moves a gradient, has no limit."
+    if isinstance(privacy.sensitivity, list):
+        sizes = f"from {min(privacy.sensitivity):.4g} to {max(privacy.sensitivity):.4g}"
+        return f"Delta is {sizes} here, of each node its own: clipping ({privacy.clipping}) sees to it."
     return f"Delta is {privacy.sensitivity:.4g} here: clipping ({privacy.clipping}) sees to it."
 
 

@@ -93,12 +93,18 @@ def noise_text(privacy: PrivacyDocument) -> str:
     sigma = privacy.sigma
     if sigma is None:
         return "none"
-    least, most = (min(sigma), max(sigma)) if isinstance(sigma, list) else (sigma, sigma)
-    text = f"sigma {_range(least, most)}: standard deviation over the sensitivity of {privacy.sensitivity:.4g}"
+    least, most = _ends(sigma)
+    whose = "each node's own sensitivity," if isinstance(privacy.sensitivity, list) else "the sensitivity of"
+    text = f"sigma {_range(least, most)}: standard deviation over {whose} {_range(*_ends(privacy.sensitivity))}"
     per_record = privacy.adjacency == "record" or privacy.clipping == "whole-gradient"
-    if not algorithm_spec(privacy.algorithm).independent_noise or not per_record or math.isinf(privacy.sensitivity):
+    clipped = not math.isinf(privacy.largest_sensitivity)
+    if not (algorithm_spec(privacy.algorithm).independent_noise and per_record and clipped):
         return text
     return f"{text}; noise multiplier as in Opacus: {_range(2 * least, 2 * most)}, over the clipping bound"
+
+
+def _ends(values: float | list[float]) -> tuple[float, float]:
+    return (min(values), max(values)) if isinstance(values, list) else (values, values)
 
 
 def _range(least: float, most: float) -> str:

@@ -92,6 +92,7 @@ def gradients_of(experiment: Experiment, data: NodeData) -> Gradients:
     return job.gradients(
         training.batch, training.clip, training.bound, local_steps=training.local_steps,
         step_size=local_step_size(experiment) if training.local_steps > 1 else None,
+        weigh_nodes=training.weigh_nodes,
     )  # fmt: skip
 
 

@@ -50,7 +50,8 @@ def _settings(experiment: Experiment, participation: Participation) -> dict[str,
     given = {name: value for name, value in experiment.algorithm.settings.items() if name not in from_run}
     noise, rounds = spec.noise_setting(given), experiment.training.rounds
     standard = {} if noise is None else {noise: 1.0}
-    return standard | given | spec.from_run(given, rounds=rounds, participation=str(participation.within(rounds)))
+    shows, colluders = str(participation.within(rounds)), experiment.privacy.colluders
+    return standard | given | spec.from_run(given, rounds=rounds, participation=shows, colluders=colluders)
 
 
 def _check_noise(experiment: Experiment) -> None:

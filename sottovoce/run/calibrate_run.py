@@ -12,9 +12,9 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.calibration import Calibrated, Target, least_sigma, least_sigma_against, with_sigma
 from sottovoce.privacy.covering_views import covering_views
+from sottovoce.privacy.sampled_batches import sampled_sigma, saves_noise
 from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
-from sottovoce.run.sampled_batches import sampled_sigma
 from sottovoce.run.training_run import TrainingRun
 
 
@@ -39,16 +39,16 @@ def calibrate_run(
     adversary = with_final_models(parse_view(view, labels=training_run.topology.names), final_models)
     reference = RunAccountant(replace(training_run, algorithm=with_sigma(training_run.algorithm, 1.0)))
     adversaries = covering_views(adversary, reference.system)
-    sampled = None
-    if adversary.kind is ViewKind.EVERYONE and len(adversaries) == 1:
-        sampled = sampled_sigma(reference, target, adversary)
+    sampled, nodes = None, training_run.sampled_nodes
+    if nodes is not None and adversary.kind is ViewKind.EVERYONE and len(adversaries) == 1:
+        sampled = sampled_sigma(lambda sigma: reference.at_sigma(sigma).system, nodes, target, adversary)
     try:
         found = _least_sigma(reference, adversaries, target)
     except Unaccountable:
         if sampled is None:
             raise
         return reference.at_sigma(sampled)
-    if sampled is not None and sampled < found.sigma:
+    if sampled is not None and saves_noise(sampled, found.sigma):
         return reference.at_sigma(sampled)
     return reference.at_sigma(found.sigma, found.account)
 

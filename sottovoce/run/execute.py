@@ -169,8 +169,9 @@ def _entry(
             "leave noise = 'secret' out: the run has a key of its own",
         )  # fmt: skip
     planned = planned_run(
-        PrivacyDocument.read(privacy), run=run_identity(digest, key), name=experiment.name, data=digest
-    )
+        PrivacyDocument.read(privacy), run=run_identity(digest, key), name=experiment.name, data=digest,
+        noise=key.check,
+    )  # fmt: skip
     return RunLedger(ledger, planned, coordinator)
 
 

@@ -61,7 +61,7 @@ def public_fingerprint(experiment: Experiment, training_run: TrainingRun) -> str
     noise = training_run.algorithm.noise
     digest.update(repr((noise, training_run.algorithm.exact_noise)).encode())
     if noise.correlation is not None:
-        digest.update(noise.correlation.matrix(training_run.rounds).tobytes())
+        digest.update(noise.correlation.numbers(training_run.rounds).tobytes())
     return digest.hexdigest()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from sottovoce.algorithms.registry import algorithm_spec
 from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import from_json
@@ -61,6 +63,10 @@ class EarlierEnd(NamedTuple):
         return cls(document["round"], from_json(document["epsilon"]), None if mu is None else from_json(mu))
 
 
+def _alike_or_each(value: float | str | list[float]) -> float | list[float]:
+    return value if isinstance(value, list) else from_json(value)
+
+
 def _not_covered(sentence: str) -> NotCovered:
     try:
         return NotCovered(sentence)
@@ -76,16 +82,17 @@ def _unknown(what: str) -> InputError:
 class PrivacyDocument:
     """The guarantees of a run, and the algorithm, topology and noise that they are about.
 
-    `sigma` is a list where it differs from node to node, None without noise; `grid_step` is None where released values
-    are on no grid; `loss` is what the headline is made of. `covers` says whom the headline covers, `final_models`
-    which of these its adversaries see beside messages, `attackers` which single nodes are accounted for.
+    `sigma` and `sensitivity` are lists where they differ from node to node; `sigma` is None without noise. `grid_step`
+    is None where released values are on no grid; `loss` is what the headline is made of. `covers` says whom the
+    headline covers, `final_models` which of these its adversaries see beside messages, `attackers` which single nodes
+    are accounted for.
     """
 
     algorithm: str
     topology: str
     rounds: int
     sigma: float | list[float] | None
-    sensitivity: float
+    sensitivity: float | list[float]
     clipping: str
     adjacency: str
     participation: str
@@ -115,7 +122,7 @@ class PrivacyDocument:
         )
         return cls(
             **{key: document[key] for key in plain},
-            sensitivity=from_json(document["sensitivity"]),
+            sensitivity=_alike_or_each(document["sensitivity"]),
             headline=headline,
             covers=None if document["covers"] is None else Coverage.read(document["covers"]),
             final_models=FinalModels(document["and_final_models"]),
@@ -142,6 +149,19 @@ class PrivacyDocument:
         if rounds == 0:
             return 0.0
         return next((one.epsilon for one in self.over_rounds if one.round >= rounds), self.headline.epsilon)
+
+    @property
+    def largest_sensitivity(self) -> float:
+        """That of the node which a change of data moves most; infinite without clipping."""
+        return max(self.sensitivity) if isinstance(self.sensitivity, list) else self.sensitivity
+
+    def noise_of(self, node: int) -> float | None:
+        """The standard deviation of what a node adds, where its noise is its own: sigma times its own sensitivity."""
+        sigma = self.sigma[node] if isinstance(self.sigma, list) else self.sigma
+        sensitivity = self.sensitivity[node] if isinstance(self.sensitivity, list) else self.sensitivity
+        if sigma is None or not algorithm_spec(self.algorithm).independent_noise or math.isinf(sensitivity):
+            return None
+        return sigma * sensitivity
 
     @property
     def node_views(self) -> dict[int, StoredView]:

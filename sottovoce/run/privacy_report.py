@@ -25,16 +25,17 @@ from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss, StatedLoss, loss_document
-from sottovoce.privacy.covering_views import NODE_ROUNDS, Coverage, coverage, covering_views, shares_secrets
+from sottovoce.privacy.covering_views import NODE_ROUNDS, Coverage, coverage, covering_views, insiders_know_more
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
+from sottovoce.privacy.sampled_batches import better_figure, sampled_figure, sampled_loss
 from sottovoce.privacy.views import View, parse_view, with_final_models
 from sottovoce.run.attackers import choose_attackers
 from sottovoce.run.metrics import is_measured
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
-from sottovoce.run.sampled_batches import sampled_headline, sampled_loss
 from sottovoce.run.training_run import TrainingRun
+from sottovoce.tracing.linear_system import LinearSystem
 
 STAGES = 20
 """At so many rounds at most epsilon is reported, in runs of up to NODE_ROUNDS nodes times rounds."""
@@ -84,19 +85,18 @@ class PrivacyReport:
     def _proven(self) -> PrivacyFigure | None:
         if not self.accounts:
             return self.sampled
-        if shares_secrets(self.accountant.system):
+        if insiders_know_more(self.accountant.system):
             if any(found.headline is None for found in self._counted):
                 return None
             return _headline(max(self._counted, key=lambda found: found.mu), self.delta)
-        options = [self.sampled, _headline(self.accounts[0], self.delta)]
-        return min((one for one in options if one is not None), key=lambda one: one.epsilon, default=None)
+        return better_figure(self.sampled, _headline(self.accounts[0], self.delta))
 
     @property
     def coverage(self) -> Coverage | None:
         """Whom the headline covers; None where there is none."""
         if self.headline is None:
             return None
-        held = self._counted if shares_secrets(self.accountant.system) else self._counted[:1]
+        held = self._counted if insiders_know_more(self.accountant.system) else self._counted[:1]
         return coverage([found.view for found in held] or [self.headline.view], self.accountant.system)
 
     @property
@@ -141,7 +141,8 @@ class PrivacyReport:
             return None
         if last.mu is not None:
             return GaussianLoss(last.mu)
-        found = sampled_loss(self._run, self.accountant.system, last.view)
+        nodes = self._run.sampled_nodes
+        found = None if nodes is None else sampled_loss(self.accountant.system, last.view, nodes)
         return StatedLoss(last.epsilon, self.delta, last.change) if found is None else found
 
     def loss_after(self, rounds: int) -> Loss:
@@ -152,12 +153,14 @@ class PrivacyReport:
         if isinstance(loss, GaussianLoss):
             return GaussianLoss(min(self._mu_after(rounds, last), loss.mu))
         if isinstance(loss, SampledLoss):
-            return sampled_loss(self._run, self.accountant.first_rounds(rounds), last.view) or loss
+            nodes = self._run.sampled_nodes
+            assert nodes is not None
+            return sampled_loss(self.accountant.first_rounds(rounds), last.view, nodes) or loss
         return replace(loss, epsilon=self._sampled_after(rounds, last.view))
 
     def _held_against(self, last: PrivacyFigure) -> list[View]:
         """The adversaries of whom the headline is the worst: its own alone, unless neighbours share secrets."""
-        return [found.view for found in self._counted] if shares_secrets(self.accountant.system) else [last.view]
+        return [found.view for found in self._counted] if insiders_know_more(self.accountant.system) else [last.view]
 
     @one_thread()
     def _mu_after(self, rounds: int, last: PrivacyFigure) -> float:
@@ -171,9 +174,7 @@ class PrivacyReport:
     def _sampled_after(self, rounds: int, view: View) -> float:
         """Epsilon that counts on chance, after the first rounds."""
         try:
-            sampled = sampled_headline(
-                replace(self._run, rounds=rounds), self.accountant.first_rounds(rounds), self.delta, view
-            )
+            sampled = _sampled(self._run, self.accountant.first_rounds(rounds), view, self.delta)
         except Unaccountable:
             return math.inf
         return math.inf if sampled is None else sampled.epsilon
@@ -194,8 +195,8 @@ class PrivacyReport:
             "algorithm": run.algorithm.name,
             "topology": run.topology.name,
             "rounds": run.rounds,
-            "sigma": sigma_of(run.algorithm.noise),
-            "sensitivity": to_json(run.gradients.sensitivity(run.adjacency) if run.clipped else math.inf),
+            "sigma": listed(sigma_of(run.algorithm.noise)),
+            "sensitivity": listed(run.gradients.sensitivities(run.adjacency)) if run.clipped else to_json(math.inf),
             "clipping": run.gradients.clipping.kind,
             "adjacency": run.adjacency.value,
             "participation": str(run.participation),
@@ -220,6 +221,12 @@ def _stages(total: int, every: int, most: int) -> list[int]:
     return sorted({1, total, *(measured[at] for at in chosen)})
 
 
+def _sampled(run: TrainingRun, system: LinearSystem, view: View, delta: float) -> PrivacyFigure | None:
+    """The figure that counts on batches drawn by chance; None where they are not."""
+    nodes = run.sampled_nodes
+    return None if nodes is None else sampled_figure(system, view, nodes, delta)
+
+
 def _headline(found: Account, delta: float) -> PrivacyFigure | None:
     return None if found.headline is None else PrivacyFigure.of(found.headline, delta)
 
@@ -231,6 +238,11 @@ def sigma_of(noise: Noise) -> PerNode | None:
     if isinstance(noise, ZeroSum):
         return noise.message_sigma if noise.zeta is None else noise.zeta
     return getattr(noise, "sigma", None)
+
+
+def listed(values: PerNode | None) -> JSON:
+    """One number for all nodes, or a list of each node's."""
+    return list(values) if isinstance(values, tuple) else values
 
 
 def _view_document(found: Account, delta: float) -> dict[str, JSON]:
@@ -269,7 +281,7 @@ def report_privacy(
     refusals: tuple[str, ...] = ()
     try:
         everyone = with_final_models(views.everyone(), which)
-        sampled = sampled_headline(training_run, accountant.system, delta, everyone)
+        sampled = _sampled(training_run, accountant.system, everyone, delta)
     except Unaccountable as refusal:
         sampled, refusals = None, (str(refusal),)
     return PrivacyReport(

@@ -64,7 +64,7 @@ def with_other_rows(
     )  # fmt: skip
     gradients = changed.gradients(
         training.batch, training.clip, training.bound, local_steps=training_run.gradients.local_steps,
-        step_size=training_run.gradients.step_size,
+        step_size=training_run.gradients.step_size, weigh_nodes=training.weigh_nodes,
     )  # fmt: skip
     changed_run = dataclasses.replace(training_run, gradients=gradients, seed=seed)
     return changed_run.keyed(NoiseKey.of_seed(seed))

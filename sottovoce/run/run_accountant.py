@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sottovoce.core.limits import Cost
-from sottovoce.core.noise import NoNoise
+from sottovoce.core.noise import NoNoise, PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.account_cost import account_cost
@@ -102,9 +102,11 @@ class RunAccountant:
             return self.system.first_rounds(rounds)
         return trace_affordable(run.algorithm, run.topology, rounds=rounds)
 
-    def at_sigma(self, sigma: float, known: Account | None = None) -> RunAccountant:
-        """The accountant of the same run with another sigma: nothing is traced again, and convexity, which does not
-        depend on sigma, is not checked again. Nor is a `known` account at that size computed again.
+    def at_sigma(self, sigma: PerNode, known: Account | None = None) -> RunAccountant:
+        """The accountant of the same run with another sigma, or with one for each node.
+
+        Nothing is traced again, and convexity, which does not depend on sigma, is not checked again. Nor is a `known`
+        account at that size computed again.
         """
         run = replace(self.training_run, algorithm=with_sigma(self.training_run.algorithm, sigma))
         found = RunAccountant(run)
@@ -144,7 +146,7 @@ def _convexity(training_run: TrainingRun, system: LinearSystem) -> Convexity:
             step_size=training_run.algorithm.step_size,
             clipping=gradients.clipping.kind,
             weight=least_weight(system),
-            excess=float((batches.largest / batches.divisors).max()),
+            excess=float((gradients.node_weights * batches.largest / batches.divisors).max()),
         )
         return Convexity(True, sentence)
     except Unaccountable as refusal:

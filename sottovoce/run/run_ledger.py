@@ -14,7 +14,7 @@ from sottovoce.distributed.coordinator import Coordinator
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import PlannedRun, Stage
-from sottovoce.ledger.spending import DEFAULT, Spending
+from sottovoce.ledger.spending import DEFAULT, Spending, require_lineage
 from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument
@@ -40,6 +40,9 @@ class RunLedger:
         """Refuse a run that would pass the budget, before anything is made for it."""
 
         def check() -> None:
+            if not self._file.path.exists():
+                require_lineage(self._file.path, self._file.lineage)
+                return
             with open_ledger(self._file.path) as database:
                 Spending(database).check(self._planned, self._file.lineage, loss_after)
 
@@ -80,7 +83,7 @@ def run_identity(fingerprint: str, key: NoiseKey) -> str:
     return hashlib.sha256(f"sottovoce run {fingerprint} {key.hexadecimal}".encode()).hexdigest()
 
 
-def planned_run(privacy: PrivacyDocument, *, run: str, name: str, data: str) -> PlannedRun:
+def planned_run(privacy: PrivacyDocument, *, run: str, name: str, data: str, noise: str | None = None) -> PlannedRun:
     """What a ledger has to know about a run; refused where nothing is proven for it."""
     loss, headline = privacy.loss, privacy.headline
     if loss is None or headline is None:
@@ -90,7 +93,7 @@ def planned_run(privacy: PrivacyDocument, *, run: str, name: str, data: str) -> 
     return PlannedRun(
         run=run, name=name, rounds=privacy.rounds, loss=loss, stages=stages or (Stage(privacy.rounds, loss),),
         refundable=isinstance(loss, GaussianLoss) and headline.kind is not Kind.CONVEX_TRAINING,
-        adjacency=Adjacency(privacy.adjacency), data=data,
+        adjacency=Adjacency(privacy.adjacency), data=data, noise=noise,
     )  # fmt: skip
 
 

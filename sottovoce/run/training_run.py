@@ -20,11 +20,13 @@ from sottovoce.core.messages import LoopState, PlayedRound, Traffic
 from sottovoce.core.noise import NoNoise
 from sottovoce.core.noise_key import NoiseKey, check_seed, public_seed
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sensitivity import largest
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
 from sottovoce.errors import InputError
 from sottovoce.learning.partitioning import check_names
 from sottovoce.learning.tasks import Gradients, Task
+from sottovoce.privacy.sampled_batches import SampledNodes
 
 if TYPE_CHECKING:
     from sottovoce.core.participation import Participation
@@ -47,10 +49,10 @@ class RunState(NamedTuple):
 class TrainingRun:
     """An algorithm on a topology, learning a task for so many rounds.
 
-    The algorithm's sensitivity is that of the clipped gradients: noise, which is in units of it, follows. `transport`
-    says which nodes live in this process and how their messages travel; gradients are those of these nodes. Starting
-    points follow from `seed`, which is public; noise and batches from `noise_key`. The run is `reproducible` if whoever
-    started it named the key: others may know it too.
+    The algorithm's sensitivity is that of the clipped gradients, of each node its own: noise, which is in units of it,
+    follows. `transport` says which nodes live in this process and how their messages travel; gradients are those of
+    these nodes. Starting points follow from `seed`, which is public; noise and batches from `noise_key`. The run is
+    `reproducible` if whoever started it named the key: others may know it too.
     """
 
     algorithm: Algorithm
@@ -78,6 +80,15 @@ class TrainingRun:
     def participation(self) -> Participation:
         """In which of its rounds a change can show."""
         return self.gradients.participation(self.adjacency).within(self.rounds)
+
+    @property
+    def sampled_nodes(self) -> SampledNodes | None:
+        """How nodes draw their records, where all do so by chance and one record is what may change."""
+        found = [self.gradients.sampling(node) for node in range(self.topology.n)]
+        samplings = tuple(how for how in found if how is not None)
+        if self.adjacency is not Adjacency.RECORD or len(samplings) < len(found):
+            return None
+        return SampledNodes(samplings, self.gradients.sensitivities("record", samplings[0].change))
 
     def hosted_by(self, transport: Transport) -> TrainingRun:
         """The part of this run that one process plays: the nodes of `transport`, with their data alone."""
@@ -172,12 +183,13 @@ def prepare_run(
     if topology.graph is not None:
         check_names(gradients.task.dataset, gradients.task.shards, topology.graph.labels)
     gradients.check(rounds)
-    sensitivity = gradients.sensitivity(protected)
-    if math.isfinite(sensitivity) and not isinstance(algorithm.noise, NoNoise):
+    sensitivity = gradients.sensitivities(protected)
+    if math.isfinite(largest(sensitivity)) and not isinstance(algorithm.noise, NoNoise):
         algorithm = replace(algorithm, sensitivity=sensitivity)  # type: ignore[type-var]
     algorithm = with_exact_noise(algorithm, topology, exact_noise)
     topology.require_connected()
-    start_run(algorithm, topology, torch.zeros(topology.n, 1), rounds)  # refuses what does not fit; models come later
+    like_start = torch.zeros(topology.n, 1) if same_start else torch.arange(float(topology.n))[:, None]
+    start_run(algorithm, topology, like_start, rounds)  # refuses what does not fit; models come later
     transport = InProcess(topology.n)
     key = NoiseKey.given_or_fresh(noise_key)
     run = TrainingRun(

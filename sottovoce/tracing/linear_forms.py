@@ -70,6 +70,10 @@ class LinearRows:
         """Public numbers beside traced rows stay as they are."""
         return values
 
+    def in_precision_of(self, like: Rows) -> LinearRows:
+        """Linear forms have one precision."""
+        return self
+
     def taken(self, index: NDArray[np.intp]) -> LinearRows:
         """The rows of some nodes."""
         return LinearRows(self.matrix[index])

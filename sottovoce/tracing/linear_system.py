@@ -17,8 +17,10 @@ from scipy import sparse
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
+from sottovoce.core.noise import PerNode
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.sensitivity import largest, relative
 from sottovoce.core.topologies import Topology
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ class StepMatrices:
     - `models`: where nodes stand after the round;
     - `sent`: for each gossip step its messages, with senders and receivers;
     - `sources`: which noise the last block of columns stands for, as (gossip step, sources);
-    - `step_size` and `sensitivity`: by which the algorithm scales what enters.
+    - `step_size` and `sensitivity`, one for all nodes or one for each: by which the algorithm scales what enters.
     """
 
     state_size: int
@@ -69,7 +71,7 @@ class StepMatrices:
     sent: tuple[TracedMessages, ...]
     mixings: tuple[Mixing, ...]
     step_size: float
-    sensitivity: float
+    sensitivity: PerNode
 
     @property
     def noise_size(self) -> int:
@@ -79,9 +81,9 @@ class StepMatrices:
     def split(self, matrix: sparse.csr_array) -> tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]:
         """A matrix of this round by its inputs: state, gradients, noise; must not be changed.
 
-        In units: gradients of `sensitivity`, and everything that enters of `step_size * sensitivity`, so that privacy
-        figures are about a change of one whatever these are. Every view asks for the same of the step's own matrices,
-        so that these are split once.
+        In units: a node's gradients of its own `sensitivity`, and everything that enters of `step_size` times the
+        largest, so that privacy figures are about a change of one whatever these are. Every view asks for the same of
+        the step's own matrices, so that these are split once.
         """
         if not any(matrix is own for own in self._own):
             return self._split(matrix)
@@ -100,7 +102,11 @@ class StepMatrices:
     def _split(self, matrix: sparse.csr_array) -> tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]:
         by_input = matrix.tocsc()
         a, b = self.state_size, self.state_size + self.gradients
-        gradient, noise = by_input[:, a:b] / self.step_size, by_input[:, b:] / (self.step_size * self.sensitivity)
+        unit = self.step_size * largest(self.sensitivity)
+        gradient, noise = by_input[:, a:b] / self.step_size, by_input[:, b:] / unit
+        shares = relative(self.sensitivity)
+        if shares is not None and self.gradients:
+            gradient = sparse.csc_array(gradient @ sparse.diags_array(shares))
         return by_input[:, :a].tocsr(), gradient.tocsr(), noise.tocsr()
 
 

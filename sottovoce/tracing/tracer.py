@@ -39,6 +39,7 @@ from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_key import public_stream
 from sottovoce.core.noise_sources import Sources
+from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.tracing.linear_forms import LinearRows, as_linear
@@ -304,6 +305,10 @@ class _Basis:
             else:
                 total = total + self.correlated(noise.correlation, term.sources, term.matrix, round)
         return total
+
+    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> LinearRows:
+        """The sum: what rounding and whole numbers cost is counted in `privacy.discrete_noise`."""
+        return as_linear(gradient) + self.noise(grid.term.sources, grid.in_units, round, 0)
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> LinearRows:
         """Kept or not, for the coordinate that is traced."""

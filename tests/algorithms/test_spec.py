@@ -40,7 +40,7 @@ def test_roles_are_these():
     assert [name for name, spec in specs.items() if spec.shares_noise] == ["decor"]
     assert [name for name, spec in specs.items() if spec.needs_own_correlation] == ["mf-d-sgd"]
     assert [name for name, spec in specs.items() if spec.averaging] == ["muffliato", "zip-dl-averaging"]
-    assert list(settings_from_run()) == ["sensitivity", "rounds", "participation"]
+    assert list(settings_from_run()) == ["sensitivity", "rounds", "participation", "colluders"]
 
 
 def test_only_mafalda_without_its_c_takes_rounds_from_the_run():

@@ -145,3 +145,19 @@ def test_what_makes_no_sense_is_refused_in_one_line(folder, sotto, line, code, w
     found, out, err = sotto(line)
     assert (found, out, err.count("\n")) == (code, "", 1)
     assert words in err
+
+
+def test_a_lineage_that_nobody_declared_is_refused_and_no_file_is_left(folder, sotto):
+    for command in ("run try.toml --ledger new.ledger --lineage other", "ledger new.ledger --budget 2 --lineage other"):
+        code, _, line = sotto(command)
+        assert (code, "type sotto ledger new.ledger --new-lineage other" in line) == (2, True)
+        assert sorted(path.name for path in folder.iterdir()) == ["bare.toml", "try.toml"]
+
+
+def test_a_key_that_another_run_of_the_ledger_had_is_refused(folder, sotto):
+    (folder / "named.toml").write_text(f'noise_key = "{"5a" * 16}"\n' + TOML)
+    assert sotto("run named.toml --ledger my.ledger --out one")[0] == 0
+    code, _, line = sotto("run named.toml --ledger my.ledger --out two --set training.bound=2.0")
+    assert (code, "its noise key was used by run try" in line) == (2, True)
+    assert not (folder / "two").exists()
+    assert sotto("run named.toml --ledger my.ledger --out three --set training.bound=2.0 --set seed=1")[0] == 0

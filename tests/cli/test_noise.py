@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 FLORENTINE = ("noise", "--graph", "florentine", "--weights", "uniform", "--participation", "4x16")
@@ -51,9 +52,30 @@ def test_account_and_calibrate_find_the_correlation_of_mafalda(sotto):
     assert sigma == pytest.approx(2.0, rel=1e-6)
 
 
+def test_noise_command_weighs_chance_against_correlation(sotto, tmp_path):
+    line = "noise --graph ring:5 --rounds 12 --sampled 0.25 --epsilon 20 --no-cache"
+    code, out, _ = sotto(f"{line} --json --out {tmp_path / 'c.npz'}")
+    told = json.loads(out)
+    assert code == 0
+    assert told["error"] == min(one["error"] for one in told["tried"]) <= 1
+    assert told["batches"] == min(told["tried"], key=lambda one: one["error"])["batches"]
+    assert [one["parts"] for one in told["tried"]] == [1, 2, 3, 4]
+    assert np.load(tmp_path / "c.npz")["C"].shape == (12, 12)
+    code, out, _ = sotto(line)
+    assert code == 0
+    assert "Least error: cyclic-poisson:" in out
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["--graph", "ring:5", "--sampled", "0.5"], "sotto: --sampled without --rounds; "),
+        (["--graph", "ring:5", "--sampled", "0.5", "--rounds", "4"], "sotto: --sampled without --epsilon; "),
+        (["--graph", "ring:5", "--rounds", "4", "--epsilon", "1"], "sotto: a target without --sampled; "),
+        (
+            ["--graph", "ring:5", "--sampled", "0.5", "--rounds", "4", "--epsilon", "1", "--bands", "2"],
+            "sotto: --bands with --sampled; ",
+        ),
         (["--graph", "ring:5"], "sotto: participation every without rounds; "),
         (["--graph", "ring:5", "--rounds", "4", "--objective", "x"], "sotto: objective 'x'; "),
         (["--graph", "star:5", "--weights", "push", "--rounds", "4"], "sotto: row "),

@@ -35,6 +35,7 @@ LINES = [
     "calibrate --graph ring:6 --rounds 4 --epsilon 1",
     "calibrate --graph karate --rounds 4 --epsilon 2 --view node:0 --convex --victim 33",
     "noise --graph ring:5 --participation 2x3 --no-cache",
+    "noise --graph ring:5 --rounds 6 --sampled 0.5 --epsilon 4 --no-cache",
     "noise --graph florentine --weights uniform --participation every --rounds 6 --structure toeplitz --no-cache",
     "noise --graph ring:5 --participation 2x3 --objective last --structure banded --bands 2 --no-cache",
     "noise --graph ring:5 --participation 2x3 --view node:0 --no-cache",

@@ -173,9 +173,31 @@ def test_few_and_many_gaussians_have_gaussian_shape(dtype):
         assert stats.kstest(0.9 * drawn.astype(float), "norm").pvalue < 1e-6
 
 
-def test_what_is_released_is_a_function_of_the_real_sum():
+def test_rows_of_many_streams_at_once_are_those_of_each_by_itself():
+    dtype = np.float64
+    for size in (1, 2, 7, 100, 1001):
+        source = SecretSource()
+        names = [StreamName("node", (node,), 0, 0) for node in range(50)]
+        at_once, one_by_one = np.empty((50, size), dtype), np.empty((50, size), dtype)
+        source.gaussian_rows_(names, at_once)
+        for name, row in zip(names, one_by_one, strict=True):
+            source.stream(*name).gaussians_(row)
+        np.testing.assert_array_equal(at_once, one_by_one)
+
+
+def test_rows_that_take_more_words_than_expected_are_the_same_too(monkeypatch):
+    source, names = SecretSource(), [StreamName("node", (node,), 0, 0) for node in range(30)]
+    usual, scarce = np.empty((30, 200)), np.empty((30, 200))
+    source.gaussian_rows_(names, usual)
+    monkeypatch.setattr("sottovoce.core.noise_sources._tries", lambda size: 1 + size * 13 // 20)
+    source.gaussian_rows_(names, scarce)
+    np.testing.assert_array_equal(usual, scarce)
+
+
+@pytest.mark.parametrize("D", [100_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
+def test_what_is_released_is_a_function_of_the_real_sum(D):
     """With the same noise, gradients that differ by d steps release multiples that differ by d, rounded down or up."""
-    net, D = metropolis("path:2"), 100_000
+    net = metropolis("path:2")
     built = with_exact_noise(algorithm("dp-d-sgd", sigma=1.0, sensitivity=0.3), net)
     noise, rng, source = noise_on_grid(built, net.at(0)), np.random.default_rng(0), SecretSource()
     one = rng.uniform(-1, 1, (2, D)).astype(np.float32)

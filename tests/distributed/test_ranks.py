@@ -45,6 +45,7 @@ SETTINGS = {
     "decor": {"sigma": 1.0, "sigma_pair": 2.0}, "d-psgd": {}, "muffliato-sgd": {"sigma": 1.0, "gossip_steps": 2},
     "mf-d-sgd": {"sigma": 1.0, "correlation": "C.npz"},
 }  # fmt: skip
+ONE_SUM = ("dp-fedavg", "secure-average")
 COMPRESSED = {f"dp-csgp {spec}": {"sigma": 1.0, "compression": spec} for spec in ("rand:0.5", "gsgd:8", "top:0.2")}
 
 
@@ -54,14 +55,15 @@ def document(name, where, **sections):
     settings = COMPRESSED.get(name) or SETTINGS.get(name) or ({} if name == "d-psgd" else {"sigma": 1.0})
     if settings.get("correlation"):
         settings = {**settings, "correlation": str(CORRELATION)}
-    net = {"graph": "complete:6"} if word == "dp-fedavg" else PLACES[where]
-    if where == "directed" and word not in ("dp-csgp", "dp-fedavg"):
+    net = {"graph": "complete:6"} if word in ONE_SUM else PLACES[where]
+    if where == "directed" and word not in ("dp-csgp", *ONE_SUM):
         net = {**net, "weights": "uniform"}
     return {
         "name": "try", "noise_key": 16 * "5a", "data": {"rows": 12}, "topology": net,
         "metrics": {"every": 2, "test_rows": 20},
         "algorithm": {"name": word, **settings}, "privacy": {"attackers": "none"},
-        "training": {"rounds": 4, "batch": "cycle:2x2", "clip": "per-example", "bound": 1.0, "same_start": False},
+        "training": {"rounds": 4, "batch": "cycle:2x2", "clip": "per-example", "bound": 1.0,
+                     "same_start": word == "secure-average"},
     } | sections  # fmt: skip
 
 

@@ -16,8 +16,9 @@ import numpy as np
 from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.identity import create_identity, locked_identity
-from sottovoce.federation.joining import LEDGER, Watch, join_federation, member_number, member_table, run_folder
+from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
 from sottovoce.federation.loopback import free_ports
+from sottovoce.federation.member_folder import LEDGER, run_folder
 from sottovoce.federation.member_settings import MemberSettings
 from sottovoce.ledger.database import Database, open_ledger
 from tests.federation.federation import COLUMNS
@@ -39,7 +40,7 @@ graph = "{graph}"
 columns = "patients.columns.toml"
 
 [model]
-name = "logistic"
+{model}
 
 [algorithm]
 {algorithm}
@@ -54,7 +55,7 @@ bound = 1.0
 {privacy}
 
 [metrics]
-every = 2
+every = {every}
 """
 
 DP_D_SGD = 'name = "dp-d-sgd"\nstep_size = 0.5'
@@ -68,13 +69,15 @@ class Clinics:
 
     folder: Path
     names: tuple[str, ...] = NAMES[:3]
+    addresses: tuple[str, ...] = ()
     events: dict[str, list[tuple[str, dict]]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         (self.folder / "patients.columns.toml").write_text(COLUMNS)
         rng = np.random.default_rng(0)
-        for name, port in zip(self.names, free_ports(len(self.names)), strict=True):
-            create_identity(name, self.folder / name, address=f"127.0.0.1:{port}")
+        addresses = self.addresses or [f"127.0.0.1:{port}" for port in free_ports(len(self.names))]
+        for name, address in zip(self.names, addresses, strict=True):
+            create_identity(name, self.folder / name, address=address)
             lines = ["patient,age,ward,readmitted"]
             for number in range(ROWS + 4):
                 age, ward, again = rng.integers(20, 95), rng.choice(["east", "west"]), rng.choice(["no", "yes"])
@@ -89,12 +92,15 @@ class Clinics:
         rounds: int = 4,
         batches: str = "",
         privacy: str = "epsilon = 3.0",
+        model: str = 'name = "logistic"',
+        every: int = 2,
         out: str = "agreement.toml",
     ) -> Agreement:
         """An agreement of all of them; each call makes another one."""
         text = SETTINGS.format(
             rows="\n".join(f"{name} = {ROWS}" for name in self.names), graph=graph or f"path:{len(self.names)}",
             algorithm=algorithm, rounds=rounds, batches=batches, privacy=privacy,
+            model=model, every=every,
         )  # fmt: skip
         (self.folder / "settings.toml").write_text(text)
         files = [self.folder / f"{name}.member.toml" for name in self.names]
@@ -130,8 +136,7 @@ class Clinics:
             yield database
 
     def run_folder(self, agreement: Agreement, name: str) -> Path:
-        with locked_identity(self.folder / name) as identity:
-            return run_folder(identity.folder, agreement)
+        return run_folder(self.folder / name, agreement)
 
     def lines(self, agreement: Agreement, name: str, file: str) -> list[dict]:
         """The lines of one of a run's files."""

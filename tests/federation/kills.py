@@ -60,6 +60,7 @@ class Kills:
 
         def taken(mailbox, sender, place, payload, digest=None):
             self.seen[mailbox._rules.member, sender, place].add(digest_of(payload))
+            assert digest in (None, bytes.fromhex(digest_of(payload)))
             return take(mailbox, sender, place, payload, digest)
 
         def sending(links, place, payloads):

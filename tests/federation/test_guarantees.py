@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sottovoce.config import set_key
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.agreement import parse_agreement
 from sottovoce.federation.guarantees import agreed_guarantees, build_agreement
 from sottovoce.learning.tables import read_table
@@ -106,3 +106,10 @@ def test_fewer_rows_than_declared_are_refused(plain, tmp_path):
     table = read_table(folder / "Hill.csv", plain.data.columns)
     with pytest.raises(InputError, match="Hill: a table of 12 rows; 12 are declared"):
         build_agreement(plain, {"Hill": table})
+
+
+def test_an_algorithm_without_a_proof_meets_no_target_and_the_remedy_is_named(plain):
+    document = {**plain.document, "algorithm": {"name": "zip-dl"}}
+    document["privacy"] = {**document["privacy"], "epsilon": 4.0, "view": "everyone"}
+    with pytest.raises(Unaccountable, match=r"with zip-dl no epsilon is proven.*give algorithm\.sigma"):
+        agreed_guarantees(parse_agreement(document, "agreement.toml"))

@@ -12,7 +12,7 @@ import torch
 from sottovoce.federation.clock import MonotonicClock
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.journal import MemoryJournal
-from sottovoce.federation.link_events import Connected, Lost
+from sottovoce.federation.link_events import Connected, Left, Lost
 from sottovoce.federation.peer_transport import peer_transport
 from tests.federation import members
 from tests.federation.certificates import at_port, new_member
@@ -60,4 +60,4 @@ def test_members_over_grpc_play_the_run_of_the_simulation(tmp_path, case):
     ends, events = over_grpc(federation, tmp_path)
     np.testing.assert_allclose(ends, federation.simulated(), rtol=0, atol=0 if exact else 1e-12)
     assert federation.missed() == set()
-    assert {type(event) for event in events} <= {Connected, Lost}, "nothing was refused"
+    assert {type(event) for event in events} <= {Connected, Lost, Left}, "nothing was refused"

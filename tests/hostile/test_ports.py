@@ -32,7 +32,7 @@ OPENS = {
     "distributed/rank_store.py": "TCPStore",
     "distributed/ranks.py": "init_process_group",
     "federation/grpc_links.py": "add_secure_port",
-    "federation/rehearsal.py": "create_server",
+    "federation/loopback.py": "create_server",
 }
 """The files that open ports, and by what."""
 

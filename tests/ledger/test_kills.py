@@ -51,7 +51,7 @@ def test_kill_at_random_moments(tmp_path, kills):
     while len(ends) < kills:
         folder = Path(mkdtemp(dir=tmp_path))
         while ends[-1:] != [0] and len(ends) < kills:
-            room = int(rng.integers(30_000, 300_000)) if len(ends) % 3 == 0 else None
+            room = int(rng.integers(130_000, 500_000)) if len(ends) % 3 == 0 else None
             ends.append(play(folder, moment=int(rng.integers(1, moments // 2)), room=room))
             check(folder)
         ends = [end for end in ends if end]
@@ -62,7 +62,7 @@ def test_kill_at_random_moments(tmp_path, kills):
 
 
 def test_a_full_disk_ends_the_member(tmp_path):
-    assert play(tmp_path, room=60_000) == FULL
+    assert play(tmp_path, room=150_000) == FULL
     check(tmp_path)
     assert play(tmp_path) == 0
     check(tmp_path)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from sottovoce.core.adjacency import Adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.ledger.database import open_ledger
-from sottovoce.ledger.lineages import Budget
+from sottovoce.ledger.lineages import Budget, Stage
 from sottovoce.ledger.spending import Spending
-from sottovoce.privacy.composition import GaussianLoss, compose
+from sottovoce.privacy.composition import GaussianLoss, SampledLoss, StatedLoss, compose
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from tests.ledger.writer import planned
 
@@ -132,3 +134,100 @@ def test_no_budget_is_silly():
     for epsilon, delta in ((0.0, DELTA), (math.inf, DELTA), (math.nan, DELTA), (1.0, 0.0), (1.0, 1.0)):
         with pytest.raises(InputError, match="a budget"):
             Budget(epsilon, delta)
+
+
+# --- can a total come out too small? -------------------------------------------------------------------------------
+
+
+def test_two_runs_with_the_same_noise_are_refused_in_whatever_lineage(spending):
+    """Their messages, subtracted, have none: no composition counts that."""
+    spending.reserve(planned(run="a", noise="key"))
+    spending.reserve(planned(run="a", noise="key"))
+    spending.add_lineage("other")
+    for lineage in ("data", "other"):
+        with pytest.raises(InputError, match="its noise key was used by run try; two runs with the same noise cancel"):
+            spending.reserve(planned(run="b", noise="key"), lineage)
+    spending.reserve(planned(run="b", noise="another key"))
+    spending.reserve(planned(run="c"))
+    spending.reserve(planned(run="d"))
+
+
+def test_a_run_that_goes_on_at_another_cost_is_asked_for_it(spending):
+    """Another version may find that the same run costs more."""
+    spending.set_budget(Budget(epsilon_of(1.0, DELTA), DELTA))
+    spending.reserve(planned(mu=0.5, run="a"))
+    spending.spend("a", 3)
+    with pytest.raises(Unaccountable, match="would bring lineage data"):
+        spending.reserve(planned(mu=1.1, run="a"))
+    spending.reserve(planned(mu=0.9, run="a"))
+    found = spending.lineage("data")
+    assert (found.counted.mu, len(found.runs), found.runs[0].round) == (0.9, 1, 3)
+    assert found.spent.mu == pytest.approx(0.9 * 0.5**0.5)
+
+
+def test_a_run_resumed_again_and_again_counts_once_and_never_less_than_it_sent(spending):
+    for round in (2, 2, 5, 4, 6):
+        spending.reserve(planned(mu=1.0))
+        spending.reserve(planned(mu=1.0))
+        spending.spend("a" * 64, round)
+        spending.settle("a" * 64)
+        spending.settle("a" * 64)
+    found = spending.lineage("data")
+    assert (len(found.runs), found.counted.mu, found.runs[0].state) == (1, 1.0, "finished")
+
+
+def test_what_is_said_to_fit_fits_however_little_is_left(spending):
+    spending.set_budget(Budget(epsilon_of(1.0, DELTA), DELTA))
+    for run in range(40):
+        left = spending.lineage("data").mu_left()
+        spending.reserve(planned(mu=left, run=f"fits {run}"))
+        assert spending.lineage("data").counted.epsilon(DELTA) <= epsilon_of(1.0, DELTA)
+        spending.settle(f"fits {run}")
+        spending.reserve(planned(mu=left * 2**-0.5, run=f"half {run}"))
+
+
+def test_runs_about_users_and_about_records_together_are_about_a_record(spending):
+    """A figure for all data of a node covers one of its records; never the other way round."""
+    spending.reserve(planned(run="a", adjacency=Adjacency.USER))
+    assert spending.lineage("data").adjacency is Adjacency.USER
+    spending.reserve(planned(run="b", adjacency=Adjacency.RECORD))
+    assert spending.lineage("data").adjacency is Adjacency.RECORD
+
+
+def test_a_budget_at_another_delta_compares_at_its_own(spending):
+    loss = StatedLoss(0.5, 1e-6)
+    run = replace(planned(run="a", refundable=False), loss=loss, stages=(Stage(6, loss),))
+    spending.set_budget(Budget(10.0, 1e-7))
+    with pytest.raises(Unaccountable, match="to epsilon inf"):
+        spending.reserve(run)
+    spending.set_budget(Budget(0.5, 1e-6))
+    spending.reserve(run)
+
+
+def test_a_second_process_waits_outside(tmp_path):
+    with (
+        open_ledger(tmp_path / "ledger"),
+        pytest.raises(InputError, match="another process is at it"),
+        open_ledger(tmp_path / "ledger"),
+    ):
+        pass
+
+
+def test_a_budget_for_sampled_runs_is_compared_to_the_last_bit_too(spending):
+    sampled = SampledLoss(2.0, 0.05, 6)
+    first = replace(planned(run="a", refundable=False), loss=sampled, stages=(Stage(6, sampled),))
+    spending.reserve(first)
+    second = planned(mu=0.3, run="b")
+    needed = compose([second.loss, sampled]).epsilon(DELTA)
+    spending.set_budget(Budget(math.nextafter(needed, 0.0), DELTA))
+    with pytest.raises(Unaccountable):
+        spending.reserve(second)
+    spending.set_budget(Budget(needed, DELTA))
+    spending.reserve(second)
+    for run in ("a", "b"):
+        spending.spend(run, 1)
+        spending.settle(run)
+    losses = [sampled, GaussianLoss(0.3 * (1 / 6) ** 0.5)]
+    assert spending.lineage("data").counted.epsilon(DELTA) == compose(losses).epsilon(DELTA), (
+        "sampled gives nothing back"
+    )

@@ -6,8 +6,11 @@ import json
 import math
 
 import dp_accounting
+import mpmath
+import numpy as np
 import pytest
 from dp_accounting import pld, rdp
+from scipy import stats
 
 from sottovoce import account, algorithm, compose, metropolis, trace
 from sottovoce.core.adjacency import Change
@@ -101,3 +104,87 @@ def test_guarantees_compose_against_one_view_only():
     assert compose([everyone, everyone.of(3)]).mu == pytest.approx(2**0.5)
     with pytest.raises(InputError, match="one adversary"):
         compose([everyone, node])
+
+
+# --- can a total come out too small? -------------------------------------------------------------------------------
+
+
+def test_no_joint_mu_is_below_that_of_50_digits():
+    """From squares that vanish in float64 to those that overflow."""
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        mus = (10.0 ** rng.uniform(*rng.choice([(-8, 3), (-320, -150), (150, 300)]), rng.integers(2, 9))).tolist()
+        with mpmath.workdps(50):
+            exact = mpmath.sqrt(mpmath.fsum(mpmath.mpf(mu) ** 2 for mu in mus))
+            found = compose([GaussianLoss(mu) for mu in mus]).mu
+            assert exact <= found
+            assert found <= exact * (1 + mpmath.mpf(2) ** -50) + mpmath.mpf(2) ** -1072
+
+
+def test_joint_gaussian_losses_are_no_smaller_than_their_integral_in_50_digits():
+    rng = np.random.default_rng(1)
+    for _ in range(30):
+        mus, delta = (10.0 ** rng.uniform(-2, 1.3, 3)).tolist(), float(10.0 ** rng.uniform(-12, -2))
+        epsilon = compose([GaussianLoss(mu) for mu in mus]).epsilon(delta)
+        with mpmath.workdps(50):
+            mu, e = mpmath.sqrt(sum(mpmath.mpf(one) ** 2 for one in mus)), mpmath.mpf(epsilon)
+            true = mpmath.ncdf(-e / mu + mu / 2) - mpmath.exp(e) * mpmath.ncdf(-e / mu - mu / 2)
+            assert delta * (1 - 1e-6) < true <= delta
+
+
+def integrated_delta(epsilon, *, noise, share, mu):
+    """One Poisson release beside a Gaussian one: the sampled release integrated, the other in closed form."""
+    x, step = np.linspace(-12 * noise, 1 + 12 * noise, 400_001, retstep=True)
+    without, beside = stats.norm.pdf(x, 0, noise), stats.norm.pdf(x, 1, noise)
+    with_record = (1 - share) * without + share * beside
+    worst = 0.0
+    for one, other in ((with_record, without), (without, with_record)):
+        left = epsilon - np.log(one / other)
+        tail = stats.norm.cdf(-left / mu + mu / 2) - np.exp(left) * stats.norm.cdf(-left / mu - mu / 2)
+        worst = max(worst, float((one * tail).sum() * step))
+    return worst
+
+
+@pytest.mark.parametrize(("noise", "share", "mu"), [(1.0, 0.1, 1.0), (0.6, 0.3, 0.5), (3.0, 0.9, 2.0)])
+def test_a_poisson_release_beside_a_gaussian_one_is_no_smaller_than_its_integral(noise, share, mu):
+    joint = compose([SampledLoss(noise, share, 1), GaussianLoss(mu)])
+    for delta in (1e-3, 1e-5, 1e-8):
+        epsilon = joint.epsilon(delta)
+        assert integrated_delta(epsilon, noise=noise, share=share, mu=mu) <= delta * (1 + 1e-9)
+        assert integrated_delta(0.998 * epsilon, noise=noise, share=share, mu=mu) > delta
+
+
+def test_distributions_of_full_batches_are_no_smaller_than_the_closed_form_down_to_tiny_deltas():
+    """With a share of 1 a Poisson run is a Gaussian one. Below 1e-14 dp-accounting says infinite."""
+    for delta in (1e-5, 1e-10, 1e-14, 1e-18):
+        for rounds, noise in ((100, 20.0), (10, 1.0)):
+            found = compose([SampledLoss(noise, 1.0, rounds)]).epsilon(delta)
+            assert found >= epsilon_of(math.sqrt(rounds) / noise, delta)
+
+
+def test_deltas_add_exactly():
+    """Three deltas whose sum is larger than the one that is left, by less than float64 shows."""
+    delta = 0.6
+    parts = [0.1, 0.2, math.nextafter(0.3, 1.0)]
+    assert math.fsum(parts) <= math.nextafter(delta, 1.0)
+    assert compose([StatedLoss(1.0, part) for part in parts]).epsilon(delta) == math.inf
+    halves = [StatedLoss(1.0, delta / 2), StatedLoss(1.0, delta / 2)]
+    assert compose(halves).epsilon(delta) == pytest.approx(2.0)
+
+
+def test_the_order_of_releases_does_not_matter_to_the_last_bit():
+    losses = [POISSON, GaussianLoss(0.5), SampledLoss(1.5, 0.1, 7), GaussianLoss(0.3), StatedLoss(0.2, 1e-7)]
+    assert len({compose(one).epsilon(DELTA) for one in (losses, losses[::-1], losses[2:] + losses[:2])}) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (GaussianLoss, (-1.0,)), (GaussianLoss, (math.nan,)), (SampledLoss, (-1.0, 0.1, 5)),
+        (SampledLoss, (1.0, 0.0, 5)), (SampledLoss, (1.0, 1.1, 5)), (SampledLoss, (1.0, 0.1, -5)),
+        (SampledLoss, (math.nan, 0.1, 5)), (StatedLoss, (-1.0, 1e-5)), (StatedLoss, (1.0, -1e-5)),
+    ],
+)  # fmt: skip
+def test_what_is_no_loss_is_refused(kind, values):
+    with pytest.raises(InputError):
+        kind(*values)

@@ -187,6 +187,14 @@ def test_a_share_of_one_is_a_cycle(participation):
     assert sampled_epsilon(system, views.everyone(), share=1.0, apart=6, delta=1e-5) == pytest.approx(cyclic, rel=1e-9)
 
 
+@pytest.mark.parametrize("row", ORACLES["cyclic_poisson_eps"], ids=lambda row: f"{row['parts']}-{row['T']}")
+def test_the_central_case_is_that_of_jax_privacy(row):
+    """A batch of so many records on average, drawn from one of so many parts."""
+    share = row["batch"] * row["parts"] / row["records"]
+    found = figure(np.eye(row["T"]), row["noise"], share, row["parts"], row["delta"])
+    assert found == pytest.approx(row["eps"], rel=row["tol_rel"])
+
+
 def test_the_everyone_view_alone():
     system = trace(algorithm("mf-d-sgd", sigma=1.0, correlation=TWO_BANDS), NET, rounds=4)
     with pytest.raises(Unaccountable, match="partial view"):

@@ -33,10 +33,11 @@ from sottovoce.privacy.exact.kalman import kalman
 from sottovoce.privacy.exact.rank import exact_rank
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings, starts
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
-from sottovoce.privacy.observation import Inputs, Observation, observe
+from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, observe
 from sottovoce.privacy.reactions import open_by_steps
 from sottovoce.privacy.views import ViewKind
 from sottovoce.privacy.worst_case import worst_case
+from sottovoce.tracing.linear_system import map_equal_steps
 
 DEFLATED = 1e8
 """Largest number of entries that the hidden state may have as a map from noise where averaging, whose noise is always
@@ -60,6 +61,8 @@ def squared(observation: Observation, scheme: Participation) -> Array:
         return np.where(_reached(observation), np.inf, 0.0)
     if tells_all_noisy_gradients(observation):
         return loss_given_noisy_gradients(observation.system, observation.view, observation.victims, scheme)
+    if sees_one_fresh_sum(observation):
+        return _of_fresh_sums(observation, scheme)
     out = np.zeros(len(observation.victims))
     for group, M_VTT in in_groups(observation):
         covered = np.isfinite(M_VTT).all(axis=(1, 2))
@@ -128,6 +131,27 @@ def tells_all_noisy_gradients(observation: Observation) -> bool:
     except Unaccountable:
         return False
     return True
+
+
+def sees_one_fresh_sum(observation: Observation) -> bool:
+    """Whether all that is seen of a round is one sum of its own gradients and noise: then rounds stand alone."""
+    return observation.system.correlation is None and all(
+        not step.observed.state.nnz and step.observed.gradient.shape[0] <= 1
+        for step in dict.fromkeys(observation.steps)
+    )
+
+
+def _of_fresh_sums(observation: Observation, scheme: Participation) -> Array:
+    """mu^2 of every victim: M is diagonal, with what each sum tells."""
+
+    def told(step: ObservedStep) -> Array:
+        variance = float(step.observed.noise.power(2).sum())
+        signal = np.asarray(step.observed.gradient.power(2).sum(axis=0)).ravel()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(signal > 0, signal / variance, 0.0)
+
+    each_TV = np.array(map_equal_steps(told, [step for step in observation.steps if step.takes_gradients]))
+    return np.max([each_TV[pattern].sum(axis=0) for pattern in scheme.patterns(len(each_TV))], axis=0)
 
 
 def losses(observation: Observation) -> Array:

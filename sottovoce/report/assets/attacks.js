@@ -132,12 +132,16 @@ function drawChecks() {
       ),
     );
   else {
+    const words = "An audit proves from below how much leaks, beside what is claimed from above";
+    const member = run().member;
     const note = made(
       "p",
-      "No audit has been made of this run. An audit proves from below how much leaks, beside what is claimed from above:",
+      member
+        ? `No audit has been made of this run. ${words}. It needs everybody's rows, which nobody has here: audit a simulation of the agreement, with data that may be seen.`
+        : `No audit has been made of this run. ${words}:`,
       "missing",
     );
-    note.append(made("code", `sotto audit ${run().folder}`));
+    if (!member) note.append(made("code", `sotto audit ${run().folder}`));
     place.append(note);
   }
 }

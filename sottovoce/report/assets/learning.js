@@ -1,7 +1,12 @@
 // What was learned over rounds and bytes, and epsilon over rounds.
 
+// of a federation: whose model a page shows; null where all nodes were simulated
+const memberOf = (series) => data.runs[series.runs[0]].member;
+const modelName = (series) => (memberOf(series) ? `model of ${memberOf(series)}` : "average model");
+
 function drawLearning(id, title, xs, xTitle, words) {
   const own = chosenSeries(),
+    member = memberOf(own),
     traces = [];
   traces.push({
     type: "scatter",
@@ -21,30 +26,36 @@ function drawLearning(id, title, xs, xTitle, words) {
       x: one[xs],
       y: one.average,
       line: { color: one.colour, width: wide, dash: one.dash },
-      hovertemplate: `${safe(one.name)}<br>%{x:.4g}: %{y:.4f}<extra>average model</extra>`,
+      hovertemplate: `${safe(one.name)}<br>%{x:.4g}: %{y:.4f}<extra>${safe(modelName(one))}</extra>`,
     });
   });
   figure(id, title).draw({
     traces,
-    layout: { xaxis: { title: xTitle }, yaxis: { title: `test ${data.metric}` } },
+    layout: { xaxis: { title: xTitle }, yaxis: { title: member ? `${data.metric}, own held-out rows` : `test ${data.metric}` } },
     legend: data.series.map(lineKey),
-    caption: [
-      `${words} Lines: the average of all nodes' models on data nobody trained on (${better}). The band, of `,
-      own.name,
-      ", runs from the worst node to the best.",
-    ],
+    caption: member
+      ? [`${words} The model of `, member, `, on its own held-out rows (${better}). Other members' are not known here.`]
+      : [
+          `${words} Lines: the average of all nodes' models on data nobody trained on (${better}). The band, of `,
+          own.name,
+          ", runs from the worst node to the best.",
+        ],
     numbers: table(
       [
         xTitle,
         ...data.series.flatMap((one) => [
-          `${one.name}, average model`,
-          `${one.name}, nodes`,
+          `${one.name}, ${modelName(one)}`,
+          ...(memberOf(one) ? [] : [`${one.name}, nodes`]),
           `${one.name}, epsilon spent`,
         ]),
       ],
       own[xs].map((_, i) => [
         own[xs][i].toPrecision(4).replace(/\.?0+$/, ""),
-        ...data.series.flatMap((one) => [share(one.average[i]), share(one.mean[i]), epsilonText(one.spent[i])]),
+        ...data.series.flatMap((one) => [
+          share(one.average[i]),
+          ...(memberOf(one) ? [] : [share(one.mean[i])]),
+          epsilonText(one.spent[i]),
+        ]),
       ]),
     ),
   });
@@ -122,7 +133,7 @@ register({
       "bytes",
       `${metricName} over data sent`,
       "megabytes",
-      "megabytes sent by all nodes",
+      memberOf(chosenSeries()) ? `megabytes sent by ${memberOf(chosenSeries())}` : "megabytes sent by all nodes",
       "How good they were for what was sent.",
     ),
 });

@@ -1,0 +1,87 @@
+"""What an account says, as a table and in words."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sottovoce.cli.output import Table
+from sottovoce.privacy.rounding import round_up
+from sottovoce.privacy.views import LISTED
+
+if TYPE_CHECKING:
+    from sottovoce.privacy.accountant import Account
+    from sottovoce.privacy.guarantee import Guarantee
+
+
+POLICY_SENTENCES = {
+    "optimised": "Absorption policies of convex-training: optimised for each victim.",
+    "swept": "Absorption policies of convex-training: two sweeps for each victim, valid and a few percent above the "
+    "best at most; --optimised searches on.",
+}
+"""Which policy a figure for convex-training used."""
+
+
+def node_name(node: int | None, labels: Sequence[str] | None) -> str:
+    """A node as its user calls it."""
+    return str(node) if node is None or labels is None else f"{node} ({labels[node]})"
+
+
+def headline_words(result: "Account", best: "Guarantee", delta: float, labels: Sequence[str] | None) -> list[str]:
+    """The headline with all that it rests on."""
+    figure = f"epsilon {round_up(best.epsilon(delta))} at delta {delta:g} (mu {round_up(best.mu)})"
+    unobserved = sorted({g.victim for g in result.guarantees if g.victim is not None and not g.observed})
+    scope = "no observed node is worse off" if unobserved else "nobody is worse off"
+    if len({one.victim for one in result.guarantees}) + len(result.view.members) < result.system.n:
+        scope = "of the nodes that were asked about, none is worse off"
+    if not best.observed:
+        scope = "no observed message depends on this data, and final models are not covered"
+    lines = [f"Headline: {figure}, {best.kind}, {_whom(result, best, labels)}; {scope}."]
+    lines.append(f"It holds {result.coverage}.")
+    lines.append(f"{best.final_models.sentence}.")
+    if best.observed and unobserved:
+        named = ", ".join(node_name(node, labels) for node in unobserved[:LISTED]) + (
+            ", ..." * (len(unobserved) > LISTED)
+        )
+        lines.append(
+            f"Nothing is observed of {named}: epsilon 0 there does not cover their models, if they are published."
+        )
+    lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
+    if labels is not None:
+        lines.append(
+            f"Nodes are numbered in the order of their names: {node_name(0, labels)}, {node_name(1, labels)}, ..."
+        )
+    if result.absorption_policy is not None:
+        lines.append(POLICY_SENTENCES[result.absorption_policy.value])
+    return lines + [f"Not offered: {refusal}." for refusal in result.refusals]
+
+
+def _whom(result: "Account", best: "Guarantee", labels: Sequence[str] | None) -> str:
+    """The victims that the headline is about, and the adversary where it is not the one that was asked for."""
+    from sottovoce.privacy.covering_views import hides_in_sums
+    from sottovoce.privacy.views import ViewKind
+
+    if result.view.kind is ViewKind.ANY_COALITION:
+        members = ", ".join(node_name(member, labels) for member in best.view.members) or str(best.view)
+        return f"for node {node_name(best.victim, labels)} against the coalition that learns most: {members}"
+    if best.view != result.view:
+        known = "its own noise" if hides_in_sums(result.system) else "shared secrets"
+        return f"for node {node_name(best.victim, labels)} against {best.view}, who knows {known}"
+    worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
+    return f"for node {node_name(best.victim, labels)}" if worst == 1 else f"for each of {worst} nodes"
+
+
+def table_by_distance(result: "Account", delta: float) -> Table:
+    """Epsilon by kind and by distance from the view: least, mean and largest over victims."""
+    from sottovoce.privacy.guarantee import Kind
+
+    table = [["kind", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
+    groups: dict[tuple[str, int | None], list[Guarantee]] = {}
+    for guarantee in result.guarantees:
+        if guarantee.kind is not Kind.AS_PUBLISHED:
+            groups.setdefault((guarantee.kind, guarantee.distance), []).append(guarantee)
+    for (kind, distance), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
+        columns = []
+        for values in ([g.mu for g in found], [g.epsilon(delta) for g in found]):
+            columns += [round_up(x) for x in (min(values), sum(values) / len(values), max(values))]
+        far = ("out of reach" if found[0].view.members else "-") if distance is None else str(distance)
+        table.append([kind, far, str(len(found)), *columns])
+    return table

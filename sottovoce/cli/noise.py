@@ -1,0 +1,152 @@
+"""`sotto noise`."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from sottovoce._version import __version__
+from sottovoce.cli.app import app
+from sottovoce.cli.options import GraphSpec, Json, Part, Weights, Yes
+from sottovoce.cli.output import answer, facts, gap_shown, print_note, progress, short
+from sottovoce.errors import InputError
+from sottovoce.privacy.rounding import round_up
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sottovoce.core.topologies import Topology
+
+
+@app.command("noise")
+def noise_(
+    graph: GraphSpec,
+    participation: Part = "every",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds; K times B of the participation if left out.")
+    ] = None,
+    weights: Weights = "metropolis",
+    objective: Annotated[str, typer.Option(help="Error of: all models, the last ones, the network average.")] = "all",
+    structure: Annotated[str, typer.Option(help="dense, banded or toeplitz.")] = "dense",
+    bands: Annotated[int | None, typer.Option(min=1, help="banded, toeplitz: how many; B if left out.")] = None,
+    restart: Annotated[int | None, typer.Option(min=1, help="Fresh noise every so many rounds.")] = None,
+    view: Annotated[
+        list[str] | None, typer.Option(help="Optimise for node:A or coalition:A,B; may be repeated.")
+    ] = None,
+    gap: Annotated[float, typer.Option(help="How close to the optimum, relatively.")] = 1e-3,
+    probes: Annotated[int | None, typer.Option(min=2, help="Estimate the graph's part from random vectors.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of --probes.")] = 0,
+    sampled: Annotated[
+        float | None,
+        typer.Option(help="Batches drawn by chance with this share of a node's records: which are best, for a target."),
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="--sampled: target epsilon.")] = None,
+    delta: Annotated[float | None, typer.Option(help="--sampled: delta of the target; 1e-5 if left out.")] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write C and its figures here, as npz.")] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Noise that costs least, or with --sampled noise and batches.
+
+    Example: sotto noise --graph florentine --weights uniform --participation 4x16
+    """
+    from sottovoce.cli import terminal_plots
+    from sottovoce.core import files
+    from sottovoce.core.topologies import weigh
+    from sottovoce.matrix_factorization import cache
+    from sottovoce.matrix_factorization.factorization import factorize
+
+    if out is not None:
+        files.check_writable(out)
+    net = weigh(graph, weights)
+    if sampled is not None:
+        given = {
+            "--participation": participation != "every", "--structure": structure != "dense", "--bands": bands,
+            "--restart": restart, "--view": view, "--probes": probes,
+        }  # fmt: skip
+        _fits_sampling({name: bool(value) for name, value in given.items()}, rounds, epsilon)
+        assert rounds is not None
+        assert epsilon is not None
+        target = SampledTarget(sampled, rounds, epsilon, 1e-5 if delta is None else delta, objective, gap)
+        _sampled(net, target, cache=not no_cache, out=out, as_json=as_json)
+        return
+    if epsilon is not None or delta is not None:
+        raise InputError("a target without --sampled", "C depends on none where batches are fixed", "add --sampled")
+    with gap_shown(gap) as report:
+        found = factorize(
+            net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
+            restart=restart, view=view or None, gap=gap, probes=probes, seed=seed, cache=not no_cache, progress=report,
+        )  # fmt: skip
+    if found.refused_file is not None:
+        print_note(f"{found.refused_file} does not hold what it should; computed again.")
+    if out is not None:
+        files.write(files.check_writable(out), lambda file: cache.write(file, found))
+    document = {"graph": net.name, **found.document()}
+    shown: dict[str, object] = {key: value for key, value in document.items() if key != "for_view"}
+    if found.for_view is not None:
+        shown |= asdict(found.for_view)
+    times = f"{short(found.over_independent)} times less error than independent noise"
+    answer(
+        document,
+        as_json,
+        facts(shown),
+        f"{times}, {short(found.over_antipgd)} times less than AntiPGD, at the same privacy.",
+        f"\nC, darker for larger:\n{terminal_plots.matrix(found.C)}",
+        f"\nerror over rounds, up to {found.errors.max():.4g}:\n{terminal_plots.curve(found.errors)}",
+    )
+
+
+class SampledTarget(NamedTuple):
+    """What `--sampled` is asked about."""
+
+    share: float
+    rounds: int
+    epsilon: float
+    delta: float
+    objective: str
+    gap: float
+
+
+def _fits_sampling(given: "Mapping[str, bool]", rounds: int | None, epsilon: float | None) -> None:
+    for option, there in given.items():
+        if there:
+            raise InputError(f"{option} with --sampled", "batches and bands are chosen there", f"leave out {option}")
+    if rounds is None or epsilon is None:
+        missing = "--rounds" if rounds is None else "--epsilon"
+        raise InputError(f"--sampled without {missing}", "the best batches depend on it", f"add {missing}")
+
+
+def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path | None, as_json: bool) -> None:
+    """The trade-off between chance and correlation, number of parts by number of parts."""
+    import numpy as np
+
+    from sottovoce.core import files
+    from sottovoce.matrix_factorization.factorization import LONGEST
+    from sottovoce.matrix_factorization.sampled_noise import sampled_noise
+
+    if out is not None and target.rounds > LONGEST:
+        raise InputError(f"--out with {target.rounds} rounds", f"C of {LONGEST} is the largest file", "leave out --out")
+    with progress("numbers of parts") as tell:
+        found = sampled_noise(
+            net, rounds=target.rounds, share=target.share, epsilon=target.epsilon, delta=target.delta,
+            objective=target.objective, gap=target.gap, cache=cache, progress=tell,
+        )  # fmt: skip
+    if out is not None:
+        C = found.best.factorization.correlation.matrix(target.rounds)
+        files.write(files.check_writable(out), lambda file: np.savez(file, C=C))
+    document = {"version": __version__, "graph": net.name, "sampled": target.share, "rounds": target.rounds}
+    document |= {"epsilon": target.epsilon, "delta": target.delta, "goal": target.objective, **found.document()}
+    table = [["batches", "bands", "noise multiplier", "error", "at least"]]
+    for choice in found.tried:
+        bands = "any" if choice.share == 1 else str(choice.parts)
+        errors = [short(value / found.independent) for value in (choice.error, choice.lower_bound)]
+        table.append([choice.batches, bands, round_up(choice.noise), *errors])
+    answer(
+        document, as_json, table,
+        "Error: squared, of noise in models; Poisson batches with independent noise = 1. "
+        f"At epsilon {target.epsilon:g} and delta {target.delta:g} against everyone; one record is made to count as "
+        "nothing.",
+        f"Least error: {found.best.batches}, within {short(found.gap)} of the best of these numbers of parts.",
+    )  # fmt: skip
