@@ -2,7 +2,7 @@
 
     >>> plan = parse_batches("cycle:4x5", [50, 40])
     >>> plan.draw(7).rows.shape, plan.participation("record")
-    ((2, 10), Participation(times=4, apart=5))
+    ((2, 10), Participation(times=4, apart=5, share=1.0))
     >>> parse_batches("poisson:0.1", [50, 40]).sampling(1)
     Sampling(share=0.1, size=None, apart=1)
 
