@@ -136,7 +136,7 @@ def long(members: int = 4, rounds: int = 1000) -> None:
     """A ring over many rounds."""
     watch, _ = play(members, rounds, f"ring:{members}")
     seconds = time.monotonic() - watch.started
-    for round in (rounds // 10, rounds // 2, rounds):
+    for round in (rounds // 10, rounds // 2, rounds - 10):  # at the end they write their pages
         together, largest = watch.at(round)
         print(f"  round {round:5}: {together:7.1f} MB all together, {largest:6.1f} MB the largest member")
     print(f"{members} members, {rounds} rounds: {seconds:.0f} s; load {os.getloadavg()[0]:.1f}")

@@ -1,4 +1,8 @@
-"""The accountant at work: `python -m benchmarks.privacy [--data FOLDER]`. Every case runs in its own process."""
+"""The accountant at work: `python -m benchmarks.privacy`. Every case runs in its own process.
+
+What users call is measured by the command itself (`commands`, or `command NAME` for one of `COMMANDS`). Other cases
+are of functions inside, and say so.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,6 @@ from sottovoce import algorithm, graph, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.absorption import couple
 from sottovoce.privacy.absorption_policy import least_cost
-from sottovoce.privacy.all_pairs import all_pairs
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
@@ -45,6 +48,39 @@ def timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+FACEBOOK = f"file:{DATA / 'facebook_ego' / 'facebook_combined.txt.gz'}"
+EGO = f"file:{DATA / 'facebook_ego' / '414.edges.gz'},component=giant"
+
+COMMANDS = {
+    "facebook": f"account --graph {FACEBOOK} --rounds 50 --view node:2000 --json",
+    "hub": f"account --graph {FACEBOOK} --rounds 50 --view node:107 --json",
+    "ego": f"account --graph {EGO} --rounds 100 --view node:50 --json",
+    "pairs": f"account --graph {EGO} --rounds 100 --all-pairs --json --yes",
+    "one_pair": "account --graph regular:100000,d=10,seed=0 --rounds 30 --view node:0 --victim 7 --json",
+    "million": "account --graph regular:1000000,d=10,seed=0 --rounds 30 --view node:0 --victim 7 --json",
+}
+"""What is typed after `sotto`."""
+
+
+def command(name: str) -> None:
+    """One command from start to end: wall time, processor time and peak memory of its process."""
+    start = time.perf_counter()
+    sotto = Path(sys.executable).with_name("sotto")
+    subprocess.run([sotto, "--quiet", *COMMANDS[name].split()], check=True, stdout=subprocess.DEVNULL)
+    took, used = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(
+        f"sotto {COMMANDS[name]}\n  {took:.1f} s, {used.ru_utime + used.ru_stime:.1f} s of processor time, "
+        f"peak {used.ru_maxrss / 2**20:.2f} GB, load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
+
+
+def commands() -> None:
+    """All of them, each measured by a process of its own."""
+    for name in COMMANDS:
+        subprocess.run([sys.executable, "-m", "benchmarks.privacy", "command", name], check=True)
+
+
 def against_dense() -> None:
     """Erdos-Renyi(100, 0.2), T = 100, one node, all victims: Gram by lags against the pseudo-inverse."""
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("erdos-renyi:100,p=0.2,seed=1"), rounds=100)
@@ -59,24 +95,14 @@ def against_dense() -> None:
 
 
 def _facebook(rounds: int, which: Callable[..., int]) -> None:
-    """All victims of a node of the 4,039, worst-case direction included."""
-    net = metropolis(graph(f"file:{DATA / 'facebook_ego' / 'facebook_combined.txt.gz'}"))
+    """The exact loss of all victims of a node of the 4,039, worst-case direction included; a function inside."""
+    net = metropolis(graph(FACEBOOK))
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=rounds)
     attacker = which(net)
     observation = observe(system, views.node(attacker))
     took = timed(lambda: routes.squared(observation, parse_participation("every")))
     degree = net.graph.out_degrees[attacker]
     tell(f"Facebook, node {attacker} of degree {degree}, T={rounds}, {len(observation.victims)} victims", took)
-
-
-def facebook() -> None:
-    """A node of median degree, T = 50."""
-    _facebook(50, median_node)
-
-
-def hub() -> None:
-    """The largest hub, T = 50."""
-    _facebook(50, lambda net: int(np.argmax(net.graph.out_degrees)))
 
 
 def facebook_long() -> None:
@@ -131,46 +157,21 @@ def curve(route: str, nodes: str, degree: str, rounds: str) -> None:
     tell(f"{route}, {nodes} nodes, degree {degree}, T={rounds}", timed(actions[route]))
 
 
-def ego() -> None:
-    """Ego graph 414: T = 380 with (20, 19)-participation; absorption for T = 100."""
-    net = metropolis(graph(f"file:{DATA / 'facebook_ego' / '414.edges.gz'},component=giant"))
+def ego_long() -> None:
+    """Ego graph 414: the exact loss for T = 380 with (20, 19)-participation; a function inside."""
+    net = metropolis(graph(EGO))
     attacker = median_node(net)
-    system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=100)
-    victims = observe(system, views.node(attacker)).victims
-    took = timed(lambda: least_cost(couple(system, views.node(attacker)), victims, parse_participation("every")))
-    tell("ego 414, absorption for all victims of a node, T=100", took)
     long = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=380)
     took = timed(lambda: routes.squared(observe(long, views.node(attacker)), parse_participation("20x19")))
     tell("ego 414, exact with the semidefinite value, T=380, 20x19", took)
 
 
-def pairs() -> None:
-    """Ego graph 414, all 148 x 147 pairs, T = 100, user level."""
-    net = metropolis(graph(f"file:{DATA / 'facebook_ego' / '414.edges.gz'},component=giant"))
-    system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=100)
-    tell("ego 414, all pairs, T=100", timed(lambda: all_pairs(system, parse_participation("every"))))
-
-
-def one_pair() -> None:
-    """One pair on a 100,000-node 10-regular graph, T = 30, graph and tracing included."""
-    start = time.perf_counter()
-    net = metropolis("regular:100000,d=10,seed=0")
-    built = time.perf_counter()
-    system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=30)
-    neighbour = int(net.graph.adjacency[[0]].indices[0])
-    second = int(net.graph.adjacency[[neighbour]].indices[-1])
-    square = routes.squared(observe(system, views.node(0), victims=[second]), parse_participation("every"))[0]
-    tell(f"100,000 nodes, node {second} seen by node 0, T=30 (mu^2 {square:.4g})", time.perf_counter() - built)
-    print(f"  building the graph took {built - start:.1f} s before that")
-
-
-CASES = {
-    case.__name__: case
-    for case in (against_dense, facebook, hub, facebook_long, ego, pairs, one_pair, dense_correlation, curves)
-}
+CASES = {case.__name__: case for case in (commands, against_dense, facebook_long, ego_long, dense_correlation, curves)}
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
+    if sys.argv[1:2] == ["command"]:
+        command(sys.argv[2])
+    elif len(sys.argv) > 2:
         curve(*sys.argv[2:])
     elif len(sys.argv) > 1:
         CASES[sys.argv[1]]()

@@ -125,7 +125,8 @@ Part = Annotated[
     str,
     typer.Option(
         "--participation",
-        help="every; KxB: K times, exactly B rounds apart; or batches by chance: poisson:SHARE, fixed:SIZE.",
+        help="every; KxB: K times, exactly B rounds apart; or batches by chance: poisson:SHARE, fixed:SIZE, "
+        "cyclic-poisson:SHARExB.",
     ),
 ]
 RECORDS = "Records of each node, a public number: 80 for all, or 17,24,126 for three nodes."

@@ -66,9 +66,10 @@ def recorded_run(
     if privacy is None or _digest(privacy) != digest or privacy.get("versions") != versions():
         return None
     sigma = privacy["sigma"]
-    if not isinstance(sigma, float):
+    if sigma is None:
         return None
-    training_run = build_run_at(with_secret_noise(agreement), sigma, tables)
+    per_node = tuple(sigma) if isinstance(sigma, list) else sigma
+    training_run = build_run_at(with_secret_noise(agreement), per_node, tables)
     if public_fingerprint(agreement.experiment, training_run) != privacy.get("fingerprint"):
         return None
     return AccountedRun(training_run, privacy, None)

@@ -142,7 +142,7 @@ def sampled_noise(
         raise InputError(f"{rounds} rounds", f"batches are chosen for at most {MOST_ROUNDS:,}", "give fewer")
     mu_of(epsilon, delta)
     tried: list[SampledChoice] = []
-    numbers = list(_numbers(share, rounds))
+    numbers = list(numbers_of_parts(share, rounds))
 
     def choose(parts: int) -> None:
         target = (epsilon, delta)
@@ -198,7 +198,7 @@ def _certain(share: float) -> bool:
     return share >= 1 - WHOLE
 
 
-def _numbers(share: float, rounds: int) -> Iterator[int]:
+def numbers_of_parts(share: float, rounds: int) -> Iterator[int]:
     """Numbers of parts in question: all small ones, some larger ones, and the largest."""
     most = max(1, min(rounds, math.floor(1 / share + WHOLE)))
     parts = 1

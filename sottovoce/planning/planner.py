@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -29,12 +29,13 @@ from sottovoce.core.graphs import Graph
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise import PerNode
-from sottovoce.core.participation import Participation, parse_participation
+from sottovoce.core.participation import SAMPLED, Participation, parse_participation
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology, weigh, weights_for
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.learning.declared_records import DeclaredRecords, declare_records, draws_by_chance
+from sottovoce.matrix_factorization.sampled_noise import numbers_of_parts
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.account_settings import AccountSettings
 from sottovoce.privacy.accountant import Account, account
@@ -125,6 +126,13 @@ class Question:
     def sensitivity(self) -> PerNode:
         """How far a change of data moves a node's gradient, where gradients are clipped per example to norm one."""
         return self.declared.sensitivity
+
+    @property
+    def share(self) -> float | None:
+        """The share of Poisson batches that protect single records, where chance may count; else None."""
+        nodes = self.declared.sampled_nodes
+        by_chance = self.participation.startswith("poisson:") and nodes is not None and self.view == "everyone"
+        return nodes.samplings[0].share if by_chance and nodes is not None else None
 
     def scheme(self, rounds: int) -> Participation:
         """In which of so many rounds a change can show, whatever chance does."""
@@ -282,10 +290,29 @@ def _best(question: Question, one: _Candidate) -> Entry:
         ),
         **({} if spec.setting("sensitivity") is None else {"sensitivity": question.sensitivity}),
     }  # fmt: skip
+    if spec.setting("participation") is not None and question.share is not None:
+        return _best_batches(question, one)
     if not spec.shares_noise:
         return _entry(question, one, lambda sigma: spec.build_at(sigma, given))
     tried = [_entry(question, one, _with_secrets(spec, given, times), secrets=times) for times in PAIRED]
     return min(tried, key=lambda entry: entry.error_node or math.inf)
+
+
+def _best_batches(question: Question, one: _Candidate) -> Entry:
+    """Poisson batches dealt into parts, for an algorithm that correlates noise: the number of parts with least error.
+
+    More parts are tried until error rises twice. The entry names the batches.
+    """
+    assert question.share is not None
+    entries: list[Entry] = []
+    for parts in numbers_of_parts(question.share, min(question.rounds, *question.declared.records)):
+        batches = f"{SAMPLED}:{min(1.0, parts * question.share)!r}x{parts}"
+        found = _best(replace(question, participation=batches), one)
+        entries.append(replace(found, settings={**found.settings, "batches": batches}))
+        errors = [entry.error_node or math.inf for entry in entries]
+        if len(errors) > 2 and errors[-3] <= errors[-2] <= errors[-1]:
+            break
+    return min(entries, key=lambda entry: entry.error_node or math.inf)
 
 
 def _with_secrets(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from sottovoce.core.algorithm import sums_over_neighbours
 from sottovoce.core.arrays import given_array
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
@@ -110,10 +111,12 @@ def observe(
 ) -> Observation:
     """What `adversary` sees of `system`, as far as it concerns `victims` (None: every node that is not a member of it).
 
-    With `own`, also what its members say, which they know anyway.
+    With `own`, also what its members say, which they know anyway. Where nodes get sums over neighbours, so does it.
     """
     adversary.check(system.n)
     _check_edges(system, adversary)
+    if sums_over_neighbours(system.algorithm):
+        adversary = replace(adversary, secure_sum=True)
     if adversary.kind is ViewKind.ANY_COALITION:
         raise InputError(f"view {adversary}", "one adversary is needed here, and it stands for many", "name its nodes")
     system = published(system, adversary)

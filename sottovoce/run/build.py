@@ -11,6 +11,7 @@ import torch
 
 from sottovoce.config import DataSettings, Experiment
 from sottovoce.core.graphs import Graph
+from sottovoce.core.noise import PerNode
 from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -58,7 +59,7 @@ def build_accountant(
     )
 
 
-def build_run_at(experiment: Experiment, sigma: float, tables: Mapping[str, Table]) -> TrainingRun:
+def build_run_at(experiment: Experiment, sigma: PerNode, tables: Mapping[str, Table]) -> TrainingRun:
     """The run at a sigma that was found before, where one was to be found: nothing is traced or accounted for."""
     started = _uncalibrated(experiment, None, None, tables)
     if experiment.privacy.epsilon is None:

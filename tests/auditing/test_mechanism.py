@@ -31,6 +31,9 @@ LAW = [
 
 
 def adversaries(case: Case):
+    if case.example.name == "secure-gossip":  # nodes get sums, and nobody else anything
+        yield from (views.node(1), views.coalition(0, 2))
+        return
     yield from (views.everyone(), views.node(1))
     if case.place == "ring:5":
         yield from (views.coalition(0, 2), views.node(1, secure_sum=True), views.eavesdropper((4, 0), (2, 1)))
@@ -69,7 +72,7 @@ REACTIONS = {"any-training": -2.0, "convex-training": 1.0}
 )
 def test_audit_is_never_above_account_for_reacting_streams(case: Case):
     system = trace(case.algorithm, case.topology, rounds=ROUNDS)
-    for view in (views.everyone(), views.node(1)):
+    for view in list(adversaries(case))[:2]:
         claims = account(system, view, kinds=list(REACTIONS)).guarantees
         for claim in (g for g in claims if g.victim == VICTIM and math.isfinite(g.mu)):
             gradient = reacting(case.algorithm.step_size, REACTIONS[claim.kind])

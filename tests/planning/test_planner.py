@@ -24,6 +24,7 @@ from sottovoce import (
 from sottovoce.core.graphs import graph
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError
+from sottovoce.planning import planner
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.planning.planner import Question, candidates, plan
 from sottovoce.privacy.calibration import with_sigma
@@ -209,3 +210,15 @@ def test_more_noise_is_more_error():
     one, two = (noise_in_models(trace(with_sigma(built, sigma), net, rounds=4)) for sigma in (1.0, 2.0))
     assert two.average == pytest.approx(4 * one.average)
     assert one.node < two.node < 4 * one.node
+
+
+def test_poisson_batches_are_dealt_into_the_parts_that_suit_correlated_noise_best():
+    """Never worse than independent noise, which is one part; the entry says which batches it is about."""
+    question = Question(
+        graph=graph("complete:3"), rounds=6, epsilon=1.0, delta=1e-5, records=8, dimension=5, adjacency="record",
+        participation="poisson:0.5",
+    )  # fmt: skip
+    plain, dealt = (planner._best(question, planner._Candidate(name)) for name in ("dp-d-sgd", "mafalda"))
+    assert dealt.settings["batches"] in ("cyclic-poisson:0.5x1", "cyclic-poisson:1.0x2")
+    assert dealt.error_node <= plain.error_node * (1 + 1e-6)
+    assert dealt.epsilon(1e-5) <= 1.0
