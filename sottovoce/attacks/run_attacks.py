@@ -19,10 +19,10 @@ from sottovoce.attacks.registry import (
     names_of,
 )
 from sottovoce.config import Document
+from sottovoce.core.auditor_key import is_signed, sign
 from sottovoce.core.files import write_text
 from sottovoce.core.threads import threads
 from sottovoce.errors import InputError
-from sottovoce.run.auditor_key import is_signed, sign
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.private_facts import read_private_facts

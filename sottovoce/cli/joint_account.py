@@ -32,7 +32,8 @@ def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_js
     if len(runs) == 1 and setting.view != "everyone":
         _answer_for_view(runs[0], setting, data, as_json)
         return
-    found = joint_account(runs, setting.delta)
+    with show_elapsed("guarantees"):
+        found = joint_account(runs, setting.delta, data=data)
     figures = _asked(found, setting.view)
     document = {
         "version": __version__, "runs": [str(folder) for folder in found.folders], "delta": setting.delta,

@@ -1,7 +1,7 @@
 """`sotto account` and `sotto calibrate`."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -71,6 +71,11 @@ def account_(
     from sottovoce.privacy.accountant import account
 
     if runs:
+        _only_of_graphs({
+            "--sigma": sigma != 1.0, "--kind": bool(kind), "--optimised": optimised, "--published": published,
+            "--lipschitz": lipschitz is not None, "--all-pairs": all_pairs, "--sample": sample is not None,
+            "--out": out is not None,
+        })  # fmt: skip
         answer_for_runs(runs, setting, data, as_json)
         return
     if data is not None:
@@ -171,6 +176,12 @@ def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bo
         for option, there in given.items():
             if there:
                 raise InputError(f"{option} with --all-pairs", "that is about every node, fixed streams", "drop one")
+
+
+def _only_of_graphs(given: Mapping[str, bool]) -> None:
+    """Refuse options that figures of runs would not follow."""
+    for option in (name for name, there in given.items() if there):
+        raise InputError(f"{option} with runs", "runs have settings of their own", "keep --view and --delta")
 
 
 def _only_of_pairs(all_pairs: bool, sample: int | None, out: Path | None) -> None:

@@ -13,6 +13,9 @@ from sottovoce.errors import InputError
 LONGEST = 10**9
 """More rounds than any run has."""
 
+LEAST_SHARE = 1e-9
+"""A node with ten million records that draws a smaller share of them draws none in a hundred rounds."""
+
 SAMPLED = "cyclic-poisson"
 """Records are dealt into B parts, and each record of the next part is drawn with probability SHARE."""
 
@@ -111,9 +114,9 @@ def parse_cyclic_poisson(spec: str) -> tuple[float, int]:
         share = float(found[1]) if found else 0.0
     except ValueError:
         share = 0.0
-    if found is None or not 0 < share <= 1:
+    if found is None or not LEAST_SHARE <= share <= 1:
         raise InputError(
-            f"{spec:.60}", f"it is {SAMPLED}:SHARExB, with SHARE in (0, 1] and a number B of parts",
+            f"{spec:.60}", f"it is {SAMPLED}:SHARExB, with SHARE from {LEAST_SHARE:g} to 1 and a number B of parts",
             f"write {SAMPLED}:0.2x4, say",
         )  # fmt: skip
     return share, int(found[2])

@@ -2,7 +2,7 @@
 
     >>> plan = parse_batches("cycle:4x5", [50, 40])
     >>> plan.draw(7).rows.shape, plan.participation("record")
-    ((2, 10), Participation(times=4, apart=5))
+    ((2, 10), Participation(times=4, apart=5, share=1.0))
     >>> parse_batches("poisson:0.1", [50, 40]).sampling(1)
     Sampling(share=0.1, size=None, apart=1)
 
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.participation import SAMPLED, Participation, parse_cyclic_poisson
+from sottovoce.core.participation import LEAST_SHARE, SAMPLED, Participation, parse_cyclic_poisson
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sampling import Sampling
 from sottovoce.errors import InputError
@@ -246,7 +246,7 @@ def parse_batches(
         return Batches(shards=held, key=key)
     if kind == "cycle" and (found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", setting)):
         return Cycle(shards=held, key=key, times=int(found[1]), apart=int(found[2]))
-    if kind == "poisson" and re.fullmatch(r"[\d.eE+-]+", setting) and 0 < (share := _number(setting)) <= 1:
+    if kind == "poisson" and re.fullmatch(r"[\d.eE+-]+", setting) and LEAST_SHARE <= (share := _number(setting)) <= 1:
         return Poisson(shards=held, key=key, share=share)
     if kind == SAMPLED:
         share, apart = parse_cyclic_poisson(spec)
@@ -255,7 +255,7 @@ def parse_batches(
         return FixedSize(shards=held, key=key, size=int(setting))
     raise InputError(
         f"batches {spec!r}",
-        f"known: full, cycle:KxB, poisson:SHARE (at most 1), {SAMPLED}:SHARExB, fixed:SIZE",
+        f"known: full, cycle:KxB, poisson:SHARE ({LEAST_SHARE:g} to 1), {SAMPLED}:SHARExB, fixed:SIZE",
         "see docs/models.md",
     )
 

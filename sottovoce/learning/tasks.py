@@ -9,7 +9,7 @@
     Task(digits on 16 nodes, Model('softmax', 650 parameters, cross-entropy))
     >>> gradient = job.gradients("cycle:10x5", "per-example", 1.0)
     >>> round(gradient.sensitivity(), 6), gradient.participation()
-    (0.11236, Participation(times=10, apart=5))
+    (0.11236, Participation(times=10, apart=5, share=1.0))
 
 `gradient` is what the loop calls; it also tells the accountant how much and how often a record counts.
 

@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from sottovoce.config import LONGEST_KEY
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.ledger.database import Database, Entry
 from sottovoce.ledger.lineages import Budget, Lineage, PlannedRun, RunSpending
 from sottovoce.privacy.composition import Loss, compose
+from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.rounding import round_up
 
 DEFAULT = "data"
@@ -56,14 +58,17 @@ class Spending:
 
     def add_lineage(self, name: str) -> None:
         """Declare data about people of whom none are in another lineage."""
-        if not name.isprintable() or not name.strip():
-            raise InputError(f"lineage {name!r}", "a lineage has a name", "give letters and digits")
+        if not name.isprintable() or not name.strip() or len(name) > LONGEST_KEY:
+            raise InputError(
+                f"lineage {name!r:.60}", f"its name has 1 to {LONGEST_KEY} characters", "give letters and digits"
+            )
         if name not in {one.name for one in self.lineages()}:
             with self.database.transaction():
                 self.database.add(LINEAGE, name, {})
 
     def set_budget(self, budget: Budget, lineage: str = DEFAULT) -> None:
         """What all runs on a lineage may cost together, from now on."""
+        mu_of(budget.epsilon, budget.delta)
         if self.lineage(lineage).budget != budget:
             with self.database.transaction():
                 self.database.add(BUDGET, lineage, {"epsilon": budget.epsilon, "delta": budget.delta})

@@ -10,8 +10,8 @@ Equality holds at the optimum, where G is zero in the band but for its diagonal.
 
     >>> from sottovoce.core.topologies import metropolis
     >>> found = banded_columns(metropolis("ring:8"), rounds=400, bands=3)
-    >>> round(found.independent / found.objective, 2), found.gap < 0.01
-    (2.35, True)
+    >>> round(float(found.independent / found.objective), 2), bool(found.gap < 0.01)
+    (2.71, True)
 """
 
 from __future__ import annotations

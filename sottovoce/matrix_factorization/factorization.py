@@ -156,6 +156,9 @@ def factorize_by_class(topology: Topology, labels: Sequence[int], **settings: An
     return ByClass(classes, tuple(parts), shared)
 
 
+MOST_PROBES = 10**6
+"""Their error falls with the root of their number: more say no more."""
+
 LONGEST = 6000
 """Rounds of a C: its square in numbers, a dozen times over, must fit in memory."""
 
@@ -204,6 +207,8 @@ def _settings(
         bands = min(bands, rounds)
     if probes is not None:
         _whole("probes", probes, 2)
+        if probes > MOST_PROBES:
+            raise InputError(f"{probes} probes", f"at most {MOST_PROBES:,} are drawn", "give fewer")
     _whole("seed", seed, 0)
     return _Settings(
         scheme=scheme, rounds=int(rounds), objective=objective, structure=structure, bands=bands, restart=restart,

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sottovoce.core.json_numbers import JSON
-from sottovoce.core.participation import SAMPLED, Participation
+from sottovoce.core.participation import LEAST_SHARE, SAMPLED, Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.matrix_factorization.banded_columns import BandedColumns, banded_columns, modes_of
@@ -37,6 +37,9 @@ RISING = 3
 
 DENSE = 1500
 """Up to so many rounds a cycle gets the best C of all; beyond that the best with as many bands as it has parts."""
+
+MOST_ROUNDS = 10**7
+"""Each number of parts takes time and memory in proportion to rounds."""
 
 WHOLE = 1e-9
 """So far a share may be from one by rounding."""
@@ -131,8 +134,12 @@ def sampled_noise(
     choice has a certificate; larger numbers of parts are left out once error only rises. Minimises
     `noise(B)^2 trace((C^T C)^-1 H)` over B and C of B bands with columns of norm 1.
     """
-    if not 0 < share <= 1:
-        raise InputError(f"share {share}", "it lies in (0, 1]", "give the batch size over the number of records")
+    if not LEAST_SHARE <= share <= 1:
+        raise InputError(
+            f"share {share}", f"it lies between {LEAST_SHARE:g} and 1", "give the batch size over the number of records"
+        )
+    if rounds > MOST_ROUNDS:
+        raise InputError(f"{rounds} rounds", f"batches are chosen for at most {MOST_ROUNDS:,}", "give fewer")
     mu_of(epsilon, delta)
     tried: list[SampledChoice] = []
     numbers = list(numbers_of_parts(share, rounds))

@@ -1,7 +1,8 @@
 """All pairs: what every node learns about every other, one attacker at a time, resumable.
 
 A store is a text file with one line per attacker, written as soon as it is done. Its first line says what it belongs
-to; figures of another system are never mixed in.
+to; figures of another system are never mixed in. Every other line is signed by the user's own key: one that was edited,
+or that somebody else made, is computed anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TypedDict, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.auditor_key import is_signed, sign
 from sottovoce.core.files import check_writable, explaining, write_text
 from sottovoce.core.json_numbers import JSON, from_json, is_number, to_json
 from sottovoce.core.limits import Cost
@@ -73,7 +75,7 @@ def all_pairs(
         for number, (attacker, found) in enumerate(zip(who, pool.map(row, who), strict=True)):
             out[number] = found
             if store is not None and attacker not in done:
-                _append(store, {"attacker": attacker, "mu": [to_json(mu) for mu in found.tolist()]})
+                _append(store, _signed_row(title, attacker, found))
             if progress is not None:
                 progress(number + 1, len(who))
     return out
@@ -99,6 +101,7 @@ class _Row(TypedDict):
 
     attacker: int
     mu: list[float | str]
+    signature: str
 
 
 def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dict[str, JSON]:
@@ -133,7 +136,7 @@ def _stored(store: Path, title: dict[str, JSON], n: int) -> Iterator[tuple[int, 
         return
     _same(store, _read(lines[0]), title)
     rows = [_read(line) for line in lines[1:]]
-    valid = [row for row in rows if _is_row(row, n)]
+    valid = [row for row in rows if _is_row(row, n) and is_signed(_content(title, row), row["signature"])]
     if len(valid) < len(rows):
         write_text(store, "".join(json.dumps(row) + "\n" for row in (title, *valid)))
     for row in valid:
@@ -157,10 +160,22 @@ def _same(store: Path, found: object, title: dict[str, JSON]) -> None:
 
 
 def _is_row(row: object, n: int) -> TypeGuard[_Row]:
-    if not isinstance(row, dict) or not isinstance(row.get("attacker"), int) or not 0 <= row["attacker"] < n:
+    if not isinstance(row, dict) or not isinstance(row.get("signature"), str):
+        return False
+    if not isinstance(row.get("attacker"), int) or not 0 <= row["attacker"] < n:
         return False
     values = row.get("mu")
     return isinstance(values, list) and len(values) == n and all(is_number(value) for value in values)
+
+
+def _signed_row(title: Mapping[str, JSON], attacker: int, found: NDArray[np.float64]) -> dict[str, JSON]:
+    row: dict[str, JSON] = {"attacker": attacker, "mu": [to_json(mu) for mu in found.tolist()]}
+    return row | {"signature": sign(_content(title, row))}
+
+
+def _content(title: Mapping[str, JSON], row: Mapping[str, object]) -> bytes:
+    """What is signed: a row, and what it belongs to."""
+    return f"all pairs {json.dumps([title, row['attacker'], row['mu']])}".encode()
 
 
 def _read(line: str) -> object:

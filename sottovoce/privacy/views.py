@@ -219,10 +219,12 @@ def node_number(name: str, labels: Sequence[str] | None = None) -> int:
     ...
     sottovoce.errors.InputError: there is no node called 'Mercy' in this graph; its nodes are: Charite, Hill; ...
     """
-    if name.isdecimal():
+    if name.isdecimal() and len(name) <= LONGEST_COUNT:
         return int(name)
     if not labels:
-        raise InputError(f"there is no node called {name!r} in this graph", "its nodes are numbers from 0", "give one")
+        raise InputError(
+            f"there is no node called {name!r:.60} in this graph", "its nodes are numbers from 0", "give one"
+        )
     if name not in labels:
         known = ", ".join(labels[:LISTED]) + (", ..." if len(labels) > LISTED else "")
         raise InputError(

@@ -9,6 +9,8 @@ import json
 from pathlib import Path
 
 from sottovoce.config import Document, Experiment
+from sottovoce.learning.table_data import OF_ITS_OWN
+from sottovoce.learning.tables import Table
 from sottovoce.run.build import build_accountant
 from sottovoce.run.claim_consistency import first_differences
 from sottovoce.run.fingerprint import public_fingerprint
@@ -43,6 +45,14 @@ def stored_headline_unlike_settings(folder: Path, experiment: Experiment, data: 
     if stated.get("fingerprint") != public_fingerprint(experiment, accountant.training_run):
         found.append("privacy.json: its fingerprint is not that of these settings, this graph and this version")
     return found
+
+
+def stored_figures_unlike_settings(folder: Path, experiment: Experiment, data: Path | None) -> list[str]:
+    """Where any figure of a run's folder, finished or not, differs from what its settings and its graph give."""
+    files = RunFiles(folder)
+    tables: dict[str, Table] | None = {} if experiment.data.name == OF_ITS_OWN else None
+    accountant = build_accountant(buildable(experiment, data), data, recorded_graph(files, experiment), tables=tables)
+    return _differences(files.document(files.privacy) or {}, _report(accountant, experiment).document())
 
 
 def _report(

@@ -16,7 +16,10 @@ from sottovoce.privacy.assumptions import Assumption
 from sottovoce.privacy.composition import Composition, GaussianLoss, Loss, compose
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View
+from sottovoce.run.claim_consistency import contradictions
+from sottovoce.run.claim_recomputation import stored_figures_unlike_settings
 from sottovoce.run.layout import RunFiles
+from sottovoce.run.noise_key_file import noise_check
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import damaged_run
 
@@ -78,9 +81,16 @@ class _Run:
         return data, self.experiment.seed if data.seed is None else None, self.experiment.topology.graph
 
 
-def joint_account(folders: Sequence[Path], delta: float) -> JointAccount:
-    """Account for runs together, finished or not: of each, what its planned end costs."""
+def joint_account(folders: Sequence[Path], delta: float, *, data: Path | None = None) -> JointAccount:
+    """Account for runs together, finished or not: of each, what its planned end costs.
+
+    Figures that the settings of a run do not give are refused, and so are runs that drew the same noise. `data` has
+    files that settings name.
+    """
     runs = [_read(folder) for folder in dict.fromkeys(folders)]
+    _require_own_noise(runs)
+    for run in runs:
+        _require_true_figures(run, data)
     same = len({repr(run.nodes) for run in runs}) == 1
     everyone = _joint(views.everyone(), [run.headline for run in runs])
     others = list(_of_views(runs)) if same else []
@@ -107,6 +117,27 @@ def _of_views(runs: Sequence[_Run]) -> Iterator[JointFigure]:
         found = [pair for run in runs if (pair := run.against(view)) is not None]
         if len(found) == len(runs):
             yield _joint(view, found)
+
+
+def _require_true_figures(run: _Run, data: Path | None) -> None:
+    found = contradictions(run.experiment, run.privacy)
+    found = found or stored_figures_unlike_settings(run.folder, run.experiment, data)
+    if found:
+        raise InputError(
+            f"{run.folder}: {found[0]}", "guarantees follow from the settings", "restore the file, or leave the run out"
+        )
+
+
+def _require_own_noise(runs: Sequence[_Run]) -> None:
+    """Refuse two runs with one noise key: what both sent, subtracted, has no noise. A copy of a run tells nothing."""
+    seen: dict[str, _Run] = {}
+    for run in runs:
+        key = noise_check(RunFiles(run.folder), run.experiment)
+        other = run if key is None else seen.setdefault(key, run)
+        if other.experiment != run.experiment:
+            raise Unaccountable(
+                f"{run.folder}: its noise key is that of {other.folder}, and two runs with the same noise cancel it"
+            )
 
 
 def _covers_everyone(runs: Sequence[_Run]) -> bool:

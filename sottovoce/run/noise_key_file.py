@@ -84,6 +84,12 @@ def read_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) ->
     return _run_key(key.hexadecimal, experiment)
 
 
+def noise_check(files: RunFiles, experiment: Experiment) -> str | None:
+    """What two runs with the same noise have in common; None where the folder holds no key."""
+    found = None if experiment.noise == "secret" else files.document(files.noise_key)
+    return None if found is None else _run_key(found["noise_key"], experiment).check
+
+
 def _wrong_key(files: RunFiles, what: str) -> InputError:
     return InputError(
         f"{files.noise_key}: {what}", "noise is drawn once, from one key",

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.config import RecordingSettings
+from sottovoce.core.auditor_key import is_signed, sign
 from sottovoce.core.files import Arrays, check_no_link, read_checked_npz, write_bytes, write_npz, write_text
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.noise_key import NoiseKey
@@ -26,7 +27,6 @@ from sottovoce.core.threads import WORKERS, threads
 from sottovoce.errors import InputError
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.regular_files import read_bytes
-from sottovoce.run.auditor_key import is_signed, sign
 from sottovoce.run.callbacks import Note, Progress
 from sottovoce.run.finished_run import FinishedRun, open_run
 from sottovoce.run.lock import make_folder

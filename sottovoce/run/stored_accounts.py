@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sottovoce._version import __version__
 from sottovoce.config import Document
+from sottovoce.core.auditor_key import is_signed, sign, state_folder
 from sottovoce.core.files import make_private_folder, open_to_append
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import JSON, from_json, to_json
@@ -26,7 +27,6 @@ from sottovoce.privacy.covering_views import coverage
 from sottovoce.privacy.guarantee import Guarantee, Kind, TrainingProof
 from sottovoce.privacy.views import View, read_view
 from sottovoce.regular_files import read_bytes
-from sottovoce.run.auditor_key import is_signed, sign, state_folder
 from sottovoce.text import parse_json
 from sottovoce.tracing.linear_system import LinearSystem
 

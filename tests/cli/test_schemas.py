@@ -165,6 +165,7 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
                 "member",
                 "rmse",
                 "for_view",
+                "run",
                 "wire_bytes",
                 "attacks",
                 "signature",

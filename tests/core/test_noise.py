@@ -170,10 +170,6 @@ BAD = {
         ),
         "two noises from sources of kind 'node'; they would draw the same numbers",
     ),
-    "secure sum on a ring": (
-        lambda: trace(replace(algorithm("dp-d-sgd", sigma=1.0), secure_sum=True), metropolis("ring:5"), rounds=1),
-        "dp-d-sgd with secure_sum on 'row-stochastic' weights",
-    ),
     "correlated once": (
         lambda: trace(
             replace(algorithm("muffliato", sigma=1.0), noise=Temporal(1.0, Differences())),

@@ -140,6 +140,8 @@ RUNS: dict[str, Document] = {
     "dp-fedavg": {
         "algorithm": _algorithm("dp-fedavg", sigma=1.5), "topology": {"graph": "complete:5"}, "record": ALL_MESSAGES,
     },
+    "secure-average": {"algorithm": _algorithm("secure-average", sigma=1.5), "topology": {"graph": "complete:5"}},
+    "secure-gossip": {"algorithm": _algorithm("secure-gossip", sigma=1.5)},
     "rss-nb": {"algorithm": _algorithm("rss-nb", sigma=1.5), "record": ALL_MESSAGES},
     "rss-lb": {"algorithm": _algorithm("rss-lb", sigma=1.5), "topology": RANDOM},
 }  # fmt: skip
@@ -220,6 +222,8 @@ PLAIN = {
     "mafalda": "ring:6",
     "decor --sigma-pair 4": "ring:6",
     "dp-fedavg": "complete:5",
+    "secure-average": "complete:5",
+    "secure-gossip": "ring:6",
     "rss-nb": "ring:6",
     "rss-lb": "ring:6",
 }

@@ -96,12 +96,14 @@ def test_a_command_on_a_disk_that_fills_up_at_any_write_keeps_what_was_there(lin
     shutil.copytree(trained(tomllib.loads(SETTINGS)), "done")
     for name in ("page.html", "c.npz"):
         Path(name).write_text("before")
-    disk.leave_room_for(None)
-    code, _, err = sotto(line)
-    assert code == 0, err
-    writes, pairs = disk.writes, Path("pairs.jsonl")
+    pairs = Path("pairs.jsonl")
+    for _ in range(2):  # the first time a key of the user's own is made, too
+        disk.leave_room_for(None)
+        code, _, err = sotto(line)
+        assert code == 0, err
+        pairs.unlink(missing_ok=True)
+    writes = disk.writes
     assert writes >= 3
-    pairs.unlink(missing_ok=True)
     for name in ("page.html", "c.npz"):
         Path(name).write_text("before")
     for room in range(writes):

@@ -67,6 +67,7 @@ def test_strangers_at_the_store_of_torchrun():
     assert sorted(outcomes) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
+@pytest.mark.slow
 def test_strangers_at_the_ports_of_ranks():
     """Each rank has one, of gloo, on the interface that GLOO_SOCKET_IFNAME names."""
     pool = Pool(2)

@@ -17,9 +17,9 @@ import pytest
 
 from sottovoce import InputError
 from sottovoce.config import parse_experiment
+from sottovoce.core.auditor_key import state_folder
 from sottovoce.core.files import read_checked_npz, write_npz
 from sottovoce.distributed import launch
-from sottovoce.run.auditor_key import state_folder
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.layout import FILES, Audience
 from sottovoce.schemas import schema

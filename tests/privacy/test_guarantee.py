@@ -24,6 +24,7 @@ PLACES = {
     "statistics": "which classes there are",
     "source": "a paper",
     "step": "0.0625",
+    "extra": "0.001 %",
 }
 RING = metropolis("ring:4")
 DECOR, PLAIN = algorithm("decor", sigma=1.0, sigma_pair=1.0), algorithm("dp-d-sgd", sigma=1.0)

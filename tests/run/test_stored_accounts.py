@@ -7,9 +7,9 @@ import json
 import pytest
 
 from sottovoce.config import parse_experiment
+from sottovoce.core.auditor_key import state_folder
 from sottovoce.privacy.accountant import account
 from sottovoce.run import run_accountant, stored_accounts
-from sottovoce.run.auditor_key import state_folder
 from sottovoce.run.execute import run_experiment
 
 DOCUMENT = {

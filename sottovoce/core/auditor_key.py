@@ -40,7 +40,7 @@ def sign(content: bytes) -> str:
 
 def is_signed(content: bytes, signature: str) -> bool:
     """Whether this user's key made the signature."""
-    return hmac.compare_digest(sign(content).encode(), signature.encode())
+    return hmac.compare_digest(sign(content).encode(), signature.encode(errors="replace"))
 
 
 @cache
