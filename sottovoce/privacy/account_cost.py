@@ -130,7 +130,8 @@ def _only_local_noise(system: LinearSystem) -> bool:
 def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation) -> Cost:
     """The exact loss, by the route that `exact.routes` takes, and the worst change of every victim."""
     T, steps = system.rounds, dict.fromkeys(system.steps)
-    P, S = max(_seen(step, view) for step in steps), max(step.noise_size for step in steps)
+    seen = _surprising if len(steps) == 1 and _is_coupled(system, view) else _seen
+    P, S = max(seen(step, view) for step in steps), max(step.noise_size for step in steps)
     X, links = max(step.state_size for step in steps), max(map(_links, steps))
     R = float(T * P) + (system.n if view.final_models is FinalModels.ALL else 1)
     if R <= GRAM_ROWS:
@@ -152,6 +153,21 @@ def _seen(step: StepMatrices, view: View) -> int:
         else:
             count += len(view.edges) if view.kind is ViewKind.EAVESDROPPER else sent.rows.shape[0]
     return count
+
+
+def _surprising(step: StepMatrices, view: View) -> int:
+    """About how many messages are left when what follows from earlier ones is taken off (`exact.elimination`).
+
+    What a node says follows from what all its neighbours said before, up to its own step: those are left that hear
+    somebody whom the adversary does not.
+    """
+    if len(step.mixings) > 1 or view.secure_sum:
+        return _seen(step, view)
+    weights, members = step.mixings[0].weights, np.asarray(view.members, dtype=np.intp)
+    heard = np.unique(weights[members].indices)
+    unheard = np.ones(step.mixings[0].n)
+    unheard[heard] = unheard[members] = 0.0
+    return int(np.count_nonzero(abs(weights[heard]) @ unheard))
 
 
 def _links(step: StepMatrices) -> int:

@@ -116,3 +116,10 @@ def test_the_estimate_of_noise_on_messages_counts_its_entries():
     for term in noise:
         assert term.matrix.whole().nnz <= term.matrix.entries <= term.matrix.whole().nnz + term.matrix.plain.nnz
     assert trace_cost(algorithm("zip-dl", sigma=1.0), net, rounds=3).memory > 12**3 * 200
+
+
+def test_the_estimate_of_a_hub_counts_what_is_left_when_known_messages_are_taken_off():
+    """A star's hub hears all leaves, and a leaf says nothing that does not follow from what was said before."""
+    star = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("star:400"), rounds=60)
+    hub, leaf = (account_cost(star, parse_view(f"node:{node}"), KINDS[2:], Participation()) for node in (0, 1))
+    assert hub.seconds < 2 * leaf.seconds
