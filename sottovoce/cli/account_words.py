@@ -12,12 +12,11 @@ if TYPE_CHECKING:
     from sottovoce.privacy.guarantee import Guarantee
 
 
-POLICY_SENTENCES = {
-    "optimised": "Absorption policies of convex-training: optimised for each victim.",
-    "swept": "Absorption policies of convex-training: two sweeps for each victim, valid and a few percent above the "
-    "best at most; --optimised searches on.",
-}
-"""Which policy a figure for convex-training used."""
+SWEPT = (
+    "Absorption policies of convex-training: two sweeps for each victim, valid and a few percent above the best at "
+    "most; --optimised searches on."
+)
+"""For answers whose policies were not searched for to the end."""
 
 
 def node_name(node: int | None, labels: Sequence[str] | None) -> str:
@@ -49,8 +48,8 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
         lines.append(
             f"Nodes are numbered in the order of their names: {node_name(0, labels)}, {node_name(1, labels)}, ..."
         )
-    if result.absorption_policy is not None:
-        lines.append(POLICY_SENTENCES[result.absorption_policy.value])
+    if result.absorption_policy == "swept":
+        lines.append(SWEPT)
     return lines + [f"Not offered: {refusal}." for refusal in result.refusals]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.core import limits
-from sottovoce.privacy import account_estimate, kind_bounds
+from sottovoce.privacy import account_cost, account_estimate, kind_bounds
 
 LINE = "account --graph ring:8 --rounds 4 --view node:0"
 
@@ -30,9 +30,13 @@ def test_kinds_that_prove_nothing_by_themselves_are_shown_without_a_headline(sot
     assert "Headline: epsilon" in sotto(LINE, "--kind", "convex-training", "--convex")[1]
 
 
-def test_the_answer_says_which_absorption_policy_was_used(sotto):
+def test_the_answer_says_which_absorption_policy_was_used(sotto, monkeypatch):
     assert json.loads(sotto(LINE, "--json")[1])["absorption_policy"] == "optimised"
-    assert "Absorption policies of convex-training: optimised" in sotto(LINE)[1]
+    assert "Absorption policies" not in sotto(LINE)[1]
+    monkeypatch.setattr(account_cost, "OPTIMISED_SECONDS", 0.0)
+    assert json.loads(sotto(LINE, "--json")[1])["absorption_policy"] == "swept"
+    assert "Absorption policies of convex-training: two sweeps" in sotto(LINE)[1]
+    assert json.loads(sotto(LINE, "--json", "--optimised")[1])["absorption_policy"] == "optimised"
     assert json.loads(sotto(LINE, "--kind", "any-training", "--json")[1])["absorption_policy"] is None
 
 
