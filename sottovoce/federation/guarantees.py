@@ -9,6 +9,7 @@ from functools import cached_property
 from sottovoce.config import Document, Experiment
 from sottovoce.errors import Unaccountable
 from sottovoce.federation.agreement import Agreement
+from sottovoce.federation.link_rules import require_no_sums
 from sottovoce.learning.tables import Table
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.report.wording import headline_sentence
@@ -62,6 +63,7 @@ def agreed_guarantees(agreement: Agreement) -> AgreedGuarantees:
         if agreement.privacy.epsilon is None:
             raise
         raise _no_noise_meets_the_target(agreement, refusal) from refusal
+    require_no_sums(accountant.training_run.algorithm)
     report = report_wanted(accountant, agreement.experiment)
     return AgreedGuarantees(report.document(), agreement.names)
 

@@ -40,6 +40,16 @@ def why_all_are_needed(algorithm: Algorithm, mixing: Mixing) -> str | None:
     return None
 
 
+def require_no_sums(algorithm: Algorithm) -> None:
+    """Refuse an algorithm whose guarantees count on secure sums, which members do not have."""
+    if algorithm.secure_sum:
+        raise InputError(
+            f"{algorithm.name} with secure_sum in a federation",
+            "messages between members are not masked, so that single ones would be seen",
+            "use an algorithm without secure_sum, or simulate it with sotto run",
+        )
+
+
 def link_rules(
     agreement: bytes,
     algorithm: Algorithm,
@@ -58,12 +68,7 @@ def link_rules(
             "its members have the same neighbours in every round",
             "use a fixed graph",
         )
-    if algorithm.secure_sum:
-        raise InputError(
-            f"{algorithm.name} with secure_sum in a federation",
-            "messages between members are not masked, so that single ones would be seen",
-            "use an algorithm without secure_sum, or simulate it with sotto run",
-        )
+    require_no_sums(algorithm)
     sender, receiver, _ = topology.at(0).edges
     others = sender != receiver
     return LinkRules(

@@ -113,3 +113,10 @@ def test_an_algorithm_without_a_proof_meets_no_target_and_the_remedy_is_named(pl
     document["privacy"] = {**document["privacy"], "epsilon": 4.0, "view": "everyone"}
     with pytest.raises(Unaccountable, match=r"with zip-dl no epsilon is proven.*give algorithm\.sigma"):
         agreed_guarantees(parse_agreement(document, "agreement.toml"))
+
+
+def test_no_guarantee_counts_on_sums_that_members_do_not_have(plain):
+    triangle = {"topology.graph": "edges:Hill--Mercy,Hill--North,Mercy--North", "training.rounds": 2}
+    agreement = varied(plain, {**FIXED, **triangle, "algorithm.name": "secure-gossip"})
+    with pytest.raises(InputError, match="messages between members are not masked"):
+        agreed_guarantees(agreement)
