@@ -149,8 +149,22 @@ def _taking_part(pattern: NDArray[np.intp], rounds: int) -> NDArray[np.bool_]:
 
 
 def _solve(block: Block, policy: Policy, start: list[Array] | None) -> Array:
-    """The least cost found for some victims who take part in some rounds."""
-    steps, best = block.steps, block.at_once()
+    """The least cost found for some victims who take part in some rounds, rounded up."""
+    at_once = block.at_once()
+    return np.minimum(_rounded_up(_search(block, policy, start, at_once)), at_once)
+
+
+def _rounded_up(cost: Array) -> Array:
+    """The next multiple of 2^-40 of its power of two: the last bits of a search depend on where arrays are in memory,
+    and figures must be repeatable.
+    """
+    mantissa, exponent = np.frexp(cost)
+    return np.asarray(np.ldexp(np.ceil(mantissa * 2.0**40) / 2.0**40, exponent))
+
+
+def _search(block: Block, policy: Policy, start: list[Array] | None, at_once: Array) -> Array:
+    """The least cost of the policies on the way, none of which is above that of absorbing at once."""
+    steps, best = block.steps, at_once
     now = block.follow(_only_heard if start is None else lambda t, p, out: np.multiply(p, start[t], out=out), 0)
     best = np.minimum(best, cost_of(steps, now))
     sweeps = MOST_SWEEPS if policy is Policy.OPTIMISED else SWEEPS if start is None else 1

@@ -52,6 +52,7 @@ def test_account_and_calibrate_find_the_correlation_of_mafalda(sotto):
     assert sigma == pytest.approx(2.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_command_weighs_chance_against_correlation(sotto, tmp_path):
     line = "noise --graph ring:5 --rounds 12 --sampled 0.25 --epsilon 20 --no-cache"
     code, out, _ = sotto(f"{line} --json --out {tmp_path / 'c.npz'}")

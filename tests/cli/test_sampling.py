@@ -78,6 +78,7 @@ def test_records_of_nodes_give_each_its_own_noise(sotto):
     assert "Node 2 with 126 records adds noise of standard deviation 0.03175" in out
 
 
+@pytest.mark.slow
 def test_a_plan_counts_on_chance_and_on_the_records_of_each_node(sotto):
     asked = "plan --graph complete:3 --rounds 6 --adjacency record --epsilon 2 --dimension 20 --records 20,40,80"
     plans = {how: answered(sotto, f"{asked} --participation {how}") for how in ("every", "poisson:0.1")}
