@@ -163,7 +163,7 @@ def _rounded_up(cost: Array) -> Array:
 
 
 def _search(block: Block, policy: Policy, start: list[Array] | None, at_once: Array) -> Array:
-    """The least cost of the policies on the way, none of which is above that of absorbing at once."""
+    """The least cost of the policies on the way, and never above that of absorbing at once."""
     steps, best = block.steps, at_once
     now = block.follow(_only_heard if start is None else lambda t, p, out: np.multiply(p, start[t], out=out), 0)
     best = np.minimum(best, cost_of(steps, now))
