@@ -177,12 +177,14 @@ class Experiment(Section):
     """All settings of one run. The seed is public; noise and batches come from a secret key, unless one is named.
 
     `noise = "secret"`: they come from the operating system's random bytes, and nobody can draw them again.
+    `secure_sum = true`: the algorithm in the form in which single messages stay hidden.
     """
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     noise: Literal["secret"] | None = None
     noise_key: str | None = Field(default=None, repr=False)
+    secure_sum: bool | None = None
     topology: TopologySettings
     training: TrainingSettings
     data: DataSettings = DataSettings()

@@ -89,6 +89,24 @@ def agree(
         print_note("What a member can learn alone holds if all of them follow the agreement: see docs/peers.md.")
 
 
+Confirmed = Annotated[
+    bool, typer.Option("--confirmed", help="All fingerprints were compared with their owners; for secure sums.")
+]
+
+
+def _confirm(folder: Path, agreement: "Agreement", confirmed: bool, *, show: bool) -> None:
+    """Note that fingerprints were compared, or say which are to be: each by another way than the agreement came."""
+    from sottovoce.federation.confirmation import confirm, fingerprints, is_confirmed
+
+    if confirmed:
+        confirm(folder, agreement)
+    elif show and not is_confirmed(folder, agreement):
+        print_note("With secure sums every member compares every fingerprint with its owner, over the telephone say:")
+        for name, fingerprint in fingerprints(agreement).items():
+            print_note(f"  {name}  {fingerprint}")
+        print_note("Are all of them right, type this once more with --confirmed.")
+
+
 AgreementFile = Annotated[Path, typer.Argument(help="The agreement, as sotto peer agree wrote it.")]
 
 
@@ -98,6 +116,7 @@ def check(
     folder: Folder = Path("peer"),
     wait: Annotated[float, typer.Option(min=0, help="Try again for so many seconds, until all is well.")] = 0.0,
     against: Annotated[Path | None, typer.Option(help="Another member's agreement, to be compared first.")] = None,
+    confirmed: Confirmed = False,
     as_json: Json = False,
 ) -> None:
     """Reach every neighbour: one line each. Exit code 1 if something is wrong, 2 if an agreement differs.
@@ -116,6 +135,7 @@ def check(
         _compare(agreement, agreed, against)
     identity = load_identity(folder)
     number, settings = member_number(agreed, identity), read_member_settings(folder)
+    _confirm(folder, agreed, confirmed, show=not as_json)
     with show_elapsed("reaching neighbours"):
         found = check_neighbours(identity, agreed, number, bind=settings.bind, wait=wait)
     answer(_checks_document(agreed, found), as_json, _checks_table(found))
@@ -135,6 +155,7 @@ def join(
         float | None, typer.Option(min=0.1, help="Seconds that a round may wait for neighbours.")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Append what happens to this file, as JSON lines.")] = None,
+    confirmed: Confirmed = False,
     as_json: Json = False,
 ) -> None:
     """Take part until the last round, with this member's own data.
@@ -153,6 +174,7 @@ def join(
     agreed = read_agreement(agreement)
     with locked_identity(folder) as identity:
         member_number(agreed, identity)
+        _confirm(folder, agreed, confirmed, show=False)
         settings = read_member_settings(folder)
         if patience is not None:
             settings = settings.model_copy(update={"patience": patience})
