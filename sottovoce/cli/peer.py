@@ -25,6 +25,12 @@ peer = typer.Typer(
 )
 app.add_typer(peer, name="peer")
 
+SUMS_ASSUME = (
+    "Secure sums hold if every member has compared every fingerprint with its owner (sotto peer check AGREEMENT), and "
+    "if no member's folder is put back from a copy while all its neighbours lie. Members can spoil sums unseen. "
+    "Whoever steals keys later can read frames that were recorded: delete identity.json after the run."
+)
+
 Folder = Annotated[Path, typer.Option(help="Private folder of this member.")]
 
 
@@ -87,6 +93,8 @@ def agree(
     )  # fmt: skip
     if not as_json and guarantees.members:
         print_note("What a member can learn alone holds if all of them follow the agreement: see docs/peers.md.")
+    if not as_json and agreement.has_secure_sums:
+        print_note(SUMS_ASSUME)
 
 
 Confirmed = Annotated[
@@ -287,7 +295,7 @@ def _agreement_document(agreement: "Agreement", guarantees: "AgreedGuarantees", 
         })  # fmt: skip
     return {
         "file": str(out), "name": agreement.name, "hash": agreement.hash, "edges": agreement.graph.edges,
-        "directed": agreement.graph.directed, "members": members,
+        "directed": agreement.graph.directed, "secure_sum": agreement.has_secure_sums, "members": members,
         **{key: guarantees.document[key] for key in ("sigma", "sensitivity", "adjacency", "delta")},
         **{key: guarantees.document[key] for key in ("headline", "covers")},
     }  # fmt: skip
