@@ -95,7 +95,7 @@ def brute_force(W, coalition, rounds, *, failed=(), keeps_step=False):
     for u in set(range(n)) - set(coalition):
         columns = A[:, [t * n + u for t in range(rounds)]]
         M = columns.T @ inverse @ columns
-        alike = (M >= -1e-12 * np.abs(M).max()).all()  # then equal signs are the worst
+        alike = (-1e-12 * np.abs(M).max() <= M).all()  # then equal signs are the worst
         signs = [np.ones(rounds)] if alike else itertools.product((1.0, -1.0), repeat=rounds)
         found[u] = max(float(np.array(s) @ M @ np.array(s)) for s in signs)
     return found
