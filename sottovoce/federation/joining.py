@@ -251,6 +251,9 @@ class _MemberRun:
                     state = now
                     self.journal.state = encode_state(state.loop_state)
                     self._after_round(part, transport, state, time.monotonic() - started, metrics)
+                if state.rounds < part.rounds:  # after a restart the last rounds may be left out
+                    end = state._replace(rounds=part.rounds)
+                    self._after_round(part, transport, end, time.monotonic() - started, metrics)
         model = to_numpy(part.models(state))[0]
         write(self.files.folder / "model.npz", lambda file: np.savez(file, model=model), private=True)
         return time.monotonic() - started

@@ -18,7 +18,7 @@ from sottovoce.ledger.mask_keys import MaskKeys, masked_places
 from sottovoce.ledger.places import Place
 from sottovoce.ledger.steps import Steps
 from tests.federation.clinics import NAMES, Clinics
-from tests.federation.kills import COINS, MOMENTS, Kills
+from tests.federation.kills import COINS, MOMENTS, UNSTORED, Kills
 from tests.federation.real_members import RealMembers
 from tests.federation.test_real_kills import Killer
 
@@ -138,6 +138,7 @@ def test_killed_at_every_moment_of_a_round_and_joined_again(tmp_path, monkeypatc
     agreement = clinics.agree(algorithm, graph=graph, rounds=rounds)
     for number, moment in enumerate(moments):
         kills.planned.add(("Mercy", moment, Place(3 * number, 0)))
+    kills.planned.add(("Mercy", UNSTORED, Place(rounds - 1, 0)))  # so that it is absent from the last round
 
     def join(name):
         return lambda: kills.survived(lambda resume: clinics.join(agreement, name, resume=resume))
@@ -147,6 +148,7 @@ def test_killed_at_every_moment_of_a_round_and_joined_again(tmp_path, monkeypatc
     assert kills.deaths >= len(moments) - 2, kills.planned
     assert {len(digests) for digests in kills.seen.values()} == {1}
     clinics.check_masks(agreement)
+    assert {clinics.lines(agreement, name, "metrics.jsonl")[-1]["round"] for name in clinics.names} == {rounds}
 
 
 @pytest.mark.slow
