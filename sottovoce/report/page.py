@@ -1,6 +1,6 @@
 """The report page: one HTML file with its figures, data and scripts inside, which asks nobody for anything.
 
-The page is `assets/page.html` with style, scripts, plotly.js and the data, as one block of JSON, in their places.
+The page is `assets/page.html` with style, scripts and the data, as one block of JSON, in their places.
 
 To add a figure, write a function in one of the scripts that draws it and `register` it there: that says in which
 section it stands, and it is drawn whenever the page is. What it shows of a single run comes from `run_summary`, of runs
@@ -16,7 +16,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from sottovoce.attacks.registry import PageFigure, page_attacks
 from sottovoce.config import Document
 from sottovoce.core.files import check_writable, write_text
 from sottovoce.core.json_numbers import from_json
-from sottovoce.errors import SottovoceError
 from sottovoce.report.figures import COLOURS
 from sottovoce.report.rounding import finite, rounded
 from sottovoce.report.run_summary import run_summary
@@ -44,7 +42,7 @@ POINTS = 400
 """Of a curve, at most."""
 
 SCRIPTS = (
-    "frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js", "controls.js"
+    "chart.js", "frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js", "controls.js"
 )  # fmt: skip
 """In the order in which they need each other; they share one scope."""
 
@@ -75,7 +73,6 @@ def page(runs: Sequence[RunDocuments], title: str | None = None, *, left_out: in
     parts = {
         "title": html.escape(named),
         "css": _asset("page.css"),
-        "plotly": _plotly(),
         "data": _inside_script({"left_out": left_out, **document(runs, named)}),
         "script": "\n".join([_attack_captions(), *(_asset(name) for name in SCRIPTS)]),
     }
@@ -84,14 +81,6 @@ def page(runs: Sequence[RunDocuments], title: str | None = None, *, left_out: in
 
 def _asset(name: str) -> str:
     return files("sottovoce.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    """plotly.js as its Python package ships it, which need not be imported for that."""
-    found = find_spec("plotly")
-    if found is None or found.origin is None:
-        raise SottovoceError("plotly is not installed, which report pages are drawn with; pip install plotly")
-    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def _attack_captions() -> str:

@@ -22,7 +22,7 @@ function updateControls() {
   );
   options(
     "attacker",
-    found ? found.attackers.map((i) => [i, `node ${node(i)}`]) : [["", "none accounted for"]],
+    found ? found.attackers.map((i) => [i, first(node(i))]) : [["", "none accounted for"]],
     state.attacker,
   );
   options(
