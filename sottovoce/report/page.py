@@ -42,7 +42,8 @@ POINTS = 400
 """Of a curve, at most."""
 
 SCRIPTS = (
-    "chart.js", "frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js", "controls.js"
+    "chart.js", "frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js",
+    "controls.js",
 )  # fmt: skip
 """In the order in which they need each other; they share one scope."""
 
