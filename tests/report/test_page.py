@@ -243,6 +243,67 @@ def test_large_graphs_are_summed_up(runs, tmp_path, monkeypatch):
     assert sum(figure_kind["histogram"]["counts"]) == sum(one["pairs"] for one in figure_kind["by_distance"]) == 8 * 7
 
 
+# --- in plain words ------------------------------------------------------------------------------------------------
+
+
+def questions(found: dict) -> dict[str, str]:
+    return {question: " ".join(answers) for question, answers in found["plain"]["questions"]}
+
+
+def test_plain_words_say_what_the_run_guarantees(runs, tmp_path):
+    page = inside(write_page(tmp_path / "page.html", [runs("noisy"), runs("plain")]))
+    noisy, plain = (questions(run) for run in page["runs"])
+    headline = stored(runs("noisy"))["headline"]
+    right = percent(guessing_accuracy_bound(headline["mu"], headline["epsilon"], 1e-5))
+    found = noisy["What could somebody find out, and how surely?"]
+    assert f"right at most {right:g} % of the time" in found
+    assert "hears every message" in found
+    assert "all other 7 work together" in noisy["What if several of them work together?"]
+    assert "several records" in noisy["What is not covered?"]
+    without = page["runs"][1]["average_model"]
+    assert f"without noise reaches {without:.3f}" in noisy["What did the noise cost?"]
+    assert "[about]" in noisy["Whom can I ask?"]
+    assert plain["What could somebody find out, and how surely?"].startswith("Everything: this run is not protected.")
+    assert [one["guess"] for one in page["runs"][0]["plain"]["members"]] == 8 * [right]
+    assert [one["guess"] for one in page["runs"][1]["plain"]["members"]] == 8 * [None]
+
+
+def test_lines_of_members_are_about_the_worst_single_node(runs, tmp_path):
+    (run,) = inside(write_page(tmp_path / "page.html", [runs("convex")]))["runs"]
+    guesses = run["leaks"]["ways"]["proven"]["guess"]
+    for victim, line in enumerate(run["plain"]["members"]):
+        worst = max(row[victim] for row in guesses if row[victim] is not None)
+        assert line["closest"]["guess"] == worst
+        assert guesses[int(line["closest"]["name"])][victim] == worst
+
+
+def test_about_stands_on_top(tmp_path):
+    about = {"title": "Which digit?", "purpose": "To read letters.", "contact": "office@example.org"}
+    settings = COMMON | {"name": "told", "about": about, "privacy": {"attackers": "none"}, "record": {}}
+    run_experiment(parse_experiment(settings), tmp_path / "told")
+    page = inside(write_page(tmp_path / "page.html", [tmp_path / "told"]))
+    assert page["title"] == "Which digit?"
+    assert page["runs"][0]["plain"]["purpose"] == "To read letters."
+    assert questions(page["runs"][0])["Whom can I ask?"] == "office@example.org"
+
+
+def test_a_report_can_be_printed(sotto, runs, chromium, tmp_path):
+    code, out, err = sotto(f"report {runs('convex')} --out {tmp_path / 'page.html'} --pdf --json")
+    assert (code, err) == (0, "")
+    printed = Path(json.loads(out)["pdf"])
+    assert printed == tmp_path / "page.pdf"
+    assert printed.read_bytes().startswith(b"%PDF")
+    pages = re.findall(rb"/MediaBox ?\[0 0 ([\d.]+) ([\d.]+)\]", printed.read_bytes())
+    assert {(round(float(wide)), round(float(high))) for wide, high in pages} == {(595, 842)}
+
+
+def test_without_a_browser_a_report_is_not_printed(sotto, runs, tmp_path, monkeypatch):
+    monkeypatch.setattr("sottovoce.report.printing.BROWSERS", ("no-such-browser",))
+    code, _, err = sotto(f"report {runs('convex')} --out {tmp_path / 'page.html'} --pdf")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "no browser is installed" in err
+
+
 # --- files ---------------------------------------------------------------------------------------------------------
 
 

@@ -40,6 +40,7 @@ function drawAboutPairs() {
 }
 function drawAll() {
   updateControls();
+  drawPlain();
   drawSummary();
   drawAboutPairs();
   registered.filter((one) => !one.pairs).forEach((one) => one.draw());

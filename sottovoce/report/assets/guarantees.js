@@ -1,4 +1,4 @@
-// Guarantees in words, the summary, and what was trained.
+// The run in plain words, guarantees in words, the summary, and what was trained.
 
 function guaranteeRow(one) {
   const meaning = made("div"),
@@ -80,6 +80,48 @@ function drawGuarantees() {
   notes.forEach((line) => card.append(made("p", line, "note")));
   at("guarantees").replaceChildren(card);
   at("uncovered").replaceChildren(...run().not_covered.map((line) => made("li", line)));
+}
+
+// For a reader who has never heard of epsilon: questions with their answers, and a line for each member.
+function drawPlain() {
+  const { purpose, questions, members } = run().plain,
+    parts = [made("h2", "In plain words")];
+  if (purpose) parts.push(made("p", purpose, "intro"));
+  questions.forEach(([question, answers]) => {
+    parts.push(made("h3", question));
+    if (answers.length < 4) parts.push(...answers.map((line) => made("p", line)));
+    else {
+      const list = made("ul");
+      answers.forEach((line) => list.append(made("li", line)));
+      parts.push(list);
+    }
+  });
+  const some = (key) => members.some((one) => one[key] != null);
+  parts.push(made("h3", run().labels ? "Member by member" : "Node by node"));
+  const wanted = [
+    [run().labels ? "member" : "node", (one) => one.name],
+    ...(some("records") ? [["records", (one) => (one.records == null ? "" : String(one.records))]] : []),
+    ["a guess about it is right at most", (one) => accuracyText(one.guess)],
+    ...(some("closest")
+      ? [
+          [
+            "of single others, most could be learned by",
+            (one) => (one.closest ? `${one.closest.name}: ${accuracyText(one.closest.guess)}` : ""),
+          ],
+        ]
+      : []),
+  ];
+  const rows = members.map((one) => wanted.map(([, cell]) => cell(one)));
+  const lines = table(
+    wanted.map(([head]) => head),
+    rows,
+  );
+  if (members.length > 20) {
+    const details = made("details");
+    details.append(made("summary", `All ${members.length}`), lines);
+    parts.push(details);
+  } else parts.push(lines);
+  at("plain").replaceChildren(...parts);
 }
 
 function drawSummary() {
