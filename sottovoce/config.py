@@ -165,8 +165,11 @@ class MachineSettings(Section):
 
 
 class About(Section):
-    """For readers: what the paper did, what is smaller here, how long it takes, what was claimed."""
+    """For readers: a title, what for, whom to ask; of a paper what it did, what is smaller here, and what it claims."""
 
+    title: str = ""
+    purpose: str = ""
+    contact: str = ""
     paper: str = ""
     scaled: str = ""
     takes: str = ""

@@ -90,5 +90,6 @@ ALGORITHMS = (
         examples=(Example({"sigma": 1.5}),),
         references=REFERENCES,
         sums_of="dp-fedavg",
+        written="secure average",
     ),
 )

@@ -38,5 +38,6 @@ ALGORITHMS = (
         examples=(Example({"sigma": 1.5}),),
         references=REFERENCES,
         sums_of="dp-d-sgd",
+        written="secure gossip",
     ),
 )
