@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, show_elapsed
 from sottovoce.core.limits import size_text
 from sottovoce.errors import InputError
@@ -68,6 +68,7 @@ def agree(
     settings: Annotated[Path, typer.Argument(help="Settings of the run, a TOML file; see docs/peers.md.")],
     members: Annotated[list[Path], typer.Argument(help="The NAME.member.toml of every member.")],
     out: Annotated[Path, typer.Option(help="Where the agreement is written.")] = Path("agreement.toml"),
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Put an agreement together, and say what it guarantees to whom, without anybody's rows.
@@ -164,6 +165,7 @@ def join(
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Append what happens to this file, as JSON lines.")] = None,
     confirmed: Confirmed = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Take part until the last round, with this member's own data.

@@ -45,6 +45,9 @@ from sottovoce.run.build_algorithm import check_algorithm, chosen_spec
 
 NONCE_PATTERN = r"[0-9a-f]{64}"
 
+MOST_MEMBERS = 1000
+"""Of a federation: each pair of them is compared, and all of it is in every member's agreement."""
+
 NOT_AGREED = {
     "noise_key": "every member draws its noise from secrets of its own",
     "record": "members record nothing of what they receive",
@@ -231,12 +234,19 @@ def check_agreed_keys(document: Document, where: str) -> None:
             raise InputError(f"{where}: {key}", reason, "leave it out")
 
 
+def check_number_of_members(members: int, where: str) -> None:
+    """Refuse a federation of one, and one that is too large to be compared."""
+    if members < 2:
+        raise InputError(f"{where}: {members} members", "a federation has at least two", "add the others")
+    if members > MOST_MEMBERS:
+        raise InputError(f"{where}: {members:,} members", f"it has at most {MOST_MEMBERS:,}", "simulate so many")
+
+
 def check_members(members: Sequence[Member], where: str) -> None:
     """Refuse members of a wrong form, in a wrong order, or that cannot be told apart."""
+    check_number_of_members(len(members), where)
     for member in members:
         check_member(member, where)
-    if len(members) < 2:
-        raise InputError(f"{where}: {len(members)} members", "a federation has at least two", "add the others")
     for one, other in combinations(members, 2):
         same = {
             "name": one.name.casefold() == other.name.casefold(),
