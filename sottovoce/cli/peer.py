@@ -197,6 +197,7 @@ def join(
 
 
 def _result_table(result: "Document") -> Table:
+    from sottovoce.report.wording import heard_text
     from sottovoce.run.sweep_results import metric_of
 
     last, headline = result["metrics"], result["headline"]
@@ -209,7 +210,9 @@ def _result_table(result: "Document") -> Table:
         if headline is None
         else f"{round_up(headline['epsilon'])} at delta {result['delta']:g}, {headline['kind']}",
         "sent": f"{last['messages']:,} messages, {size_text(last['wire_bytes'])} with headers and acknowledgements",
+        **({"heard": heard_text(result["heard"])} if "heard" in result else {}),
         "folder": result["folder"],
+        "page": f"{result['folder']}/report.html",
     }
     return facts(found)
 

@@ -214,6 +214,11 @@ def read_agreement(path: Path) -> Agreement:
 def parse_agreement(document: Document, where: str) -> Agreement:
     """An agreement from its document, with all that it says checked; `where` names the file in messages."""
     check_agreed_keys(document, where)
+    if "members" not in document and "rows" in document:
+        raise InputError(
+            f"{where} has the settings of an agreement", "an agreement has the members, too",
+            "make it with sotto peer agree",
+        )  # fmt: skip
     agreement = parse_section(Agreement, document, where)
     if not re.fullmatch(NONCE_PATTERN, agreement.nonce):
         raise InputError(f"{where}: nonce", "it has 64 hexadecimal digits", "make the agreement with sotto peer agree")

@@ -49,6 +49,7 @@ from sottovoce.federation.masked_sums import mask_partners
 from sottovoce.federation.member_folder import ATTENDANCE, LEDGER, run_folder, whole_lines
 from sottovoce.federation.member_settings import MemberSettings
 from sottovoce.federation.member_state import decode_state, encode_state
+from sottovoce.federation.member_status import heard_over_run
 from sottovoce.federation.pair_secrets import mask_keys, pair_secrets
 from sottovoce.federation.peer_transport import PeerTransport, peer_transport
 from sottovoce.learning.tables import Table, read_table
@@ -267,6 +268,7 @@ class _MemberRun:
             "adjacency": experiment.privacy.adjacency, "delta": experiment.privacy.delta,
             "headline": privacy["headline"], "metrics": self.files.lines()[-1], "seconds": round(seconds, 3),
             "folder": str(self.files.folder), "member": self.identity.member.name,
+            "heard": heard_over_run(self.files.folder),
         }  # fmt: skip
         write_text(self.files.result, _json(result), private=True)
         write_page_of(self.files.folder, again=False)
@@ -284,6 +286,8 @@ class _MemberRun:
             for place, payloads in self.journal.pending().items():
                 links.send(place, payloads)
             if begun is None:
+                everyone = [self.agreement.names[one] for one in sorted(links.neighbours)]
+                self.watch.event("gather", {"members": list(everyone), "seconds": self.settings.gather})
                 absent = [self.agreement.names[one] for one in sorted(links.meet(self.settings.gather))]
                 self._check_agreements(links)
                 self.watch.event("begin", {"without": list(absent)})

@@ -34,7 +34,7 @@ def plain_words(run: RunDocuments, names: Sequence[str] | None, n: int, without_
             ["What was trained, and by whom?", _what_was_done(run, names, n)],
             ["What could somebody find out, and how surely?", _findable(privacy)],
             ["What if several of them work together?", [_together(privacy, n)]],
-            ["What is not covered?", _uncovered(privacy)],
+            ["What is not covered?", _uncovered(run)],
             ["What did the noise cost?", _cost_of_noise(run, without_noise)],
             ["Whom can I ask?", [about.contact or NO_CONTACT]],
         ],
@@ -111,9 +111,9 @@ def _together(privacy: PrivacyDocument, n: int) -> str:
     return f"The number above holds against {worked}. If more of them share what they heard, it does not hold."
 
 
-def _uncovered(privacy: PrivacyDocument) -> list[str]:
+def _uncovered(run: RunDocuments) -> list[str]:
     """What readers must know first; the page has the whole list below."""
-    every = not_covered(privacy)
+    every = not_covered(run.privacy, of_member="member" in run.result)
     if len(every) <= MOST_NOT_COVERED:
         return every
     rest = len(every) - MOST_NOT_COVERED

@@ -84,7 +84,8 @@ def test_keys_that_others_can_read_are_refused(mercy, name, mode):
 
 
 def test_a_folder_that_others_can_read_gets_no_keys(tmp_path):
-    (tmp_path / "peer").mkdir(mode=0o755)
+    (tmp_path / "peer").mkdir()
+    (tmp_path / "peer").chmod(0o755)
     with pytest.raises(InputError, match="chmod 700"):
         create_identity("Mercy", tmp_path / "peer", address="mercy.example:7443")
     assert os.listdir(tmp_path / "peer") == []

@@ -8,13 +8,14 @@ const logTicks = (low, high) => {
   return within.length > 8 ? within.filter((value) => /^1/.test(value.toExponential())) : within;
 };
 const utility = (one) => one.final;
+const ofMembers = data.runs.every((one) => one.member);
 const tradeOffTable = () =>
   table(
     [
       "run",
       "algorithm",
-      `${data.metric}, average model`,
-      "nodes",
+      `${data.metric}, ${ofMembers ? "own model" : "average model"}`,
+      ...(ofMembers ? [] : ["nodes"]),
       "ε",
       "kind, adversary",
       "membership inference AUC",
@@ -24,7 +25,7 @@ const tradeOffTable = () =>
       one.label,
       one.algorithm,
       share(one.average_model),
-      share(one.mean_node),
+      ...(ofMembers ? [] : [share(one.mean_node)]),
       epsilonText(one.epsilon),
       one.kind ? `${one.kind}, ${one.adversary}` : "",
       one.attack ? `${one.attack.value.toFixed(3)} (${one.attack.attack})` : "not attacked",
