@@ -17,8 +17,9 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, TypeAlias, TypeVar
 
@@ -273,14 +274,29 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         if found == 0 and not read_only and not connection.execute("SELECT * FROM sqlite_master").fetchone():
             connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={FORMAT}; COMMIT;")
             found = FORMAT
+        is_alike = _tables(connection) == _expected_tables()
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError):
             raise _unwritten(path, error) from None
         raise damaged(path, str(error)) from None
-    if found != FORMAT:
+    if found != FORMAT or not is_alike:
         connection.close()
+        if found == FORMAT:
+            raise damaged(path, "its tables are others")
         raise InputError(f"{path}: not a ledger of this version", f"its format is {FORMAT}", "name another file")
     return connection
+
+
+def _tables(connection: sqlite3.Connection) -> set[tuple[str, ...]]:
+    """Tables, indices and triggers, as they were made."""
+    return {tuple(row) for row in connection.execute("SELECT type, name, sql FROM sqlite_master WHERE sql NOT NULL")}
+
+
+@cache
+def _expected_tables() -> set[tuple[str, ...]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(TABLES)
+        return _tables(connection)
 
 
 def _check_chain(path: Path, connection: sqlite3.Connection) -> tuple[int, bytes]:
