@@ -76,7 +76,7 @@ class Database:
         self._dropped: list[tuple[Extent, bool]] = []
 
     @contextmanager
-    def transaction(self, *, flush: bool = True) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, flush: bool = True) -> Iterator[None]:
         """All of it or nothing; on the disk at the end. A failure to write is final: the ledger is not used again.
 
         Without `flush` a power failure may undo it, together with all that follows up to the next flush; a kill cannot.
@@ -86,7 +86,7 @@ class Database:
         try:
             self._connection.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
-            yield self._connection
+            yield
             self._connection.execute("COMMIT")
         except BaseException as error:
             self._number, self._hash, self._dropped = *before, []

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sottovoce.errors import InputError
 from sottovoce.ledger.database import Database, Entry, Name, Parts, damaged
+from sottovoce.ledger.mask_keys import MaskKeys, enter_masks, masked_places
 from sottovoce.ledger.payloads import hashed, hashed_meanwhile
 from sottovoce.ledger.places import Place, Receipt
 
@@ -83,11 +84,13 @@ class Steps:
         released: bytes | None = None,
         model: bytes | None = None,
         noise: StoredNoise | None = None,
+        masks: str | None = None,
     ) -> None:
         """Store a step, before any of it is sent; the same once more is fine, anything else at its place is refused.
 
         What was received, computed and drawn in earlier rounds is deleted: no restart computes them again. Only noise
-        stays that later rounds need.
+        stays that later rounds need. `masks` is the label of the keys under which it is sent, if any: no step before it
+        may have used them at this place.
         """
         own = {"released": released, "model": model}
         given = {name: payload for name, payload in own.items() if payload is not None}
@@ -112,6 +115,8 @@ class Steps:
             body[NOISE] = {str(round): hashes[round].hex() for round in drawn}
         with self.database.transaction():
             self.database.add(STEP, self._key(place), body)
+            if masks is not None:
+                enter_masks(self.database, masks, place, sent)
             self.database.store(self._key(place), SENT, {name: digest.encode() for name, digest in sent.items()})
             self.database.store(self._key(place), MESSAGE, {name: stored[name] for name in messages})
             self.database.store(self._key(place), OWN, {name: stored[name] for name in kept})
@@ -275,6 +280,10 @@ class Steps:
         ):
             self.step(_place(key))
         self.noise()
+        masks = MaskKeys(self.database, self.run)
+        if masks.were_made:
+            masks.keys()
+            masked_places(self.database, masks.label)
 
     @property
     def _prefix(self) -> str:
