@@ -33,6 +33,7 @@ class ByHand:
     def __init__(self, folder: Path, *records: int) -> None:
         self._file = os.open(folder / "by-hand", os.O_CREAT | os.O_WRONLY)
         self._records = [os.urandom(size) for size in records]
+        self._all = b"".join(self._records)
 
     def seconds(self, records: Sequence[bytes]) -> float:
         """For a write and a flush of each record."""
@@ -44,7 +45,7 @@ class ByHand:
 
     def one_flush(self) -> float:
         """Seconds for all bytes of a round in one write with one flush."""
-        return self.seconds([b"".join(self._records)])
+        return self.seconds([self._all])
 
     def each_flushed(self) -> float:
         """Seconds for a write and a flush of each record of a round."""
