@@ -182,7 +182,7 @@ def _member(folder: Path, name: str, table: Path) -> None:
             os.dup2(file.fileno(), stream.fileno())
     sys.argv = [
         "sotto", "peer", "join", str(folder / "agreement.toml"), "--json", "--folder", str(folder / name),
-        "--data", str(table), "--log", str(folder / f"{name}.events.jsonl"),
+        "--data", str(table), "--log", str(folder / f"{name}.events.jsonl"), "--confirmed",
     ]  # fmt: skip
     runpy.run_module("sottovoce", run_name="__main__")
 

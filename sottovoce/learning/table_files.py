@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +16,18 @@ from numpy.typing import NDArray
 
 from sottovoce.core.extras import require_extra
 from sottovoce.core.files import Arrays, read_npz
+from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.errors import InputError
 from sottovoce.regular_files import open_file
 from sottovoce.text import read_text
 
 SUFFIXES = (".csv", ".npz", ".parquet")
+
+MOST_COLUMNS = 100_000
+"""Of a table: a heading that is longer is taken for something else."""
+
+CELL_BYTES, NUMBER_BYTES = 60, 16
+"""What a cell of text takes while a table is read, and a cell of a column of numbers."""
 
 LONGEST_CELL = 1000
 """Characters of a number or of a category. All cells of a column take as much memory as its longest."""
@@ -52,6 +60,7 @@ def _csv_cells(path: Path, dropped: frozenset[str]) -> Arrays:
     """Text in every cell. A file may begin with the mark that spreadsheets write."""
     rule, remedy = "a .csv file in UTF-8 is needed here", "save it as one"
     text = read_text(path, rule, remedy)
+    _check_size(path, CELL_BYTES * (text.count(",") + text.count("\n")) + 4 * len(text))
     rows: list[list[str]] = []
     try:
         with _cells_of_any_length():
@@ -125,9 +134,12 @@ def _parquet_cells(path: Path, dropped: frozenset[str]) -> Arrays:
 
     try:
         with open_file(path, follow_links=True) as file:
-            parquet = pyarrow.parquet.ParquetFile(file)
-            _check_heading(path, parquet.schema_arrow.names)
-            table = parquet.read()
+            stored = pyarrow.parquet.ParquetFile(file)
+            about = stored.metadata
+            packed = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+            _check_heading(path, stored.schema_arrow.names)
+            _check_size(path, 2 * packed + NUMBER_BYTES * about.num_rows * about.num_columns)
+            table = stored.read()
     except (OSError, pyarrow.ArrowException) as error:
         reason = getattr(error, "strerror", None) or f"it is damaged ({type(error).__name__})"
         raise InputError(f"{path}: {reason}", "a .parquet file is needed here", "write it again") from None
@@ -163,8 +175,15 @@ def _check_commas(path: Path, heading: Sequence[str]) -> None:
         )  # fmt: skip
 
 
+def _check_size(path: Path, memory: float) -> None:
+    """Refuse a table of which not all cells fit into memory, before they are read."""
+    check_cost(f"{path}, {size_text(memory)} when it is read,", Cost(memory=memory), "take fewer rows")
+
+
 def _check_heading(path: Path, names: Sequence[str]) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
+    if len(names) > MOST_COLUMNS:
+        raise InputError(f"{path}: {len(names):,} columns", f"a table has at most {MOST_COLUMNS:,}", "check the file")
+    twice = next((name for name, times in Counter(names).items() if times > 1), None)
     if twice is not None or "" in names:
-        what = "a column without a name" if twice in (None, "") else f"two columns called {twice!r}"
+        what = "a column without a name" if twice in (None, "") else f"two columns called {twice!r:.60}"
         raise InputError(f"{path}: {what}", "the first row names every column", "correct the heading")

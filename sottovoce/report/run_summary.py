@@ -15,6 +15,7 @@ from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View, read_view
 from sottovoce.report.pairwise_leakage import pairwise_leakage
+from sottovoce.report.plain_words import plain_words
 from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.trade_off import trade_off
 from sottovoce.report.wording import adversary, headline_sentence, heard_text, noise_text, not_covered, protects
@@ -40,8 +41,11 @@ NO_EPSILON_OVER_ROUNDS = (
 NO_CURVE = "The attack was made before ROC curves were stored. Make it again:"
 
 
-def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
-    """All that a page shows of one run by itself. Without `pairs`, who learns what from whom is left out."""
+def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocuments | None = None) -> Document:
+    """All that a page shows of one run. Without `pairs`, who learns what from whom is left out.
+
+    `without_noise` is the same training with no noise, if it is on the page.
+    """
     net, privacy = _topology(run), run.privacy
     n, names = (net.n, net.names) if isinstance(net, Topology) else (_named_nodes(run), None)
     if _named_nodes(run) > n:
@@ -51,6 +55,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
         **trade_off(run).document(),
         "n": n,
         "member": run.result.get("member"),
+        "plain": plain_words(run, names, n, without_noise),
         "labels": None if names is None else list(names),
         "epsilon": None if privacy.headline is None else rounded(privacy.headline.epsilon),
         "guess": None if privacy.headline is None else percent(privacy.headline.guessing_accuracy(privacy.delta)),
