@@ -309,7 +309,7 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
 def _facts(result: "Document", run: "RunDocuments") -> Table:
     """The result of one run; metrics are means over its last rounds, as in `sotto compare`."""
     from sottovoce.privacy.guarantee import PrivacyFigure
-    from sottovoce.report.wording import noise_text
+    from sottovoce.report.wording import noise_text, scores_text
 
     last, metric = result["metrics"], run.metric
     final = {figure: run.final_metric(figure) for figure in ("average", "mean", "min", "max")}
@@ -319,6 +319,7 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
         f"test {metric} of the average model": f"{final['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**final),
+        **({"average model on held-out rows": scores_text(result["held_out"])} if "held_out" in result else {}),
         "sent": f"{last['messages']:,} messages, {size_text(last['bytes'])}{_between(last)}",
         "noise": noise_text(run.privacy),
         "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),

@@ -43,6 +43,14 @@ def find_table(folder: Path, name: str) -> Path:
     return there[0]
 
 
+def tables_in(folder: Path) -> dict[str, Path]:
+    """The tables in a folder by name, in the order of names: one for each node."""
+    names = sorted({path.stem for path in folder.iterdir() if path.suffix in SUFFIXES})
+    if not names:
+        raise InputError(f"{folder}: no table in it", f"tables are {', '.join(SUFFIXES)} files", "check the folder")
+    return {name: find_table(folder, name) for name in names}
+
+
 def _csv_cells(path: Path, dropped: frozenset[str]) -> Arrays:
     """Text in every cell. A file may begin with the mark that spreadsheets write."""
     rule, remedy = "a .csv file in UTF-8 is needed here", "save it as one"
@@ -50,7 +58,7 @@ def _csv_cells(path: Path, dropped: frozenset[str]) -> Arrays:
     try:
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         heading = [name.strip() for name in next(reader, [])]
-        _check_heading(path, heading)
+        check_names(path, heading)
         rows = list(_csv_rows(path, reader, len(heading)))
     except csv.Error as error:
         raise InputError(f"{path}: {error}", rule, remedy) from None
@@ -92,7 +100,7 @@ def _parquet_cells(path: Path, dropped: frozenset[str]) -> Arrays:
     except (OSError, pyarrow.ArrowException) as error:
         reason = getattr(error, "strerror", None) or f"it is damaged ({type(error).__name__})"
         raise InputError(f"{path}: {reason}", "a .parquet file is needed here", "write it again") from None
-    _check_heading(path, table.column_names)
+    check_names(path, table.column_names)
     kept = [name for name in table.column_names if name not in dropped]
     is_number = {
         name: pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) for name, kind in _kinds(table)
@@ -120,8 +128,9 @@ def _words(path: Path, name: str, cells: Sequence[object]) -> NDArray[np.str_]:
     )
 
 
-def _check_heading(path: Path, names: Sequence[str]) -> None:
+def check_names(where: object, names: Sequence[str]) -> None:
+    """Refuse a heading in which a column has no name, or the name of another."""
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None or "" in names:
         what = "a column without a name" if twice in (None, "") else f"two columns called {twice!r}"
-        raise InputError(f"{path}: {what}", "the first row names every column", "correct the heading")
+        raise InputError(f"{where}: {what}", "every column has a name of its own", "correct the heading")

@@ -17,13 +17,24 @@ from sottovoce.privacy.views import View, read_view
 from sottovoce.report.pairwise_leakage import pairwise_leakage
 from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.trade_off import trade_off
-from sottovoce.report.wording import adversary, headline_sentence, noise_text, not_covered, protects
+from sottovoce.report.wording import (
+    adversary,
+    confusion_text,
+    headline_sentence,
+    noise_text,
+    not_covered,
+    protects,
+    scores_text,
+)
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments, damaged_run
 
 NODES, EDGES = 400, 4000
 """Graphs with more are not drawn."""
+
+MOST_CLASSES = 10
+"""Confusion matrices of more classes are in `result.json` only."""
 
 NO_ATTACK = "No membership attack has been made on this run yet."
 NOT_RECORDED = (
@@ -174,10 +185,23 @@ def _facts(run: RunDocuments, n: int) -> list[list[str]]:
         ["training", f"{privacy.rounds} rounds, batches {settings.training.batch}"],
         ["clipping", clipped if settings.training.bound is None else f"{clipped} to norm {settings.training.bound:g}"],
         ["noise", noise_text(privacy)],
+        *_scores(run.result),
         ["seed", f"{settings.seed}, public"],
         ["noise key", _noise_key_sentence(settings)],
         ["folder", str(run.folder)],
     ]
+
+
+def _scores(result: Document) -> list[list[str]]:
+    """How well the average model, or that of a member, does on held-out rows; of many classes without the matrix."""
+    scores = result.get("held_out")
+    if scores is None:
+        return []
+    whose = "own model" if "member" in result else "average model"
+    found = [[f"{whose} on held-out rows", scores_text(scores)]]
+    if 0 < len(scores.get("by_class", ())) <= MOST_CLASSES:
+        found.append(["confusion matrix", confusion_text(scores)])
+    return found
 
 
 def _noise_key_sentence(settings: Experiment) -> str:

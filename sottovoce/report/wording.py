@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sottovoce.algorithms.registry import algorithm_spec
+from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
 from sottovoce.privacy.assumptions import FINAL_MODELS, Assumption, AssumptionKind
 from sottovoce.privacy.covering_views import together
@@ -158,3 +159,31 @@ def headline_sentence(privacy: PrivacyDocument, names: Sequence[str] | None = No
         f"Proven: guessing which of two data sets was used ({about}), {who} is right at most {accuracy:g} % of the "
         f"time. That is epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}. It holds {privacy.covers}."
     )
+
+
+def scores_text(scores: Document) -> str:
+    """How well a model does on held-out rows, in a line: of two classes the second is the one that is looked for."""
+    if "mae" in scores:
+        return f"mean absolute error {scores['mae']:.4f}, rmse {scores['rmse']:.4f}, on {scores['rows']:,} rows"
+    shown = [f"AUC {_share(scores['auc'])}"]
+    if len(scores["by_class"]) == 2:
+        wanted = scores["by_class"][1]
+        shown.append(f"sensitivity {_share(wanted['sensitivity'])} for {wanted['class']}")
+        shown.append(f"specificity {_share(wanted['specificity'])}")
+    shown += [f"calibration error {scores['calibration_error']:.4f}", f"Brier score {scores['brier']:.4f}"]
+    return f"{', '.join(shown)}, on {scores['rows']:,} rows"
+
+
+def confusion_text(scores: Document) -> str:
+    """The confusion matrix in words: of each class, how many rows are taken for which."""
+    names = [one["class"] for one in scores["by_class"]]
+    rows = zip(names, scores["confusion"], strict=True)
+    return "; ".join(
+        f"{name}: {', '.join(f'{count:,} as {other}' for other, count in zip(names, counts, strict=True) if count)}"
+        for name, counts in rows
+        if any(counts)
+    )
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
