@@ -49,7 +49,7 @@ def graph(
     answer({**found, "labels": names}, as_json, facts(found))
     if names is not None and not as_json:
         few = ", ".join(f"{node} is {name}" for node, name in enumerate(names[:4]))
-        print_note(f"Nodes are numbered by the order of names: {few}{', ...' if len(names) > 4 else ''}")
+        print_note(f"Nodes are numbered as their graph lists them: {few}{', ...' if len(names) > 4 else ''}")
 
 
 data_commands = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
