@@ -19,6 +19,7 @@ from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.trade_off import trade_off
 from sottovoce.report.wording import (
     adversary,
+    baseline_rows,
     confusion_text,
     headline_sentence,
     noise_text,
@@ -186,6 +187,7 @@ def _facts(run: RunDocuments, n: int) -> list[list[str]]:
         ["clipping", clipped if settings.training.bound is None else f"{clipped} to norm {settings.training.bound:g}"],
         ["noise", noise_text(privacy)],
         *_scores(run.result),
+        *([name, text] for name, text in baseline_rows(run.baselines).items()),
         ["seed", f"{settings.seed}, public"],
         ["noise key", _noise_key_sentence(settings)],
         ["folder", str(run.folder)],

@@ -174,6 +174,21 @@ def scores_text(scores: Document) -> str:
     return f"{', '.join(shown)}, on {scores['rows']:,} rows"
 
 
+def baseline_rows(baselines: Document | None) -> dict[str, str]:
+    """What the same training came to without noise, and for each node alone; nothing where it was not computed."""
+    if baselines is None:
+        return {}
+    metric, together = baselines["metric"], baselines["without_noise"]
+    return {
+        f"{metric} without noise": f"{together['average']:.4f} of the average model, {_nodes_text(together)} of nodes",
+        f"{metric} of each node alone": f"{_nodes_text(baselines['alone'])}, without noise and without the others",
+    }
+
+
+def _nodes_text(figures: Document) -> str:
+    return "{mean:.4f} ({min:.4f} to {max:.4f})".format(**figures)
+
+
 def confusion_text(scores: Document) -> str:
     """The confusion matrix in words: of each class, how many rows are taken for which."""
     names = [one["class"] for one in scores["by_class"]]

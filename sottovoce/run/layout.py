@@ -50,6 +50,7 @@ METRICS = FileKind("metrics.jsonl", Audience.PUBLIC)
 RESULT = FileKind("result.json", Audience.PUBLIC)
 PAGE = FileKind("report.html", Audience.PUBLIC)
 EXPORT = FileKind("export", Audience.PUBLIC)
+BASELINES = FileKind("baselines.json", Audience.RESULTS)
 ATTACK = FileKind("attack.json", Audience.RESULTS)
 AUDIT = FileKind("audit.json", Audience.RESULTS)
 NOISE_KEY = FileKind("noise.key", Audience.PRIVATE)
@@ -62,8 +63,8 @@ SHADOWS = FileKind("shadows", Audience.PRIVATE)
 LOCK = FileKind("lock", Audience.PRIVATE)
 
 FILES = (
-    CONFIG, GRAPH, PRIVACY, METRICS, RESULT, PAGE, EXPORT, ATTACK, AUDIT, NOISE_KEY, PRIVATE, CHECKPOINT, MEMBER_MODEL,
-    MESSAGES, RERUNS, SHADOWS, LOCK,
+    CONFIG, GRAPH, PRIVACY, METRICS, RESULT, PAGE, EXPORT, BASELINES, ATTACK, AUDIT, NOISE_KEY, PRIVATE, CHECKPOINT,
+    MEMBER_MODEL, MESSAGES, RERUNS, SHADOWS, LOCK,
 )  # fmt: skip
 """All that a run's folder holds, what may be handed on first."""
 
@@ -105,6 +106,10 @@ class RunFiles:
     @property
     def result(self) -> Path:
         return self.folder / RESULT.name
+
+    @property
+    def baselines(self) -> Path:
+        return self.folder / BASELINES.name
 
     @property
     def attack(self) -> Path:
