@@ -66,7 +66,7 @@ def _data(found: FinalModel) -> list[str]:
 
 def _privacy(found: FinalModel) -> list[str]:
     privacy, names = found.run.privacy, found.training_run.topology.names
-    left_out = "\n".join(f"- {sentence}" for sentence in not_covered(privacy))
+    left_out = "\n".join(f"- {sentence}" for sentence in not_covered(privacy, of_member="member" in found.run.result))
     if not found.is_covered:
         stated = (
             [] if privacy.headline is None else ["What the run promises without it:", headline_sentence(privacy, names)]

@@ -149,7 +149,7 @@ def test_refusals_about_folders(sotto, wards, setting, reason):
 def test_refusals_name_the_row_in_a_folder(sotto, wards):
     (wards / "wards" / "North.csv").write_text("age,again\n31,no\nold,yes\n50,no\n")
     code, _, err = sotto("run run.toml")
-    assert (code, "North.csv, row 2, column 'age': 'old'; it is a number" in err) == (2, True)
+    assert (code, "North.csv, row 2, column 'age': 'old'; a finite number is needed here" in err) == (2, True)
     code, out, err = sotto("data inspect wards --json")
     assert (code, err) == (0, "")
     assert json.loads(out)["columns"][-1]["missing_cells"] == 0

@@ -214,4 +214,4 @@ def test_commands(sotto, handed_on, wards):
         assert reason in err
     (wards / "new.csv").write_text("age,ward\n50,east\nold,west\n")
     code, _, err = sotto("predict model --data new.csv")
-    assert (code, "row 2, column 'age': 'old'; it is a number" in err) == (2, True)
+    assert (code, "row 2, column 'age': 'old'; a finite number is needed here" in err) == (2, True)
