@@ -143,9 +143,7 @@ class Lineage:
     @property
     def covers(self) -> Coverage:
         """Against whom the joint figure holds: whom the figures of all runs cover."""
-        numbers = [run.planned.covers.colluders for run in self.runs]
-        few = [number for number in numbers if number is not None]
-        return Coverage(all(run.planned.covers.everyone for run in self.runs), min(few, default=None))
+        return Coverage.common(run.planned.covers for run in self.runs)
 
     def epsilon_left(self) -> float | None:
         """The budget less what counts against it, rounded down; None without a budget."""
