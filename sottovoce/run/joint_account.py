@@ -49,7 +49,7 @@ class JointFigure:
 
 @dataclass(frozen=True)
 class JointAccount:
-    """The joint figures of some runs, everyone first; `covers` says whom that one covers. `adjacency` is the weakest."""
+    """The joint figures of some runs, everyone first, which holds for those in `covers`; the weakest `adjacency`."""
 
     folders: tuple[Path, ...]
     adjacency: Adjacency
