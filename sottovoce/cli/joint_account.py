@@ -101,5 +101,7 @@ def _table(figures: "tuple[JointFigure, ...]", delta: float) -> Table:
 
 def _lines(found: "JointAccount", first: "JointFigure") -> list[str]:
     lines = [changed_data(found.adjacency, first.joint.change), f"{first.final_models.sentence}."]
+    if found.covers.colluders is not None and first is found.figures[0]:
+        lines.append(f"It holds {found.covers}.")
     lines += [f"It assumes: {assumption}." for assumption in first.assumptions]
     return lines if found.note is None else [*lines, found.note]
