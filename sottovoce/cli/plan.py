@@ -1,6 +1,7 @@
 """`sotto plan`: which algorithm to take, before anything is trained."""
 
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +26,7 @@ from sottovoce.cli.options import (
     ViewSpec,
     Yes,
 )
-from sottovoce.cli.output import Table, answer, progress
+from sottovoce.cli.output import PATIENCE, Table, answer, print_note, progress, verbosity
 from sottovoce.cli.sampling import sigma_text
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.limits import size_text
@@ -88,11 +89,31 @@ def plan_(
             weights=weights, convex=convex, colluders=colluders,
         )  # fmt: skip
     with progress("algorithms") as tell:
-        found = plan(question, tell)
+        found = plan(question, tell, _shown_early())
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
     answer(_document(found), as_json, _table(found), *_words(found))
+
+
+def _shown_early() -> "Callable[[Entry], None]":
+    """Shows rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always."""
+    begun, waiting = time.monotonic(), list[str]()
+
+    def tell(entry: "Entry") -> None:
+        waiting.append(
+            f"sotto: {entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {_root(entry.error_node)}"
+        )
+        if verbosity.verbose or (verbosity.shows_progress and time.monotonic() - begun > PATIENCE):
+            for line in waiting:
+                print_note(line)
+            waiting.clear()
+
+    return tell
+
+
+def _root(square: float | None) -> str:
+    return "not predicted" if square is None else f"{math.sqrt(square):.4g}"
 
 
 def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":
@@ -156,9 +177,7 @@ def _table(found: "Plan") -> Table:
         ["algorithm", "sigma", "noise in average model", "in a node", "sent per node", "epsilon", "kind", "colluders"]
     ]
     for entry in found.ranked:
-        noise = [
-            "not predicted" if x is None else f"{math.sqrt(x):.4g}" for x in (entry.error_average, entry.error_node)
-        ]
+        noise = [_root(square) for square in (entry.error_average, entry.error_node)]
         epsilon = round_up(entry.epsilon(found.question.delta))
         table.append(
             [
