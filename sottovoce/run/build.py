@@ -129,9 +129,10 @@ def _dataset(data: DataSettings, folder: Path | None) -> Dataset:
     """Files of the user's own may change between runs of one process, and are read each time."""
     if data.name.startswith(NAMES_A_TABLE):
         return _normed(read_table_dataset(data, folder), data.unit_norm, data.max_norm)
-    check_no_columns(data)
     read = _read_dataset if data.name.startswith("file:") else _cached_dataset
-    return read(data.name, folder, data.unit_norm, data.max_norm)
+    found = read(data.name, folder, data.unit_norm, data.max_norm)
+    check_no_columns(data)
+    return found
 
 
 def _read_dataset(name: str, folder: Path | None, unit_norm: bool, max_norm: float | None) -> Dataset:

@@ -105,10 +105,13 @@ def open_run(folder: Path, data: Path | None = None, *, own: bool = False) -> Fi
 def accountant_of(files: RunFiles, experiment: Experiment, data: Path | None) -> RunAccountant:
     """The accountant that the settings and the graph of a run's folder give.
 
-    Where nodes have tables of their own, settings say how many rows each has, and no table is looked for.
+    Where nodes have tables of their own, settings say how many rows each has, and no table is looked for. Members of a
+    federation draw secret noise, which figures say.
     """
     tables: dict[str, Table] | None = {} if experiment.data.partition == OF_ITS_OWN else None
     wanted = buildable(experiment, data, with_rows=tables is None)
+    if "member" in (files.document(files.result) or {}):
+        wanted = wanted.model_copy(update={"noise": "secret", "noise_key": None})
     return build_accountant(wanted, data, recorded_graph(files, experiment), tables=tables)
 
 
