@@ -12,6 +12,7 @@ from sottovoce._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sottovoce.algorithms.registry import algorithm, algorithm_names, cite
+    from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings
     from sottovoce.attacks.candidate_losses import attacked_pairs as attacked_pairs
     from sottovoce.attacks.candidate_losses import candidates_of as candidates_of
     from sottovoce.attacks.candidate_losses import loss_series as loss_series
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
     from sottovoce.auditing.scores import audit_scores
     from sottovoce.config import RecordingSettings, parse_experiment
     from sottovoce.core.algorithm import Algorithm
+    from sottovoce.core.arrays import Rows
     from sottovoce.core.compression import parse_compression
+    from sottovoce.core.gossip import Gossip
     from sottovoce.core.graphs import Graph, graph
     from sottovoce.core.loop import iterate_rounds, train
     from sottovoce.core.mixing import Mixing
+    from sottovoce.core.noise import Independent
     from sottovoce.core.noise_key import NoiseKey
+    from sottovoce.core.own_code import code_from
     from sottovoce.core.secret_source import SecretSource
     from sottovoce.core.topologies import (
         Changing,
@@ -77,6 +82,12 @@ _MODULE_OF = {
         "algorithm_names",
         "cite",
     ),
+    "algorithms.spec": (
+        "AlgorithmSpec",
+        "Example",
+        "Meaning",
+        "NoisyStepSettings",
+    ),
     "attacks.received_messages": ("receive",),
     "attacks.reconstruction": (
         "Reconstruction",
@@ -94,7 +105,9 @@ _MODULE_OF = {
         "parse_experiment",
     ),
     "core.algorithm": ("Algorithm",),
+    "core.arrays": ("Rows",),
     "core.compression": ("parse_compression",),
+    "core.gossip": ("Gossip",),
     "core.graphs": (
         "Graph",
         "graph",
@@ -104,7 +117,9 @@ _MODULE_OF = {
         "train",
     ),
     "core.mixing": ("Mixing",),
+    "core.noise": ("Independent",),
     "core.noise_key": ("NoiseKey",),
+    "core.own_code": ("code_from",),
     "core.secret_source": ("SecretSource",),
     "core.topologies": (
         "Changing",
@@ -185,20 +200,27 @@ _WITH_TORCH = {
 __all__ = [
     "Account",
     "Algorithm",
+    "AlgorithmSpec",
     "Audit",
     "Changing",
     "Composition",
     "Coordinate",
+    "Example",
     "Factorization",
     "GaussianLoss",
+    "Gossip",
     "Graph",
     "Guarantee",
+    "Independent",
     "InputError",
     "LinearSystem",
+    "Meaning",
     "Mixing",
     "NoiseKey",
+    "NoisyStepSettings",
     "Reconstruction",
     "RecordingSettings",
+    "Rows",
     "SampledLoss",
     "SecretSource",
     "SottovoceError",
@@ -215,6 +237,7 @@ __all__ = [
     "audit_scores",
     "calibrate",
     "cite",
+    "code_from",
     "compose",
     "dropout",
     "factorize",

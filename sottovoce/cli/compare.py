@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Json, Yes
+from sottovoce.cli.options import Code, Json, Yes
 from sottovoce.cli.output import Table, answer, print_note, show_elapsed, show_findings
 from sottovoce.core.limits import size_text
 from sottovoce.errors import InputError, Unaccountable
@@ -23,6 +23,7 @@ def compare(
     out: Annotated[Path | None, typer.Option("--out", help="The page; beside the runs unless given.")] = None,
     title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
+    code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:

@@ -12,7 +12,7 @@ from sottovoce.cli.account_words import headline_words, table_by_distance
 from sottovoce.cli.all_pairs import answer_for_pairs
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
-from sottovoce.cli.options import Json, Setting, Yes, offering, settings_document, with_setting
+from sottovoce.cli.options import Code, Json, Setting, Yes, offering, settings_document, with_setting
 from sottovoce.cli.output import Table, answer, facts, print_note, show_elapsed
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.cli.sampling import (
@@ -64,6 +64,7 @@ def account_(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
     data: Annotated[Path | None, typer.Option(help="RUN --view: folder of files that the run names.")] = None,
+    code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -80,6 +81,8 @@ def account_(
         return
     if data is not None:
         raise InputError("--data without a run", "it has the files that a run names", "name the folder of a run")
+    if code is not None:
+        raise InputError("--code without a run", "--algorithm FILE.py:NAME is looked for here", "leave it out")
     kinds = _asked_kinds(kind, published)
     _fits_together(setting, all_pairs, {"--published": published, "--kind": bool(kind), "--optimised": optimised})
     _only_of_pairs(all_pairs, sample, out)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app, explained, fail
-from sottovoce.cli.options import Json, Yes
+from sottovoce.cli.options import Code, Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, verbosity
 from sottovoce.cli.progress_lines import activity
 from sottovoce.core.limits import limits_are_lifted, size_text
+from sottovoce.core.own_code import code_folder, code_from
 from sottovoce.distributed.environment import place_among_ranks
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
@@ -59,6 +60,7 @@ def run(
     lineage: Annotated[
         str | None, typer.Option(help="--ledger: which lineage of data; the first unless given.")
     ] = None,
+    code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -67,19 +69,31 @@ def run(
         raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
     how = Execution(data=data, out=out, resume=resume, as_json=as_json, ledger=_ledger_file(ledger, lineage))
     place = place_among_ranks()
-    if place is not None:
-        _run_as_rank(place.rank, partial(_single_experiment, file, settings or [], only, out), timeout, how)
-        return
-    if (processes or 1) > 1:
-        _single_experiment(file, settings or [], only, out)
-        _run_in_processes(file, settings or [], processes or 1, timeout, how)
-    plan = _read_plan(file, settings or [], only, out)
-    if plan.single_run:
-        _run_one(plan.runs[0].experiment, how)
-    else:
-        if ledger is not None:
-            raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
-        _run_sweep(plan, jobs, how)
+    with code_from(_code_beside(file) if code is None else code):
+        if place is not None:
+            _run_as_rank(place.rank, partial(_single_experiment, file, settings or [], only, out), timeout, how)
+            return
+        if (processes or 1) > 1:
+            _single_experiment(file, settings or [], only, out)
+            _run_in_processes(file, settings or [], processes or 1, timeout, how)
+        plan = _read_plan(file, settings or [], only, out)
+        if plan.single_run:
+            _run_one(plan.runs[0].experiment, how)
+        else:
+            if ledger is not None:
+                raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
+            _run_sweep(plan, jobs, how)
+
+
+def _code_beside(file: Path) -> Path | None:
+    """Where code is that a run file names: beside it. Settings that others wrote load none by themselves.
+
+    Those are the settings in a run's folder, and agreements.
+    """
+    from sottovoce.run.layout import RunFiles
+
+    written_by_run = file.suffix == ".json" or RunFiles(file.parent).config.exists()
+    return None if written_by_run or not file.is_file() or _is_agreement(_document(file)) else file.parent
 
 
 def _ledger_file(path: Path | None, lineage: str | None) -> "LedgerFile | None":
@@ -140,14 +154,23 @@ def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> 
 
 def _run_settings(file: Path) -> "Document":
     """The settings of a run, or of the run that an agreement describes, which is simulated."""
-    from sottovoce.config import read_settings_file
-
-    document = read_settings_file(file)
-    if "members" not in document:
+    document = _document(file)
+    if not _is_agreement(document):
         return document
     from sottovoce.federation.agreement import parse_agreement
 
     return parse_agreement(document, str(file)).experiment.document()
+
+
+def _document(file: Path) -> "Document":
+    from sottovoce.config import read_settings_file
+
+    return read_settings_file(file)
+
+
+def _is_agreement(document: "Document") -> bool:
+    """Whether a document is an agreement of members, and no settings of a run."""
+    return "members" in document
 
 
 def _single_experiment(file: Path, settings: list[str], only: str | None, out: Path) -> "Experiment":
@@ -272,6 +295,7 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
     arguments += [word for setting in settings for word in ("--set", setting)]
     arguments += ["--data", str(how.data)] if how.data is not None else []
     arguments += ["--resume"] if how.resume else []
+    arguments += ["--code", str(code_folder())] if code_folder() is not None else []
     arguments += ["--json"] if how.as_json else []
     if how.ledger is not None:
         arguments += ["--ledger", str(how.ledger.path), "--lineage", how.ledger.lineage]

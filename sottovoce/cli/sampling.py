@@ -71,9 +71,7 @@ def sampled_words(result: "Account", figure: "PrivacyFigure", delta: float) -> l
 
 def declared_nodes(setting: Setting, sigma: "PerNode") -> "list[JSON] | None":
     """Records, sigma and noise of every node, where their records are given and noise is each node's own."""
-    from sottovoce.algorithms.registry import algorithm_spec
-
-    if setting.records is None or setting.declared is None or not algorithm_spec(setting.algorithm).independent_noise:
+    if setting.records is None or setting.declared is None or not setting.spec.independent_noise:
         return None
     sensitivity, found = setting.declared.sensitivity, list["JSON"]()
     for node, records in enumerate(setting.declared.records):
