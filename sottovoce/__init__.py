@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from sottovoce.learning.datasets import Dataset as Dataset
     from sottovoce.learning.datasets import from_arrays as from_arrays
     from sottovoce.learning.datasets import load as load
+    from sottovoce.learning.declared_calibration import calibrate
     from sottovoce.learning.models import model as model
     from sottovoce.learning.models import wrap_module as wrap_module
     from sottovoce.learning.partitioning import partition as partition
@@ -60,16 +61,18 @@ if TYPE_CHECKING:
     from sottovoce.matrix_factorization.result import Factorization
     from sottovoce.matrix_factorization.sampled_noise import sampled_noise
     from sottovoce.planning.noise_accumulation import noise_in_models
+    from sottovoce.planning.planner import Plan, Question, plan
     from sottovoce.privacy import views
     from sottovoce.privacy.accountant import Account, account
     from sottovoce.privacy.amplification import sampled_epsilon
-    from sottovoce.privacy.calibration import calibrate
     from sottovoce.privacy.composition import Composition, GaussianLoss, SampledLoss, StatedLoss, compose
     from sottovoce.privacy.guarantee import Guarantee
     from sottovoce.privacy.views import View
     from sottovoce.report.page import write_page as write_page
     from sottovoce.run.build import build_run as build_run
     from sottovoce.run.execute import run_experiment as run_experiment
+    from sottovoce.run.module_training import PrivateModules as PrivateModules
+    from sottovoce.run.module_training import train_module as train_module
     from sottovoce.run.privacy_report import report_privacy as report_privacy
     from sottovoce.run.simulation import Run as Run
     from sottovoce.run.simulation import simulate as simulate
@@ -139,6 +142,7 @@ _MODULE_OF = {
         "SottovoceError",
         "Unaccountable",
     ),
+    "learning.declared_calibration": ("calibrate",),
     "matrix_factorization.factorization": (
         "factorize",
         "factorize_by_class",
@@ -146,12 +150,16 @@ _MODULE_OF = {
     "matrix_factorization.result": ("Factorization",),
     "matrix_factorization.sampled_noise": ("sampled_noise",),
     "planning.noise_accumulation": ("noise_in_models",),
+    "planning.planner": (
+        "Plan",
+        "Question",
+        "plan",
+    ),
     "privacy.accountant": (
         "Account",
         "account",
     ),
     "privacy.amplification": ("sampled_epsilon",),
-    "privacy.calibration": ("calibrate",),
     "privacy.composition": (
         "Composition",
         "GaussianLoss",
@@ -189,6 +197,10 @@ _WITH_TORCH = {
     "report.page": ("write_page",),
     "run.build": ("build_run",),
     "run.execute": ("run_experiment",),
+    "run.module_training": (
+        "PrivateModules",
+        "train_module",
+    ),
     "run.privacy_report": ("report_privacy",),
     "run.simulation": (
         "Run",
@@ -218,6 +230,8 @@ __all__ = [
     "Mixing",
     "NoiseKey",
     "NoisyStepSettings",
+    "Plan",
+    "Question",
     "Reconstruction",
     "RecordingSettings",
     "Rows",
@@ -251,6 +265,7 @@ __all__ = [
     "noise_in_models",
     "parse_compression",
     "parse_experiment",
+    "plan",
     "push",
     "random_edges",
     "receive",

@@ -142,7 +142,8 @@ Part = Annotated[
     str,
     typer.Option(
         "--participation",
-        help="every; KxB: K times, exactly B rounds apart; or batches by chance: poisson:SHARE, fixed:SIZE, "
+        help="every; KxB: K times, exactly B rounds apart; shuffle:B: once in each B rounds; or batches by chance: "
+        "poisson:SHARE, fixed:SIZE, "
         "cyclic-poisson:SHARExB.",
     ),
 ]

@@ -1,6 +1,5 @@
 """`sotto plan`: which algorithm to take, before anything is trained."""
 
-import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,12 +22,9 @@ from sottovoce.cli.options import (
     ViewSpec,
     Yes,
 )
-from sottovoce.cli.output import Table, answer, progress
-from sottovoce.cli.sampling import sigma_text
+from sottovoce.cli.output import answer, progress
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
-from sottovoce.core.limits import size_text
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +72,7 @@ def plan_(
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {epsilon:g} against {view}: {reasons}")
-    answer(_document(found), as_json, _table(found), *_words(found))
+    answer(_document(found), as_json, found.table(), *_words(found))
 
 
 def _document(found: "Plan") -> dict[str, object]:
@@ -107,24 +103,6 @@ def _entry(entry: "Entry", delta: float) -> dict[str, object]:
         "error_average_model": entry.error_average, "error_node": entry.error_node,
         "not_predicted": entry.unpredicted or None, "bytes_per_node": entry.bytes_per_node,
     }  # fmt: skip
-
-
-def _table(found: "Plan") -> Table:
-    table = [
-        ["algorithm", "sigma", "noise in average model", "in a node", "sent per node", "epsilon", "kind", "colluders"]
-    ]
-    for entry in found.ranked:
-        noise = [
-            "not predicted" if x is None else f"{math.sqrt(x):.4g}" for x in (entry.error_average, entry.error_node)
-        ]
-        epsilon = round_up(entry.epsilon(found.question.delta))
-        table.append(
-            [
-                entry.label, sigma_text(entry.sigma, 4), *noise, size_text(entry.bytes_per_node), epsilon,
-                entry.guarantee.kind, entry.covers.count,
-            ]
-        )  # fmt: skip
-    return table
 
 
 def _shared(found: "Plan", sentence: str, fact: "Callable[[Entry], str]") -> list[str]:

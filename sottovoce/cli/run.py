@@ -16,6 +16,7 @@ from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Code, Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, verbosity
 from sottovoce.cli.progress_lines import activity
+from sottovoce.cli.tracking import Track, wanted_trackers, write_tracked
 from sottovoce.core.limits import limits_are_lifted, size_text
 from sottovoce.core.own_code import code_folder, code_from
 from sottovoce.distributed.environment import place_among_ranks
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from sottovoce.attacks.registry import Attack
     from sottovoce.config import Document, Experiment
     from sottovoce.privacy.guarantee import PrivacyFigure
+    from sottovoce.report.tracking import Tracker
     from sottovoce.run.privacy_document import PrivacyDocument
     from sottovoce.run.run_documents import RunDocuments
     from sottovoce.run.run_ledger import LedgerFile
@@ -60,6 +62,7 @@ def run(
     lineage: Annotated[
         str | None, typer.Option(help="--ledger: which lineage of data; the first unless given.")
     ] = None,
+    trackers: Track = None,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
@@ -67,7 +70,14 @@ def run(
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
     if not math.isfinite(timeout):
         raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
-    how = Execution(data=data, out=out, resume=resume, as_json=as_json, ledger=_ledger_file(ledger, lineage))
+    how = Execution(
+        data=data,
+        out=out,
+        resume=resume,
+        as_json=as_json,
+        ledger=_ledger_file(ledger, lineage),
+        trackers=tuple(wanted_trackers(trackers)),
+    )
     place = place_among_ranks()
     with code_from(_code_beside(file) if code is None else code):
         if place is not None:
@@ -115,6 +125,7 @@ class Execution:
     resume: bool
     as_json: bool
     ledger: "LedgerFile | None"
+    trackers: "tuple[Tracker, ...]" = ()
 
 
 @dataclass(frozen=True)
@@ -192,7 +203,7 @@ def _run_one(experiment: "Experiment", how: Execution) -> None:
 
         before = _finished([experiment], how.out)
         result = run_experiment(experiment, folder, data=how.data, resume=how.resume, progress=tell, ledger=how.ledger)
-    _finish(result, folder, how.as_json)
+    _finish(result, folder, how)
     _note_read(before, how.as_json)
 
 
@@ -234,13 +245,15 @@ def _spent_text(folder: Path) -> Callable[[int], str]:
     return text
 
 
-def _finish(result: "Document", folder: Path, as_json: bool) -> None:
+def _finish(result: "Document", folder: Path, how: Execution) -> None:
     """Write the page of a finished run, and print its result."""
     from sottovoce.report.page import write_page_of
     from sottovoce.run.run_documents import read_runs
 
     write_page_of(folder, again=False)
-    answer(result, as_json, _facts(result, read_runs([folder])[0]))
+    found = read_runs([folder])
+    write_tracked(found, how.trackers, how.out, how.as_json)
+    answer(result, how.as_json, _facts(result, found[0]))
 
 
 def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
@@ -274,7 +287,7 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
                 os._exit(code)  # threads of the backend that wait for a lost rank would abort the interpreter's end
             raise SystemExit(code) from None
     if leads:
-        _finish(result, how.out / experiment.name, how.as_json)
+        _finish(result, how.out / experiment.name, how)
         _note_read(before, how.as_json)
 
 
@@ -299,6 +312,7 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
     arguments += ["--json"] if how.as_json else []
     if how.ledger is not None:
         arguments += ["--ledger", str(how.ledger.path), "--lineage", how.ledger.lineage]
+    arguments += [word for tracker in how.trackers for word in ("--track", tracker)]
     arguments += ["--yes"] if limits_are_lifted() else []
     with activity(""):  # rank 0 tells how far it is
         raise SystemExit(launch(arguments, processes))
@@ -316,6 +330,10 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
         finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, progress=tell)
     page = write_results(how.out / name, name, about, finished, plan.command)
     rows = sweep_rows(finished)
+    if how.trackers:
+        from sottovoce.run.run_documents import read_runs
+
+        write_tracked(read_runs([how.out / name]), how.trackers, how.out, how.as_json)
     answered = {"name": name, "page": str(page), "runs": [row.document() for row in rows]}
     if plan.attacks:
         from sottovoce.attacks.on_sweeps import attack_rows

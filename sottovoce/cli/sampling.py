@@ -52,13 +52,6 @@ def calibrated_by_chance(
     return found if found is not None and saves_noise(found.sigma, unsampled) else None
 
 
-def sigma_text(sigma: "PerNode", digits: int = 6) -> str:
-    """One sigma, or the range of those of nodes."""
-    if isinstance(sigma, tuple):
-        return f"from {round_up(min(sigma), digits)} to {round_up(max(sigma), digits)}"
-    return round_up(sigma, digits)
-
-
 def sampled_words(result: "Account", figure: "PrivacyFigure", delta: float) -> list[str]:
     """A headline that counts on chance, with all that it rests on."""
     lines = [
