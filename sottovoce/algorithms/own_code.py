@@ -53,7 +53,7 @@ def _named(name: str, spec: Spec) -> Spec:
             )  # fmt: skip
         return cast("Algorithm", replace(cast("Any", built), name=name))
 
-    return AlgorithmSpec(name, spec.settings_type, build, spec.examples, spec.references)
+    return replace(spec, name=name, builder=build)
 
 
 def _spec_of_class(name: str, made: type[Gossip]) -> Spec:

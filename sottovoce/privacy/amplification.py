@@ -1,8 +1,9 @@
-"""Amplification by sampling, for the everyone view: Poisson and fixed-size mini-batches, by `dp-accounting`.
+"""Amplification by sampling: Poisson and fixed-size mini-batches, by loss distributions.
 
-A node's record takes part in a round with probability q. Only for whoever hears everything, and for noise that is
-independent over rounds, or correlated by a C with at most B bands where a record may be drawn every B rounds
-(docs/guarantees.md has the proof): for other C, and for a partial view, nothing is proven.
+A node's record takes part in a round with probability q. The figure is that of an adversary who has every noisy
+gradient, of which all that anybody sees is a function: so it holds for whoever hears everything, and for every node.
+For noise that is independent over rounds, or correlated by a C with at most B bands where a record may be drawn every B
+rounds (docs/guarantees.md has the proof); for other C, and on top of what distance hides, nothing is proven.
 
     >>> round(epsilon_of_batches(noise=2.0, share=0.01, rounds=1000, delta=1e-5), 3)
     0.622
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 from sottovoce.core.noise import PerNode
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.bisection import Answer, Search, least_noise
-from sottovoce.privacy.covering_views import hides_in_sums
+from sottovoce.privacy.covering_views import hides_in_sums, shares_secrets
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
-from sottovoce.privacy.views import View, ViewKind
+from sottovoce.privacy.loss_distributions import composed, fixed_size_distribution, poisson_distribution
+from sottovoce.privacy.views import View, ViewKind, everyone, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent, PrivacyAccountant
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 LEAST = 0.3
 """Below this noise multiplier sampling is not counted: epsilon is beyond any use, and loss distributions are huge."""
@@ -34,9 +36,7 @@ LARGEST = 1e6
 """A target that no noise multiplier below this meets is refused."""
 
 
-def epsilon_of_batches(
-    *, noise: float, share: float, rounds: int, delta: float, size: int | None = None, accountant: str = "pld"
-) -> float:
+def epsilon_of_batches(*, noise: float, share: float, rounds: int, delta: float, size: int | None = None) -> float:
     """Epsilon of `rounds` Gaussian releases on sampled batches.
 
     `noise` is the noise multiplier. Without `size`, each record joins each batch with probability `share` (Poisson; add
@@ -51,45 +51,21 @@ def epsilon_of_batches(
         return 0.0
     if noise < LEAST:
         return epsilon_of(rounds**0.5 / noise, delta)
-    return _composed_epsilon(noise, share, rounds, delta, size, accountant)
+    return _composed_epsilon(noise, share, rounds, delta, size)
 
 
 @lru_cache(maxsize=256)
-def _composed_epsilon(noise: float, share: float, rounds: int, delta: float, size: int | None, kind: str) -> float:
+def _composed_epsilon(noise: float, share: float, rounds: int, delta: float, size: int | None) -> float:
     """Runs of a sweep that differ in their seeds alone ask the same."""
-    return float(_accountant(noise, share, rounds, size, kind).get_epsilon(delta))
+    one = sampled_distribution(noise, share, size)
+    return float(composed([(one, rounds)]).get_epsilon_for_delta(delta))
 
 
-def _accountant(noise: float, share: float, rounds: int, size: int | None, kind: str) -> PrivacyAccountant:
-    built = loss_accountant(poisson=kind == "pld" and size is None, replace=size is not None)
-    return built.compose(sampled_event(noise, share, size), rounds)
-
-
-def sampled_event(noise: float, share: float, size: int | None) -> DpEvent:
-    """One Gaussian release on a batch that is drawn by chance, in the words of `dp-accounting`."""
-    import dp_accounting
-
-    gaussian = dp_accounting.GaussianDpEvent(noise)
+def sampled_distribution(noise: float, share: float, size: int | None) -> PrivacyLossDistribution:
+    """The privacy loss of one Gaussian release on a batch that is drawn by chance."""
     if size is None:
-        return dp_accounting.PoissonSampledDpEvent(share, gaussian)
-    return dp_accounting.SampledWithoutReplacementDpEvent(size, max(1, round(share * size)), gaussian)
-
-
-def loss_accountant(*, poisson: bool, replace: bool) -> PrivacyAccountant:
-    """An accountant of loss distributions, or of Renyi divergences where `dp-accounting` has no distribution.
-
-    It has exact distributions for Poisson batches (add or remove a record), and none for batches of a fixed size
-    (`replace` a record).
-    """
-    import dp_accounting
-    from dp_accounting import pld, rdp
-
-    relation = dp_accounting.NeighboringRelation
-    neighbours = relation.REPLACE_ONE if replace else relation.ADD_OR_REMOVE_ONE
-    built: PrivacyAccountant = (
-        pld.PLDAccountant(neighbours) if poisson else rdp.RdpAccountant(neighboring_relation=neighbours)
-    )
-    return built
+        return poisson_distribution(noise=noise, share=share)
+    return fixed_size_distribution(noise=noise, share=max(1, round(share * size)) / size)
 
 
 @lru_cache(maxsize=256)
@@ -118,16 +94,23 @@ def noise_multipliers(
 ) -> NDArray[np.float64]:
     """Noise over sensitivity of each node in each release; refused where sampling has no proof.
 
+    Of an adversary who has all noisy gradients, and knows what `view` knows: its members, who hide nothing from
+    themselves, count as if their noise was infinite.
+
     With C of at most `apart` bands, rounds in which a record may be drawn are told apart by different draws of noise:
     a release is all that one of these rounds brings about, and its noise that of the longest column of C. If a record
     is drawn `certain`ly whenever it may be, all these rounds are one release, whatever C is.
     """
     from sottovoce.core.participation import Participation
     from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
-    from sottovoce.privacy.observation import observe
 
-    if view.kind is not ViewKind.EVERYONE or view.members:
-        raise Unaccountable(f"sampling together with the partial view {view}: no proof; use the everyone view")
+    view.check(system.n)
+    if view.kind is ViewKind.ANY_COALITION:
+        if shares_secrets(system):
+            raise Unaccountable(
+                f"sampling together with {view} of nodes that share secrets is not accounted for; name one coalition"
+            )
+        view = with_final_models(everyone(), view.final_models)
     if hides_in_sums(system):
         raise Unaccountable("sampling together with secure sums is not accounted for; the figure without it holds")
     bands = 1 if system.correlation is None else system.correlation.bands(system.rounds)
@@ -140,7 +123,7 @@ def noise_multipliers(
         )
     shown = Participation.sampled(1.0, apart) if certain else Participation(1, system.rounds)
     with np.errstate(divide="ignore"):
-        return np.asarray(loss_given_noisy_gradients(system, view, observe(system, view).victims, shown) ** -0.5)
+        return np.asarray(loss_given_noisy_gradients(system, view, np.arange(system.n), shown) ** -0.5)
 
 
 def releases(rounds: int, *, apart: int = 1, certain: bool = False) -> int:

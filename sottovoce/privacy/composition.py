@@ -1,8 +1,8 @@
 """What several releases about the same data tell together.
 
 Each release has a loss: Gaussian, of batches drawn by chance, or an epsilon at a delta and nothing more. Gaussian
-losses add in mu squared, those of Poisson batches by their distributions (`dp-accounting`), those of batches of a fixed
-size by Renyi divergences; what these rules do not join is added as epsilons and deltas, which always holds.
+losses add in mu squared, those of sampled batches by their distributions (`dp-accounting`); a figure of which nothing
+more is known is added as epsilon and delta, which always holds.
 
     >>> joint = compose([GaussianLoss(1.0), GaussianLoss(1.0)])
     >>> round(joint.mu, 4), round(joint.epsilon(1e-5), 3)
@@ -25,9 +25,10 @@ from sottovoce.core.adjacency import Change
 from sottovoce.core.json_numbers import JSON, from_json, to_json
 from sottovoce.errors import InputError
 from sottovoce.privacy.accountant import Account
-from sottovoce.privacy.amplification import LEAST, loss_accountant, sampled_event
+from sottovoce.privacy.amplification import LEAST, sampled_distribution
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import Guarantee
+from sottovoce.privacy.loss_distributions import composed, poisson_distribution
 
 if TYPE_CHECKING:
     from sottovoce.config import Document
@@ -38,7 +39,6 @@ class Rule(StrEnum):
 
     GAUSSIAN = "mu squared adds"
     DISTRIBUTIONS = "loss distributions are composed"
-    RENYI = "Renyi divergences add"
     SUMS = "epsilons and deltas add"
 
 
@@ -141,11 +141,6 @@ class Composition:
     def rule(self) -> Rule:
         """How the losses are joined."""
         parts = _Parts.of(self.losses)
-        groups = [group for group in (parts.with_distributions, parts.with_renyi) if group]
-        if len(groups) + len(parts.stated) > 1:
-            return Rule.SUMS
-        if parts.with_renyi:
-            return Rule.RENYI
         if parts.stated:
             return Rule.SUMS
         gaussian = all(isinstance(loss, GaussianLoss) for loss in parts.with_distributions)
@@ -179,10 +174,9 @@ def compose(releases: Iterable[Loss | Guarantee | Account]) -> Composition:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Losses by the rule that joins them: each group has one, and groups are joined by sums."""
+    """Losses by the rule that joins them: those with distributions, and those that are added."""
 
     with_distributions: tuple[GaussianLoss | SampledLoss, ...]
-    with_renyi: tuple[GaussianLoss | SampledLoss, ...]
     stated: tuple[StatedLoss, ...]
 
     @classmethod
@@ -191,15 +185,11 @@ class _Parts:
         stated = tuple(loss for loss in plain if isinstance(loss, StatedLoss))
         mus = [loss.mu for loss in plain if isinstance(loss, GaussianLoss) and loss.mu > 0]
         sampled = [loss for loss in plain if isinstance(loss, SampledLoss)]
-        poisson = [loss for loss in sampled if loss.size is None]
-        fixed = tuple(loss for loss in sampled if loss.size is not None)
         joint = _joint_mu(mus)
         if joint > 1 / LEAST:
-            joint, poisson = _joint_mu([*mus, *(_unsampled(loss).mu for loss in poisson)]), []
+            joint, sampled = _joint_mu([*mus, *(_unsampled(loss).mu for loss in sampled)]), []
         gaussian = (GaussianLoss(joint),) if joint > 0 else ()
-        if fixed and not poisson and joint <= 1 / LEAST:
-            return cls((), (*gaussian, *fixed), stated)
-        return cls((*gaussian, *poisson), fixed, stated)
+        return cls((*gaussian, *sampled), stated)
 
 
 def _without_useless_sampling(loss: Loss) -> Loss:
@@ -230,29 +220,26 @@ def _up(value: float) -> float:
 
 @lru_cache(maxsize=1024)
 def _epsilon(losses: tuple[Loss, ...], delta: float) -> float:
-    """Of each group by its own rule, at an equal share of what stated losses leave of delta; then the sum."""
+    """Of the distributions, at what stated losses leave of delta, and theirs: the sum."""
     parts = _Parts.of(losses)
-    groups = [group for group in (parts.with_distributions, parts.with_renyi) if group]
     unused = Fraction(delta) - sum(Fraction(loss.delta) for loss in parts.stated)
-    if unused < 0 or (groups and unused == 0):
+    if unused < 0 or (parts.with_distributions and unused == 0):
         return math.inf
-    shared = bool(groups) and (bool(parts.stated) or len(groups) > 1)
-    left = math.nextafter(float(unused / len(groups)), 0.0) if shared else delta
+    left = math.nextafter(float(unused), 0.0) if parts.stated else delta
     found = [loss.epsilon for loss in parts.stated]
-    found += [_group_epsilon(group, left, poisson=group is parts.with_distributions) for group in groups]
+    if parts.with_distributions:
+        found.append(_joint_epsilon(parts.with_distributions, left))
     return sum(found) if len(found) < 2 else _up(math.fsum(found))
 
 
-def _group_epsilon(group: tuple[GaussianLoss | SampledLoss, ...], delta: float, *, poisson: bool) -> float:
-    import dp_accounting
-
+def _joint_epsilon(group: tuple[GaussianLoss | SampledLoss, ...], delta: float) -> float:
     first = group[0]
     if isinstance(first, GaussianLoss) and len(group) == 1:
         return epsilon_of(first.mu, delta)
-    accountant = loss_accountant(poisson=poisson, replace=not poisson)
-    for loss in group:
-        if isinstance(loss, GaussianLoss):
-            accountant.compose(dp_accounting.GaussianDpEvent(1 / loss.mu))
-        else:
-            accountant.compose(sampled_event(loss.noise, loss.share, loss.size), loss.rounds)
-    return float(accountant.get_epsilon(delta))
+    distributions = (
+        (poisson_distribution(noise=1 / loss.mu, share=1.0), 1)
+        if isinstance(loss, GaussianLoss)
+        else (sampled_distribution(loss.noise, loss.share, loss.size), loss.rounds)
+        for loss in group
+    )
+    return float(composed(distributions).get_epsilon_for_delta(delta))

@@ -1,4 +1,4 @@
-"""What it is worth that batches are drawn by chance: epsilon against whoever hears every message, and sigma for it.
+"""What it is worth that batches are drawn by chance: epsilon of a view, and sigma for it.
 
 Each node is accounted for by its own sampling and its own noise. The figure is that of the node that is worst off.
 """
@@ -26,7 +26,7 @@ from sottovoce.privacy.covering_views import covering_views, lacks_secrets
 from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure, TrainingProof
-from sottovoce.privacy.views import View, ViewKind
+from sottovoce.privacy.views import View
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import trace_with_noise
 
@@ -67,7 +67,8 @@ class SampledNodes:
 def sampled_figure(system: LinearSystem, view: View, nodes: SampledNodes, delta: float) -> PrivacyFigure:
     """The figure that counts on chance, for the node that is worst off.
 
-    `view` is everyone, with final models or without. Refused where sampling has no proof for this system.
+    What a node or a coalition sees is a function of all noisy gradients, so that this figure holds for it as well.
+    Refused where sampling has no proof for this system.
     """
     epsilon = max(
         _epsilon(how, noise, system.rounds, delta, or_unsampled=nodes.differ)
@@ -120,8 +121,7 @@ def sampled_sigma(
 ) -> PerNode | None:
     """The least sigma with which every node's sampling meets a target, where `at` gives the system of a sigma.
 
-    `view` is everyone, with final models or without. Noise of each node's own is chosen node by node. None where
-    sampling counts for nothing.
+    Noise of each node's own is chosen node by node. None where sampling counts for nothing.
     """
     reference = at(1.0)
     try:
@@ -157,9 +157,9 @@ def calibrate_sampled(
 ) -> SampledCalibration | None:
     """The least sigma that meets a target by chance, from the system at sigma 1; None where chance counts for nothing.
 
-    That is so for views other than everyone, and where somebody who shares secrets learns more than everyone.
+    That is so where somebody who shares secrets learns more than everyone.
     """
-    if view.kind is not ViewKind.EVERYONE or len(covering_views(view, reference)) > 1:
+    if len(covering_views(view, reference)) > 1:
         return None
 
     def at(sigma: PerNode) -> LinearSystem:

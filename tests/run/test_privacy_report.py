@@ -11,7 +11,7 @@ import dp_accounting
 import numpy as np
 import pytest
 import torch
-from dp_accounting import pld, rdp
+from dp_accounting import pld
 from torch import nn
 
 from sottovoce import InputError, Unaccountable, account, algorithm, compose, metropolis, trace, weigh
@@ -26,6 +26,7 @@ from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
 from sottovoce.privacy import views
+from sottovoce.privacy.amplification import epsilon_of_batches
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.run import attackers as choice
@@ -235,9 +236,7 @@ def poisson(noise, share, rounds):
 
 @cache
 def fixed(noise, size, held, rounds):
-    event = dp_accounting.SampledWithoutReplacementDpEvent(held, size, dp_accounting.GaussianDpEvent(noise))
-    accountant = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
-    return accountant.compose(event, rounds).get_epsilon(DELTA)
+    return epsilon_of_batches(noise=noise, share=size / held, size=held, rounds=rounds, delta=DELTA)
 
 
 @pytest.mark.parametrize(
