@@ -57,6 +57,8 @@ COMMANDS = {
     "ego": f"account --graph {EGO} --rounds 100 --view node:50 --json",
     "pairs": f"account --graph {EGO} --rounds 100 --all-pairs --json --yes",
     "one_pair": "account --graph regular:100000,d=10,seed=0 --rounds 30 --view node:0 --victim 7 --json",
+    "plan_8": "plan --graph ring:8 --records 100 --epsilon 4 --json",
+    "plan_100": "plan --graph regular:100,d=6,seed=0 --records 100 --epsilon 4 --json",
     "million": "account --graph regular:1000000,d=10,seed=0 --rounds 30 --view node:0 --victim 7 --json",
 }
 """What is typed after `sotto`."""

@@ -49,10 +49,13 @@ if TYPE_CHECKING:
         weigh,
     )
     from sottovoce.errors import InputError, SottovoceError, Unaccountable
+    from sottovoce.learning.data_frames import from_table as from_table
+    from sottovoce.learning.data_frames import from_tables as from_tables
     from sottovoce.learning.datasets import Dataset as Dataset
     from sottovoce.learning.datasets import from_arrays as from_arrays
     from sottovoce.learning.datasets import load as load
     from sottovoce.learning.declared_calibration import calibrate
+    from sottovoce.learning.exported_model import read_exported_model as read_exported_model
     from sottovoce.learning.models import model as model
     from sottovoce.learning.models import wrap_module as wrap_module
     from sottovoce.learning.partitioning import partition as partition
@@ -68,6 +71,7 @@ if TYPE_CHECKING:
     from sottovoce.privacy.composition import Composition, GaussianLoss, SampledLoss, StatedLoss, compose
     from sottovoce.privacy.guarantee import Guarantee
     from sottovoce.privacy.views import View
+    from sottovoce.report.model_export import export_model as export_model
     from sottovoce.report.page import write_page as write_page
     from sottovoce.run.build import build_run as build_run
     from sottovoce.run.execute import run_experiment as run_experiment
@@ -183,17 +187,23 @@ _WITH_TORCH = {
         "loss_series",
     ),
     "attacks.threshold": ("threshold",),
+    "learning.data_frames": (
+        "from_table",
+        "from_tables",
+    ),
     "learning.datasets": (
         "Dataset",
         "from_arrays",
         "load",
     ),
+    "learning.exported_model": ("read_exported_model",),
     "learning.models": (
         "model",
         "wrap_module",
     ),
     "learning.partitioning": ("partition",),
     "learning.tasks": ("task",),
+    "report.model_export": ("export_model",),
     "report.page": ("write_page",),
     "run.build": ("build_run",),
     "run.execute": ("run_experiment",),

@@ -32,6 +32,7 @@ from scipy.stats import rankdata
 
 from sottovoce.attacks.confidence import check_confidence, lower_limit, upper_limit
 from sottovoce.config import Document
+from sottovoce.learning.prediction_scores import roc_auc
 
 Array = NDArray[np.float64]
 
@@ -153,13 +154,6 @@ def evaluate_scores(
         by_round=tuple(by_round),
         roc=_roc(pool),
     )
-
-
-def roc_auc(members: Array, nonmembers: Array) -> float:
-    """The probability that a member's score is above a non-member's; ties count half."""
-    m, n = len(members), len(nonmembers)
-    ranks = rankdata(np.concatenate([members, nonmembers]))[:m]
-    return float((ranks.sum() - m * (m + 1) / 2) / (m * n))
 
 
 def roc_auc_variance(members: Array, nonmembers: Array) -> float:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from sottovoce.attacks.candidate_losses import LossSeries, losses_on_runs
-from sottovoce.attacks.evaluation import MembershipResult, Scores, evaluate_scores, roc_auc
+from sottovoce.attacks.evaluation import MembershipResult, Scores, evaluate_scores
 from sottovoce.attacks.registry import AttackOptions
+from sottovoce.learning.prediction_scores import roc_auc
 from sottovoce.run.finished_run import FinishedRun
 
 

@@ -45,7 +45,7 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
     lines += [f"It assumes: {assumption}." for assumption in best.assumptions]
     if labels is not None:
         lines.append(
-            f"Nodes are numbered in the order of their names: {node_name(0, labels)}, {node_name(1, labels)}, ..."
+            f"Nodes are numbered as their graph lists them: {node_name(0, labels)}, {node_name(1, labels)}, ..."
         )
     if result.absorption_policy == "swept":
         lines.append(SWEPT)

@@ -15,6 +15,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
+    from sottovoce.config import Document
     from sottovoce.report.figure_files import Format
     from sottovoce.report.trade_off import TradeOff
     from sottovoce.run.run_documents import RunDocuments
@@ -181,4 +182,17 @@ def _table(trade_offs: "list[TradeOff]") -> Table:
             one.run.name, one.run.privacy.algorithm, _figure(one.average_model), _figure(one.mean_node), *proven,
             "not attacked" if one.attack is None else str(one.attack), size_text(one.bytes),
         ])  # fmt: skip
+        table += _baseline_rows(one.run.name, one.run.baselines, len(table[0]))
     return table
+
+
+def _baseline_rows(name: str, baselines: "Document | None", width: int) -> Table:
+    """The same training without noise, and by each node alone, where that was computed."""
+    if baselines is None:
+        return []
+    together, alone = baselines["without_noise"], baselines["alone"]
+    rows = [
+        [f"{name}, without noise", "", _figure(together["average"]), _figure(together["mean"])],
+        [f"{name}, each alone", "", "", _figure(alone["mean"])],
+    ]
+    return [[*row, *[""] * (width - len(row))] for row in rows]

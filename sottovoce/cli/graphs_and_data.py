@@ -48,7 +48,7 @@ def graph(
     answer({**found, "labels": names}, as_json, facts(found))
     if names is not None and not as_json:
         few = ", ".join(f"{node} is {name}" for node, name in enumerate(names[:4]))
-        print_note(f"Nodes are numbered by the order of names: {few}{', ...' if len(names) > 4 else ''}")
+        print_note(f"Nodes are numbered as their graph lists them: {few}{', ...' if len(names) > 4 else ''}")
 
 
 data_commands = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
@@ -97,7 +97,7 @@ def _data_facts(entry: "DatasetListing") -> "dict[str, JSON]":
 
 @data_commands.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A table: a .csv, .npz or .parquet file.")],
+    file: Annotated[Path, typer.Argument(help="A table, a .csv, .npz or .parquet file, or a folder of them.")],
     target: Annotated[str | None, typer.Option(help="The column to predict; the last one unless given.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where it is written; FILE.columns.toml unless given.")] = None,
     yes: Yes = False,
@@ -106,24 +106,32 @@ def inspect(
     """Write what the columns of a table seem to be, for you to edit. Example: sotto data inspect patients.csv"""
     from sottovoce.core.files import write_text
     from sottovoce.errors import InputError
-    from sottovoce.learning.column_guess import columns_text, guess_columns
+    from sottovoce.learning.column_guess import columns_text, count_missing, guess_columns, read_all_cells
 
-    found = guess_columns(file, target)
+    cells = read_all_cells(file)
+    found = guess_columns(file, cells, target)
     place = file.with_suffix(".columns.toml") if out is None else out
     if place.exists():
         raise InputError(f"{place} exists", "what you edited is not overwritten", "name another with --out")
     write_text(place, columns_text(found), private=True)
-    columns = [column.model_dump(include={"name", "range", "categories"}) for column in found.columns]
-    table = [["column", "as", "values"]]
+    empty = {name: count_missing(column, found.missing_words) for name, column in cells.items()}
+    columns = [
+        {**column.model_dump(include={"name", "range", "categories"}), "missing_cells": empty[column.name]}
+        for column in found.columns
+    ]
+    table = [["column", "as", "values", "missing cells"]]
     for column in found.columns:
         kind = "target" if column.name == found.target else "input"
-        table.append([column.name, kind, _values(column)])
-    table += [[name, "dropped", ""] for name in found.drop]
+        table.append([column.name, kind, _values(column), str(empty[column.name])])
+    table += [[name, "dropped", "", str(empty[name])] for name in found.drop]
     answer({"file": str(place), "target": found.target, "columns": columns, "drop": found.drop}, as_json, table)
     if not as_json:
         print_note(
             f"{place}: ranges and categories come from rows and are not private; put public ones in their place."
         )
+        lacking = [column.name for column in found.columns if empty[column.name]]
+        if lacking:
+            print_note(f"Cells are missing in {', '.join(lacking)}: say there what they become (missing = ...).")
 
 
 @data_commands.command()

@@ -1,5 +1,8 @@
 """`sotto plan`: which algorithm to take, before anything is trained."""
 
+import time
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,21 +25,25 @@ from sottovoce.cli.options import (
     ViewSpec,
     Yes,
 )
-from sottovoce.cli.output import answer, progress
+from sottovoce.cli.output import PATIENCE, answer, print_note, progress, verbosity
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
-from sottovoce.errors import Unaccountable
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.rounding import sigma_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from sottovoce.planning.planner import Entry, Plan
+    from sottovoce.planning.planner import Entry, Plan, Question
 
 
 @app.command("plan")
 def plan_(
-    graph: GraphSpec,
-    epsilon: Annotated[float, typer.Option(help="Target epsilon.")],
-    records: Annotated[str, typer.Option(help=RECORDS)],
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Argument(help="A run file, which says all but --epsilon.")] = None,
+    graph: GraphSpec = "",
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon; else that of the run file.")] = None,
+    records: Annotated[str | None, typer.Option(help=RECORDS)] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets, with a run file.")] = None,
     rounds: Rounds = ROUNDS,
     dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Parameters of the model.")] = 1000,
     view: ViewSpec = "everyone",
@@ -60,19 +67,74 @@ def plan_(
     from sottovoce.learning.declared_records import parse_records
     from sottovoce.planning.planner import Question, plan
 
-    held = parse_records(records)
-    question = Question(
-        graph=build(graph), rounds=rounds, epsilon=epsilon, delta=delta, dimension=dimension,
-        records=held[0] if len(held) == 1 else tuple(held),
-        view=view, final_models=and_final_models, adjacency=adjacency, participation=participation, weights=weights,
-        convex=convex, colluders=colluders,
-    )  # fmt: skip
+    if file is not None:
+        question = _question_of_file(file, data, epsilon, context)
+    else:
+        given = {"--graph": graph or None, "--epsilon": epsilon, "--records": records}
+        lacking = next((name for name, value in given.items() if value is None), None)
+        if lacking is not None or data is not None or epsilon is None or records is None:
+            what = f"no {lacking}" if lacking else "--data"
+            raise InputError(
+                f"{what} without a run file", "a plan needs --graph, --records and --epsilon, or a run file",
+                "write sotto plan RUN.toml, or give all three",
+            )  # fmt: skip
+        held = parse_records(records)
+        question = Question(
+            graph=build(graph), rounds=rounds, epsilon=epsilon, delta=delta, dimension=dimension,
+            records=held[0] if len(held) == 1 else tuple(held),
+            view=view, final_models=and_final_models, adjacency=adjacency, participation=participation,
+            weights=weights, convex=convex, colluders=colluders,
+        )  # fmt: skip
     with progress("algorithms") as tell:
-        found = plan(question, tell)
+        found = plan(question, tell, _shown_early())
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
-        raise Unaccountable(f"no algorithm meets epsilon {epsilon:g} against {view}: {reasons}")
+        raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
     answer(_document(found), as_json, found.table(), *_words(found))
+
+
+def _shown_early() -> "Callable[[Entry], None]":
+    """Shows rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always."""
+    from sottovoce.planning.planner import noise_text
+
+    begun, waiting = time.monotonic(), list[str]()
+
+    def tell(entry: "Entry") -> None:
+        waiting.append(
+            f"sotto: {entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {noise_text(entry.error_node)}"
+        )
+        if verbosity.verbose or (verbosity.shows_progress and time.monotonic() - begun > PATIENCE):
+            for line in waiting:
+                print_note(line)
+            waiting.clear()
+
+    return tell
+
+
+def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":
+    """What a run file asks; options that it says itself are refused beside it."""
+    from sottovoce.config import read_settings_file
+    from sottovoce.run.planned_question import planned_question
+    from sottovoce.run.sweep import expand_sweep
+
+    taken = ("file", "data", "epsilon", "yes", "as_json", "convex")
+    given = [name for name in context.params if _is_given(context, name)]
+    odd = next((name for name in given if name not in taken), None)
+    if odd is not None:
+        raise InputError(
+            f"--{odd.replace('_', '-')} with {file}", "the run file says it", "leave it out, or change the file"
+        )
+    runs = expand_sweep(read_settings_file(file), str(file))
+    if len(runs) != 1:
+        raise InputError(f"{file}: a sweep of {len(runs)} runs", "a plan is about one", "give the file of one run")
+    question = planned_question(runs[0].experiment, data, epsilon)
+    return replace(question, convex=True) if context.params["convex"] else question
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _document(found: "Plan") -> dict[str, object]:

@@ -220,14 +220,17 @@ def calibrate_(
     as_json: Json = False,
 ) -> None:
     """The sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
+    from sottovoce.privacy.accountant import headline_kinds
     from sottovoce.privacy.calibration import Target, calibrated_system
 
     net = setting.chosen[1]
     with show_elapsed(f"calibrating {setting.algorithm} on {net.name}"):
         reference, target = setting.system(1.0), Target(epsilon, setting.delta)
+        kinds = headline_kinds(reference.algorithm, convex=setting.convex)
+        _announce(setting, reference, kinds, optimised=False)
         found = calibrated_system(
             reference, setting.adversary, target, adjacency=setting.adjacency, participation=setting.scheme,
-            convex=setting.convex, victims=setting.victims,
+            convex=setting.convex, victims=setting.victims, kinds=kinds,
         )  # fmt: skip
         chance = calibrated_by_chance(setting, reference, target, found.sigma)
     sigma = found.sigma if chance is None else chance.sigma

@@ -62,6 +62,9 @@ def run(
     lineage: Annotated[
         str | None, typer.Option(help="--ledger: which lineage of data; the first unless given.")
     ] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Also train without noise, and each node alone: what joining buys.")
+    ] = False,
     trackers: Track = None,
     code: Code = None,
     yes: Yes = False,
@@ -79,6 +82,8 @@ def run(
         trackers=tuple(wanted_trackers(trackers)),
     )
     place = place_among_ranks()
+    if baselines and (place is not None or (processes or 1) > 1):
+        raise InputError("--baselines with --processes", "they are trained in one process", "leave one of them out")
     with code_from(_code_beside(file) if code is None else code):
         if place is not None:
             _run_as_rank(place.rank, partial(_single_experiment, file, settings or [], only, out), timeout, how)
@@ -88,8 +93,10 @@ def run(
             _run_in_processes(file, settings or [], processes or 1, timeout, how)
         plan = _read_plan(file, settings or [], only, out)
         if plan.single_run:
-            _run_one(plan.runs[0].experiment, how)
+            _run_one(plan.runs[0].experiment, how, baselines)
         else:
+            if baselines:
+                raise InputError("--baselines with a sweep", "they are those of one run", "give the file of one run")
             if ledger is not None:
                 raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
             _run_sweep(plan, jobs, how)
@@ -195,7 +202,7 @@ def _single_experiment(file: Path, settings: list[str], only: str | None, out: P
     return plan.runs[0].experiment
 
 
-def _run_one(experiment: "Experiment", how: Execution) -> None:
+def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
     """One run, in this process."""
     folder = how.out / experiment.name
     with progress(experiment.name, rate=True, first=BEFORE, note=_spent_text(folder)) as tell:
@@ -203,6 +210,11 @@ def _run_one(experiment: "Experiment", how: Execution) -> None:
 
         before = _finished([experiment], how.out)
         result = run_experiment(experiment, folder, data=how.data, resume=how.resume, progress=tell, ledger=how.ledger)
+        if baselines:
+            from sottovoce.run.baselines import write_baselines
+            from sottovoce.run.layout import RunFiles
+
+            write_baselines(RunFiles(folder), experiment, how.data)
     _finish(result, folder, how)
     _note_read(before, how.as_json)
 
@@ -351,7 +363,7 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
 def _facts(result: "Document", run: "RunDocuments") -> Table:
     """The result of one run; metrics are means over its last rounds, as in `sotto compare`."""
     from sottovoce.privacy.guarantee import PrivacyFigure
-    from sottovoce.report.wording import noise_text
+    from sottovoce.report.wording import baseline_rows, noise_text, scores_text
 
     last, metric = result["metrics"], run.metric
     final = {figure: run.final_metric(figure) for figure in ("average", "mean", "min", "max")}
@@ -361,6 +373,8 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
         f"test {metric} of the average model": f"{final['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**final),
+        **({"average model on held-out rows": scores_text(result["held_out"])} if "held_out" in result else {}),
+        **baseline_rows(run.baselines),
         "sent": f"{last['messages']:,} messages, {size_text(last['bytes'])}{_between(last)}",
         "noise": noise_text(run.privacy),
         "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,12 +29,12 @@ def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
     Further columns may hold numbers only, which are left out: words there are more likely a mistake. So is a heading;
     see `_check_heading`.
     """
-    text = _text(path)
+    text = read_graph_text(path)
     ends: list[str] = []
     first_line = 0
     for number, line in enumerate(text.splitlines(), start=1):
         fields = _fields(re.split(r"[#%]", line, maxsplit=1)[0])
-        _check_labels(fields, f"edge list {path}, line {number}")
+        check_labels(fields, f"edge list {path}, line {number}")
         if len(fields) == 1 or any(not _is_number(field) for field in fields[2:]) or "" in fields[:2]:
             raise InputError(
                 f"edge list {path}, line {number}: {line.strip()[:40]!r}",
@@ -74,7 +75,7 @@ def _pairs(ends: list[str]) -> NDArray[np.int64 | np.str_]:
     return flat.reshape(-1, 2)
 
 
-def _text(path: Path) -> str:
+def read_graph_text(path: Path) -> str:
     """The text of a file, unpacked; not more of it than there is memory for."""
     rule, remedy = "an edge list is a text file, or gzip", "check the path"
     check_name(path)
@@ -104,7 +105,7 @@ def _unpacked(path: Path) -> bytes:
     return bytes(content)
 
 
-def _check_labels(labels: list[str], where: str) -> None:
+def check_labels(labels: Sequence[str], where: str) -> None:
     """Refuse characters that nobody sees: with a byte-order mark inside a file, one node would become two."""
     hidden = next((label for label in labels if visible(label) != label), None)
     if hidden is not None:

@@ -107,12 +107,13 @@ def check_no_link(folder: Path) -> Path:
     return folder
 
 
-def inside(folder: Path, path: str) -> Path | None:
-    """Where a file of that path, or else of its name alone, lies below a folder; None where there is none."""
+def inside(folder: Path, path: str, *, is_folder: bool = False) -> Path | None:
+    """Where a file, or a folder, of that path, or else of its name alone, lies below another; None if nowhere."""
     below = os.path.normpath(path)
     leads_out = os.path.isabs(below) or below.split(os.sep)[0] == os.pardir
     candidates = (folder / Path(path).name, *(() if leads_out else (folder / below,)))
-    return next((candidate for candidate in reversed(candidates) if candidate.is_file()), None)
+    is_there = Path.is_dir if is_folder else Path.is_file
+    return next((candidate for candidate in reversed(candidates) if is_there(candidate)), None)
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------

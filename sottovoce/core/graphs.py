@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -27,6 +27,7 @@ from scipy.sparse import csgraph
 
 from sottovoce.core.arrays import given_array
 from sottovoce.core.edge_lists import parse_edges, read_edge_list
+from sottovoce.core.graph_files import ListedGraph, read_listed_graph
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.notebook_html import html_table
 from sottovoce.errors import InputError
@@ -417,6 +418,14 @@ _SPECS: dict[str, tuple[Callable[..., Graph], str, dict[str, Callable[[str], Opt
 }
 
 
+def _from_listed(listed: ListedGraph, name: str, directed: bool) -> Graph:
+    """A graph whose nodes are in the order in which a file lists them."""
+    place = {label: number for number, label in enumerate(listed.nodes)}
+    pairs = np.array([(place[a], place[b]) for a, b in listed.edges], dtype=np.int64).reshape(-1, 2)
+    built = Graph.from_edges(pairs, name=name, directed=directed, nodes=len(listed.nodes))
+    return replace(built, labels=listed.nodes)
+
+
 def _from_file(spec: str, rest: str) -> Graph:
     options = []
     while found := re.fullmatch(r"(.*),((?:component|directed)=[^,]*)", rest, flags=re.DOTALL):
@@ -426,6 +435,14 @@ def _from_file(spec: str, rest: str) -> Graph:
     component = settings.get("component", "all")
     if component not in ("all", "giant"):
         raise InputError(f"component={component} in graph {spec!r}", "it is 'all' or 'giant'", "write component=giant")
-    directed = bool(settings.get("directed", False))
-    built = Graph.from_edges(read_edge_list(Path(rest)), name=f"file:{rest}", directed=directed)
+    path, directed = Path(rest), settings.get("directed")
+    listed = read_listed_graph(path, directed=bool(directed))
+    if listed is None:
+        built = Graph.from_edges(read_edge_list(path), name=f"file:{rest}", directed=bool(directed))
+    else:
+        if listed.directed is not None and directed is not None:
+            raise InputError(
+                f"directed={str(directed).lower()} in graph {spec!r}", "the file itself says it", "leave it out"
+            )
+        built = _from_listed(listed, f"file:{rest}", bool(directed if listed.directed is None else listed.directed))
     return built.giant() if component == "giant" else built

@@ -34,8 +34,11 @@ from sottovoce.errors import InputError
 STEPS = 16
 """The noise of a node has a standard deviation of at least so many steps: rounding adds 0.03 % to its variance."""
 
-ExactNoiseChoice: TypeAlias = bool | Literal["auto"]
-"""Whether released values are put on a grid; `auto`: where the noise is fresh and each node adds some of its own."""
+ExactNoiseChoice: TypeAlias = bool | Literal["auto", "where-possible"]
+"""Whether released values are put on a grid; `auto`: where the noise is fresh and each node adds some of its own.
+
+`where-possible` is for noise that is correlated over rounds, too.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +113,7 @@ def with_exact_noise(algorithm: Algorithm, topology: Topology, wanted: ExactNois
     """The algorithm with released values on a grid, or not; refused where that is asked for and cannot be.
 
     `auto` leaves noise that is correlated over rounds as it is: it would take float64, which makes rounds slower.
+    `where-possible` puts it on the grid, too; so do members of a federation.
 
     >>> from sottovoce import algorithm, metropolis
     >>> ring = metropolis("ring:5")
@@ -120,7 +124,7 @@ def with_exact_noise(algorithm: Algorithm, topology: Topology, wanted: ExactNois
     if wanted is True and refusal is not None:
         raise InputError(f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out, or use dp-d-sgd, say")
     by_default = algorithm.exact_noise or (refusal is None and algorithm.noise.correlation is None)
-    exact = by_default if wanted == "auto" else wanted
+    exact = {"auto": by_default, "where-possible": refusal is None}.get(str(wanted), wanted is True)
     if exact == algorithm.exact_noise:
         return algorithm
     return replace(algorithm, exact_noise=exact)  # type: ignore[type-var]

@@ -134,7 +134,7 @@ class Agreement(AgreedSettings):
         return Experiment(
             name=self.name, seed=self.seed, secure_sum=self.secure_sum,
             topology=TopologySettings(**self.topology.model_dump()),
-            training=self.training, model=self.model, algorithm=self.algorithm, privacy=self.privacy,
+            training=self.training, model=self.model, algorithm=self.algorithm, privacy=_on_grid(self.privacy),
             metrics=self.metrics,
             data=DataSettings(
                 name=OF_ITS_OWN, partition=OF_ITS_OWN, columns=_without_none(self.data.columns.model_dump(mode="json")),
@@ -172,6 +172,12 @@ class Agreement(AgreedSettings):
     def toml(self) -> str:
         """As a file holds it."""
         return to_toml(self.document)
+
+
+def _on_grid(privacy: PrivacySettings) -> PrivacySettings:
+    """Members release multiples of a step wherever figures allow it, also where noise is correlated over rounds."""
+    wanted = True if privacy.exact_noise is True else "where-possible"
+    return privacy.model_copy(update={"exact_noise": wanted})
 
 
 def first_difference(one: Agreement, other: Agreement) -> str | None:
@@ -226,6 +232,11 @@ def parse_agreement(document: Document, where: str) -> Agreement:
     if not low < 0 < high:
         raise InputError(f"{where}: message_range = {agreement.message_range}", "0 lies within it", "correct it")
     parse_columns(_without_none(agreement.data.columns.model_dump(mode="json")), where)
+    if agreement.privacy.exact_noise is False:
+        raise InputError(
+            f"{where}: privacy.exact_noise = false", "members release multiples of a step wherever figures allow it",
+            "leave it out",
+        )  # fmt: skip
     check_members(agreement.members, where)
     _check_graph(agreement, where)
     check_algorithm(agreement.experiment)

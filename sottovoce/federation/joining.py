@@ -59,7 +59,7 @@ from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
 from sottovoce.report.page import write_page_of
-from sottovoce.run.layout import RunFiles
+from sottovoce.run.layout import MEMBER_MODEL, RunFiles
 from sottovoce.run.lock import make_folder
 from sottovoce.run.metrics import is_measured
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -149,12 +149,12 @@ def join_federation(
         masks = None if keys is None else PairMasks(identity.member.name, keys.keys())
         run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member, masks)
         until.enter_context(threads(agreement.experiment.machine.threads))
-        seconds = run.play(begun)
+        seconds, scores = run.play(begun)
         journal.erase_noise()
         if keys is not None:
             keys.erase()
         spending.settle(agreement.hash)
-        return run.finish(privacy, seconds)
+        return run.finish(privacy, seconds, scores)
 
 
 def _mask_keys(
@@ -239,8 +239,8 @@ class _MemberRun:
     member: int
     masks: PairMasks | None
 
-    def play(self, begun: tuple[int, bytes] | None) -> float:
-        """Play the rounds that are left, and write the model at the end; the seconds it took."""
+    def play(self, begun: tuple[int, bytes] | None) -> tuple[float, Document]:
+        """Play the rounds that are left, and write the model at the end; the seconds it took, and how well it does."""
         started = time.monotonic()
         with self._links(begun) as links, open_to_append(self.files.folder / ATTENDANCE) as attendance:
             transport = self._transport(links, attendance)
@@ -256,18 +256,19 @@ class _MemberRun:
                     end = state._replace(rounds=part.rounds)
                     self._after_round(part, transport, end, time.monotonic() - started, metrics)
         model = to_numpy(part.models(state))[0]
-        write(self.files.folder / "model.npz", lambda file: np.savez(file, model=model), private=True)
-        return time.monotonic() - started
+        write(self.files.folder / MEMBER_MODEL.name, lambda file: np.savez(file, model=model), private=True)
+        scores = part.task.score(part.models(state)[0], self.agreement.metrics.test_rows)
+        return time.monotonic() - started, scores
 
-    def finish(self, privacy: Document, seconds: float) -> Document:
+    def finish(self, privacy: Document, seconds: float, scores: Document) -> Document:
         """Write the result and the page."""
         experiment = self.agreement.experiment
         result: Document = {
             "name": experiment.name, "seed": experiment.seed, "algorithm": privacy["algorithm"],
             "topology": privacy["topology"], "rounds": experiment.training.rounds, "sigma": privacy["sigma"],
             "adjacency": experiment.privacy.adjacency, "delta": experiment.privacy.delta,
-            "headline": privacy["headline"], "metrics": self.files.lines()[-1], "seconds": round(seconds, 3),
-            "folder": str(self.files.folder), "member": self.identity.member.name,
+            "headline": privacy["headline"], "metrics": self.files.lines()[-1], "held_out": scores,
+            "seconds": round(seconds, 3), "folder": str(self.files.folder), "member": self.identity.member.name,
             "heard": heard_over_run(self.files.folder),
         }  # fmt: skip
         write_text(self.files.result, _json(result), private=True)

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.files import Arrays
 from sottovoce.core.toml_text import to_toml
 from sottovoce.errors import InputError
 from sottovoce.learning.columns import Column, Columns
-from sottovoce.learning.table_files import read_cells
+from sottovoce.learning.table_files import read_cells, tables_in
 from sottovoce.learning.tables import category_text
 
 MOST_CATEGORIES = 30
@@ -20,26 +21,64 @@ MOST_CATEGORIES = 30
 MOST_CLASSES = 10
 """A target of whole numbers that has at most so many different ones is taken for classes."""
 
+MISSING_WORDS = ("NA", "N/A", "NaN", "nan", "NULL", "null", "None", "?", "-")
+"""Words that are taken for missing numbers where all other cells of a column are numbers."""
+
 WARNING = """\
 # Taken from the rows of a table, and therefore not private: ranges and categories tell about these rows.
 # Before anybody else sees this file, put public ones in their place: the limits of an instrument, the wards there are.
 """
 
 
-def guess_columns(path: Path, target: str | None = None) -> Columns:
-    """Columns that fit a table; the last is the target unless one is named. Ranges and categories come from rows."""
-    cells = read_cells(path)
+def read_all_cells(path: Path) -> Arrays:
+    """The cells of a table; of a folder, those of all tables in it, one below the other."""
+    if not path.is_dir():
+        return read_cells(path)
+    there = {place: read_cells(place) for place in tables_in(path).values()}
+    (first, heading), *others = there.items()
+    for place, cells in others:
+        odd = next((name for name in (*heading, *cells) if (name in heading) != (name in cells)), None)
+        if odd is not None:
+            with_it, without = (first, place) if odd in heading else (place, first)
+            raise InputError(
+                f"{with_it} has a column {odd!r}, and {without} has none", "tables of one run have the same columns",
+                "correct one of the headings",
+            )  # fmt: skip
+    return {name: _below([cells[name] for cells in there.values()]) for name in heading}
+
+
+def _below(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """One column from several; as text where some are text and others are numbers."""
+    if len({part.dtype.kind == "U" for part in parts}) > 1:
+        parts = [np.array([category_text(cell) for cell in part.tolist()]) for part in parts]
+    return np.concatenate(parts)
+
+
+def count_missing(cells: NDArray[Any], missing_words: list[str]) -> int:
+    """How many cells of a column are empty, or hold a word that stands for nothing."""
+    if cells.dtype.kind != "U":
+        return int(np.isnan(cells.astype(np.float64)).sum())
+    return int(np.isin(cells, ["", *missing_words]).sum())
+
+
+def guess_columns(path: Path, cells: Arrays, target: str | None = None) -> Columns:
+    """Columns that fit the cells of a table; the last is the target unless one is named.
+
+    Ranges and categories come from rows. `path` names the table in errors.
+    """
     wanted = list(cells)[-1] if target is None else target
     if wanted not in cells:
         raise InputError(f"{path}: no column {wanted!r}", f"its columns are {', '.join(cells)}", "name one as --target")
-    guessed = {name: _guess(name, column, is_target=name == wanted) for name, column in cells.items()}
+    words = [word for word in MISSING_WORDS if any(_stands_for_a_number(word, column) for column in cells.values())]
+    guessed = {name: _guess(name, column, words, is_target=name == wanted) for name, column in cells.items()}
     found = [column for column in guessed.values() if column is not None]
     if guessed[wanted] is None or len(found) < 2:
         raise InputError(
             f"{path}: {len(found)} columns that can be used", "the target and one more are needed",
             f"give numbers, or words of which at most {MOST_CATEGORIES} differ",
         )  # fmt: skip
-    return Columns(target=wanted, columns=found, drop=[name for name, column in guessed.items() if column is None])
+    dropped = [name for name, column in guessed.items() if column is None]
+    return Columns(target=wanted, columns=found, drop=dropped, missing_words=words)
 
 
 def columns_text(columns: Columns) -> str:
@@ -47,9 +86,18 @@ def columns_text(columns: Columns) -> str:
     return WARNING + to_toml(columns.model_dump(exclude_defaults=True))
 
 
-def _guess(name: str, cells: NDArray[Any], *, is_target: bool) -> Column | None:
+def _stands_for_a_number(word: str, cells: NDArray[Any]) -> bool:
+    """Whether a word stands in a column of numbers."""
+    if cells.dtype.kind != "U" or word not in cells:
+        return False
+    others = [cell for cell in np.unique(cells).tolist() if cell not in ("", *MISSING_WORDS)]
+    return bool(others) and _numbers(others) is not None
+
+
+def _guess(name: str, cells: NDArray[Any], missing_words: list[str], *, is_target: bool) -> Column | None:
     """What a column seems to be; None where it has too many different words, or nothing that differs."""
-    distinct = [value for value in np.unique(cells).tolist() if category_text(value)]
+    absent = ("", *missing_words)
+    distinct = [value for value in np.unique(cells).tolist() if category_text(value) not in absent]
     numbers = _numbers(distinct)
     classes = (
         is_target and numbers is not None and len(distinct) <= MOST_CLASSES and all(map(float.is_integer, numbers))

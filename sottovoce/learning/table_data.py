@@ -22,6 +22,9 @@ from sottovoce.learning.tables import Table
 OF_ITS_OWN = "tables"
 """The partition in which every node holds the table of its name."""
 
+NAMES_A_TABLE = "table:"
+"""How settings name a table of the user's own, or a folder of them."""
+
 SCALED = "numbers are scaled by the public ranges of their columns, and clipped to them"
 
 
@@ -68,6 +71,14 @@ def join_tables(columns: Columns, sizes: Mapping[str, int], tables: Mapping[str,
     counts = list(sizes.values())
     spread = Sizes(min(counts), float(np.mean(counts)), max(counts), None)
     return NodeData(found, Partition(tuple(shards), OF_ITS_OWN, seed, spread))
+
+
+def training_rows(name: str, rows: int) -> int:
+    """How many rows of a node's table are trained on where nobody declared it: all but a fifth."""
+    held_out = max(1, round(HELD_OUT * rows))
+    if held_out >= rows:
+        raise InputError(f"{name}: a table of {rows} rows", "some are learned, and some held out", "give five or more")
+    return rows - held_out
 
 
 def _check_rows(name: str, rows: int, declared: int) -> None:

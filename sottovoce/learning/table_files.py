@@ -56,6 +56,14 @@ def find_table(folder: Path, name: str) -> Path:
     return there[0]
 
 
+def tables_in(folder: Path) -> dict[str, Path]:
+    """The tables in a folder by name, in the order of names: one for each node."""
+    names = sorted({path.stem for path in folder.iterdir() if path.suffix in SUFFIXES})
+    if not names:
+        raise InputError(f"{folder}: no table in it", f"tables are {', '.join(SUFFIXES)} files", "check the folder")
+    return {name: find_table(folder, name) for name in names}
+
+
 def _csv_cells(path: Path, dropped: frozenset[str]) -> Arrays:
     """Text in every cell. A file may begin with the mark that spreadsheets write."""
     rule, remedy = "a .csv file in UTF-8 is needed here", "save it as one"
@@ -66,7 +74,7 @@ def _csv_cells(path: Path, dropped: frozenset[str]) -> Arrays:
         with _cells_of_any_length():
             reader = csv.reader(io.StringIO(text, newline=""), strict=True)
             heading = [name.strip() for name in next(reader, [])]
-            _check_heading(path, heading)
+            check_names(path, heading)
             _check_commas(path, heading)
             rows.extend(_csv_rows(path, reader, len(heading)))
     except csv.Error as error:
@@ -137,7 +145,7 @@ def _parquet_cells(path: Path, dropped: frozenset[str]) -> Arrays:
             stored = pyarrow.parquet.ParquetFile(file)
             about = stored.metadata
             packed = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
-            _check_heading(path, stored.schema_arrow.names)
+            check_names(path, stored.schema_arrow.names)
             _check_size(path, 2 * packed + NUMBER_BYTES * about.num_rows * about.num_columns)
             table = stored.read()
     except (OSError, pyarrow.ArrowException) as error:
@@ -180,10 +188,11 @@ def _check_size(path: Path, memory: float) -> None:
     check_cost(f"{path}, {size_text(memory)} when it is read,", Cost(memory=memory), "take fewer rows")
 
 
-def _check_heading(path: Path, names: Sequence[str]) -> None:
+def check_names(where: object, names: Sequence[str]) -> None:
+    """Refuse a heading in which a column has no name, or the name of another, and one that is too long."""
     if len(names) > MOST_COLUMNS:
-        raise InputError(f"{path}: {len(names):,} columns", f"a table has at most {MOST_COLUMNS:,}", "check the file")
+        raise InputError(f"{where}: {len(names):,} columns", f"a table has at most {MOST_COLUMNS:,}", "check the file")
     twice = next((name for name, times in Counter(names).items() if times > 1), None)
     if twice is not None or "" in names:
         what = "a column without a name" if twice in (None, "") else f"two columns called {twice!r:.60}"
-        raise InputError(f"{path}: {what}", "the first row names every column", "correct the heading")
+        raise InputError(f"{where}: {what}", "every column has a name of its own", "correct the heading")

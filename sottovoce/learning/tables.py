@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.files import Arrays
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import Targets
 from sottovoce.learning.columns import REFUSE, Column, Columns
@@ -37,43 +38,59 @@ class Table:
 
 def read_table(path: Path, columns: Columns) -> Table:
     """Read a table; refuses the first row that does not fit, with its number, its column and what was found."""
-    cells = read_cells(path, columns.drop)
-    described = [column.name for column in columns.columns]
-    lacking = [name for name in described if name not in cells]
-    unknown = [name for name in cells if name not in described]
+    return encode_table(read_cells(path, columns.drop), columns, str(path))
+
+
+def encode_table(cells: Arrays, columns: Columns, where: str) -> Table:
+    """Rows from the cells of a table; `where` names it in errors."""
+    _check_heading(cells, columns, where, (columns.target,))
+    inputs, clipped = _encoded_inputs(cells, columns, where)
+    target = columns.target_column
+    if target.categories is not None:
+        return Table(inputs, _positions(target, cells[target.name], columns, where), clipped)
+    values, outside = _encoded(target, cells[target.name], columns, where)
+    return Table(inputs, values[:, 0], clipped + outside)
+
+
+def encode_inputs(cells: Arrays, columns: Columns, where: str) -> Floats:
+    """The inputs of rows whose targets are not known, or not looked at."""
+    _check_heading(cells, columns, where, ())
+    return _encoded_inputs(cells, columns, where)[0]
+
+
+def _check_heading(cells: Arrays, columns: Columns, where: str, also: tuple[str, ...]) -> None:
+    """Refuse a table that lacks an input, or what is needed beside them, or that has a column nobody described."""
+    needed = (*(column.name for column in columns.features), *also)
+    lacking = [name for name in needed if name not in cells]
+    unknown = [name for name in cells if name not in (*needed, columns.target)]
     if lacking or unknown:
         what = f"no column {lacking[0]!r}" if lacking else f"column {unknown[0]!r}"
         raise InputError(
-            f"{path}: {what}", "a table has exactly the columns that are described",
+            f"{where}: {what}", "a table has exactly the columns that are described",
             "correct the heading, or list the column under drop",
         )  # fmt: skip
-    inputs, clipped = [], 0
-    for column in columns.features:
-        values, outside = _encoded(column, cells[column.name], columns, path)
-        inputs.append(values)
-        clipped += outside
-    target = columns.target_column
-    if target.categories is not None:
-        return Table(np.concatenate(inputs, axis=1), _positions(target, cells[target.name], columns, path), clipped)
-    values, outside = _encoded(target, cells[target.name], columns, path)
-    return Table(np.concatenate(inputs, axis=1), values[:, 0], clipped + outside)
 
 
-def _encoded(column: Column, cells: NDArray[Any], columns: Columns, path: Path) -> tuple[Floats, int]:
+def _encoded_inputs(cells: Arrays, columns: Columns, where: str) -> tuple[Floats, int]:
+    found = [_encoded(column, cells[column.name], columns, where) for column in columns.features]
+    return np.concatenate([values for values, _ in found], axis=1), sum(outside for _, outside in found)
+
+
+def _encoded(column: Column, cells: NDArray[Any], columns: Columns, where: str) -> tuple[Floats, int]:
     """The inputs that a column becomes, and how many of its numbers were clipped."""
     if column.categories is not None:
-        positions = _positions(column, cells, columns, path)
+        positions = _positions(column, cells, columns, where)
         return np.eye(len(column.categories), dtype=np.float32)[positions], 0
     assert column.range is not None
     low, high = column.range
-    values = _numbers(column, cells, columns, path)
+    values = _numbers(column, cells, columns, where)
     within = np.clip(values, low, high)
     start, stop = columns.scale_to
     scaled = start + (stop - start) * ((within - low) / (high - low))
     return scaled.astype(np.float32)[:, None], int((within != values).sum())
 
 
-def _numbers(column: Column, cells: NDArray[Any], columns: Columns, path: Path) -> NDArray[np.float64]:
+def _numbers(column: Column, cells: NDArray[Any], columns: Columns, where: str) -> NDArray[np.float64]:
     """The numbers of a column, substitutes in place of missing ones."""
     if cells.dtype.kind == "U":
         missing = np.isin(cells, ["", *columns.missing_words])
@@ -87,14 +104,14 @@ def _numbers(column: Column, cells: NDArray[Any], columns: Columns, path: Path) 
     wrong = np.flatnonzero(~np.isfinite(values) & ~missing)
     if wrong.size:
         raise _misfit(
-            path,
+            where,
             column,
             int(wrong[0]),
             cells,
             "a finite number is needed here",
             "correct it, or list it in missing_words",
         )
-    _check_missing(column, missing, cells, columns, path)
+    _check_missing(column, missing, cells, columns, where)
     return np.where(missing, 0.0 if column.missing == REFUSE else column.missing, values)
 
 
@@ -113,7 +130,7 @@ def _number(word: str) -> float:
         return np.nan
 
 
-def _positions(column: Column, cells: NDArray[Any], columns: Columns, path: Path) -> NDArray[np.int64]:
+def _positions(column: Column, cells: NDArray[Any], columns: Columns, where: str) -> NDArray[np.int64]:
     """The position of each row's category, with what stands for missing and for unknown ones."""
     assert column.categories is not None
     place = {name: position for position, name in enumerate(column.categories)}
@@ -122,12 +139,12 @@ def _positions(column: Column, cells: NDArray[Any], columns: Columns, path: Path
     missing = np.array([word in ("", *columns.missing_words) for word in words])
     substitutes = [column.missing if absent else column.unknown for absent in missing]
     found = np.array([place.get(w, place.get(str(s), -1)) for w, s in zip(words, substitutes, strict=True)])
-    _check_missing(column, missing[inverse] & (found[inverse] < 0), cells, columns, path)
+    _check_missing(column, missing[inverse] & (found[inverse] < 0), cells, columns, where)
     wrong = np.flatnonzero(found[inverse] < 0)
     if wrong.size:
         remedy = "leave that row out" if column.name == columns.target else "agree on what unknown ones become"
         rule = f"categories are {_few(column.categories)}"
-        raise _misfit(path, column, int(wrong[0]), cells, rule, f"correct it, or {remedy}")
+        raise _misfit(where, column, int(wrong[0]), cells, rule, f"correct it, or {remedy}")
     return found[inverse].astype(np.int64)
 
 
@@ -145,16 +162,18 @@ def category_text(value: object) -> str:
 
 
 def _check_missing(
-    column: Column, missing: NDArray[np.bool_], cells: NDArray[Any], columns: Columns, path: Path
+    column: Column, missing: NDArray[np.bool_], cells: NDArray[Any], columns: Columns, where: str
 ) -> None:
     absent = np.flatnonzero(missing)
     if absent.size and column.missing == REFUSE:
         remedy = "leave that row out" if column.name == columns.target else "agree on what missing ones become"
-        raise _misfit(path, column, int(absent[0]), cells, "nothing stands for a missing cell", f"fill it, or {remedy}")
+        raise _misfit(
+            where, column, int(absent[0]), cells, "nothing stands for a missing cell", f"fill it, or {remedy}"
+        )
 
 
-def _misfit(path: Path, column: Column, row: int, cells: NDArray[Any], rule: str, remedy: str) -> InputError:
-    return InputError(f"{path}, row {row + 1}, column {column.name!r}: {cells[row].item()!r:.60}", rule, remedy)
+def _misfit(where: str, column: Column, row: int, cells: NDArray[Any], rule: str, remedy: str) -> InputError:
+    return InputError(f"{where}, row {row + 1}, column {column.name!r}: {cells[row].item()!r:.60}", rule, remedy)
 
 
 def _few(names: list[str]) -> str:

@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.core.json_numbers import JSON
 from sottovoce.core.noise import PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.core.random_streams import RandomSource
@@ -44,6 +45,7 @@ from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.plain_modules import only_linear_layer
+from sottovoce.learning.prediction_scores import score_predictions
 from sottovoce.privacy.convexity import DECLARE_NORM
 
 GATHERED = 1 << 22
@@ -159,6 +161,14 @@ class Task:
             loss += kind.each(outputs, wanted).sum(-1, dtype=torch.float64)
             score += kind.score(outputs, wanted).sum(-1, dtype=torch.float64)
         return loss / len(inputs), kind.finish(score, len(inputs))
+
+    def score(self, point: Tensor, rows: int | None = None) -> dict[str, JSON]:
+        """What `score_predictions` says of one model on the test rows, or on the first of them."""
+        inputs = self.test_inputs[:rows]
+        parts = chunks(len(inputs), self.engine.examples_at_once(1, inputs.shape[1]))
+        outputs = torch.cat([self.model.outputs(point, inputs[some]) for some in parts]).double().numpy()
+        targets = self.dataset.test_targets[:rows]
+        return score_predictions(self.model.loss.name, outputs, targets, self.dataset.classes)
 
     @property
     def convex_model(self) -> str | None:

@@ -4,28 +4,38 @@ All facts are entries of one table, each with a hash over itself and the hash be
 edited, taken out or put in between is noticed. Whoever computes every hash anew is not, nor whoever puts an older copy
 of the file back; the receipts of neighbours show both (`steps.py`).
 
-Bytes that may be needed again stand in a table of their own and can be deleted; their hashes are in entries.
+Bytes that may be needed again stand in a table of their own and can be deleted; their hashes are in entries. Long ones
+are in a file beside it (`payload_file.py`).
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias, TypeVar
 
 from sottovoce.config import Document
 from sottovoce.core.json_numbers import JSON
 from sottovoce.errors import InputError, SottovoceError
+from sottovoce.ledger.payload_file import LONG, Extent, PayloadFile, flush_folder
 from sottovoce.text import parse_json
 
-FORMAT = 1
+Name = TypeVar("Name", str, int)
+Parts: TypeAlias = Sequence[bytes]
+"""The bytes of a payload, one piece after the other."""
+Stored: TypeAlias = bytes | Extent
+"""A payload as a row has it."""
+
+FORMAT = 2
 """Of the tables; a file of another format is refused."""
 
 TABLES = """
@@ -33,7 +43,9 @@ CREATE TABLE entries (
     number INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, body TEXT NOT NULL, hash BLOB NOT NULL
 );
 CREATE INDEX entry_by_key ON entries (kind, key, number);
-CREATE TABLE payloads (key TEXT, kind TEXT, name TEXT, bytes BLOB NOT NULL, PRIMARY KEY (key, kind, name));
+CREATE TABLE payloads (
+    key TEXT, kind TEXT, name TEXT, bytes BLOB, start INTEGER, length INTEGER, PRIMARY KEY (key, kind, name)
+);
 """
 
 PAGE_BYTES = 1 << 14
@@ -60,24 +72,96 @@ class Database:
         self.path, self._connection, self._lock = path, connection, lock
         self.is_usable = True
         self._number, self._hash = _check_chain(path, connection)
+        self._long = self._open_payloads(read_only=lock is None)
+        self._dropped: list[tuple[Extent, bool]] = []
 
     @contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing; on the disk at the end. A failure to write is final: the ledger is not used again."""
-        if not self.is_usable:
-            raise SottovoceError(f"{self.path}: an earlier write failed; start again with --resume")
+    def transaction(self, *, flush: bool = True) -> Iterator[None]:
+        """All of it or nothing; on the disk at the end. A failure to write is final: the ledger is not used again.
+
+        Without `flush` a power failure may undo it, together with all that follows up to the next flush; a kill cannot.
+        """
+        self._require_usable()
         before = self._number, self._hash
         try:
+            self._connection.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
-            yield self._connection
+            yield
             self._connection.execute("COMMIT")
         except BaseException as error:
-            self._number, self._hash = before
+            self._number, self._hash, self._dropped = *before, []
             if isinstance(error, sqlite3.Error):
-                self.is_usable = False
-                raise _unwritten(self.path, error) from None
+                raise self._failed(error) from None
             self._connection.execute("ROLLBACK")
             raise
+        self._release_dropped()
+
+    # --- bytes that may be needed again ----------------------------------------------------------------------------
+
+    def write(self, payloads: Mapping[Name, Parts], *, flush: bool = True) -> dict[Name, Stored]:
+        """Bytes as `store` takes them: long ones are on the disk when the call returns, before any transaction.
+
+        Without `flush` a power failure may take them, and leave the row that names them.
+        """
+        self._require_usable()
+        try:
+            found: dict[Name, Stored] = {
+                name: self._long.write(parts) if sum(map(len, parts)) >= LONG else b"".join(parts)
+                for name, parts in payloads.items()
+            }
+            if flush and any(isinstance(one, Extent) for one in found.values()):
+                self._long.flush()
+        except OSError as error:
+            raise self._failed(error) from None
+        return found
+
+    def store(self, key: str, kind: str, payloads: Mapping[str, Stored]) -> None:
+        """Within a transaction: bytes under a key, a kind and names."""
+        rows = [
+            (key, kind, name, None, *one) if isinstance(one, Extent) else (key, kind, name, one, None, None)
+            for name, one in payloads.items()
+        ]
+        self._connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?, ?, ?)", rows)
+
+    def stored(self, row: sqlite3.Row) -> bytes:
+        """The bytes that a row of payloads, with all its columns, stands for."""
+        return self._long.read(Extent(row["start"], row["length"])) if row["bytes"] is None else bytes(row["bytes"])
+
+    def drop(self, where: str, values: tuple[object, ...], *, erase: bool) -> None:
+        """Within a transaction: delete payloads. If they are to be erased, zeros are written over them after it."""
+        where = f"FROM payloads WHERE {where}"
+        found = self._connection.execute(f"SELECT start, length {where} AND bytes IS NULL", values)
+        self._dropped += [(Extent(*row), erase) for row in found]
+        self._connection.execute(f"DELETE {where}", values)
+
+    def _open_payloads(self, *, read_only: bool) -> PayloadFile:
+        used = self.rows("SELECT start, length FROM payloads WHERE bytes IS NULL")
+        try:
+            extents = [Extent(*row) for row in used]
+            return PayloadFile(Path(f"{self.path}.payloads"), extents, read_only=read_only)
+        except (ValueError, TypeError) as error:
+            raise damaged(self.path, str(error)) from None
+        except OSError as error:
+            raise _unwritten(self.path, error) from None
+
+    def _release_dropped(self) -> None:
+        dropped, self._dropped = self._dropped, []
+        try:
+            for extent, erase in dropped:
+                self._long.release(extent, erase=erase)
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _failed(self, error: sqlite3.Error | OSError) -> SottovoceError:
+        """A failure to write is final."""
+        self.is_usable = False
+        return _unwritten(self.path, error)
+
+    def _require_usable(self) -> None:
+        if not self.is_usable:
+            raise SottovoceError(f"{self.path}: an earlier write failed; start again with --resume")
+
+    # --- entries ---------------------------------------------------------------------------------------------------
 
     def add(self, kind: str, key: str, body: Mapping[str, JSON]) -> None:
         """A further entry, within a transaction."""
@@ -117,6 +201,7 @@ class Database:
 
     def close(self) -> None:
         """Close the file and let other processes write."""
+        self._long.close()
         self._connection.close()
         if self._lock is not None:
             self._lock.close()
@@ -157,7 +242,7 @@ def _make_and_lock(path: Path) -> IO[bytes]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-                _flush_folder(path.absolute().parent)
+                flush_folder(path.absolute().parent)
         except BlockingIOError:
             raise InputError(f"{path}: another process is at it", "one process writes it", "wait for it") from None
         except OSError as error:
@@ -173,14 +258,6 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK, 0o600)
 
 
-def _flush_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
     """A connection whose commits are on the disk when they return."""
     mode = "ro" if read_only else "rw"
@@ -192,20 +269,34 @@ def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
         if not read_only:
             connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
             connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA secure_delete=ON")
         found = connection.execute("PRAGMA user_version").fetchone()[0]
         if found == 0 and not read_only and not connection.execute("SELECT * FROM sqlite_master").fetchone():
             connection.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA user_version={FORMAT}; COMMIT;")
             found = FORMAT
+        is_alike = _tables(connection) == _expected_tables()
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError):
             raise _unwritten(path, error) from None
         raise damaged(path, str(error)) from None
-    if found != FORMAT:
+    if found != FORMAT or not is_alike:
         connection.close()
+        if found == FORMAT:
+            raise damaged(path, "its tables are others")
         raise InputError(f"{path}: not a ledger of this version", f"its format is {FORMAT}", "name another file")
     return connection
+
+
+def _tables(connection: sqlite3.Connection) -> set[tuple[str, ...]]:
+    """Tables, indices and triggers, as they were made."""
+    return {tuple(row) for row in connection.execute("SELECT type, name, sql FROM sqlite_master WHERE sql NOT NULL")}
+
+
+@cache
+def _expected_tables() -> set[tuple[str, ...]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(TABLES)
+        return _tables(connection)
 
 
 def _check_chain(path: Path, connection: sqlite3.Connection) -> tuple[int, bytes]:
@@ -237,9 +328,10 @@ def damaged(path: Path, what: str) -> InputError:
     )  # fmt: skip
 
 
-def _unwritten(path: Path, error: sqlite3.Error) -> SottovoceError:
+def _unwritten(path: Path, error: sqlite3.Error | OSError) -> SottovoceError:
     """A write that failed: whether it is on the disk is not known, so the process must end."""
-    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    code = error.errno if isinstance(error, OSError) else getattr(error, "sqlite_errorcode", None)
+    full = code in ((errno.ENOSPC, errno.EDQUOT) if isinstance(error, OSError) else (sqlite3.SQLITE_FULL,))
     what = "the disk is full" if full else f"it could not be written ({error})"
     remedy = "make room" if full else "check the disk"
     return SottovoceError(f"{path}: {what}; nothing is sent that was not stored first; {remedy}, then use --resume")

@@ -43,7 +43,7 @@ class PlannedRun:
 
     `run` tells it from every other run: an agreement's hash, say. `data` is a fingerprint of the data, and `noise` one
     of the key of its noise, if it has one; both are stored with a salt. What was not sent is given back if the run is
-    `refundable`: a Gaussian one, by its mu squared. Of batches drawn by chance, and of `convex-training` figures,
+    `refundable`: a Gaussian one, by its mu squared. Of batches drawn by chance, and of figures against single nodes,
     nothing is: no proof covers an end that depends on what was seen.
     """
 

@@ -42,10 +42,9 @@ class MaskKeys:
             raise InputError(
                 f"{self.database.path}: keys of masks a second time", "a mask is used once", "make another agreement"
             )
-        with self.database.transaction() as connection:
+        with self.database.transaction():
             self.database.add(MASK_KEYS, self.run, {"label": label, "with": sorted(keys)})
-            rows = [(self.run, MASK_KEYS, name, key) for name, key in keys.items()]
-            connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?)", rows)
+            self.database.store(self.run, MASK_KEYS, keys)
 
     def keys(self) -> dict[str, bytes]:
         """The keys, of which none is left once they were erased."""
@@ -57,8 +56,8 @@ class MaskKeys:
 
     def erase(self) -> None:
         """Delete the keys: whoever takes the ledger from now on cannot take masks off."""
-        with self.database.transaction() as connection:
-            connection.execute("DELETE FROM payloads WHERE key = ? AND kind = ?", (self.run, MASK_KEYS))
+        with self.database.transaction():
+            self.database.drop("key = ? AND kind = ?", (self.run, MASK_KEYS), erase=True)
 
 
 def enter_masks(database: Database, label: str, place: Place, receivers: Iterable[str]) -> None:

@@ -11,20 +11,19 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import urandom
-from sqlite3 import Connection
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from sottovoce.errors import InputError
-from sottovoce.ledger.database import Database, Entry, damaged
+from sottovoce.ledger.database import Database, Entry, Name, Parts, damaged
 from sottovoce.ledger.mask_keys import MaskKeys, enter_masks, masked_places
-from sottovoce.ledger.payloads import hashed
+from sottovoce.ledger.payloads import hashed, hashed_meanwhile
 from sottovoce.ledger.places import Place, Receipt
-
-Name = TypeVar("Name", str, int)
 
 STEP, RECEIVED, COINS, NOISE, END = "step", "received", "coins", "noise", "end"
 SENT, MESSAGE, OWN = "sent", "message", "own"
 """Of a receiver the hash of its bytes is stored, and the bytes once for all that get the same."""
+SECRET = (OWN, COINS, NOISE)
+"""Kinds of bytes that never leave the member."""
 SALT_BYTES = 32
 """Stored in front of what was computed and drawn, so that its hash, which stays, tells nothing once it is deleted."""
 
@@ -103,29 +102,31 @@ class Steps:
                     "send what is recorded there",
                 )  # fmt: skip
             return
-        kept, drawn = _salted(given), _salted({} if noise is None else noise.by_round)
-        sent = _digests(outgoing)
-        body = {SENT: sent, OWN: _digests(kept)}
-        if noise is not None:
-            body[NOISE] = {str(round): digest_of(payload) for round, payload in drawn.items()}
         newest = self.newest()
         if newest is not None and place < newest:
             raise InputError(f"{place}: not recorded, and {newest} is", "steps are recorded in their order", "skip it")
-        with self.database.transaction() as connection:
+        sent = _digests(outgoing)
+        messages = {sent[name]: (payload,) for name, payload in outgoing.items()}
+        kept, drawn = _salted(given), _salted({} if noise is None else noise.by_round)
+        with hashed_meanwhile({**kept, **drawn}) as hashes:
+            stored = self.database.write({**messages, **kept, **drawn})
+        body = {SENT: sent, OWN: {name: hashes[name].hex() for name in kept}}
+        if noise is not None:
+            body[NOISE] = {str(round): hashes[round].hex() for round in drawn}
+        with self.database.transaction():
             self.database.add(STEP, self._key(place), body)
             if masks is not None:
                 enter_masks(self.database, masks, place, sent)
-            hashes = {name: digest.encode() for name, digest in sent.items()}
-            messages = {sent[name]: payload for name, payload in outgoing.items()}
-            for kind, parts in ((SENT, hashes), (MESSAGE, messages), (OWN, kept)):
-                rows = [(self._key(place), kind, name, payload) for name, payload in parts.items()]
-                connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?)", rows)
-            self._delete(connection, "kind IN (?, ?, ?)", RECEIVED, OWN, COINS, before=Place(place.round, 0))
+            self.database.store(self._key(place), SENT, {name: digest.encode() for name, digest in sent.items()})
+            self.database.store(self._key(place), MESSAGE, {name: stored[name] for name in messages})
+            self.database.store(self._key(place), OWN, {name: stored[name] for name in kept})
+            for kind in (RECEIVED, OWN, COINS):
+                self._drop(kind, before=Place(place.round, 0))
             if noise is not None:
-                self._delete(connection, "kind = ?", NOISE, before=Place(noise.since, 0))
-                rows = [(self._key(Place(round, 0)), NOISE, "", payload) for round, payload in drawn.items()]
-                connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?)", rows)
-            self._delete_acknowledged(connection)
+                self._drop(NOISE, before=Place(noise.since, 0))
+                for round in drawn:
+                    self.database.store(self._key(Place(round, 0)), NOISE, {"": stored[round]})
+            self._drop_acknowledged()
 
     def record_coins(self, place: Place, key: bytes) -> bytes:
         """Store the key of a batch's coins, before the gradient is computed; returns the one that is stored there.
@@ -137,15 +138,16 @@ class Steps:
             return bytes(found[0]["bytes"])
         if self._entry(COINS, place) is not None:
             raise InputError(f"{place}: its batch was drawn", "a batch is drawn once", "go on after it")
-        with self.database.transaction() as connection:
+        with self.database.transaction():
             self.database.add(COINS, self._key(place), {COINS: digest_of(key)})
-            connection.execute("INSERT INTO payloads VALUES (?, ?, '', ?)", (self._key(place), COINS, key))
+            self.database.store(self._key(place), COINS, {"": key})
         return key
 
     def record_received(self, place: Place, incoming: Mapping[str, bytes]) -> None:
         """Store what came in, before it is used, also that it was nothing.
 
-        Another message of the same sender for a place is refused.
+        Another message of the same sender for a place is refused. Until the next step a power failure may take the
+        record, or the bytes: what came in is asked for again then.
         """
         found, digests = self._received(place), _digests(incoming)
         before = found or {}
@@ -155,14 +157,20 @@ class Steps:
                 f"{place}: another message of {other}", "a member sends one message for a place",
                 "keep the first, and tell whoever runs that member",
             )  # fmt: skip
+        lost = self._lost(place)
         new = {name: digest for name, digest in digests.items() if name not in before}
-        if found is not None and not new:
+        if found is not None and not new and not lost:
             return
-        with self.database.transaction() as connection:
-            self.database.add(RECEIVED, self._key(place), new)
-            rows = [(self._key(place), RECEIVED, name, incoming[name]) for name in new]
-            connection.executemany("INSERT INTO payloads VALUES (?, ?, ?, ?)", rows)
-            self._delete_acknowledged(connection)
+        kept = [name for name in digests if name in new or name in lost]
+        stored = self.database.write({name: (incoming[name],) for name in kept}, flush=False)
+        with self.database.transaction(flush=False):
+            if found is None or new:
+                self.database.add(RECEIVED, self._key(place), new)
+            for name in lost:
+                values = (self._key(place), RECEIVED, name)
+                self.database.drop("key = ? AND kind = ? AND name = ?", values, erase=False)
+            self.database.store(self._key(place), RECEIVED, stored)
+            self._drop_acknowledged()
 
     def record_end(self, unended: Sequence[str]) -> None:
         """Store that the last step is over and nothing more is sent, and which neighbours may still have wanted it."""
@@ -186,20 +194,21 @@ class Steps:
         entry = self._entry(STEP, place)
         if entry is None:
             return None
-        received = self._received(place)
+        received = None if self._lost(place) else self._received(place)
         stored = self._payloads(place, OWN, entry.body[OWN])
         own = {name: payload[SALT_BYTES:] for name, payload in stored.items()}
         return StepRecord(
             place=place, sent=entry.body[SENT], received=received,
             outgoing=self._outgoing(place),
-            incoming=self._payloads(place, RECEIVED, received or {}),
+            incoming={} if received is None else self._stored(place, RECEIVED),
             own=own,
         )  # fmt: skip
 
     def noise(self) -> dict[int, bytes]:
         """What correlated noise goes on from, by round."""
-        query = "SELECT key, bytes FROM payloads WHERE kind = ? AND key >= ? AND key < ? ORDER BY key"
-        stored = {_place(key): payload for key, payload in self.database.rows(query, self._span(NOISE))}
+        query = "SELECT * FROM payloads WHERE kind = ? AND key >= ? AND key < ? ORDER BY key"
+        rows = self.database.rows(query, self._span(NOISE))
+        stored = {_place(row["key"]): self.database.stored(row) for row in rows}
         digests: dict[str, str] = {}
         for entry in self.database.newest_first(STEP, self._prefix) if stored else ():
             digests = entry.body.get(NOISE, {}) | digests
@@ -211,9 +220,8 @@ class Steps:
 
     def erase_noise(self) -> None:
         """Delete it: no round follows."""
-        with self.database.transaction() as connection:
-            query = "DELETE FROM payloads WHERE kind = ? AND key >= ? AND key < ?"
-            connection.execute(query, self._span(NOISE))
+        with self.database.transaction():
+            self.database.drop("kind = ? AND key >= ? AND key < ?", self._span(NOISE), erase=True)
 
     def newest(self) -> Place | None:
         """The last place that was recorded."""
@@ -238,14 +246,15 @@ class Steps:
 
     def forget(self, before: Place) -> None:
         """Delete the bytes of earlier places; their hashes stay, and they are never computed again."""
-        with self.database.transaction() as connection:
-            self._delete(connection, "kind <> ?", NOISE, before=before)
-            self._delete_acknowledged(connection)
+        with self.database.transaction():
+            for kind in (SENT, MESSAGE, RECEIVED, OWN, COINS):
+                self._drop(kind, before=before)
+            self._drop_acknowledged()
 
     def receipt(self, sender: str) -> Receipt | None:
         """The newest message of a neighbour that is recorded here: what it is told when it comes back."""
         found = (entry for entry in self.database.newest_first(RECEIVED, self._prefix) if sender in entry.body)
-        entry = next(found, None)
+        entry = next((entry for entry in found if sender not in self._lost(_place(entry.key))), None)
         return None if entry is None else Receipt(_place(entry.key), bytes.fromhex(entry.body[sender]))
 
     def check_receipt(self, neighbour: str, receipt: Receipt) -> None:
@@ -284,10 +293,10 @@ class Steps:
         """Of a kind, all that belongs to this run."""
         return kind, self._prefix, self._prefix + "~"
 
-    def _delete(self, connection: Connection, which: str, *kinds: str, before: Place) -> None:
-        """Within a transaction: stored bytes of earlier places."""
-        bounds = (*kinds, self._prefix, self._key(before))
-        connection.execute(f"DELETE FROM payloads WHERE {which} AND key >= ? AND key < ?", bounds)
+    def _drop(self, kind: str, *, before: Place) -> None:
+        """Within a transaction: stored bytes of earlier places. Those that nobody else has are erased."""
+        bounds = (kind, self._prefix, self._key(before))
+        self.database.drop("kind = ? AND key >= ? AND key < ?", bounds, erase=kind in SECRET)
 
     def _key(self, place: Place) -> str:
         return f"{self.run} {place.round:010} {place.step:06}"
@@ -304,44 +313,50 @@ class Steps:
         found = self.database.entries_about(RECEIVED, self._key(place))
         return {name: digest for entry in found for name, digest in entry.body.items()} if found else None
 
+    def _lost(self, place: Place) -> set[str]:
+        """Whose bytes were received, and are not as they were: a power failure took them before they were flushed."""
+        digests = self._received(place) or {}
+        stored = self._stored(place, RECEIVED)
+        return {name for name, payload in stored.items() if digest_of(payload) != digests.get(name)}
+
     def _payloads(self, place: Place, kind: str, digests: Mapping[str, str]) -> dict[str, bytes]:
-        rows = self.database.rows(
-            "SELECT name, bytes FROM payloads WHERE key = ? AND kind = ? ORDER BY name", (self._key(place), kind)
-        )
-        for name, payload in rows:
+        stored = self._stored(place, kind)
+        for name, payload in stored.items():
             self._check(place, payload, digests.get(name))
-        return dict(tuple(row) for row in rows)
+        return stored
+
+    def _stored(self, place: Place, kind: str) -> dict[str, bytes]:
+        query = "SELECT * FROM payloads WHERE key = ? AND kind = ? ORDER BY name"
+        rows = self.database.rows(query, (self._key(place), kind))
+        return {row["name"]: self.database.stored(row) for row in rows}
 
     def _outgoing(self, place: Place) -> dict[str, bytes]:
         """What is stored of messages, by receiver."""
-        rows = self.database.rows(
-            "SELECT one.name, one.bytes, message.bytes FROM payloads AS one LEFT JOIN payloads AS message "
-            "ON message.key = one.key AND message.kind = ? AND message.name = CAST(one.bytes AS TEXT) "
-            "WHERE one.key = ? AND one.kind = ?", (MESSAGE, self._key(place), SENT),
-        )  # fmt: skip
-        sent, checked = self._sent(place), set()
-        for name, digest, payload in rows:
-            if digest.decode() != sent.get(name) or payload is None:
-                raise damaged(self.database.path, f"stored bytes of {place} differ from their hash")
-            if digest not in checked:
-                self._check(place, payload, digest.decode())
-                checked.add(digest)
-        return {name: payload for name, _, payload in rows}
+        sent, messages = self._sent(place), self._stored(place, MESSAGE)
+        for digest, payload in messages.items():
+            self._check(place, payload, digest)
+        receivers = {name: digest.decode() for name, digest in self._stored(place, SENT).items()}
+        for name, digest in receivers.items():
+            if digest != sent.get(name) or digest not in messages:
+                raise self._differs(place)
+        return {name: messages[digest] for name, digest in receivers.items()}
 
     def _check(self, place: Place, payload: bytes, digest: str | None) -> None:
         if digest_of(payload) != digest:
-            raise damaged(self.database.path, f"stored bytes of {place} differ from their hash")
+            raise self._differs(place)
 
-    def _delete_acknowledged(self, connection: Connection) -> None:
+    def _differs(self, place: Place) -> InputError:
+        return damaged(self.database.path, f"stored bytes of {place} differ from their hash")
+
+    def _drop_acknowledged(self) -> None:
         """Within a transaction: what receivers have."""
-        query = "DELETE FROM payloads WHERE key = ? AND kind = ? AND name = ?"
-        connection.executemany(query, [(key, SENT, name) for key, name in self._acknowledged])
-        query = (
-            "DELETE FROM payloads WHERE key = ? AND kind = ? AND name NOT IN "
-            "(SELECT CAST(bytes AS TEXT) FROM payloads WHERE key = ? AND kind = ?)"
+        for key, name in self._acknowledged:
+            self.database.drop("key = ? AND kind = ? AND name = ?", (key, SENT, name), erase=False)
+        unwanted = (
+            "key = ? AND kind = ? AND name NOT IN (SELECT CAST(bytes AS TEXT) FROM payloads WHERE key = ? AND kind = ?)"
         )
-        places = dict.fromkeys(key for key, _ in self._acknowledged)
-        connection.executemany(query, [(key, MESSAGE, key, SENT) for key in places])
+        for key in dict.fromkeys(key for key, _ in self._acknowledged):
+            self.database.drop(unwanted, (key, MESSAGE, key, SENT), erase=False)
         self._acknowledged.clear()
 
 
@@ -350,8 +365,8 @@ def digest_of(payload: bytes) -> str:
     return hashlib.sha256(payload).hexdigest()
 
 
-def _salted(payloads: Mapping[Name, bytes]) -> dict[Name, bytes]:
-    return {name: urandom(SALT_BYTES) + payload for name, payload in payloads.items()}
+def _salted(payloads: Mapping[Name, bytes]) -> dict[Name, Parts]:
+    return {name: (urandom(SALT_BYTES), payload) for name, payload in payloads.items()}
 
 
 def _digests(payloads: Mapping[str, bytes]) -> dict[str, str]:

@@ -39,10 +39,11 @@ from sottovoce.learning.declared_records import DeclaredRecords, declare_records
 from sottovoce.matrix_factorization.sampled_noise import numbers_of_parts
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.account_settings import AccountSettings
-from sottovoce.privacy.accountant import Account, account
+from sottovoce.privacy.accountant import account
 from sottovoce.privacy.calibration import (
     Calibrated,
     Target,
+    accounts_at,
     calibrated_system,
     in_proportion,
     require_protection,
@@ -55,7 +56,7 @@ from sottovoce.privacy.rounding import round_up, sigma_text
 from sottovoce.privacy.sampled_batches import SampledCalibration, calibrate_sampled, saves_noise
 from sottovoce.privacy.views import parse_view, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.policy import ROUND_SECONDS, trace_coordinates, trace_possible, trace_with_noise
+from sottovoce.tracing.policy import ROUND_SECONDS, trace_coordinates, trace_possible
 
 Progress = Callable[[int, int], None]
 
@@ -193,6 +194,11 @@ class Entry:
         return f"{self.algorithm}({shown})" if shown else self.algorithm
 
 
+def noise_text(square: float | None) -> str:
+    """The root of an expected squared distance, for reading."""
+    return "not predicted" if square is None else f"{math.sqrt(square):.4g}"
+
+
 class Refused(NamedTuple):
     """An algorithm that does not apply, and why."""
 
@@ -233,7 +239,7 @@ class Plan:
         ]
         for entry in self.ranked:
             errors = (entry.error_average, entry.error_node)
-            noise = ["not predicted" if x is None else f"{math.sqrt(x):.4g}" for x in errors]
+            noise = [noise_text(square) for square in errors]
             epsilon = round_up(entry.epsilon(self.question.delta))
             table.append([
                 entry.label, sigma_text(entry.sigma, 4), *noise, size_text(entry.bytes_per_node), epsilon,
@@ -290,8 +296,8 @@ def candidates() -> list[_Candidate]:
 
 
 @one_thread()
-def plan(question: Question, progress: Progress | None = None) -> Plan:
-    """Calibrate, trace and rank all algorithms."""
+def plan(question: Question, progress: Progress | None = None, found: Callable[[Entry], None] | None = None) -> Plan:
+    """Calibrate, trace and rank all algorithms; `found` gets each that meets the target as soon as it is known."""
     ranked, refused = [], []
     every = candidates()
     rounds = Cost(seconds=ROUND_SECONDS * question.rounds * len(every))
@@ -299,6 +305,8 @@ def plan(question: Question, progress: Progress | None = None) -> Plan:
     for number, one in enumerate(every):
         try:
             ranked.append(_best(question, one))
+            if found is not None:
+                found(ranked[-1])
         except (InputError, Unaccountable) as error:
             refused.append(Refused(one.name, one.settings, str(error)))
         if progress is not None:
@@ -403,13 +411,12 @@ def _scaled(question: Question, build: Callable[[float], Algorithm], net: Topolo
     """The least sigma where secrets that neighbours share grow with it: mu falls as one over both."""
     target = Target(question.epsilon, question.delta)
     traced = trace_possible(build(1.0), net, rounds=question.rounds)
-
-    def at(sigma: float) -> Account:
-        system = traced if sigma == 1.0 else trace_with_noise(traced, build(sigma).noise)
-        return account(system, question.view, **question.terms(question.rounds))
-
-    reference = at(1.0)
-    return Calibrated(0.0, reference) if reference.mu == 0 else in_proportion(at, reference, target, margin=1e-9)
+    view = parse_view(question.view, labels=question.graph.names)
+    at = accounts_at(traced, lambda sigma: build(sigma).noise, **question.terms(question.rounds))
+    reference = at(1.0, view)
+    if reference.mu == 0:
+        return Calibrated(0.0, reference)
+    return in_proportion(lambda sigma: at(sigma, view), reference, target, margin=1e-9)
 
 
 def _predicted(question: Question, ready: Algorithm, system: LinearSystem) -> tuple[float | None, float | None, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.final_models import FinalModels
@@ -16,7 +17,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
 from sottovoce.privacy.account_estimate import estimate_account
 from sottovoce.privacy.account_table import table_by_distance
-from sottovoce.privacy.assumptions import Assumption
+from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, parse_kind
 from sottovoce.privacy.kind_bounds import KindBounds
@@ -25,6 +26,10 @@ from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.noise_scaling import ROUNDING as NOISE_ROUNDING
+
+if TYPE_CHECKING:
+    from sottovoce.core.algorithm import Algorithm
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,6 +105,23 @@ class Account:
     @property
     def _convex(self) -> bool:
         return self.headline is not None and self.headline.kind is Kind.CONVEX_TRAINING
+
+    def with_noise_times(self, factor: float, system: LinearSystem) -> Account:
+        """The account of the same system with all of its noise so many times as large: every mu is as much smaller.
+
+        Rounded up. Not for sums of integers, whose noise also has a size in steps of their grid.
+        """
+        smaller = (1 + NOISE_ROUNDING) / factor
+
+        def scaled(guarantee: Guarantee) -> Guarantee:
+            assumed = tuple(  # how coarse a grid is depends on the size of the noise
+                rounding(system, covered=True) if one.kind is AssumptionKind.ROUNDING_COVERED else one
+                for one in guarantee.assumptions
+            )
+            return replace(guarantee, mu=guarantee.mu * smaller, assumptions=assumed)
+
+        headline = None if self.headline is None else scaled(self.headline)
+        return replace(self, system=system, guarantees=tuple(map(scaled, self.guarantees)), headline=headline)
 
     def document(self, delta: float) -> dict[str, JSON]:
         """As JSON, in the form of the command line's contract."""
@@ -242,6 +264,13 @@ def _with_worst_headline(found: Account, others: Sequence[Account | None]) -> Ac
             return replace(found, headline=None, refusals=refusals)
     worst = max(accounts, key=lambda one: one.mu)
     return replace(found, headline=worst.headline)
+
+
+def headline_kinds(algorithm: Algorithm, *, convex: bool) -> tuple[Kind, ...]:
+    """The kinds that can be a headline: of training those that are proven for it, of averaging its exact loss."""
+    if algorithm.averaging:
+        return KINDS
+    return tuple(kind for kind in KINDS if kind is Kind.ANY_TRAINING or (convex and kind is Kind.CONVEX_TRAINING))
 
 
 def _is_proven(guarantee: Guarantee, averaging: bool, convex: bool) -> bool:

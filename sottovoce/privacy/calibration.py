@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
 
+from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.noise import CombinedNoise, Noise, PerNode
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
@@ -19,6 +20,7 @@ from sottovoce.privacy.bisection import Answer, Search, least_noise
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.views import View, ViewKind, parse_view
 from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.noise_scaling import common_factor
 from sottovoce.tracing.policy import trace_possible, trace_with_noise
 
 if TYPE_CHECKING:
@@ -103,12 +105,31 @@ def calibrated_system(
 ) -> Calibrated:
     """The least sigma of a system that was traced at sigma 1, and the account there."""
 
-    def at(sigma: float, view: View) -> Account:
-        system = reference if sigma == 1.0 else trace_with_noise(reference, reference.algorithm.noise.with_sigma(sigma))
-        return account(system, view, **settings)
-
+    noise = reference.algorithm.noise
     view = parse_view(adversary, labels=reference.topology.names)
-    return least_sigma_against(at, view, reference.algorithm.noise, target)
+    return least_sigma_against(accounts_at(reference, noise.with_sigma, **settings), view, noise, target)
+
+
+def accounts_at(
+    reference: LinearSystem, noise_at: Callable[[float], Noise], **settings: Unpack[AccountSettings]
+) -> Callable[[float, View], Account]:
+    """How to account for a system at any sigma, where the reference was traced at sigma 1.
+
+    Where all noise grows alike with sigma, a view is accounted for once, at sigma 1.
+    """
+    known: dict[View, Account] = {}
+
+    def at(sigma: float, view: View) -> Account:
+        if sigma == 1.0:
+            known[view] = account(reference, view, **settings)
+            return known[view]
+        noise = noise_at(sigma)
+        system = trace_with_noise(reference, noise)
+        in_steps = sums_over_all(reference.algorithm) and reference.algorithm.exact_noise
+        factor = common_factor(reference, noise) if view in known and not in_steps else None
+        return account(system, view, **settings) if factor is None else known[view].with_noise_times(factor, system)
+
+    return at
 
 
 def least_sigma_against(at: Callable[[float, View], Account], view: View, noise: Noise, target: Target) -> Calibrated:

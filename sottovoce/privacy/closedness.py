@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.threads import one_thread
-from sottovoce.privacy.exact.deflation import Entering, Left, Unknown
+from sottovoce.privacy.exact.deflation import Entering, Left
 from sottovoce.privacy.observation import Observation, observe, with_own_messages
 from sottovoce.privacy.reach import reaching_gradients
 from sottovoce.privacy.reactions import open_by_steps
@@ -83,8 +83,8 @@ def _unrolled(observation: Observation) -> Closedness:
     """The rules on what is left of every query point when all that was seen before it is taken out."""
     V, T = len(observation.victims), observation.gradient_rounds
     reaching = reaching_gradients(observation)
-    inputs = Entering(observation)
-    unknown = Unknown(*inputs.nothing(observation.steps[0].observed.state.shape[1]))
+    inputs = Entering(observation, turned=observation.system.correlation is None)
+    unknown = inputs.unknown
     number, only_user = 0, False
     for round, (step, (seen_new, out_new)) in enumerate(zip(observation.steps, inputs, strict=True)):
         fresh = np.diff(step.observed.gradient.indptr) > 0

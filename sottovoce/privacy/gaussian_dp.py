@@ -27,6 +27,9 @@ RELATIVE_ERROR = 1e-10
 SMALLEST, LARGEST = 1e-290, 1e15
 """Beyond these, conversions stop: a larger epsilon is no promise, and its exact value means nothing."""
 
+SECANTS, CLOSE = 12, 1e-13
+"""So many secants look for a root at most, until they move by no more than this share."""
+
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(24)
 
 
@@ -79,7 +82,24 @@ def epsilon_of(mu: float, delta: float) -> float:
     high = _tail_bound(mu, target) + 1e-300
     while log_delta(mu, high) > target:
         high *= 2
-    return _last(lambda epsilon: log_delta(mu, epsilon) <= target, bad=0.0, good=high)
+    bad, good = _narrowed(lambda epsilon: log_delta(mu, epsilon) - target, bad=0.0, good=high)
+    return _last(lambda epsilon: log_delta(mu, epsilon) <= target, bad=bad, good=good)
+
+
+def _narrowed(excess: Callable[[float], float], *, bad: float, good: float) -> tuple[float, float]:
+    """Ends next to the root of a falling function, found by secants, where these settle; else the ends as they are."""
+    one, now = good, good * 0.75
+    before, value = excess(one), excess(now)
+    for _ in range(SECANTS):
+        if value == before or not bad < now <= good:
+            return bad, good
+        one, now, before = now, now - value * (now - one) / (value - before), value
+        if abs(now - one) <= CLOSE * now:
+            break
+        value = excess(now)
+    below, above = now * (1 - CLOSE), now * (1 + CLOSE)
+    inside = bad < below and above < good
+    return (below, above) if inside and excess(below) > 0 >= excess(above) else (bad, good)
 
 
 def _tail_bound(mu: float, target: float) -> float:

@@ -3,7 +3,7 @@
 What reaches it is followed back in time, as a set of components of the state: those that a message of the view holds,
 those that such a component is made of, and those that a node takes a gradient from which reaches the view. So the set
 has all that an observation can depend on, for any model and any reaction; a weight counts unless it is stored as zero.
-It takes one sparse product a round, for all victims together.
+It takes one sparse product for each round that differs, for all victims together.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ def reaching_gradients(observation: Observation) -> NDArray[np.bool_]:
     """Which (gradient round, victim) reach the view, directly or through another's query point."""
     n, V = observation.steps[0].out.state.shape[0], len(observation.victims)
     wanted = np.zeros(n, dtype=bool)  # components of the state that reach it
-    out = []
+    out: list[NDArray[np.bool_]] = []
+    later = None
     for step in reversed(observation.steps):
+        if later is not None and step is later[0] and np.array_equal(wanted, later[1]):
+            out += out[-1:] if step.takes_gradients else []  # nothing changes from here on while rounds are equal
+            continue
+        later = (step, wanted)
         carried = _touched(step.out.state, wanted) | _columns(step.observed.state)
         if step.takes_gradients:
             reaches = _touched(step.out.gradient, wanted) | _columns(step.observed.gradient)

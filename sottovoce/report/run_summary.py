@@ -18,13 +18,26 @@ from sottovoce.report.pairwise_leakage import pairwise_leakage
 from sottovoce.report.plain_words import plain_words
 from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.trade_off import trade_off
-from sottovoce.report.wording import adversary, headline_sentence, heard_text, noise_text, not_covered, protects
+from sottovoce.report.wording import (
+    adversary,
+    baseline_rows,
+    confusion_text,
+    headline_sentence,
+    heard_text,
+    noise_text,
+    not_covered,
+    protects,
+    scores_text,
+)
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments, damaged_run
 
 NODES, EDGES = 400, 4000
 """Graphs with more are not drawn."""
+
+MOST_CLASSES = 10
+"""Confusion matrices of more classes are in `result.json` only."""
 
 NO_ATTACK = "No membership attack has been made on this run yet."
 NOT_RECORDED = (
@@ -180,11 +193,25 @@ def _facts(run: RunDocuments, n: int) -> list[list[str]]:
         ["training", f"{privacy.rounds} rounds, batches {settings.training.batch}"],
         ["clipping", clipped if settings.training.bound is None else f"{clipped} to norm {settings.training.bound:g}"],
         ["noise", noise_text(privacy)],
+        *_scores(run.result),
+        *([name, text] for name, text in baseline_rows(run.baselines).items()),
         ["seed", f"{settings.seed}, public"],
         ["noise key", _noise_key_sentence(settings, of_member=member is not None)],
         *([["heard", heard_text(run.result["heard"])]] if "heard" in run.result else []),
         ["folder", str(run.folder)],
     ]
+
+
+def _scores(result: Document) -> list[list[str]]:
+    """How well the average model, or that of a member, does on held-out rows; of many classes without the matrix."""
+    scores = result.get("held_out")
+    if scores is None:
+        return []
+    whose = "own model" if "member" in result else "average model"
+    found = [[f"{whose} on held-out rows", scores_text(scores)]]
+    if 0 < len(scores.get("by_class", ())) <= MOST_CLASSES:
+        found.append(["confusion matrix", confusion_text(scores)])
+    return found
 
 
 def _noise_key_sentence(settings: Experiment, *, of_member: bool) -> str:

@@ -164,6 +164,49 @@ def headline_sentence(privacy: PrivacyDocument, names: Sequence[str] | None = No
     )
 
 
+def scores_text(scores: Document) -> str:
+    """How well a model does on held-out rows, in a line: of two classes the second is the one that is looked for."""
+    if "mae" in scores:
+        return f"mean absolute error {scores['mae']:.4f}, rmse {scores['rmse']:.4f}, on {scores['rows']:,} rows"
+    shown = [f"AUC {_share(scores['auc'])}"]
+    if len(scores["by_class"]) == 2:
+        wanted = scores["by_class"][1]
+        shown.append(f"sensitivity {_share(wanted['sensitivity'])} for {wanted['class']}")
+        shown.append(f"specificity {_share(wanted['specificity'])}")
+    shown += [f"calibration error {scores['calibration_error']:.4f}", f"Brier score {scores['brier']:.4f}"]
+    return f"{', '.join(shown)}, on {scores['rows']:,} rows"
+
+
+def baseline_rows(baselines: Document | None) -> dict[str, str]:
+    """What the same training came to without noise, and for each node alone; nothing where it was not computed."""
+    if baselines is None:
+        return {}
+    metric, together = baselines["metric"], baselines["without_noise"]
+    return {
+        f"{metric} without noise": f"{together['average']:.4f} of the average model, {_nodes_text(together)} of nodes",
+        f"{metric} of each node alone": f"{_nodes_text(baselines['alone'])}, without noise and without the others",
+    }
+
+
+def _nodes_text(figures: Document) -> str:
+    return "{mean:.4f} ({min:.4f} to {max:.4f})".format(**figures)
+
+
+def confusion_text(scores: Document) -> str:
+    """The confusion matrix in words: of each class, how many rows are taken for which."""
+    names = [one["class"] for one in scores["by_class"]]
+    rows = zip(names, scores["confusion"], strict=True)
+    return "; ".join(
+        f"{name}: {', '.join(f'{count:,} as {other}' for other, count in zip(names, counts, strict=True) if count)}"
+        for name, counts in rows
+        if any(counts)
+    )
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
 def heard_text(heard: Document) -> str:
     """Whom a member of a federation has heard, and how often: the schedule that was realised.
 

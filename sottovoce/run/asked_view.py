@@ -9,18 +9,14 @@ from sottovoce.config import Experiment, parse_experiment
 from sottovoce.core.final_models import FinalModels, parse_final_models
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.learning.table_data import OF_ITS_OWN
-from sottovoce.learning.tables import Table
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.covering_views import shares_secrets
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.sampled_batches import sampled_figure
 from sottovoce.privacy.views import everyone, parse_view, with_final_models
-from sottovoce.run.build import build_accountant
 from sottovoce.run.fingerprint import public_fingerprint
-from sottovoce.run.finished_run import buildable
+from sottovoce.run.finished_run import accountant_of
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.recorded_inputs import recorded_graph
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
 
 
@@ -61,9 +57,7 @@ def ask_about_run(
     if settings is None or stated is None:
         raise InputError(f"{folder}: no run", "a run has config.json and privacy.json", "give runs/NAME of sotto run")
     experiment = parse_experiment(settings, str(files.config))
-    tables: dict[str, Table] | None = {} if experiment.data.name == OF_ITS_OWN else None
-    wanted = buildable(experiment, data)
-    accountant = build_accountant(wanted, data, recorded_graph(files, experiment), tables=tables)
+    accountant = accountant_of(files, experiment, data)
     if stated.get("fingerprint") != public_fingerprint(experiment, accountant.training_run):
         raise InputError(
             f"{folder}: its figures are not those of these settings and this version",

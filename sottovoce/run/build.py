@@ -19,12 +19,19 @@ from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, folder_of
 from sottovoce.learning.own_code import find_dataset, find_model
 from sottovoce.learning.partitioning import NodeData, partition
-from sottovoce.learning.table_data import OF_ITS_OWN
+from sottovoce.learning.table_data import NAMES_A_TABLE, OF_ITS_OWN
 from sottovoce.learning.tables import Table
 from sottovoce.learning.tasks import Gradients, task
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.run.build_algorithm import build_algorithm, check_algorithm, local_step_size
-from sottovoce.run.build_tables import check_no_columns, read_table_dataset, tables_of_nodes
+from sottovoce.run.build_tables import (
+    check_no_columns,
+    is_folder_of_tables,
+    named_after_tables,
+    read_table_dataset,
+    tables_of_nodes,
+    with_table_facts,
+)
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.noise_key_file import named_source
@@ -73,7 +80,8 @@ def _uncalibrated(
 ) -> TrainingRun:
     """The run, with noise of size 1 where a target decides it."""
     check_algorithm(experiment)
-    net = topology_of(experiment, folder, recorded)
+    experiment = experiment if tables is not None else with_table_facts(experiment, folder)
+    net = named_after_tables(experiment, topology_of(experiment, folder, recorded), folder)
     gradients = gradients_of(experiment, node_data(experiment, net, folder_of(folder), tables))
     built = build_algorithm(experiment, gradients.participation(experiment.privacy.adjacency))
     return prepare_run(
@@ -105,7 +113,7 @@ def node_data(
     data = experiment.data
     _check_norms(data)
     seed = public_seed(experiment.seed, "partition") if data.seed is None else data.seed
-    if data.name == OF_ITS_OWN:
+    if data.name == OF_ITS_OWN or is_folder_of_tables(data):
         found = tables_of_nodes(data, net.names, folder, tables, seed)
         return found._replace(dataset=_normed(found.dataset, data.unit_norm, data.max_norm))
     dataset = _dataset(data, folder)
@@ -120,7 +128,7 @@ def _check_norms(data: DataSettings) -> None:
 
 def _dataset(data: DataSettings, folder: Path | None) -> Dataset:
     """Files and code of the user's own may change between runs of one process, and are read each time."""
-    if data.name.startswith("table:"):
+    if data.name.startswith(NAMES_A_TABLE):
         return _normed(read_table_dataset(data, folder), data.unit_norm, data.max_norm)
     check_no_columns(data)
     read = _read_dataset if data.name.startswith("file:") or is_code(data.name) else _cached_dataset

@@ -9,15 +9,11 @@ import json
 from pathlib import Path
 
 from sottovoce.config import Document, Experiment
-from sottovoce.learning.table_data import OF_ITS_OWN
-from sottovoce.learning.tables import Table
-from sottovoce.run.build import build_accountant
 from sottovoce.run.claim_consistency import first_differences
 from sottovoce.run.fingerprint import public_fingerprint
-from sottovoce.run.finished_run import FinishedRun, buildable
+from sottovoce.run.finished_run import FinishedRun, accountant_of
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_report import PrivacyReport, report_privacy
-from sottovoce.run.recorded_inputs import recorded_graph
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.text import parse_json
 
@@ -39,7 +35,7 @@ def headline_unlike_settings(stated: Document, accountant: RunAccountant, experi
 def stored_headline_unlike_settings(folder: Path, experiment: Experiment, data: Path | None) -> list[str]:
     """The same for a run's folder, of which only files that may be handed on are read."""
     files = RunFiles(folder)
-    accountant = build_accountant(buildable(experiment, data), data, recorded_graph(files, experiment))
+    accountant = accountant_of(files, experiment, data)
     stated = files.document(files.privacy) or {}
     found = headline_unlike_settings(stated, accountant, experiment)
     if stated.get("fingerprint") != public_fingerprint(experiment, accountant.training_run):
@@ -50,8 +46,7 @@ def stored_headline_unlike_settings(folder: Path, experiment: Experiment, data: 
 def stored_figures_unlike_settings(folder: Path, experiment: Experiment, data: Path | None) -> list[str]:
     """Where any figure of a run's folder, finished or not, differs from what its settings and its graph give."""
     files = RunFiles(folder)
-    tables: dict[str, Table] | None = {} if experiment.data.name == OF_ITS_OWN else None
-    accountant = build_accountant(buildable(experiment, data), data, recorded_graph(files, experiment), tables=tables)
+    accountant = accountant_of(files, experiment, data)
     return _differences(files.document(files.privacy) or {}, _report(accountant, experiment).document())
 
 

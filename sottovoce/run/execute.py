@@ -45,6 +45,7 @@ from sottovoce.errors import InputError
 from sottovoce.privacy.composition import Loss
 from sottovoce.regular_files import read_bytes
 from sottovoce.run.build import build_accountant, forget_data
+from sottovoce.run.build_tables import with_table_facts
 from sottovoce.run.callbacks import Progress, RoundCallback, call_all
 from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
@@ -61,7 +62,7 @@ from sottovoce.run.fingerprint import (
 )
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, write_token, writing_into_run
-from sottovoce.run.metrics import Measurement
+from sottovoce.run.metrics import Measurement, average_model
 from sottovoce.run.noise_key_file import named_source, public_settings, read_noise_key, write_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
@@ -95,6 +96,7 @@ def run_experiment(
     in step with the others by its `coordinator`. With a `ledger`, what the run costs is reserved there first.
     """
     files, coordinator = RunFiles(folder), coordinator or SingleProcess()
+    experiment = coordinator.on_every_rank(partial(with_table_facts, experiment, data))
     coordinator.require_equal({**versions(), "settings": _shown_settings(experiment), "resume": resume})
     result = coordinator.on_rank_zero(lambda: _result_unless_locked(files, experiment, resume, ledger))
     if result is not None:
@@ -133,9 +135,11 @@ def run_experiment(
         with coordinator.propagate_errors():
             training = _Training(experiment, part, files, digest, coordinator, PrivacyDocument.read(privacy), entry)
             end = training.play(checkpoint, progress, call_all(on_round, recorder))
+            average = average_model(part, end.state, coordinator)
+            scores = part.task.score(average, experiment.metrics.test_rows)
             private = replace(begun, nonfinite=int(coordinator.sum(torch.tensor(end.state.nonfinite))))
         coordinator.on_rank_zero(lambda: write_private_facts(files, private))
-        return coordinator.on_rank_zero(lambda: _write_result(experiment, files, privacy, end.seconds))
+        return coordinator.on_rank_zero(lambda: _write_result(experiment, files, privacy, scores, end.seconds))
 
 
 def _check_memory(training_run: TrainingRun, processes: int) -> None:
@@ -412,7 +416,9 @@ def _truncate_metrics(path: Path, count: int) -> None:
         write(path, lambda file: file.writelines(lines[:count]), private=True)
 
 
-def _write_result(experiment: Experiment, files: RunFiles, privacy: Document, seconds: float) -> Document:
+def _write_result(
+    experiment: Experiment, files: RunFiles, privacy: Document, scores: Document, seconds: float
+) -> Document:
     """Write `result.json`, which makes the run a finished one."""
     result = {
         "name": experiment.name,
@@ -425,6 +431,7 @@ def _write_result(experiment: Experiment, files: RunFiles, privacy: Document, se
         "delta": experiment.privacy.delta,
         "headline": privacy["headline"],
         "metrics": files.last_line(),
+        "held_out": scores,
         "seconds": round(seconds, 3),
         "folder": str(files.folder),
     }

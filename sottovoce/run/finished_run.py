@@ -11,9 +11,11 @@ from sottovoce.config import Document, Experiment, parse_experiment
 from sottovoce.core.compression import Identity
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.learning.table_data import OF_ITS_OWN
+from sottovoce.learning.tables import Table
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, node_number
-from sottovoce.run.build import build_run
+from sottovoce.run.build import build_accountant, build_run
 from sottovoce.run.checkpoint import load
 from sottovoce.run.fingerprint import check_own_code, fingerprint, public_fingerprint
 from sottovoce.run.layout import RunFiles
@@ -21,6 +23,7 @@ from sottovoce.run.noise_key_file import IN_FILE, read_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.recorded_inputs import recorded_graph, with_named_files
 from sottovoce.run.recording import Messages, read_recording
+from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.run_documents import unfinished_run
 from sottovoce.run.training_run import TrainingRun
 from sottovoce.tracing.tracer import trace
@@ -100,10 +103,21 @@ def open_run(folder: Path, data: Path | None = None, *, own: bool = False) -> Fi
     return FinishedRun(folder, data, own, experiment, training_run, privacy, digest, has_key)
 
 
-def buildable(experiment: Experiment, data: Path | None, *, own: bool = False) -> Experiment:
+def accountant_of(files: RunFiles, experiment: Experiment, data: Path | None) -> RunAccountant:
+    """The accountant that the settings and the graph of a run's folder give.
+
+    Where nodes have tables of their own, settings say how many rows each has, and no table is looked for.
+    """
+    tables: dict[str, Table] | None = {} if experiment.data.partition == OF_ITS_OWN else None
+    wanted = buildable(experiment, data, with_rows=tables is None)
+    return build_accountant(wanted, data, recorded_graph(files, experiment), tables=tables)
+
+
+def buildable(experiment: Experiment, data: Path | None, *, own: bool = False, with_rows: bool = True) -> Experiment:
     """The settings with files that the user names, and for a key in a file some other key: it may have been taken out.
 
-    A run whose settings name a key stays one that can be repeated, which its guarantees say.
+    A run whose settings name a key stays one that can be repeated, which its guarantees say. Without rows, tables of
+    nodes are not looked for.
     """
-    found = experiment if own else with_named_files(experiment, data)
+    found = experiment if own else with_named_files(experiment, data, with_rows=with_rows)
     return found.model_copy(update={"noise_key": NoiseKey.fresh().hexadecimal}) if found.noise_key == IN_FILE else found

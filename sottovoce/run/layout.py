@@ -50,19 +50,22 @@ PRIVACY = FileKind("privacy.json", Audience.PUBLIC)
 METRICS = FileKind("metrics.jsonl", Audience.PUBLIC)
 RESULT = FileKind("result.json", Audience.PUBLIC)
 PAGE = FileKind("report.html", Audience.PUBLIC)
+EXPORT = FileKind("export", Audience.PUBLIC)
+BASELINES = FileKind("baselines.json", Audience.RESULTS)
 ATTACK = FileKind("attack.json", Audience.RESULTS)
 AUDIT = FileKind("audit.json", Audience.RESULTS)
 NOISE_KEY = FileKind("noise.key", Audience.PRIVATE)
 PRIVATE = FileKind("private.json", Audience.PRIVATE)
 CHECKPOINT = FileKind("checkpoint.npz", Audience.PRIVATE)
+MEMBER_MODEL = FileKind("model.npz", Audience.PRIVATE)
 MESSAGES = FileKind("messages", Audience.PRIVATE)
 RERUNS = FileKind("reruns", Audience.PRIVATE)
 SHADOWS = FileKind("shadows", Audience.PRIVATE)
 LOCK = FileKind("lock", Audience.PRIVATE)
 
 FILES = (
-    CONFIG, GRAPH, PRIVACY, METRICS, RESULT, PAGE, ATTACK, AUDIT, NOISE_KEY, PRIVATE, CHECKPOINT, MESSAGES, RERUNS,
-    SHADOWS, LOCK,
+    CONFIG, GRAPH, PRIVACY, METRICS, RESULT, PAGE, EXPORT, BASELINES, ATTACK, AUDIT, NOISE_KEY, PRIVATE, CHECKPOINT,
+    MEMBER_MODEL, MESSAGES, RERUNS, SHADOWS, LOCK,
 )  # fmt: skip
 """All that a run's folder holds, what may be handed on first."""
 
@@ -104,6 +107,10 @@ class RunFiles:
     @property
     def result(self) -> Path:
         return self.folder / RESULT.name
+
+    @property
+    def baselines(self) -> Path:
+        return self.folder / BASELINES.name
 
     @property
     def attack(self) -> Path:

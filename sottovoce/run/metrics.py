@@ -69,8 +69,7 @@ def measure(
 ) -> Measurement:
     """Evaluate all models on the test rows, or on the first of them; each process those of its own nodes."""
     coordinator, models = coordinator or SingleProcess(), training_run.models(state)
-    total = coordinator.sum(models.sum(0, dtype=torch.float64))
-    average = (total / training_run.topology.n).to(models.dtype)
+    average = average_model(training_run, state, coordinator)
     evaluation = training_run.task.evaluate(models, test_rows, average)
     distances = (models - average).double().square().sum(1).numpy()
     own = _Figures(
@@ -90,6 +89,13 @@ def measure(
         -(-state.sent.bits // 8), seconds,
         everyone.wire_bytes if training_run.transport.networked or everyone.wire_bytes else None,
     )  # fmt: skip
+
+
+def average_model(training_run: TrainingRun, state: RunState, coordinator: Coordinator | None = None) -> Tensor:
+    """The average of all models, whichever processes hold them; added up in float64."""
+    models = training_run.models(state)
+    total = (coordinator or SingleProcess()).sum(models.sum(0, dtype=torch.float64))
+    return (total / training_run.topology.n).to(models.dtype)
 
 
 class _Figures(NamedTuple):

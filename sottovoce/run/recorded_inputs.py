@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from sottovoce.config import Experiment
+from sottovoce.config import DataSettings, Experiment
 from sottovoce.core.files import inside, write_text
 from sottovoce.core.graphs import MOST_NODES, Graph
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
+from sottovoce.learning.table_data import NAMES_A_TABLE
+from sottovoce.run.build_tables import is_folder_of_tables
 from sottovoce.run.layout import RunFiles
 
 FILE = "file:"
@@ -26,9 +28,9 @@ FILE = "file:"
 
 
 def record_graph(files: RunFiles, experiment: Experiment, topology: Topology) -> None:
-    """Write `graph.json` of a run whose graph comes from a file."""
+    """Write `graph.json` of a run whose graph comes from a file, or whose nodes are called like their tables."""
     graph = topology.graph
-    if not experiment.topology.graph.startswith(FILE) or graph is None or files.graph.exists():
+    if not _is_recorded(experiment) or graph is None or files.graph.exists():
         return
     senders, receivers = graph.adjacency.nonzero()
     pairs = zip(senders.tolist(), receivers.tolist(), strict=True)
@@ -40,11 +42,17 @@ def record_graph(files: RunFiles, experiment: Experiment, topology: Topology) ->
     write_text(files.graph, json.dumps(document) + "\n", private=True)
 
 
+def _is_recorded(experiment: Experiment) -> bool:
+    return experiment.topology.graph.startswith(FILE) or is_folder_of_tables(experiment.data)
+
+
 def recorded_graph(files: RunFiles, experiment: Experiment) -> Graph | None:
     """The graph that a run recorded; None where its settings describe one that needs no file."""
-    if not experiment.topology.graph.startswith(FILE):
+    if not _is_recorded(experiment):
         return None
     stored = files.document(files.graph)
+    if stored is None and not experiment.topology.graph.startswith(FILE):
+        return None
     if stored is None:
         raise InputError(f"{files.graph}: not there", "it holds the graph, which came from a file", "run it again")
     nodes, labels = stored["nodes"], stored["labels"]
@@ -55,16 +63,18 @@ def recorded_graph(files: RunFiles, experiment: Experiment) -> Graph | None:
     return replace(built, labels=None if labels is None else tuple(labels))
 
 
-def with_named_files(experiment: Experiment, data: Path | None) -> Experiment:
+def with_named_files(experiment: Experiment, data: Path | None, *, with_rows: bool = True) -> Experiment:
     """Settings whose files are those of their names in the folder that the user gives, or SOTTOVOCE_DATA.
 
-    Refuses settings with files where no folder has them.
+    Refuses settings with files where no folder has them. Without rows, no table is looked for.
     """
     name, correlation = experiment.data.name, experiment.algorithm.settings.get("correlation")
     changes: dict[str, object] = {}
     if name.startswith(FILE):
         found = FILE + str(_named_file(name.removeprefix(FILE), "data.name", data))
         changes["data"] = experiment.data.model_copy(update={"name": found})
+    if name.startswith(NAMES_A_TABLE):
+        changes["data"] = _with_named_tables(experiment.data, data, with_rows)
     if isinstance(correlation, str):
         path = str(_named_file(correlation, "algorithm.correlation", data))
         changes["algorithm"] = type(experiment.algorithm)(
@@ -73,9 +83,20 @@ def with_named_files(experiment: Experiment, data: Path | None) -> Experiment:
     return experiment.model_copy(update=changes) if changes else experiment
 
 
-def _named_file(path: str, setting: str, data: Path | None) -> Path:
+def _with_named_tables(settings: DataSettings, data: Path | None, with_rows: bool) -> DataSettings:
+    found = {}
+    if with_rows:
+        is_folder = is_folder_of_tables(settings)
+        place = _named_file(settings.name.removeprefix(NAMES_A_TABLE), "data.name", data, is_folder=is_folder)
+        found["name"] = NAMES_A_TABLE + str(place)
+    if isinstance(settings.columns, str):
+        found["columns"] = str(_named_file(settings.columns, "data.columns", data).absolute())
+    return settings.model_copy(update=found)
+
+
+def _named_file(path: str, setting: str, data: Path | None, *, is_folder: bool = False) -> Path:
     place = folder_of(data)
-    found = None if place is None else inside(place, path)
+    found = None if place is None else inside(place, path, is_folder=is_folder)
     if found is None:
         where = "no folder was named" if place is None else f"there is no such file in {place}"
         raise InputError(

@@ -34,6 +34,7 @@ class RunDocuments:
     attacks: Document
     audit: Document
     graph: Graph | None = None
+    baselines: Document | None = None
 
     @property
     def name(self) -> str:
@@ -114,7 +115,8 @@ def _read(folder: Path) -> RunDocuments:
     attacks, audit = (files.document(path) or {} for path in (files.attack, files.audit))
     _check_lines(files, lines, experiment.training.rounds)
     graph = recorded_graph(files, experiment)
-    return RunDocuments(folder, experiment, PrivacyDocument.read(privacy), result, lines, attacks, audit, graph)
+    stated, baselines = PrivacyDocument.read(privacy), files.document(files.baselines)
+    return RunDocuments(folder, experiment, stated, result, lines, attacks, audit, graph, baselines)
 
 
 def _check_lines(files: RunFiles, lines: Sequence[Document], rounds: int) -> None:

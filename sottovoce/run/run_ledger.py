@@ -16,7 +16,8 @@ from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import PlannedRun, Stage
 from sottovoce.ledger.spending import DEFAULT, Spending, require_lineage
 from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss
-from sottovoce.privacy.guarantee import Kind
+from sottovoce.privacy.guarantee import Kind, PrivacyFigure
+from sottovoce.privacy.views import ViewKind
 from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument
 
 
@@ -92,9 +93,20 @@ def planned_run(privacy: PrivacyDocument, *, run: str, name: str, data: str, noi
     stages = tuple(Stage(one.round, _loss_at(loss, one)) for one in privacy.over_rounds)
     return PlannedRun(
         run=run, name=name, rounds=privacy.rounds, loss=loss, stages=stages or (Stage(privacy.rounds, loss),),
-        refundable=isinstance(loss, GaussianLoss) and headline.kind is not Kind.CONVEX_TRAINING,
+        refundable=isinstance(loss, GaussianLoss) and _may_stop(headline),
         adjacency=Adjacency(privacy.adjacency), data=data, noise=noise,
     )  # fmt: skip
+
+
+def _may_stop(headline: PrivacyFigure) -> bool:
+    """Whether an end that depends on what was seen is proven to cost what the rounds up to it do.
+
+    It is for whoever sees everything, and for fixed streams: shifts of what is seen next follow from what was seen.
+    Figures by absorption couple two runs in a way that looks ahead to the planned end.
+    """
+    return headline.kind is Kind.FIXED_STREAMS or (
+        headline.kind is Kind.ANY_TRAINING and headline.view.kind is ViewKind.EVERYONE
+    )
 
 
 def _loss_at(loss: Loss, end: EarlierEnd) -> Loss:

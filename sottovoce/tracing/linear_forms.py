@@ -23,7 +23,8 @@ class LinearRows:
     __slots__ = ("matrix",)
 
     def __init__(self, matrix: sparse.sparray | tuple[int, int]) -> None:
-        self.matrix: sparse.csr_array = sparse.csr_array(matrix)
+        known = isinstance(matrix, sparse.csr_array)
+        self.matrix: sparse.csr_array = matrix if known else sparse.csr_array(matrix)
 
     def wide(self, width: int) -> sparse.csr_array:
         """The matrix with inputs added that it does not depend on."""
@@ -56,7 +57,9 @@ class LinearRows:
             return LinearRows(self.matrix * float(factor)) if factor else LinearRows(self.matrix.shape)
         per_node = isinstance(factor, np.ndarray) and factor.shape == (self.shape[0], 1) and factor.dtype.kind in "fiub"
         if per_node and np.isfinite(factor).all():
-            return LinearRows(sparse.diags_array(factor.ravel().astype(float)) @ self.matrix)
+            rows = self.matrix.copy()
+            rows.data *= np.repeat(factor.ravel().astype(float), np.diff(rows.indptr))
+            return LinearRows(rows)
         return self._refuse("multiplying by anything but a number per node")
 
     def __truediv__(self, divisor: Operand) -> LinearRows:

@@ -49,6 +49,28 @@ def scale_noise(system: LinearSystem, noise: Noise) -> LinearSystem | None:
     return replace(system, steps=tuple(scaled[step] for step in system.steps), algorithm=algorithm)
 
 
+def common_factor(system: LinearSystem, noise: Noise) -> float | None:
+    """By how much all noise of a system grows with another size of it; None where its parts do not grow alike.
+
+    >>> from sottovoce.algorithms.registry import algorithm
+    >>> from sottovoce.core.topologies import metropolis
+    >>> from sottovoce.tracing.tracer import trace
+    >>> system = trace(algorithm("decor", sigma=1.0, sigma_pair=2.0), metropolis("ring:4"), rounds=2)
+    >>> print(common_factor(system, system.algorithm.noise.with_sigma(3.0)))  # pair noise stays as it is
+    None
+    >>> common_factor(system, algorithm("decor", sigma=3.0, sigma_pair=6.0).noise)
+    3.0
+    """
+    if system.algorithm.noise.correlation is not noise.correlation:
+        return None
+    each = [_factors(step, system.algorithm.noise, noise) for step in dict.fromkeys(system.steps)]
+    if any(factors is None for factors in each):
+        return None
+    every = np.concatenate([factors for factors in each if factors is not None])
+    least = float(every.min(initial=np.inf))
+    return least if 0 < least < np.inf and every.max() <= least * (1 + 2 * SAME) else None
+
+
 def _factors(step: StepMatrices, old: Noise, new: Noise) -> Factors | None:
     """For each noise column of a round, by how much it grows."""
     before, after = _matrices(old, step.mixings), _matrices(new, step.mixings)

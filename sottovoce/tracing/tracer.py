@@ -233,15 +233,21 @@ class _RowLocal:
             if rows.matrix.shape[1] > width or any(rows is source for source in sources):
                 allowed = rows.matrix.shape[1] <= width
             else:
-                held = sum((abs(source.wide(width)) for source in sources), sparse.csr_array((rows.shape[0], width)))
-                extra = (rows.wide(width) != 0).astype(np.int8) - (held != 0).astype(np.int8)
-                allowed = not (extra > 0).nnz
+                held = np.concatenate([_places(source, width) for source in sources])
+                allowed = bool(np.isin(_places(rows, width), held).all())
             if not allowed:
                 raise Unaccountable(
                     f"{name} of {self._inner.name} moves values from node to node, and only messages may; "
                     "send what neighbours shall have"
                 )
         return result
+
+
+def _places(rows: LinearRows, width: int) -> NDArray[np.int64]:
+    """Where entries are that are not zero: row times width, plus column."""
+    matrix = rows.matrix
+    row = np.repeat(np.arange(matrix.shape[0], dtype=np.int64), np.diff(matrix.indptr))
+    return np.asarray((row * width + matrix.indices)[matrix.data != 0])
 
 
 class _Basis:

@@ -32,6 +32,7 @@ FINE = {
     "data inspect": "table.csv",
     "data split": "breast-cancer settings.toml",
     "demo": "",
+    "export": "run",
     "graph": "ring:6",
     "ledger": "my.ledger",
     "noise": "--graph ring:6 --participation 2x3",
@@ -41,6 +42,7 @@ FINE = {
     "peer join": "agreement.toml --data table.csv",
     "peer rehearse": "agreement.toml --data empty",
     "peer status": "",
+    "predict": "model --data table.csv",
     "plan": "--graph ring:6 --records 20 --rounds 6 --epsilon 2",
     "report": "run",
     "run": "try.toml",
@@ -50,7 +52,7 @@ FINE = {
 
 WITH_ARGUMENTS = (
     "graph", "run", "attack", "audit", "compare", "report", "schema", "peer init", "peer agree", "peer check",
-    "peer join", "peer rehearse", "data inspect", "data split",
+    "peer join", "peer rehearse", "data inspect", "data split", "export", "predict", "plan",
 )  # fmt: skip
 """Commands that take words without an option's name."""
 

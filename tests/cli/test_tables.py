@@ -84,3 +84,72 @@ def test_refusals(sotto, patients, setting, reason):
     code, out, err = sotto("run run.toml", "--set", setting)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert reason in err
+
+
+FOLDER = """
+[data]
+name = "table:wards"
+partition = "tables"
+columns = {target = "again", columns = [
+  {name = "age", range = [0, 120], missing = 50}, {name = "again", categories = ["no", "yes"]},
+]}
+"""
+
+
+@pytest.fixture
+def wards(tmp_path, monkeypatch):
+    """A folder of four tables of 6, 9, 12 and 15 rows, and the settings of a run on it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wards").mkdir()
+    for number, name in enumerate(("West", "Old Town", "North", "East")):
+        lines = [f"{20 + (7 * row) % 70 or ''},{'yes' if row % 2 else 'no'}" for row in range(6 + 3 * number)]
+        (tmp_path / "wards" / f"{name}.csv").write_text("\n".join(["age,again", *lines, ",no"]))
+    before, _, after = RUN.partition("[data]")
+    (tmp_path / "run.toml").write_text(before + FOLDER + "[model]" + after.partition("[model]")[2])
+    return tmp_path
+
+
+def test_a_folder_with_a_table_for_each_node(sotto, wards):
+    code, _, err = sotto("run run.toml --json --set privacy.attackers=all")
+    assert (code, err) == (0, "")
+    folder = wards / "runs" / "patients"
+    graph, config = (json.loads((folder / name).read_text()) for name in ("graph.json", "config.json"))
+    assert graph["labels"] == ["East", "North", "Old Town", "West"]
+    assert config["data"]["shards"] == {"East": 13, "North": 10, "Old Town": 8, "West": 6}
+    sensitivities = json.loads((folder / "privacy.json").read_text())["sensitivity"]
+    assert [round(sensitivities[0] * 13 / found, 6) for found in sensitivities] == [13, 10, 8, 6]
+    (wards / "wards").rename(wards / "elsewhere")  # figures follow from the settings alone
+    code, out, err = sotto("account runs/patients --json", "--view", "node:Old Town")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["view"] == "node:2"
+    code, out, err = sotto("compare runs/patients --json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["findings"] == []
+    code, _, err = sotto("audit runs/patients --runs 0 --repetitions 100")
+    assert (code, "is the file 'wards', and no folder was named" in err) == (2, True)
+
+
+NODES = [
+    ("topology.graph=ring:5", "4 tables for the 5 nodes of ring:5"),
+    ("topology.graph=edges:East--West,West--North,North--Quay", "no table or rows for node 'Quay'"),
+    ("topology.graph=edges:East--West,West--North", "'Old Town' is no node of the graph"),
+    ("data.partition=iid", "wards is a folder; with a folder every node has the table of its name"),
+    ("data.name=table:none", "none is no folder"),
+    ('data.shards={East=12,North=10,West=6,"Old Town"=10}', "Old Town: a table of 10 rows"),
+]
+
+
+@pytest.mark.parametrize(("setting", "reason"), NODES, ids=[setting for setting, _ in NODES])
+def test_refusals_about_folders(sotto, wards, setting, reason):
+    code, out, err = sotto("run run.toml", "--set", setting)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert reason in err
+
+
+def test_refusals_name_the_row_in_a_folder(sotto, wards):
+    (wards / "wards" / "North.csv").write_text("age,again\n31,no\nold,yes\n50,no\n")
+    code, _, err = sotto("run run.toml")
+    assert (code, "North.csv, row 2, column 'age': 'old'; a finite number is needed here" in err) == (2, True)
+    code, out, err = sotto("data inspect wards --json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["columns"][-1]["missing_cells"] == 0

@@ -250,6 +250,8 @@ def test_correlated_noise_is_exact_on_request():
     assert chosen.exact_noise
     assert with_exact_noise(chosen, net).exact_noise
     assert not with_exact_noise(chosen, net, False).exact_noise
+    assert with_exact_noise(algorithm("anti-pgd", sigma=1.0), net, "where-possible").exact_noise
+    assert not with_exact_noise(algorithm("zip-dl", sigma=1.0), net, "where-possible").exact_noise
 
 
 @pytest.mark.parametrize("name", CASES)

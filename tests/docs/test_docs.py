@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 
 
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
-FOUND_BY_TRAINING = re.compile(r"test accuracy|\d+ +\d+ +\d\.\d\d ")
+FOUND_BY_TRAINING = re.compile(r"test accuracy|average model on|\d+ +\d+ +\d\.\d\d ")
 """Lines with figures that training or an attack ends with: rounding, and so the processor, moves them a little."""
 
 

@@ -135,6 +135,7 @@ WRONG = [
     (["topology", "dropout"], 0.1, "topology.dropout; there is no such key"),
     (["message_range"], [1.0, 2.0], "0 lies within it"),
     (["nonce"], "1", "64 hexadecimal digits"),
+    (["privacy", "exact_noise"], False, "members release multiples of a step wherever figures allow it; leave it out"),
     (["data", "path"], "/srv/patients.csv", "data.path; there is no such key"),
     (["data", "columns", "target"], "age2", "target 'age2'"),
 ]

@@ -143,3 +143,21 @@ def test_secure_sums_are_agreed_on_by_their_key_or_by_the_algorithm(plain, name)
 def test_secure_sums_that_cannot_be_are_refused_when_they_are_agreed_on(plain, changes, refusal):
     with pytest.raises(InputError, match=refusal):
         agreed_guarantees(varied(plain, {**FIXED, **TRIANGLE, **changes}))
+
+
+CORRELATED = {"anti-pgd": {}, "mafalda": {}, "decor": {"algorithm.sigma_pair": 1.0}}
+
+
+@pytest.mark.parametrize(("name", "settings"), CORRELATED.items(), ids=CORRELATED)
+def test_members_release_multiples_of_a_step_also_with_noise_over_rounds_and_of_pairs(plain, name, settings):
+    agreement = varied(plain, {**FIXED, **settings, "algorithm.name": name, "training.batch": "cycle:2x3"})
+    found = agreed_guarantees(agreement).document
+    assert found["grid_step"] > 0
+    assert any("rounding is covered" in assumption for assumption in found["headline"]["assumptions"])
+
+
+def test_noise_on_single_messages_is_on_no_grid_and_figures_say_so(plain):
+    settings = {"algorithm.name": "zip-dl", "privacy.adjacency": "user", "training.clip": "whole-gradient"}
+    found = agreed_guarantees(varied(plain, {**FIXED, **settings})).document
+    assert found["grid_step"] is None
+    assert "rounding of floating-point numbers is not covered" in json.dumps(found["headline"])

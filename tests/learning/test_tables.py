@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sottovoce.errors import InputError
-from sottovoce.learning.column_guess import columns_text, guess_columns
+from sottovoce.learning.column_guess import columns_text, guess_columns, read_all_cells
 from sottovoce.learning.columns import parse_columns
 from sottovoce.learning.table_data import join_tables, table_dataset
 from sottovoce.learning.tables import read_table
@@ -277,9 +277,22 @@ def test_which_rows_are_held_out_depends_on_positions_alone(table):
     assert seen[0][:2] == (5, [1, 2, 3, 4])
 
 
+def test_a_guess_takes_words_among_numbers_for_missing_cells(tmp_path):
+    folder = tmp_path / "wards"
+    folder.mkdir()
+    (folder / "East.csv").write_text("age,again\n61,no\nNA,yes\n")
+    (folder / "West.csv").write_text("age,again\n,no\n34,NA\n")
+    found = guess_columns(folder, read_all_cells(folder))
+    assert (found.missing_words, found.columns[0].range) == (["NA"], [34.0, 61.0])
+    assert found.classes == ("no", "yes")
+    (folder / "West.csv").write_text("years,again\n3,no\n")
+    with pytest.raises(InputError, match=r"East.csv has a column 'age', and .*West.csv has none"):
+        read_all_cells(folder)
+
+
 def test_a_guess_fits_the_table_that_it_is_from(table):
     table.write_text(CSV.replace("NA", "").replace(" east", "east"))
-    guessed = guess_columns(table, "again")
+    guessed = guess_columns(table, read_all_cells(table), "again")
     (age,) = [column for column in guessed.columns if column.name == "age"]
     assert age.range == [-3.0, 120.5]
     text = columns_text(guessed)
@@ -289,4 +302,4 @@ def test_a_guess_fits_the_table_that_it_is_from(table):
         read_table(table, guessed)
     filled = CSV.replace("NA", "50").replace("3,no,,", "3,no,1,").replace("120.5,", "120.5,west")
     table.write_text(filled)
-    assert read_table(table, guess_columns(table, "again")).clipped == 0
+    assert read_table(table, guess_columns(table, read_all_cells(table), "again")).clipped == 0

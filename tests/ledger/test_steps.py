@@ -126,6 +126,10 @@ def test_a_ledger_that_was_put_back_is_behind_a_receipt(tmp_path):
         "UPDATE entries SET key = 'run 0000000001 000001' WHERE number = 1",
         "UPDATE entries SET hash = x'00' WHERE number = 2",
         "UPDATE payloads SET bytes = x'00' WHERE name = 'anna'",
+        "UPDATE entries SET body = 5",
+        "DROP TABLE payloads",
+        "ALTER TABLE entries ADD COLUMN more",
+        "CREATE TRIGGER later AFTER INSERT ON entries BEGIN DELETE FROM entries WHERE number < new.number; END",
     ],
 )
 def test_an_edited_ledger_is_refused(tmp_path, edit):

@@ -14,6 +14,7 @@ from scipy import stats
 
 from sottovoce import account, algorithm, compose, metropolis, trace
 from sottovoce.core.adjacency import Change
+from sottovoce.core.correlation import Triangular
 from sottovoce.errors import InputError
 from sottovoce.privacy.amplification import epsilon_of_batches
 from sottovoce.privacy.composition import GaussianLoss, Rule, SampledLoss, StatedLoss, loss_document, read_loss
@@ -187,3 +188,26 @@ def test_the_order_of_releases_does_not_matter_to_the_last_bit():
 def test_what_is_no_loss_is_refused(kind, values):
     with pytest.raises(InputError):
         kind(*values)
+
+
+@pytest.mark.parametrize("apart", [1, 4])
+def test_correlated_rows_up_to_any_round_shift_by_no_more_than_its_figure(apart):
+    """What a run may give back when it stops: by hand, with shifts that react to what was seen."""
+    rng, rounds = np.random.default_rng(3), 8
+    C = np.tril(rng.standard_normal((rounds, rounds))) + 3 * np.eye(rounds)
+    built = algorithm("mf-d-sgd", sigma=1.7, correlation=Triangular(C))
+    ends = {t: trace(built, metropolis("ring:4"), rounds=t) for t in range(1, rounds + 1)}
+    takes_part = {t: f"{-(-t // apart)}x{apart}" for t in ends}
+    found = [account(ends[t], participation=takes_part[t], adjacency="record") for t in ends]
+    figures = np.array([one.mu**2 for one in found])
+    nearest = 0.0
+    for first in range(300):
+        seen, moved = np.zeros((rounds, 3)), np.zeros((rounds, 3))
+        for t in range(rounds):
+            direction = rng.standard_normal(3) + 5 * seen[:t].sum(axis=0)
+            moved[t] = ((t - first) % apart == 0) * direction / np.linalg.norm(direction)
+            seen[t] = C[t] @ moved
+        shares = np.cumsum((seen**2).sum(axis=1)) / 1.7**2 / figures
+        nearest = max(nearest, float(shares.max()))
+        assert np.all(shares <= 1 + 1e-9)
+    assert nearest > 0.9, "figures are those of these rounds, not of the end"

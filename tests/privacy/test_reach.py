@@ -49,6 +49,14 @@ def test_what_does_not_reach_a_view_changes_no_message_whatever_nodes_do(net):
             assert reaching[round, number] == (not np.array_equal(changed, plain)), (round, victim)
 
 
+def test_equal_rounds_are_followed_until_nothing_changes_any_more():
+    """On a path of nine, k hops take k rounds to the view, and from then on every round is reached."""
+    observation = observe(trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("path:9"), rounds=40), views.node(0))
+    hops = np.arange(1, 9)
+    last = 40 - np.maximum(hops, 1)  # the last round whose gradient arrives
+    np.testing.assert_array_equal(reaching_gradients(observation), np.arange(40)[:, None] <= last)
+
+
 @pytest.mark.parametrize("spec", ["ring:12", "florentine", "star:6", "grid:3x4"])
 @pytest.mark.parametrize("growth", [2.0, 1e100])
 def test_clipped_growth_gains_nothing_where_noise_and_rounds_are_alike(spec, growth):

@@ -19,9 +19,11 @@ from sottovoce import (
     views,
 )
 from sottovoce.core.participation import parse_participation
+from sottovoce.privacy import closedness as closedness_module
 from sottovoce.privacy import covering_views
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.exact import routes
+from sottovoce.privacy.exact.deflation import Entering
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.views import View, ViewKind, coalition, node, parse_view, read_view, with_final_models
@@ -164,6 +166,25 @@ def test_open_views_say_whose_reaction_breaks_them(case):
     status = closedness(trace(algorithm(name, **({"sigma": 1.0} | settings)), net, rounds=4), adversary)
     assert not status.closed
     assert reason in status.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "net", "adversary"),
+    [
+        ("zip-dl", metropolis("ring:6"), views.everyone()),
+        ("zip-dl", metropolis("path:4"), views.node(0)),
+        ("dp2sgd", metropolis("grid:2x3"), views.everyone()),
+        ("dp-d-sgd", random_edges("ring:6"), views.everyone()),
+        ("dp-d-sgd", dropout("star:5", rate=0.4, seed=2), views.coalition(0, 2)),
+        ("muffliato-sgd", metropolis("star:5"), views.node(0)),
+    ],
+)
+def test_forgetting_what_was_seen_decides_as_remembering_it_does(monkeypatch, name, net, adversary):
+    """Over many rounds: what is left of a state is compared with all that was seen, and with the last round alone."""
+    system = trace(algorithm(name, sigma=1.0), net, rounds=25)
+    found = closedness(system, adversary)
+    monkeypatch.setattr(closedness_module, "Entering", lambda observation, turned: Entering(observation))
+    assert closedness(system, adversary) == found
 
 
 def test_large_views_are_closed_by_their_step_matrices():

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from sottovoce import account, algorithm, metropolis, trace
+from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.noise import Independent
 from sottovoce.privacy import views
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.run.privacy_report import sigma_of
 from sottovoce.tracing import policy
-from sottovoce.tracing.noise_scaling import scale_noise
+from sottovoce.tracing.noise_scaling import common_factor, scale_noise
 from sottovoce.tracing.policy import trace_possible, trace_with_noise
 from tests.cases import cases
 from tests.selection import rest_slow
@@ -60,6 +61,35 @@ def test_no_figure_of_a_scaled_system_is_below_that_of_a_new_trace(case):
         assert (finite == np.isfinite(ours)).all()
         assert (ours[finite] >= theirs[finite]).all()
         assert (ours[finite] <= theirs[finite] * (1 + 1e-12)).all()
+        factor = common_factor(system, scaled.algorithm.noise)
+        if factor is not None and not sums_over_all(built):
+            closed_form = account(system, view, covering=False).with_noise_times(factor, scaled)
+            assert [(g.victim, g.kind, g.assumptions) for g in closed_form.guarantees] == [
+                (g.victim, g.kind, g.assumptions) for g in other.guarantees
+            ]
+            found = np.array([guarantee.mu for guarantee in closed_form.guarantees])
+            assert (found[finite] >= theirs[finite]).all()
+            assert np.isinf(found[~finite]).all()
+            assert (found[finite] <= theirs[finite] * (1 + 1e-11)).all()
+
+
+def test_in_closed_form_figures_name_the_grid_of_their_own_noise():
+    built, net = replace(algorithm("dp-d-sgd", sigma=1.0), exact_noise=True), metropolis("ring:5")
+    system, fresh = (trace(with_sigma(built, sigma), net, rounds=3) for sigma in (1.0, 37.0))
+    scaled = trace_with_noise(system, fresh.algorithm.noise)
+    found = account(system).with_noise_times(common_factor(system, fresh.algorithm.noise), scaled)
+    assert found.assumptions == account(fresh).assumptions != account(system).assumptions
+
+
+def test_only_noise_that_grows_alike_has_a_closed_form():
+    """DECOR's pair noise stays as it is, of unequal nodes one stays, and ZIP-DL's grows as a whole."""
+    net = metropolis("ring:5")
+    decor = trace(algorithm("decor", sigma=1.0, sigma_pair=2.0), net, rounds=3)
+    assert common_factor(decor, decor.algorithm.noise.with_sigma(2.0)) is None
+    uneven = trace(replace(algorithm("dp-d-sgd", sigma=1.0), noise=NeverBelowOne(2.0)), net, rounds=3)
+    assert common_factor(uneven, NeverBelowOne(0.5)) is None
+    zip_dl = trace(algorithm("zip-dl", sigma=1.0), net, rounds=3)
+    assert common_factor(zip_dl, zip_dl.algorithm.noise.with_sigma(2.5)) == pytest.approx(2.5, rel=1e-14)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,21 @@ class Unknown:
             noise, gradient = noise - known @ new_ZK.T, gradient - known @ self.white[-new_ZK.shape[1] :]
         self.noise, self.gradient = noise, gradient
 
+    def turn(self, sources: int, gradients: int) -> None:
+        """Turn the noise so that the state needs no more columns than it has rows, and add those of what is new.
+
+        What was seen is forgotten, for noise that is independent from round to round: no later message holds any of it.
+        """
+        turned = self.noise
+        if turned.shape[1] > turned.shape[0]:
+            turned = linalg.qr(turned.T, mode="r", check_finite=False)[0][: len(turned)].T
+            self.error = np.hypot(self.error, ROUNDING * np.linalg.norm(turned, axis=1))
+        self.noise = np.concatenate([turned, np.zeros((len(turned), sources))], axis=1)
+        self._room = np.zeros((self.noise.shape[1], 64))
+        self.gradient = np.concatenate([self.gradient, np.zeros((len(turned), gradients))], axis=1)
+        self.uncovered = np.concatenate([self.uncovered, np.zeros(gradients, dtype=bool)])
+        self.white = np.zeros((0, self.gradient.shape[1]))
+
 
 class Left(NamedTuple):
     """What rows still hold when all that was seen is taken out: sizes of noise, gradients, and what is rounding."""
@@ -124,14 +139,19 @@ class Left(NamedTuple):
 
 
 class Entering:
-    """What joins each round, over independent noise and all gradients: for what is seen, and for the state."""
+    """What joins each round, over independent noise and all gradients: for what is seen, and for the state.
 
-    def __init__(self, observation: Observation) -> None:
-        self._seen = observation
-        self._Z = sum(step.observed.noise.shape[1] for step in observation.steps)
-        self._G = len(observation.victims) * observation.gradient_rounds
+    `unknown` is the state, which these columns are meant for. If it is `turned` between rounds, the columns are what is
+    left of earlier noise and a round's own sources, so that later rounds take no longer.
+    """
+
+    def __init__(self, observation: Observation, *, turned: bool = False) -> None:
+        self._seen, self._turned = observation, turned
+        self._Z = 0 if turned else sum(step.observed.noise.shape[1] for step in observation.steps)
+        self._G = 0 if turned else len(observation.victims) * observation.gradient_rounds
         correlation = observation.system.correlation
         self._rounds_TT = None if correlation is None else correlation.inverse(len(observation.steps))
+        self.unknown = Unknown(*self.nothing(observation.steps[0].observed.state.shape[1]))
 
     def nothing(self, rows: int) -> tuple[Array, Array]:
         """No noise and no gradients."""
@@ -140,8 +160,13 @@ class Entering:
     def __iter__(self) -> Iterator[tuple[tuple[Array, Array], tuple[Array, Array]]]:
         g = z = 0
         for t, step in enumerate(self._seen.steps):
+            S, V = step.observed.noise.shape[1], step.observed.gradient.shape[1]
+            if self._turned:
+                self.unknown.turn(S, V)
+                self._Z, self._G = self.unknown.noise.shape[1], self.unknown.gradient.shape[1]
+                z = self._Z - S
             yield self._wide(step.observed, t, g, z), self._wide(step.out, t, g, z)
-            g, z = g + step.observed.gradient.shape[1], z + step.observed.noise.shape[1]
+            g, z = g + V, z + S
 
     def _wide(self, part: Inputs, t: int, g: int, z: int) -> tuple[Array, Array]:
         noise, gradient = self.nothing(part.noise.shape[0])
@@ -168,7 +193,7 @@ def deflated(observation: Observation) -> Deflated:
     """M by the basis. Dense: small systems."""
     V, T = len(observation.victims), observation.gradient_rounds
     inputs = Entering(observation)
-    unknown = Unknown(*inputs.nothing(observation.steps[0].observed.state.shape[1]))
+    unknown = inputs.unknown
     for step, (seen_new, out_new) in zip(observation.steps, inputs, strict=True):
         unknown.move(step.out.state, *out_new, unknown.see(step.observed.state, *seen_new))
     white_KTV = unknown.white.reshape(-1, T, V)

@@ -1,0 +1,64 @@
+"""`sotto export` and `sotto predict`: the model of a run, handed on and used."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sottovoce.cli.app import app
+from sottovoce.cli.options import Code, Json, Yes
+from sottovoce.cli.output import answer, facts, print_note, show_elapsed
+from sottovoce.privacy.rounding import round_up
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, runs/NAME, or of a member's.")],
+    node: Annotated[str | None, typer.Option(help="Whose model, by name or number; else the average.")] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for the model; RUN/export unless given.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of files that the run was made from.")] = None,
+    uncovered: Annotated[
+        bool, typer.Option("--uncovered", help="Also a model that no privacy figure covers; its card says so.")
+    ] = False,
+    code: Code = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Write the model of a run as a state dict and as safetensors, with its card. Example: sotto export runs/digits"""
+    with show_elapsed("the run and its figures"):
+        from sottovoce.report.model_export import export_model
+
+        found = export_model(run, out, node=node, data=data, uncovered=uncovered)
+    shown = {
+        "model": "average of all nodes" if found.node is None else f"of {found.node}",
+        "parameters": f"{found.parameters:,}",
+        "epsilon": "none covers this model" if found.epsilon is None else f"{round_up(found.epsilon)}, which covers it",
+        "folder": str(found.folder),
+    }
+    answer(found.document(), as_json, facts(shown))
+    if not as_json and not found.covered:
+        print_note("No privacy figure covers this model: do not hand it on where its training rows are private.")
+
+
+@app.command()
+def predict(
+    folder: Annotated[Path, typer.Argument(help="The folder that sotto export wrote.")],
+    data: Annotated[Path, typer.Option("--data", help="New rows: a .csv, .npz or .parquet file.")],
+    out: Annotated[Path | None, typer.Option(help="A .csv file for the predictions; else they are printed.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What an exported model says of new rows. Example: sotto predict runs/hospitals/export --data new.csv"""
+    from sottovoce.core.files import check_writable, write_text
+    from sottovoce.learning.exported_model import read_exported_model
+
+    place = None if out is None else check_writable(out)
+    found = read_exported_model(folder).predict(data)
+    rows = found.rows()
+    if place is not None:
+        write_text(place, found.csv(), private=True)
+    document = {
+        "target": found.target, "classes": list(found.classes), "rows": len(found),
+        "file": None if out is None else str(out), "predictions": [] if out is not None else rows,
+    }  # fmt: skip
+    table = [found.heading, *([str(cell) for cell in row] for row in rows)]
+    answer(document, as_json, table if out is None else facts({"rows": f"{len(found):,}", "file": str(out)}))

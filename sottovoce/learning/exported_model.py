@@ -1,0 +1,178 @@
+"""A model as it is handed on: its parameters, and all that is needed to predict with it.
+
+    README.md            the model card, for readers
+    model.json           what the model is, what it predicts, and the columns of its table
+    model.safetensors    its parameters by name
+    model.pt             the same as torch stores a state dict; `torch.load(..., weights_only=True)` reads it
+
+A folder may come from anybody: nothing in it is run or unpickled, and parameters are read from `model.safetensors`,
+only where names and shapes are those of the model that `model.json` describes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import Tensor
+
+from sottovoce.config import Document
+from sottovoce.core.files import Arrays, explaining, write, write_text
+from sottovoce.errors import InputError
+from sottovoce.learning.columns import Columns, parse_columns
+from sottovoce.learning.data_frames import GivenTable, given_cells
+from sottovoce.learning.models import BUILDERS, Model, model
+from sottovoce.learning.prediction_scores import probabilities
+from sottovoce.learning.table_data import join_tables
+from sottovoce.learning.tables import encode_inputs
+from sottovoce.regular_files import read_bytes
+from sottovoce.schemas.validation import problem_in
+from sottovoce.text import parse_json
+
+FORMAT = 1
+DESCRIPTION, PARAMETERS, STATE_DICT, CARD = "model.json", "model.safetensors", "model.pt", "README.md"
+RULE, REMEDY = "sotto export writes a folder with it", "give the folder that sotto export wrote"
+LARGEST_DESCRIPTION = 10**7
+"""Bytes of `model.json`; columns take a few hundred each."""
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model says of rows: the likeliest class and the probability of each, or a value in the target's units."""
+
+    target: str
+    classes: tuple[str, ...]
+    values: NDArray[np.float64] | None
+    probabilities: NDArray[np.float64] | None
+
+    @property
+    def heading(self) -> list[str]:
+        """Of a table of them."""
+        return [self.target, *(f"probability of {name}" for name in self.classes)]
+
+    def __len__(self) -> int:
+        found = self.values if self.probabilities is None else self.probabilities
+        assert found is not None
+        return len(found)
+
+    def rows(self) -> list[list[str | float]]:
+        """One for each row that was given, in its order."""
+        if self.probabilities is None:
+            assert self.values is not None
+            return [[float(f"{value:.6g}")] for value in self.values]
+        chosen = self.probabilities.argmax(axis=1)
+        likely = np.round(self.probabilities, 6).tolist()
+        return [[self.classes[at], *shares] for at, shares in zip(chosen.tolist(), likely, strict=True)]
+
+    def csv(self) -> str:
+        """As a table in a file."""
+        out = io.StringIO()
+        table = csv.writer(out, lineterminator="\n")
+        table.writerows([self.heading, *self.rows()])
+        return out.getvalue()
+
+
+@dataclass(frozen=True, eq=False)
+class ExportedModel:
+    """A model with its parameters, and the columns of the tables that it takes."""
+
+    model: Model
+    parameters: Tensor
+    columns: Columns
+
+    def predict(self, table: GivenTable, where: str = "table") -> Predictions:
+        """What the model says of new rows: a data frame, columns by name, or a file. A column of targets is not used.
+
+        A row that does not fit the columns is refused, as in training.
+        """
+        cells = _without(given_cells(table, self.columns.drop, where), self.columns.target)
+        inputs = torch.from_numpy(encode_inputs(cells, self.columns, where)).to(self.parameters.dtype)
+        with torch.no_grad():
+            outputs = self.model.outputs(self.parameters, inputs).double().numpy()
+        target = self.columns.target_column
+        if target.range is not None:
+            (low, high), (start, stop) = target.range, self.columns.scale_to
+            return Predictions(target.name, (), low + (high - low) * (outputs[:, 0] - start) / (stop - start), None)
+        return Predictions(target.name, self.columns.classes, None, probabilities(self.model.loss.name, outputs))
+
+
+def _without(cells: Arrays, name: str) -> Arrays:
+    return {column: values for column, values in cells.items() if column != name}
+
+
+def write_exported_model(
+    folder: Path, parameters: Mapping[str, Tensor], description: Document, card: str, *, private: bool
+) -> None:
+    """Write a model into a folder that is there. Where it is `private`, its owner alone can read the files."""
+    whole = {name: value.detach().contiguous().clone() for name, value in parameters.items()}
+    content = safetensors.torch.save(whole)
+
+    def write_content(file: BinaryIO) -> None:
+        file.write(content)
+
+    write(folder / PARAMETERS, write_content, private=private)
+    write(folder / STATE_DICT, lambda file: torch.save(whole, file), private=private)
+    text = json.dumps({"format": FORMAT, **description}, indent=1) + "\n"
+    write_text(folder / DESCRIPTION, text, private=private)
+    write_text(folder / CARD, card, private=private)
+
+
+def read_exported_model(folder: str | Path) -> ExportedModel:
+    """The model that `sotto export` wrote into a folder, to predict with."""
+    place = Path(folder)
+    described = _description(place / DESCRIPTION)
+    if described["columns"] is None:
+        raise InputError(
+            f"{place}: a model of {described['data']}", "sotto predict reads tables, and this model has no columns",
+            f"load {STATE_DICT} or {PARAMETERS} in torch",
+        )  # fmt: skip
+    columns, wanted = parse_columns(described["columns"], f"{place / DESCRIPTION}: columns"), described["model"]
+    if wanted["name"] not in BUILDERS:
+        raise InputError(
+            f"{place}: model {wanted['name']!r:.60}", "it is code of its author, which is not part of an export",
+            f"load {STATE_DICT} or {PARAMETERS} in torch",
+        )  # fmt: skip
+    stands_in = join_tables(columns, {"rows": 1}, {}, 0).dataset
+    built = model(wanted["name"], stands_in, **wanted["settings"])
+    return ExportedModel(built, _parameters(place / PARAMETERS, built), columns)
+
+
+def _description(path: Path) -> Document:
+    with explaining(path, RULE, REMEDY):
+        content = read_bytes(path)
+    try:
+        found = parse_json(content) if len(content) <= LARGEST_DESCRIPTION else None
+    except ValueError:
+        found = None
+    problem = "it is not JSON, or too long" if found is None else problem_in(found, DESCRIPTION)
+    if problem is not None or not isinstance(found, dict):
+        raise InputError(f"{path}: damaged: {problem}", RULE, REMEDY)
+    if found["format"] != FORMAT:
+        raise InputError(f"{path}: format {found['format']}", f"this version reads {FORMAT}", "export it again")
+    return found
+
+
+def _parameters(path: Path, built: Model) -> Tensor:
+    with explaining(path, RULE, REMEDY):
+        content = read_bytes(path)
+    try:
+        stored = safetensors.torch.load(content)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise InputError(f"{path}: damaged ({type(error).__name__})", RULE, REMEDY) from None
+    shapes = dict(zip(built.layout.names, built.layout.shapes, strict=True))
+    if {name: tuple(value.shape) for name, value in stored.items()} != shapes:
+        raise InputError(f"{path}: parameters of another model than {DESCRIPTION} describes", RULE, REMEDY)
+    flat = built.layout.flatten({name: stored[name] for name in shapes})
+    if not flat.is_floating_point() or not torch.isfinite(flat).all():
+        raise InputError(f"{path}: parameters that are not finite numbers", RULE, REMEDY)
+    return flat

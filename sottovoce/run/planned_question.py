@@ -1,0 +1,45 @@
+"""What a run file asks a plan: its graph, the records of each node, batches, model and target, without training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sottovoce.config import Experiment
+from sottovoce.errors import InputError
+from sottovoce.learning.datasets import folder_of
+from sottovoce.learning.models import model
+from sottovoce.planning.planner import Question
+from sottovoce.run.build import node_data
+from sottovoce.run.build_tables import named_after_tables, with_table_facts
+from sottovoce.run.build_topology import topology_of
+
+
+def planned_question(experiment: Experiment, data: Path | None = None, epsilon: float | None = None) -> Question:
+    """The question whose answer says which algorithm suits a run; `epsilon` where its settings have no target.
+
+    Of the rows only their numbers are used, which are public. Gradients are clipped per example to norm one, as in
+    every plan, and every node counts alike.
+    """
+    target = experiment.privacy.epsilon if epsilon is None else epsilon
+    if target is None:
+        raise InputError(f"{experiment.name} without a target", "a plan meets one", "add --epsilon 4, say")
+    changing = next((key for key in ("fresh", "random_edges", "dropout") if getattr(experiment.topology, key)), None)
+    if changing is not None:
+        raise InputError(f"topology.{changing} in a plan", "a plan is about a graph that stays", "leave it out")
+    experiment = with_table_facts(experiment, data)
+    net = named_after_tables(experiment, topology_of(experiment, data), data)
+    assert net.graph is not None
+    found, training, privacy = node_data(experiment, net, folder_of(data)), experiment.training, experiment.privacy
+    built = model(experiment.model.name, found.dataset, **experiment.model.settings)
+    return Question(
+        graph=net.graph, rounds=training.rounds, epsilon=target, delta=privacy.delta, dimension=built.layout.size,
+        records=tuple(len(rows) for rows in found.shards.indices), view=privacy.view,
+        final_models=privacy.and_final_models, adjacency=privacy.adjacency,
+        participation=_participation(training.batch), weights=experiment.topology.weights,
+        colluders=privacy.colluders or 1,
+    )  # fmt: skip
+
+
+def _participation(batch: str) -> str:
+    """How records take part where they come in such batches, as plans call it."""
+    return "every" if batch == "full" else batch.removeprefix("cycle:")
