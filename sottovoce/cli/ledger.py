@@ -11,7 +11,7 @@ from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import changed_data
 from sottovoce.cli.options import Delta, Json
-from sottovoce.cli.output import Table, answer, show
+from sottovoce.cli.output import Table, answer, print_sentence, show
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
@@ -77,11 +77,11 @@ def _answer(file: Path, lineages: "list[Lineage]", delta: float, as_json: bool) 
         return
     for number, one in enumerate(lineages):
         if number:
-            print_line()
+            print_sentence()
         at = one.budget.delta if one.budget is not None else delta
         show(lineage_table(one, at))
         for line in lineage_lines(one, at):
-            print_line(line)
+            print_sentence(line)
 
 
 def lineage_document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":

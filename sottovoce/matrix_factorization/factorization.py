@@ -191,6 +191,11 @@ def _settings(
 ) -> _Settings:
     """The settings, checked, with what is left out filled in."""
     scheme = parse_participation(participation)
+    if scheme.shuffled:
+        raise InputError(
+            f"participation {scheme}", "noise is optimised for patterns that are known: every, or KxB",
+            "take cycle batches, or an algorithm with independent noise",
+        )  # fmt: skip
     if rounds is None:
         if scheme.times is None:
             raise InputError("participation every without rounds", "their number is needed", "give rounds")

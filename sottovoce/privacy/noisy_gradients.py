@@ -46,8 +46,7 @@ def loss_given_noisy_gradients(
         per_round_TV = np.where(reaching_TV, per_round_TV, 0.0)
     if system.correlation is not None:
         return _correlated_loss(system.correlation, scheme, system.rounds) * per_round_TV.max(axis=0)
-    patterns = scheme.patterns(len(per_round_TV))
-    return np.max([per_round_TV[pattern].sum(axis=0) for pattern in patterns], axis=0)
+    return scheme.largest_sum(per_round_TV)
 
 
 def _correlated_loss(correlation: Correlation, scheme: Participation, rounds: int) -> float:
