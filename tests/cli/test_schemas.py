@@ -162,6 +162,7 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
             assert set(part["properties"]) - set(part["required"]) <= {
                 "accuracy",
                 "consensus",
+                "heard",
                 "member",
                 "rmse",
                 "for_view",
