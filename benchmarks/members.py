@@ -34,7 +34,7 @@ columns = "digits.columns.toml"
 name = "softmax"
 
 [algorithm]
-name = "dp-d-sgd"
+name = "{algorithm}"
 step_size = 0.5
 
 [training]
@@ -51,7 +51,7 @@ every = 10
 """
 
 
-def prepare(folder: Path, members: int, rounds: int, graph: str) -> Path:
+def prepare(folder: Path, members: int, rounds: int, graph: str, algorithm: str = "dp-d-sgd") -> Path:
     """Settings and tables of so many members; where the settings are."""
     pixels = [{"name": f"pixel_{row}_{column}", "range": [0, 16]} for row in range(8) for column in range(8)]
     digit = {"name": "digit", "categories": [str(digit) for digit in range(10)]}
@@ -66,7 +66,8 @@ def prepare(folder: Path, members: int, rounds: int, graph: str) -> Path:
     for name, table in split_table("digits", parse_columns(columns, "digits"), rows, 0).items():
         (folder / "tables" / f"{name}.csv").write_text(table.text)
     inline = "{ " + ", ".join(f"{name} = {count}" for name, count in rows.items()) + " }"
-    (folder / "settings.toml").write_text(SETTINGS.format(rows=inline, rounds=rounds, graph=graph))
+    text = SETTINGS.format(rows=inline, rounds=rounds, graph=graph, algorithm=algorithm)
+    (folder / "settings.toml").write_text(text)
     return folder / "settings.toml"
 
 

@@ -165,8 +165,11 @@ class MachineSettings(Section):
 
 
 class About(Section):
-    """For readers: what the paper did, what is smaller here, how long it takes, what was claimed."""
+    """For readers: a title, what for, whom to ask; of a paper what it did, what is smaller here, and what it claims."""
 
+    title: str = ""
+    purpose: str = ""
+    contact: str = ""
     paper: str = ""
     scaled: str = ""
     takes: str = ""
@@ -177,12 +180,14 @@ class Experiment(Section):
     """All settings of one run. The seed is public; noise and batches come from a secret key, unless one is named.
 
     `noise = "secret"`: they come from the operating system's random bytes, and nobody can draw them again.
+    `secure_sum = true`: the algorithm in the form in which single messages stay hidden.
     """
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     noise: Literal["secret"] | None = None
     noise_key: str | None = Field(default=None, repr=False)
+    secure_sum: bool | None = None
     topology: TopologySettings
     training: TrainingSettings
     data: DataSettings = DataSettings()

@@ -4,6 +4,7 @@
     ├── InputError        exit code 2: what the user gave is wrong
     │   └── Diverged      a run whose numbers grew beyond all bounds
     ├── PeerLost          another process of the run is gone, or does not answer
+    ├── SumFailed         a secure sum is not known; the round loop catches it
     └── Unaccountable     exit code 3: refused, because no guarantee exists
 
 Every message is one line and says what was found, which rule it breaks and what to do. `file_error` says which of them
@@ -48,6 +49,10 @@ class Diverged(InputError):
 
 class PeerLost(SottovoceError):
     """Another process of a run over processes is gone, or does not answer."""
+
+
+class SumFailed(SottovoceError):
+    """A secure sum of which a message is missing, or that is out of range: nothing is learned from it."""
 
 
 class Unaccountable(SottovoceError):

@@ -34,6 +34,7 @@ ALGORITHMS = (
         "dp-fedavg",
         DpFedAvgSettings,
         dp_fedavg,
+        written="DP-FedAvg",
         examples=(Example({"sigma": 1.5}),),
         references=(
             "McMahan, Ramage, Talwar, Zhang, Learning differentially private recurrent language models, ICLR 2018",

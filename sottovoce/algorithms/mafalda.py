@@ -189,7 +189,9 @@ REFERENCES = (
 )
 
 ALGORITHMS = (
-    AlgorithmSpec("anti-pgd", NoisyStepSettings, anti_pgd, (Example({"sigma": 1.5}),), references=REFERENCES),
+    AlgorithmSpec(
+        "anti-pgd", NoisyStepSettings, anti_pgd, (Example({"sigma": 1.5}),), references=REFERENCES, written="AntiPGD"
+    ),
     AlgorithmSpec(
         "mf-d-sgd",
         MfDSgdSettings,

@@ -148,6 +148,7 @@ ALGORITHMS = (
         "muffliato",
         MuffliatoSettings,
         muffliato,
+        written="Muffliato",
         examples=(Example({"sigma": 1.5}), Example({"sigma": 1.5, "chebyshev": True})),
         references=REFERENCES,
     ),
@@ -155,6 +156,7 @@ ALGORITHMS = (
         "muffliato-sgd",
         MuffliatoSgdSettings,
         muffliato_sgd,
+        written="Muffliato-SGD",
         examples=(
             Example({"sigma": 1.5}),
             Example({"sigma": 1.5, "gossip_steps": 3}),

@@ -61,6 +61,18 @@ def algorithm_spec(name: str) -> AlgorithmSpec[AlgorithmSettings]:
     return found
 
 
+def spec_with_sums(name: str) -> AlgorithmSpec[AlgorithmSettings]:
+    """What is known of an algorithm in the form that has secure sums: itself, where it is one."""
+    found = algorithm_spec(name)
+    forms = {spec.sums_of: spec for spec in algorithm_specs().values() if spec.sums_of is not None}
+    if found.sums_of is None and name not in forms:
+        raise InputError(
+            f"secure_sum = true with {name}", f"it is there for {' and '.join(forms)}",
+            "use one of them, or leave secure_sum out",
+        )  # fmt: skip
+    return forms.get(name, found)
+
+
 def algorithm(name: str, **settings: object) -> Algorithm:
     """Build an algorithm by name; settings it does not have are refused, naming those it has.
 

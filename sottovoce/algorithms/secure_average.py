@@ -84,6 +84,12 @@ REFERENCES = (
 
 ALGORITHMS = (
     AlgorithmSpec(
-        "secure-average", SecureSumSettings, secure_average, examples=(Example({"sigma": 1.5}),), references=REFERENCES
+        "secure-average",
+        SecureSumSettings,
+        secure_average,
+        examples=(Example({"sigma": 1.5}),),
+        references=REFERENCES,
+        sums_of="dp-fedavg",
+        written="secure average",
     ),
 )

@@ -32,6 +32,12 @@ def secure_gossip(settings: SecureSumSettings) -> Gossip:
 
 ALGORITHMS = (
     AlgorithmSpec(
-        "secure-gossip", SecureSumSettings, secure_gossip, examples=(Example({"sigma": 1.5}),), references=REFERENCES
+        "secure-gossip",
+        SecureSumSettings,
+        secure_gossip,
+        examples=(Example({"sigma": 1.5}),),
+        references=REFERENCES,
+        sums_of="dp-d-sgd",
+        written="secure gossip",
     ),
 )

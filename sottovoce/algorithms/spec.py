@@ -160,8 +160,10 @@ S = TypeVar("S", bound=AlgorithmSettings)
 class AlgorithmSpec(Generic[S]):
     """An algorithm by name: its settings, what builds it from them, examples (one at least) and references.
 
+    `written` is its name as papers write it, where that is not its name in capitals.
+
     What else is asked of an algorithm before it is built is read from its settings, or from its first example, so that
-    nothing is written down twice.
+    nothing is written down twice. `sums_of` is the algorithm that this one is with secure sums, if it is one of these.
     """
 
     name: str
@@ -169,6 +171,13 @@ class AlgorithmSpec(Generic[S]):
     builder: Callable[[S], Algorithm]
     examples: tuple[Example, ...]
     references: tuple[str, ...] = ()
+    sums_of: str | None = None
+    written: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name as papers write it."""
+        return self.written or self.name.upper()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "examples", tuple(replace(example, name=self.name) for example in self.examples))

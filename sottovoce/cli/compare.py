@@ -1,4 +1,4 @@
-"""`sotto compare`: finished runs beside each other, as a table and as a page."""
+"""`sotto compare`: finished runs beside each other. `sotto report`: the page of one run, on paper too."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -54,6 +54,47 @@ def compare(
         print_note(f"Left out, stopped or diverged: {', '.join(map(str, left_out))}")
     if not as_json:
         print_note(f"Page: {shown}")
+    if findings:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    out: Annotated[Path | None, typer.Option("--out", help="The page; report.html of the run unless given.")] = None,
+    pdf: Annotated[bool, typer.Option("--pdf", help="Print it to A4 as well, by a browser that is installed.")] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """The page of a finished run, for whoever must decide. Example: sotto report runs/digits --pdf
+
+    It begins in plain words; title, purpose and contact come from [about] of the run file. The headline is computed
+    anew from the settings; a folder that contradicts itself is a finding, printed first, with exit code 1.
+    """
+    from sottovoce.core.files import check_writable, write_text
+    from sottovoce.report.page import page
+    from sottovoce.report.printing import print_page
+    from sottovoce.run.layout import RunFiles
+    from sottovoce.run.run_documents import read_runs
+
+    found = read_runs([run])
+    shown = RunFiles(run).page if out is None else out
+    target = shown if out is None else check_writable(out)
+    with show_elapsed("guarantees"):
+        findings = [finding for one in found for finding in _findings(one, data, as_json)]
+    write_text(target, page(found), private=out is None)
+    show_findings(findings, as_json)
+    printed = None
+    if pdf:
+        with show_elapsed("printing"):
+            printed = print_page(target, shown.with_suffix(".pdf"))
+    written = {"page": str(shown), "pdf": None if printed is None else str(printed)}
+    answer(
+        {**written, "findings": findings},
+        as_json,
+        [["", ""], *([name, path] for name, path in written.items() if path is not None)],
+    )
     if findings:
         raise typer.Exit(1)
 

@@ -101,6 +101,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="A table: a .csv, .npz or .parquet file.")],
     target: Annotated[str | None, typer.Option(help="The column to predict; the last one unless given.")] = None,
     out: Annotated[Path | None, typer.Option(help="Where it is written; FILE.columns.toml unless given.")] = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Write what the columns of a table seem to be, for you to edit. Example: sotto data inspect patients.csv"""

@@ -57,18 +57,26 @@ def show_findings(findings: Sequence[str], as_json: bool) -> None:
 
 def show(table: Table) -> None:
     """A table as wide as it has to be: a figure is never cut off."""
+    for line in aligned(table):
+        print_line(line)
+
+
+def aligned(table: Table) -> list[str]:
+    """The lines of a table, numbers and short words to the right."""
     heading, *rows = table = [[visible(cell) for cell in row] for row in table]
     widths = [max(len(row[column]) for row in table) for column in range(len(heading))]
     right = [
         number > 0 and all(row[number][:1].isdigit() or len(row[number]) < 12 for row in rows)
         for number in range(len(heading))
     ]
+    lines = []
     for row in table if any(heading) else rows:
         cells = (
             cell.rjust(width) if figures else cell.ljust(width)
             for cell, width, figures in zip(row, widths, right, strict=True)
         )
-        print_line("  ".join(cells).rstrip())
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def facts(values: Mapping[str, object]) -> Table:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, show_elapsed
 from sottovoce.core.limits import size_text
 from sottovoce.errors import InputError
@@ -24,6 +24,12 @@ peer = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(peer, name="peer")
+
+SUMS_ASSUME = (
+    "Secure sums hold if every member has compared every fingerprint with its owner (sotto peer check AGREEMENT), and "
+    "if no member's folder is put back from a copy while all its neighbours lie. Members can spoil sums unseen. "
+    "Whoever steals keys later can read frames that were recorded: delete identity.json after the run."
+)
 
 Folder = Annotated[Path, typer.Option(help="Private folder of this member.")]
 
@@ -62,6 +68,7 @@ def agree(
     settings: Annotated[Path, typer.Argument(help="Settings of the run, a TOML file; see docs/peers.md.")],
     members: Annotated[list[Path], typer.Argument(help="The NAME.member.toml of every member.")],
     out: Annotated[Path, typer.Option(help="Where the agreement is written.")] = Path("agreement.toml"),
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Put an agreement together, and say what it guarantees to whom, without anybody's rows.
@@ -87,6 +94,26 @@ def agree(
     )  # fmt: skip
     if not as_json and guarantees.members:
         print_note("What a member can learn alone holds if all of them follow the agreement: see docs/peers.md.")
+    if not as_json and agreement.has_secure_sums:
+        print_note(SUMS_ASSUME)
+
+
+Confirmed = Annotated[
+    bool, typer.Option("--confirmed", help="All fingerprints were compared with their owners; for secure sums.")
+]
+
+
+def _confirm(folder: Path, agreement: "Agreement", confirmed: bool, *, show: bool) -> None:
+    """Note that fingerprints were compared, or say which are to be: each by another way than the agreement came."""
+    from sottovoce.federation.confirmation import confirm, fingerprints, is_confirmed
+
+    if confirmed:
+        confirm(folder, agreement)
+    elif show and not is_confirmed(folder, agreement):
+        print_note("With secure sums every member compares every fingerprint with its owner, over the telephone say:")
+        for name, fingerprint in fingerprints(agreement).items():
+            print_note(f"  {name}  {fingerprint}")
+        print_note("Are all of them right, type this once more with --confirmed.")
 
 
 AgreementFile = Annotated[Path, typer.Argument(help="The agreement, as sotto peer agree wrote it.")]
@@ -98,6 +125,7 @@ def check(
     folder: Folder = Path("peer"),
     wait: Annotated[float, typer.Option(min=0, help="Try again for so many seconds, until all is well.")] = 0.0,
     against: Annotated[Path | None, typer.Option(help="Another member's agreement, to be compared first.")] = None,
+    confirmed: Confirmed = False,
     as_json: Json = False,
 ) -> None:
     """Reach every neighbour: one line each. Exit code 1 if something is wrong, 2 if an agreement differs.
@@ -116,6 +144,7 @@ def check(
         _compare(agreement, agreed, against)
     identity = load_identity(folder)
     number, settings = member_number(agreed, identity), read_member_settings(folder)
+    _confirm(folder, agreed, confirmed, show=not as_json)
     with show_elapsed("reaching neighbours"):
         found = check_neighbours(identity, agreed, number, bind=settings.bind, wait=wait)
     answer(_checks_document(agreed, found), as_json, _checks_table(found))
@@ -135,6 +164,8 @@ def join(
         float | None, typer.Option(min=0.1, help="Seconds that a round may wait for neighbours.")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Append what happens to this file, as JSON lines.")] = None,
+    confirmed: Confirmed = False,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Take part until the last round, with this member's own data.
@@ -153,6 +184,7 @@ def join(
     agreed = read_agreement(agreement)
     with locked_identity(folder) as identity:
         member_number(agreed, identity)
+        _confirm(folder, agreed, confirmed, show=False)
         settings = read_member_settings(folder)
         if patience is not None:
             settings = settings.model_copy(update={"patience": patience})
@@ -165,6 +197,7 @@ def join(
 
 
 def _result_table(result: "Document") -> Table:
+    from sottovoce.report.wording import heard_text
     from sottovoce.run.sweep_results import metric_of
 
     last, headline = result["metrics"], result["headline"]
@@ -177,7 +210,9 @@ def _result_table(result: "Document") -> Table:
         if headline is None
         else f"{round_up(headline['epsilon'])} at delta {result['delta']:g}, {headline['kind']}",
         "sent": f"{last['messages']:,} messages, {size_text(last['wire_bytes'])} with headers and acknowledgements",
+        **({"heard": heard_text(result["heard"])} if "heard" in result else {}),
         "folder": result["folder"],
+        "page": f"{result['folder']}/report.html",
     }
     return facts(found)
 
@@ -265,7 +300,7 @@ def _agreement_document(agreement: "Agreement", guarantees: "AgreedGuarantees", 
         })  # fmt: skip
     return {
         "file": str(out), "name": agreement.name, "hash": agreement.hash, "edges": agreement.graph.edges,
-        "directed": agreement.graph.directed, "members": members,
+        "directed": agreement.graph.directed, "secure_sum": agreement.has_secure_sums, "members": members,
         **{key: guarantees.document[key] for key in ("sigma", "sensitivity", "adjacency", "delta")},
         **{key: guarantees.document[key] for key in ("headline", "covers")},
     }  # fmt: skip

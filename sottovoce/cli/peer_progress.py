@@ -9,8 +9,9 @@ import typer
 
 from sottovoce.cli.ledger import lineage_document, lineage_lines, lineage_table
 from sottovoce.cli.options import Json
-from sottovoce.cli.output import Table, answer, print_note, show, verbosity
+from sottovoce.cli.output import Table, aligned, answer, print_note, show, verbosity
 from sottovoce.cli.peer import Folder, peer, require_peers
+from sottovoce.cli.progress_lines import activity
 from sottovoce.cli.terminal import print_line
 from sottovoce.privacy.rounding import round_up
 
@@ -78,9 +79,9 @@ def rehearse(
     Example: sotto peer rehearse agreement.toml --data tables
     """
     require_peers()
-    from sottovoce.federation.rehearsal import rehearse as rehearse_members
-
     with _shown_progress() as tell:
+        from sottovoce.federation.rehearsal import rehearse as rehearse_members
+
         agreed, found = rehearse_members(agreement, data, out, tell)
     members: list[JSON] = [
         {
@@ -92,39 +93,48 @@ def rehearse(
     document = {"name": agreed.name, "rounds": agreed.training.rounds, "folder": str(out), "members": members}
     answer(document, as_json, _rehearsal_table(agreed, found))
     if not as_json:
-        print_note(f"Folder: {out}. Its keys are for this rehearsal only; remove it when you have seen enough.")
+        print_note(f"Own figures are those on each member's held-out rows. Folder: {out}; its keys are thrown away.")
 
 
 def _rehearsal_table(agreement: "Agreement", found: "Sequence[MemberProgress]") -> Table:
     metric = next((one.metric for one in found if one.metric is not None), "accuracy")
-    table = [["member", "rows", "round", f"{metric}, own held-out rows", "epsilon spent", "heard", "missing"]]
+    table = [["member", "round", f"own {metric}", "epsilon spent", "missing", "heard", "rows"]]
     for one in found:
         value = "" if one.value is None else f"{one.value:.3f}"
         rounds = f"{one.rounds} of {agreement.training.rounds}"
+        if one.rounds == 0:
+            rounds = "waiting" if one.ready else "preparing"
         epsilon = "" if one.metric is None else _epsilon(one.epsilon)
-        heard, missing = str(len(one.heard)), _names(one.missing)
-        table.append([one.name, f"{one.rows:,}", rounds, value, epsilon, heard, missing])
+        table.append([one.name, rounds, value, epsilon, _names(one.missing), str(len(one.heard)), f"{one.rows:,}"])
     return table
+
+
+def _fitting(table: Table, width: int) -> list[str]:
+    """The lines of a table for a terminal: of a narrow one, columns from the left that fit, the first two always."""
+    for columns in range(len(table[0]), 1, -1):
+        lines = aligned([row[:columns] for row in table])
+        if max(map(len, lines)) < width:
+            break
+    return [line[: width - 1] for line in lines]
 
 
 @contextmanager
 def _shown_progress() -> "Iterator[Callable[[Agreement, Sequence[MemberProgress]], None]]":
-    """On a terminal, the table as it fills."""
+    """On a terminal, the table as it fills; elsewhere, for lines now and then, how far the slowest member is."""
     if not verbosity.shows_progress:
-        yield lambda agreement, found: None
+        with activity("rehearsal") as work:
+            yield lambda agreement, found: work.tell(min(one.rounds for one in found), agreement.training.rounds)
         return
     from rich.console import Console
     from rich.live import Live
-    from rich.table import Table as Shown
+    from rich.text import Text
 
-    with Live(console=Console(stderr=True), transient=True) as live:
+    console = Console(stderr=True)
+    with Live(Text("Members are being started."), console=console, transient=True) as live:
 
         def tell(agreement: "Agreement", found: "Sequence[MemberProgress]") -> None:
-            heading, *rows = _rehearsal_table(agreement, found)
-            shown = Shown(*heading, box=None)
-            for row in rows:
-                shown.add_row(*row)
-            live.update(shown)
+            lines = _fitting(_rehearsal_table(agreement, found), console.width)
+            live.update(Text("\n".join([*lines, "Ctrl-C ends them"]), no_wrap=True))
 
         yield tell
 

@@ -26,6 +26,7 @@ from typing import Any, BinaryIO, TextIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.errors import InputError, file_error
 from sottovoce.regular_files import irregular, open_file
 from sottovoce.text import check_name
@@ -227,6 +228,7 @@ def _read(
 ) -> Arrays:
     with _reading_arrays(path), open_file(path, follow_links=follow_links) as file:
         with zipfile.ZipFile(file) as archive:
+            _check_size(path, archive, names)
             reason = problem(archive)
         if reason is not None:
             raise _unreadable(path, reason)
@@ -234,6 +236,13 @@ def _read(
         with np.load(file, allow_pickle=False) as stored:
             wanted = [name for name in stored.files if name != CHECKSUM and (names is None or name in names)]
             return {name: stored[name] for name in wanted}
+
+
+def _check_size(path: Path, archive: zipfile.ZipFile, names: Iterable[str] | None) -> None:
+    """Refuse arrays that do not fit into memory: a small file may unfold to any size."""
+    wanted = None if names is None else {f"{name}.npy" for name in names}
+    size = sum(one.file_size for one in archive.infolist() if wanted is None or one.filename in wanted)
+    check_cost(f"{path}, {size_text(size)} unpacked,", Cost(memory=2.0 * size), "take a smaller file")
 
 
 def _damaged_member(archive: zipfile.ZipFile) -> str | None:

@@ -41,7 +41,7 @@ from sottovoce.core.sensitivity import check_nodes, in_units_of_largest, largest
 from sottovoce.core.sum_grid import IntegerSums, model_grid, sum_grid
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.errors import InputError, SumFailed, Unaccountable
 
 RowsKind = TypeVar("RowsKind", bound=Rows)
 
@@ -120,7 +120,11 @@ def play_round(
     round: int,
     transport: Transport | None = None,
 ) -> PlayedRound:
-    """One round: local step, then `gossip_steps` times message, deliver, absorb; all in this process by default."""
+    """One round: local step, then `gossip_steps` times message, deliver, absorb; all in this process by default.
+
+    Where a secure sum fails, the round leaves the state as it was before, the local step included: whoever kept that
+    step would send it again under the noise of later sums, and a sender that makes sums fail could collect it.
+    """
     transport = transport or InProcess(topology.n)
     state, copies = loop_state
     point = None
@@ -131,7 +135,10 @@ def play_round(
     for step in range(algorithm.gossip_steps):
         gossip_step = _gossip_step(algorithm, topology, round, step)
         message = _checked_message(algorithm, state)
-        played = _exchange(algorithm.compression, gossip_step, message, copies, inputs, transport)
+        try:
+            played = _exchange(algorithm.compression, gossip_step, message, copies, inputs, transport)
+        except SumFailed:
+            return PlayedRound(round, point, (), loop_state, algorithm)
         state = _after(gossip_step.mixing, algorithm.absorb(state, _absorbed(played)), state)
         copies = played.copies
         steps.append(played)
@@ -237,10 +244,10 @@ def _gossip_step(algorithm: Algorithm, topology: Topology, round: int, step: int
     mixing.require(algorithm.requires)
     scale = algorithm.step_size * largest(algorithm.sensitivity)
     noise = in_units_of_largest(algorithm.noise.edge(mixing), algorithm.sensitivity)
-    return GossipStep(mixing, noise, scale, sums_over_all(algorithm), round, step, _grid(algorithm, mixing))
+    return GossipStep(mixing, noise, scale, sums_over_all(algorithm), round, step, integer_sums(algorithm, mixing))
 
 
-def _grid(algorithm: Algorithm, mixing: Mixing) -> IntegerSums | None:
+def integer_sums(algorithm: Algorithm, mixing: Mixing) -> IntegerSums | None:
     """In which integers messages are summed up; None where they are sent one by one, or nothing is exact."""
     if not (algorithm.secure_sum and algorithm.exact_noise):
         return None

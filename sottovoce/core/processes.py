@@ -57,11 +57,17 @@ def signals_wait(stop: Callable[[], None]) -> Iterator[None]:
             signal.raise_signal(received[0])
 
 
-def end_with_parent(pipe: int) -> None:
-    """End this process when a pipe closes whose other end only its parent holds: also a parent that was killed."""
+def end_with_parent(pipe: int, tidy: Callable[[], None] = lambda: None) -> None:
+    """End this process when a pipe closes whose other end only its parent holds: also a parent that was killed.
+
+    `tidy` is called before that.
+    """
 
     def wait_for_parent() -> None:
         wait([pipe])
-        os._exit(1)
+        try:
+            tidy()
+        finally:
+            os._exit(1)
 
     threading.Thread(target=wait_for_parent, daemon=True).start()

@@ -73,7 +73,8 @@ class Transport(Protocol):
       added up in another order, so that they differ by rounding. A transport draws nothing at random itself.
     - *All or nothing, in time.* `deliver` and `deliver_compressed` return when everything that the nodes here need has
       arrived. What does not arrive before the deadline of the transport raises `PeerLost`, or, in a federation and with
-      an algorithm whose proof does not depend on who is heard, is left out of the step; nothing waits for ever.
+      an algorithm whose proof does not depend on who is heard, is left out of the step; nothing waits for ever. A
+      secure sum of which something is missing raises `SumFailed`, and the node stays where it was before the round.
     - *Nobody sees more than the algorithm sends.* A row leaves this process only for a process that hosts a receiver of
       it in that step. Noise on single messages is added before they leave. Under `secure_sum` only a sum leaves.
     - *Nobody draws more than it needs.* Gradients, noise and compression are those of the nodes here; of noise that

@@ -41,9 +41,12 @@ from sottovoce.errors import InputError
 from sottovoce.federation.member import Member, check_member
 from sottovoce.learning.columns import Columns, parse_columns
 from sottovoce.learning.table_data import OF_ITS_OWN
-from sottovoce.run.build_algorithm import check_algorithm
+from sottovoce.run.build_algorithm import check_algorithm, chosen_spec
 
 NONCE_PATTERN = r"[0-9a-f]{64}"
+
+MOST_MEMBERS = 1000
+"""Of a federation: each pair of them is compared, and all of it is in every member's agreement."""
 
 NOT_AGREED = {
     "noise_key": "every member draws its noise from secrets of its own",
@@ -77,13 +80,15 @@ class AgreedMember(Member):
 class AgreedSettings(Section):
     """The settings that whoever assembles an agreement chooses: those of a run file that are public.
 
-    Messages hold values of `precision` within `message_range`; others are refused by whoever receives them.
+    Messages hold values of `precision` within `message_range`; others are refused by whoever receives them. With
+    `secure_sum` members learn sums of messages, and no single one.
     """
 
     name: str = Field(pattern=f"^{NAME}(/{NAME})*$", max_length=200)
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     precision: Literal["float32", "float64"] = "float32"
     message_range: list[float] = Field(default_factory=lambda: [-1e6, 1e6], min_length=2, max_length=2)
+    secure_sum: bool | None = None
     topology: AgreedTopology
     training: TrainingSettings
     model: ModelChoice = ModelChoice()
@@ -127,7 +132,8 @@ class Agreement(AgreedSettings):
     def experiment(self) -> Experiment:
         """The run that it describes: the same settings simulate it, and account for it."""
         return Experiment(
-            name=self.name, seed=self.seed, topology=TopologySettings(**self.topology.model_dump()),
+            name=self.name, seed=self.seed, secure_sum=self.secure_sum,
+            topology=TopologySettings(**self.topology.model_dump()),
             training=self.training, model=self.model, algorithm=self.algorithm, privacy=self.privacy,
             metrics=self.metrics,
             data=DataSettings(
@@ -137,6 +143,11 @@ class Agreement(AgreedSettings):
             ),
             machine=MachineSettings(precision=self.precision),
         )  # fmt: skip
+
+    @property
+    def has_secure_sums(self) -> bool:
+        """Whether members learn sums of messages, and no single one."""
+        return chosen_spec(self.experiment).sums_of is not None
 
     @property
     def document(self) -> Document:
@@ -203,6 +214,11 @@ def read_agreement(path: Path) -> Agreement:
 def parse_agreement(document: Document, where: str) -> Agreement:
     """An agreement from its document, with all that it says checked; `where` names the file in messages."""
     check_agreed_keys(document, where)
+    if "members" not in document and "rows" in document:
+        raise InputError(
+            f"{where} has the settings of an agreement", "an agreement has the members, too",
+            "make it with sotto peer agree",
+        )  # fmt: skip
     agreement = parse_section(Agreement, document, where)
     if not re.fullmatch(NONCE_PATTERN, agreement.nonce):
         raise InputError(f"{where}: nonce", "it has 64 hexadecimal digits", "make the agreement with sotto peer agree")
@@ -213,7 +229,7 @@ def parse_agreement(document: Document, where: str) -> Agreement:
     check_members(agreement.members, where)
     _check_graph(agreement, where)
     check_algorithm(agreement.experiment)
-    return agreement
+    return agreement.model_copy(update={"secure_sum": True}) if agreement.has_secure_sums else agreement
 
 
 def check_agreed_keys(document: Document, where: str) -> None:
@@ -223,12 +239,19 @@ def check_agreed_keys(document: Document, where: str) -> None:
             raise InputError(f"{where}: {key}", reason, "leave it out")
 
 
+def check_number_of_members(members: int, where: str) -> None:
+    """Refuse a federation of one, and one that is too large to be compared."""
+    if members < 2:
+        raise InputError(f"{where}: {members} members", "a federation has at least two", "add the others")
+    if members > MOST_MEMBERS:
+        raise InputError(f"{where}: {members:,} members", f"it has at most {MOST_MEMBERS:,}", "simulate so many")
+
+
 def check_members(members: Sequence[Member], where: str) -> None:
     """Refuse members of a wrong form, in a wrong order, or that cannot be told apart."""
+    check_number_of_members(len(members), where)
     for member in members:
         check_member(member, where)
-    if len(members) < 2:
-        raise InputError(f"{where}: {len(members)} members", "a federation has at least two", "add the others")
     for one, other in combinations(members, 2):
         same = {
             "name": one.name.casefold() == other.name.casefold(),

@@ -9,7 +9,14 @@ from pathlib import Path
 from sottovoce.config import Document, Section, parse_section, read_settings_file
 from sottovoce.core.graphs import Graph, graph
 from sottovoce.errors import InputError
-from sottovoce.federation.agreement import AgreedSettings, AgreedTopology, Agreement, check_agreed_keys, parse_agreement
+from sottovoce.federation.agreement import (
+    AgreedSettings,
+    AgreedTopology,
+    Agreement,
+    check_agreed_keys,
+    check_number_of_members,
+    parse_agreement,
+)
 from sottovoce.federation.identity import check_certificate
 from sottovoce.federation.member import SUFFIX, Member, read_member
 from sottovoce.learning.columns import read_columns
@@ -42,6 +49,7 @@ def read_draft(settings: Path) -> Draft:
 def assemble_agreement(settings: Path, member_files: Sequence[Path]) -> Agreement:
     """The agreement of settings and members; the same settings give another one each time, by its random bytes."""
     where, draft = str(settings), read_draft(settings)
+    check_number_of_members(len(member_files), where)
     members = sorted((read_member(path) for path in member_files), key=lambda member: member.name)
     for member in members:
         check_certificate(member, f"{member.name}{SUFFIX}")

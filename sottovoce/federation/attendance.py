@@ -37,18 +37,19 @@ class Attendance:
         self, members: Iterable[MemberNumber], round: int, claims: Mapping[MemberNumber, Place]
     ) -> frozenset[MemberNumber]:
         """Those of these members that are worth waiting for."""
-        return frozenset(one for one in members if not self._given_up(one) or self._is_back(one, round, claims))
+        return frozenset(one for one in members if not self.given_up(one) or self._is_back(one, round, claims))
 
     def note(self, heard: Set[MemberNumber], missing: Set[MemberNumber], claims: Mapping[MemberNumber, Place]) -> None:
         """Remember who was heard in a step, and who was not."""
         for one in heard:
             self._misses[one] = 0
         for one in missing:
-            self._misses[one] = 1 if self._given_up(one) else self._misses.get(one, 0) + 1
-            if self._given_up(one):
+            self._misses[one] = 1 if self.given_up(one) else self._misses.get(one, 0) + 1
+            if self.given_up(one):
                 self._claim_then[one] = claims.get(one)
 
-    def _given_up(self, member: MemberNumber) -> bool:
+    def given_up(self, member: MemberNumber) -> bool:
+        """Whether a member was missed `MISSES` times in a row, and not heard since."""
         return self._misses.get(member, 0) >= MISSES
 
     def _is_back(self, member: MemberNumber, round: int, claims: Mapping[MemberNumber, Place]) -> bool:

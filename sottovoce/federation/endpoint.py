@@ -22,7 +22,18 @@ from collections.abc import Callable, Mapping, Set
 from types import MappingProxyType
 
 from sottovoce.federation.clock import Clock, MonotonicClock
-from sottovoce.federation.frames import Frame, FrameReader, Hello, Kind, Reason, Refused, hello_in, receipt_in
+from sottovoce.federation.frames import (
+    ABSENCE,
+    Frame,
+    FrameReader,
+    Hello,
+    Kind,
+    Reason,
+    Refused,
+    absence_in,
+    hello_in,
+    receipt_in,
+)
 from sottovoce.federation.links import FIRST, MemberNumber
 from sottovoce.federation.mailbox import Equivocation, LinkRules, Mailbox
 from sottovoce.federation.outbox import Outbox
@@ -55,6 +66,8 @@ class Endpoint(ABC):
         self._greeted: set[MemberNumber] = set()
         self._claims: dict[MemberNumber, Place] = {}
         self._waiting: dict[MemberNumber, Place] = {}
+        self._absent: dict[MemberNumber, tuple[Place, Place]] = {}
+        self._absence: tuple[Place, Place] | None = None
         self._disagreeing: set[MemberNumber] = set()
         self._differences: dict[MemberNumber, tuple[str, ...]] = {}
         self._stopped = self._ended = False
@@ -76,7 +89,19 @@ class Endpoint(ABC):
         with self._changed:
             self._outbox.put(place, messages)
             greeted = sorted(self._greeted & payloads.keys())
-        self._transmit_all([(one, self._frame(Kind.MESSAGE, place, messages[one])) for one in greeted])
+        self._transmit_all([(one, self._message(place, messages[one])) for one in greeted])
+
+    def abstain(self, first: Place, before: Place) -> None:
+        """Tell neighbours, also those that come later, that nothing is sent from one place to before another."""
+        with self._changed:
+            self._absence = first, before
+            told = [(one, self._told_absence(self._absence)) for one in sorted(self._greeted & self.rules.receivers)]
+        self._transmit_all(told)
+
+    def absent(self, place: Place) -> Set[MemberNumber]:
+        """The neighbours that said that they send nothing at a place."""
+        with self._changed:
+            return self._absent_at(place)
 
     def meet(self, patience: float) -> Set[MemberNumber]:
         """Wait until every neighbour has said hello once, or one has another agreement; who has not said it."""
@@ -91,7 +116,9 @@ class Endpoint(ABC):
             frames = [(one, self._frame(Kind.ACKNOWLEDGEMENT, *receipt)) for one, receipt in due]
             frames += [(one, self._hello(one)) for one in self._mailbox.wanted_again(senders)]
         self._transmit_all(frames)
-        self._wait_and_tell(place, lambda: len(self._mailbox.at_hand(place, senders)) == len(senders), patience)
+        self._wait_and_tell(
+            place, lambda: senders <= self._absent_at(place) | self._mailbox.at_hand(place, senders).keys(), patience
+        )
         with self._changed:
             return self._mailbox.at_hand(place, sorted(senders))
 
@@ -160,7 +187,7 @@ class Endpoint(ABC):
 
     def reader(self) -> FrameReader:
         """What puts the frames of a new connection together."""
-        return FrameReader(self.rules.agreement, self.rules.payload.length)
+        return FrameReader(self.rules.agreement, self.rules.payload.length, self.rules.payload.kind)
 
     def connected(self, neighbour: MemberNumber) -> None:
         """A connection is up: say hello."""
@@ -215,13 +242,19 @@ class Endpoint(ABC):
         if frame.kind is Kind.WAITING:
             self._waiting[neighbour] = frame.place
             return []
+        if frame.kind is Kind.ABSENT:
+            self._absent[neighbour] = absence_in(frame), frame.place
+            return []
         if frame.kind is Kind.HELLO:
             has = hello_in(frame).receipt
             if has is not None:
                 self._outbox.note(neighbour, has)
             self._greeted.add(neighbour)
             wanted = self._outbox.wanted(neighbour, frame.place, has)
-            return [(neighbour, self._frame(Kind.MESSAGE, place, payload)) for place, payload in wanted]
+            answers = [(neighbour, self._message(place, payload)) for place, payload in wanted]
+            if self._absence is not None and neighbour in self.rules.receivers:
+                answers.append((neighbour, self._told_absence(self._absence)))
+            return answers
         if self._waiting.get(neighbour, frame.place) < frame.place:
             del self._waiting[neighbour]
         receipt = self._mailbox.take(neighbour, frame.place, frame.payload, frame.digest)
@@ -251,6 +284,16 @@ class Endpoint(ABC):
     def _before(self, place: Place, members: Set[MemberNumber]) -> Set[MemberNumber]:
         """Those of these neighbours that have not said that they have reached a place."""
         return {one for one in members if one not in self._claims or self._claims[one] < place}
+
+    def _absent_at(self, place: Place) -> Set[MemberNumber]:
+        return {one for one, (first, before) in self._absent.items() if first <= place < before}
+
+    def _message(self, place: Place, payload: bytes) -> Frame:
+        return self._frame(self.rules.payload.kind, place, payload)
+
+    def _told_absence(self, absence: tuple[Place, Place]) -> Frame:
+        first, before = absence
+        return self._frame(Kind.ABSENT, before, ABSENCE.pack(*first))
 
     def _frame(self, kind: Kind, place: Place, payload: bytes = b"") -> Frame:
         return Frame(self.rules.agreement, place, self.rules.member, kind, payload)

@@ -13,6 +13,7 @@ from sottovoce.core.files import explaining, open_to_append
 from sottovoce.core.json_numbers import JSON
 
 SHOWN = {
+    "gather": "Waiting for {members}, {seconds:g} seconds at most.",
     "Connected": "{member} is connected.",
     "Lost": "{member} is lost: {reason}.",
     "Left": "{member} has ended its run.",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from sottovoce.errors import SottovoceError
-from sottovoce.federation.frames import Frame, Kind
+from sottovoce.federation.frames import MESSAGES, Frame
 from sottovoce.federation.links import MemberNumber
 from sottovoce.ledger.places import Place
 
@@ -71,4 +71,4 @@ class Faults:
     def seconds_late(self, frame: Frame, receiver: MemberNumber) -> float:
         """How much later a frame arrives."""
         delays = dict(self.delayed)
-        return delays.get((frame.sender, receiver, frame.place), 0.0) if frame.kind is Kind.MESSAGE else 0.0
+        return delays.get((frame.sender, receiver, frame.place), 0.0) if frame.kind in MESSAGES else 0.0

@@ -24,6 +24,7 @@ VERSION = 1
 MAGIC = b"soto"
 HEADER = struct.Struct("<4sHH32sIIIQ")
 RECEIPT = struct.Struct("<?II32s")
+ABSENCE = struct.Struct("<II")
 DIGEST = 32
 LONGEST_VERSION = 64
 
@@ -59,13 +60,21 @@ class Kind(IntEnum):
     MESSAGE = 2
     ACKNOWLEDGEMENT = 3
     WAITING = 4
+    MASKED = 5
+    ABSENT = 6
+
+
+MESSAGES = (Kind.MESSAGE, Kind.MASKED)
+"""Kinds that carry what members compute."""
 
 
 @dataclass(frozen=True)
 class Frame:
     """One frame. `place` is that of the message or of what is acknowledged; otherwise where the sender stands.
 
-    `digest` is the SHA-256 of a message that was received.
+    `digest` is the SHA-256 of a message that was received. Messages of secure sums are masked, and of a kind of their
+    own: neither is taken for the other. Who is absent stands at the next place at which it will send something, and
+    names the first one at which it does not.
     """
 
     agreement: bytes
@@ -117,6 +126,11 @@ def hello_in(frame: Frame) -> Hello:
     return Hello(Receipt(Place(round, step), digest) if known else None, version)
 
 
+def absence_in(frame: Frame) -> Place:
+    """The first place at which the sender of a frame sends nothing; it is absent up to the place of the frame."""
+    return Place(*ABSENCE.unpack(frame.payload))
+
+
 def receipt_in(frame: Frame) -> Receipt:
     """What an acknowledgement acknowledges."""
     return Receipt(frame.place, frame.payload)
@@ -128,7 +142,7 @@ class _Unfinished:
     def __init__(self, header: Header) -> None:
         self._header, self.missing = header, header.length
         self._parts: list[memoryview] = []
-        self._hash = hashlib.sha256() if header.kind is Kind.MESSAGE else None
+        self._hash = hashlib.sha256() if header.kind in MESSAGES else None
 
     def take(self, chunk: memoryview) -> memoryview:
         """Add what belongs to this frame; returns the rest."""
@@ -149,11 +163,15 @@ class _Unfinished:
 class FrameReader:
     """Puts the frames of one connection together from chunks of any size.
 
-    It holds one frame and one chunk at most: a header is checked before its payload is waited for.
+    It holds one frame and one chunk at most: a header is checked before its payload is waited for. Of the two kinds of
+    messages an agreement has one.
     """
 
-    def __init__(self, agreement: bytes, message_length: int) -> None:
-        self._agreement, self._message_length = agreement, message_length
+    def __init__(self, agreement: bytes, message_length: int, message_kind: Kind = Kind.MESSAGE) -> None:
+        self._agreement = agreement
+        self._lengths = {
+            message_kind: message_length, Kind.ACKNOWLEDGEMENT: DIGEST, Kind.WAITING: 0, Kind.ABSENT: ABSENCE.size
+        }  # fmt: skip
         self._start = b""
         self._current: _Unfinished | None = None
 
@@ -183,6 +201,8 @@ class FrameReader:
             raise Refused(Reason.FORMAT)
         if agreement != self._agreement:
             raise Refused(Reason.AGREEMENT)
+        if Kind(kind) is not Kind.HELLO and Kind(kind) not in self._lengths:
+            raise Refused(Reason.FORMAT)
         if not self._fits(Kind(kind), length):
             raise Refused(Reason.LENGTH)
         return Header(Kind(kind), Place(round, step), sender, length)
@@ -190,4 +210,4 @@ class FrameReader:
     def _fits(self, kind: Kind, length: int) -> bool:
         if kind is Kind.HELLO:
             return RECEIPT.size <= length <= RECEIPT.size + LONGEST_VERSION
-        return length == {Kind.MESSAGE: self._message_length, Kind.ACKNOWLEDGEMENT: DIGEST, Kind.WAITING: 0}[kind]
+        return length == self._lengths[kind]

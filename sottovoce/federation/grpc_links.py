@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
@@ -29,6 +29,7 @@ from sottovoce.federation.link_events import (
     Disagreed,
     FrameRefused,
     Left,
+    LinkEvent,
     Lost,
     Report,
     StrangerRefused,
@@ -56,6 +57,9 @@ from sottovoce.ledger.places import Place, Receipt
 LONGEST_START = 30.0
 """Seconds in which a member listens, on a busy machine too, and in which all has ended after the last frames."""
 
+SELDOM = 1.0
+"""Seconds between two reports of one kind about what a neighbour asks: it may ask as often as it likes."""
+
 NO_KEYS: KeyHashes = MappingProxyType({})
 
 
@@ -69,6 +73,7 @@ class Edge:
     connection: Connection | None = None
     not_before: float = 0.0
     dialling: asyncio.Task[None] | None = None
+    reported: dict[type[LinkEvent], float] = field(default_factory=dict)
 
 
 class GrpcLinks(Endpoint):
@@ -191,7 +196,7 @@ class GrpcLinks(Endpoint):
         with contextlib.suppress(TimeoutError, Refused):
             async with asyncio.timeout(self._settings.handshake):
                 greeting = await context.read()
-            self._report(Checked(edge.number, self._version_of(greeting)))
+            self._report_seldom(edge, Checked(edge.number, self._version_of(greeting)))
         with self._changed:
             hello = self._hello(edge.number)
         await context.write(hello.encode())
@@ -204,12 +209,19 @@ class GrpcLinks(Endpoint):
             async with asyncio.timeout(self._settings.handshake):
                 told = await context.read()
             await context.write(encode_hashes(self._key_hashes))
-            self._disagreement(edge.number, differing_keys(self._key_hashes, told))
+            self._disagreement(edge, differing_keys(self._key_hashes, told))
 
-    def _disagreement(self, neighbour: MemberNumber, keys: tuple[str, ...]) -> None:
+    def _disagreement(self, edge: Edge, keys: tuple[str, ...]) -> None:
         if keys:
-            self.differs(neighbour, keys)
-            self._report(Disagreed(neighbour, keys))
+            self.differs(edge.number, keys)
+            self._report_seldom(edge, Disagreed(edge.number, keys))
+
+    def _report_seldom(self, edge: Edge, event: LinkEvent) -> None:
+        """Report what a neighbour brings about, not so often that it could fill a disk with it."""
+        now = time.monotonic()
+        if now >= edge.reported.get(type(event), 0.0) + SELDOM:
+            edge.reported[type(event)] = now
+            self._report(event)
 
     def _version_of(self, greeting: bytes) -> str | None:
         """The version of a neighbour that checks; None under another agreement, `Refused` if it says nothing."""
@@ -261,7 +273,7 @@ class GrpcLinks(Endpoint):
             async with asyncio.timeout(self._settings.handshake):
                 await call.write(encode_hashes(self._key_hashes))
                 told = await call.read()
-            self._disagreement(edge.number, differing_keys(self._key_hashes, told))
+            self._disagreement(edge, differing_keys(self._key_hashes, told))
 
     # --- both ------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from sottovoce.config import Document, Experiment
 from sottovoce.errors import Unaccountable
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.link_rules import require_no_sums
+from sottovoce.federation.masked_sums import check_sums
 from sottovoce.learning.tables import Table
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.report.wording import headline_sentence
@@ -63,7 +63,9 @@ def agreed_guarantees(agreement: Agreement) -> AgreedGuarantees:
         if agreement.privacy.epsilon is None:
             raise
         raise _no_noise_meets_the_target(agreement, refusal) from refusal
-    require_no_sums(accountant.training_run.algorithm)
+    run = accountant.training_run
+    if run.algorithm.secure_sum:
+        check_sums(run.algorithm, run.topology)
     report = report_wanted(accountant, agreement.experiment)
     return AgreedGuarantees(report.document(), agreement.names)
 

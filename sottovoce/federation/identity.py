@@ -89,14 +89,20 @@ def _check_absent(*paths: Path) -> None:
             raise InputError(f"{path} exists", "an identity is never overwritten", "use another --folder or name")
 
 
+def public_part(folder: Path) -> Member:
+    """The public part of the member whose folder this is; refused where others can read the folder."""
+    path = folder / "member.toml"
+    _check_there(path)
+    check_private(folder)
+    return read_member(path)
+
+
 def load_identity(folder: Path) -> Identity:
     """The identity that a folder holds; refused where others can read it, or where its parts do not belong together."""
     path = folder / "identity.json"
-    if not path.exists():
-        raise InputError(f"{folder}: no identity", "a member has one", "make it with sotto peer init, or give --folder")
-    check_private(folder)
+    _check_there(path)
     check_private(path)
-    document, member = read_settings_file(path), read_member(folder / "member.toml")
+    document, member = read_settings_file(path), public_part(folder)
     try:
         identity = Identity(
             folder,
@@ -113,6 +119,18 @@ def load_identity(folder: Path) -> Identity:
             "restore both from one backup",
         )  # fmt: skip
     return identity
+
+
+def _check_there(path: Path) -> None:
+    if not path.exists():
+        raise InputError(
+            f"{path.parent}: no identity", "a member has one", "make it with sotto peer init, or give --folder"
+        )
+
+
+def erase_keys(folder: Path) -> None:
+    """Remove the private keys of a member: nobody can speak in its name any more."""
+    (folder / "identity.json").unlink(missing_ok=True)
 
 
 @contextmanager

@@ -26,15 +26,18 @@ from sottovoce.core.arrays import numpy_dtype, to_numpy
 from sottovoce.core.files import open_to_append, owner_only, write, write_text
 from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.core.messages import Traffic
+from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.processes import signals_wait
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.core.threads import threads
+from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.federation.accounted_run import AccountedRun, account_run, record_account, recorded_run
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.attendance import StepAttendance
 from sottovoce.federation.clock import MonotonicClock
 from sottovoce.federation.comparison import named_keys
+from sottovoce.federation.confirmation import require_confirmed
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import Identity
 from sottovoce.federation.ledger_journal import LedgerJournal
@@ -42,13 +45,16 @@ from sottovoce.federation.link_events import Disagreed, FrameRefused, LinkEvent,
 from sottovoce.federation.link_rules import link_rules
 from sottovoce.federation.links import FIRST
 from sottovoce.federation.mailbox import Equivocation, LinkRules
+from sottovoce.federation.masked_sums import mask_partners
 from sottovoce.federation.member_folder import ATTENDANCE, LEDGER, run_folder, whole_lines
 from sottovoce.federation.member_settings import MemberSettings
 from sottovoce.federation.member_state import decode_state, encode_state
-from sottovoce.federation.pair_secrets import pair_secrets
+from sottovoce.federation.member_status import heard_over_run
+from sottovoce.federation.pair_secrets import mask_keys, pair_secrets
 from sottovoce.federation.peer_transport import PeerTransport, peer_transport
 from sottovoce.learning.tables import Table, read_table
 from sottovoce.ledger.database import open_ledger
+from sottovoce.ledger.mask_keys import MaskKeys
 from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.ledger.steps import Steps
@@ -116,6 +122,7 @@ def join_federation(
     Nothing is sent before what the run costs is reserved in the member's ledger.
     """
     member, files = member_number(agreement, identity), RunFiles(run_folder(identity.folder, agreement))
+    require_confirmed(identity.folder, agreement)
     finished = files.document(files.result)
     if finished is not None:
         write_page_of(files.folder, again=False)  # a process may have been killed before it wrote it
@@ -126,10 +133,12 @@ def join_federation(
         spending, tables = Spending(database), {identity.member.name: table}
         accounted = recorded_run(database, files, agreement, tables) or account_run(agreement, tables)
         training_run, privacy = accounted.training_run, accounted.privacy
+        keys = _mask_keys(MaskKeys(database, agreement.hash), identity, agreement, training_run.topology, files)
         _reserve(spending, agreement, accounted, table, settings)
         record_account(database, agreement, privacy)
         del accounted  # what was traced takes memory that training may need
-        journal = LedgerJournal(Steps(database, agreement.hash), agreement.names, _spend(spending, agreement))
+        label = None if keys is None else keys.label
+        journal = LedgerJournal(Steps(database, agreement.hash), agreement.names, _spend(spending, agreement), label)
         begun = journal.recorded_state()
         if begun is not None and not resume:
             raise InputError(
@@ -137,12 +146,33 @@ def join_federation(
             )
         _prepare_folder(files, agreement, privacy, 0 if begun is None else begun[0])
         guarantees = PrivacyDocument.read(privacy)
-        run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member)
+        masks = None if keys is None else PairMasks(identity.member.name, keys.keys())
+        run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member, masks)
         until.enter_context(threads(agreement.experiment.machine.threads))
         seconds = run.play(begun)
         journal.erase_noise()
+        if keys is not None:
+            keys.erase()
         spending.settle(agreement.hash)
         return run.finish(privacy, seconds)
+
+
+def _mask_keys(
+    keys: MaskKeys, identity: Identity, agreement: Agreement, topology: Topology, files: RunFiles
+) -> MaskKeys | None:
+    """The keys of this member's masks, which are made once for an agreement; None where there are no secure sums."""
+    if not agreement.has_secure_sums:
+        return None
+    if not keys.were_made:
+        if files.folder.exists():
+            raise InputError(
+                f"{files.folder} is there, and {keys.database.path} knows of no masks",
+                "a ledger that was lost or put back could use masks a second time",
+                "take part no more in this agreement with this folder",
+            )
+        names, member = agreement.names, member_number(agreement, identity)
+        keys.store(mask_keys(identity, agreement, [names[one] for one in mask_partners(topology, member)]))
+    return keys
 
 
 def _reserve(
@@ -207,6 +237,7 @@ class _MemberRun:
     files: RunFiles
     watch: Watch
     member: int
+    masks: PairMasks | None
 
     def play(self, begun: tuple[int, bytes] | None) -> float:
         """Play the rounds that are left, and write the model at the end; the seconds it took."""
@@ -221,6 +252,9 @@ class _MemberRun:
                     state = now
                     self.journal.state = encode_state(state.loop_state)
                     self._after_round(part, transport, state, time.monotonic() - started, metrics)
+                if state.rounds < part.rounds:  # after a restart the last rounds may be left out
+                    end = state._replace(rounds=part.rounds)
+                    self._after_round(part, transport, end, time.monotonic() - started, metrics)
         model = to_numpy(part.models(state))[0]
         write(self.files.folder / "model.npz", lambda file: np.savez(file, model=model), private=True)
         return time.monotonic() - started
@@ -234,6 +268,7 @@ class _MemberRun:
             "adjacency": experiment.privacy.adjacency, "delta": experiment.privacy.delta,
             "headline": privacy["headline"], "metrics": self.files.lines()[-1], "seconds": round(seconds, 3),
             "folder": str(self.files.folder), "member": self.identity.member.name,
+            "heard": heard_over_run(self.files.folder),
         }  # fmt: skip
         write_text(self.files.result, _json(result), private=True)
         write_page_of(self.files.folder, again=False)
@@ -251,6 +286,8 @@ class _MemberRun:
             for place, payloads in self.journal.pending().items():
                 links.send(place, payloads)
             if begun is None:
+                everyone = [self.agreement.names[one] for one in sorted(links.neighbours)]
+                self.watch.event("gather", {"members": list(everyone), "seconds": self.settings.gather})
                 absent = [self.agreement.names[one] for one in sorted(links.meet(self.settings.gather))]
                 self._check_agreements(links)
                 self.watch.event("begin", {"without": list(absent)})
@@ -286,7 +323,7 @@ class _MemberRun:
         algorithm, topology = self.training_run.algorithm, self.training_run.topology
         return peer_transport(
             algorithm, topology, links.rules, links, patience=self.settings.patience, journal=self.journal,
-            clock=MonotonicClock(), on_step=on_step, on_end=on_end,
+            clock=MonotonicClock(), on_step=on_step, on_end=on_end, masks=self.masks,
         )  # fmt: skip
 
     def _source(self) -> SecretSource:

@@ -21,11 +21,14 @@ KEPT_ROUNDS = 8
 class LedgerJournal:
     """Steps of one run, with members by number. `state` is that of the loop before the round at hand, as bytes.
 
-    `spend(rounds)` records what that many rounds cost.
+    `spend(rounds)` records what that many rounds cost. `masks` is the label of the keys of this run's masks, if it has
+    any: each place is entered under it, and none twice.
     """
 
-    def __init__(self, steps: Steps, names: Sequence[str], spend: Callable[[int], None]) -> None:
-        self._steps, self._names, self._spend = steps, tuple(names), spend
+    def __init__(
+        self, steps: Steps, names: Sequence[str], spend: Callable[[int], None], masks: str | None = None
+    ) -> None:
+        self._steps, self._names, self._spend, self._masks = steps, tuple(names), spend, masks
         self._numbers = {name: number for number, name in enumerate(names)}
         self._noted: dict[str, Reals] = {}
         self._to_keep: KeptNoise | None = None
@@ -55,7 +58,9 @@ class LedgerJournal:
         self._spend(place.round + 1)
         model = self.state if place.step == 0 else None
         noise = None if self._to_keep is None else _stored(self._to_keep)
-        self._steps.record_step(place, outgoing, released=encode_arrays(self._noted), model=model, noise=noise)
+        self._steps.record_step(
+            place, outgoing, released=encode_arrays(self._noted), model=model, noise=noise, masks=self._masks
+        )
         self._noted, self._to_keep = {}, None
         if place.step == 0 and place.round % KEPT_ROUNDS == 0 and place.round > KEPT_ROUNDS:
             self._steps.forget(Place(place.round - KEPT_ROUNDS, 0))

@@ -15,6 +15,7 @@ from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.federation.links import MemberNumber
 from sottovoce.federation.mailbox import LinkRules, PayloadRule
+from sottovoce.federation.masked_sums import WORD, check_sums
 
 ANY = (-math.inf, math.inf)
 """All values that are finite."""
@@ -23,14 +24,14 @@ ANY = (-math.inf, math.inf)
 def why_all_are_needed(algorithm: Algorithm, mixing: Mixing) -> str | None:
     """Why no message of this algorithm may be missing; None where what is proven does not depend on who is heard.
 
+    A secure sum is known only with the messages of all, but one that fails tells nobody anything.
+
     >>> from sottovoce import algorithm, metropolis
     >>> ring = metropolis("ring:5").at(0)
     >>> why_all_are_needed(algorithm("zip-dl", sigma=1.0), ring)
     'the noise on single messages cancels only over all of them'
     >>> why_all_are_needed(algorithm("dp-d-sgd", sigma=1.0), ring)
     """
-    if algorithm.secure_sum:
-        return "a secure sum is known only with the messages of all"
     if not isinstance(algorithm.compression, Identity):
         return "compressed messages are differences, which receivers add up"
     if algorithm.noise.edge(mixing):
@@ -38,16 +39,6 @@ def why_all_are_needed(algorithm: Algorithm, mixing: Mixing) -> str | None:
     if any((np.diff(term.sources.holders.indptr) > 1).any() for term in algorithm.noise.local(mixing)):
         return "neighbours share noise, which cancels only over all of them"
     return None
-
-
-def require_no_sums(algorithm: Algorithm) -> None:
-    """Refuse an algorithm whose guarantees count on secure sums, which members do not have."""
-    if algorithm.secure_sum:
-        raise InputError(
-            f"{algorithm.name} with secure_sum in a federation",
-            "messages between members are not masked, so that single ones would be seen",
-            "use an algorithm without secure_sum, or simulate it with sotto run",
-        )
 
 
 def link_rules(
@@ -68,7 +59,8 @@ def link_rules(
             "its members have the same neighbours in every round",
             "use a fixed graph",
         )
-    require_no_sums(algorithm)
+    if algorithm.secure_sum:
+        check_sums(algorithm, topology)
     sender, receiver, _ = topology.at(0).edges
     others = sender != receiver
     return LinkRules(
@@ -90,6 +82,8 @@ def _payload_rule(
     message_range: tuple[float, float],
 ) -> PayloadRule:
     operator, (least, largest) = algorithm.compression, message_range
+    if algorithm.secure_sum:
+        return PayloadRule(dimension * WORD.itemsize, precision, masked=True)
     if not isinstance(operator, Identity):
         widest = largest - least
         read = partial(_decompressed, operator, dimension, precision)

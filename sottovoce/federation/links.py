@@ -50,8 +50,15 @@ class Links(Protocol):
     def send(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """Start to send a payload to each of some neighbours."""
 
+    def abstain(self, first: Place, before: Place) -> None:
+        """Tell neighbours that nothing is sent from one place to before another: they need not wait for it."""
+
+    def absent(self, place: Place) -> Set[MemberNumber]:
+        """The neighbours that said so about a place."""
+
     def receive(self, place: Place, senders: Set[MemberNumber], patience: float) -> Payloads[MemberNumber]:
-        """The payloads of these neighbours for a place, as soon as all are there or `patience` seconds are over.
+        """The payloads of these neighbours for a place, as soon as all are there, but for those that are absent by
+        their own words, or `patience` seconds are over.
 
         This member is at that place from now on: neighbours may be a little ahead of it, and what is older arrives too
         late. Whoever is left without an answer for some time is told that this member waits itself.

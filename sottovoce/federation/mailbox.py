@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sottovoce.core.arrays import Precision, Reals
-from sottovoce.federation.frames import Reason, Refused
+from sottovoce.federation.frames import Kind, Reason, Refused
 from sottovoce.federation.links import MemberNumber
 from sottovoce.ledger.payloads import Payloads
 from sottovoce.ledger.places import Place, Receipt
@@ -32,6 +32,7 @@ REMEMBERED = 64
 class PayloadRule:
     """What the payload of every message must be: little-endian numbers of the run's precision, or a compressed row.
 
+    With `masked` they are integers modulo 2^64 under masks, of which nothing but their number can be checked.
     With `largest_weight` the last number is push-sum's weight, which lies above 0. `decompress` gives the numbers of a
     compressed row, and may raise anything that indexing does.
     """
@@ -42,11 +43,19 @@ class PayloadRule:
     largest: float = math.inf
     largest_weight: float | None = None
     decompress: Callable[[bytes], Reals] | None = None
+    masked: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of frame that carries it."""
+        return Kind.MASKED if self.masked else Kind.MESSAGE
 
     def check(self, payload: bytes) -> None:
         """Refuse what is too short or long, not finite, or beyond the agreed range."""
         if len(payload) != self.length:
             raise Refused(Reason.LENGTH)
+        if self.masked:
+            return
         numbers = self._numbers(payload)
         row = numbers if self.largest_weight is None else numbers[:-1]
         finite = np.finfo(self.precision)

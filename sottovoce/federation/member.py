@@ -45,8 +45,11 @@ class Member(Section):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the certificate's bytes, in hexadecimal digits."""
-        return hashlib.sha256(self.certificate_bytes).hexdigest()
+        """SHA-256 of the certificate's bytes and of the key for shared secrets, in hexadecimal digits.
+
+        Whoever compares it has compared both: with another's key for shared secrets, masks would hide nothing.
+        """
+        return hashlib.sha256(self.certificate_bytes + bytes.fromhex(self.exchange_key)).hexdigest()
 
     @property
     def spoken_fingerprint(self) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sottovoce.config import Document
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement, read_agreement
-from sottovoce.federation.identity import load_identity
+from sottovoce.federation.identity import public_part
 from sottovoce.federation.member import Member
 from sottovoce.federation.member_folder import ATTENDANCE, LEDGER, whole_lines
 from sottovoce.ledger.database import open_ledger
@@ -47,7 +50,7 @@ class MemberStatus:
 
 def member_status(folder: Path) -> MemberStatus:
     """What the folder of a member says; nothing is locked or changed."""
-    member = load_identity(folder).member
+    member = public_part(folder)
     lineages = _lineages(folder / LEDGER)
     recorded = {run.planned.run: run.round for lineage in lineages for run in lineage.runs}
     runs = sorted(path for path in (folder / "runs").glob("*") if (path / "agreement.toml").exists())
@@ -56,13 +59,27 @@ def member_status(folder: Path) -> MemberStatus:
 
 def last_attendance(folder: Path) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
     """Of the run in a folder: how many rounds were begun, who was heard in the last step, and who was missing."""
-    path = folder / ATTENDANCE
-    whole = whole_lines(path)
+    whole = whole_lines(folder / ATTENDANCE)
     if not whole:
         return 0, (), ()
-    try:
+    with _as_written(folder / ATTENDANCE):
         last = parse_json(whole[-1])
         return last["round"] + 1, tuple(last["heard"]), tuple(last["missing"])
+
+
+def heard_over_run(folder: Path) -> Document:
+    """Of the run in a folder: how many steps this member played, and in how many it heard each of its senders."""
+    with _as_written(folder / ATTENDANCE):
+        steps = [parse_json(line) for line in whole_lines(folder / ATTENDANCE)]
+        heard = Counter(name for step in steps for name in step["heard"])
+        senders = sorted({name for step in steps for name in (*step["heard"], *step["missing"])})
+        return {"steps": len(steps), "members": {name: heard[name] for name in senders}}
+
+
+@contextmanager
+def _as_written(path: Path) -> Iterator[None]:
+    try:
+        yield
     except (ValueError, KeyError, TypeError):
         raise InputError(f"{path}: damaged", "it is written by sotto peer join", "remove the line") from None
 

@@ -7,7 +7,7 @@ from typing import Self
 
 from sottovoce.federation.endpoint import NOTHING_SEEN, Endpoint
 from sottovoce.federation.faults import Faults, Killed
-from sottovoce.federation.frames import Frame, Kind, Reason, Refused
+from sottovoce.federation.frames import MESSAGES, Frame, Reason, Refused
 from sottovoce.federation.links import FIRST, MemberNumber
 from sottovoce.federation.mailbox import LinkRules
 from sottovoce.federation.virtual_clock import VirtualClock
@@ -49,7 +49,7 @@ class MemoryNetwork:
             self.clock.later(late, lambda: self.hand_over(frame.sender, receiver, frame))
             return
         self.hand_over(frame.sender, receiver, frame)
-        if frame.kind is Kind.MESSAGE and (frame.sender, receiver, frame.place) in self.faults.duplicated:
+        if frame.kind in MESSAGES and (frame.sender, receiver, frame.place) in self.faults.duplicated:
             self.hand_over(frame.sender, receiver, frame)
 
     def hand_over(self, stream: MemberNumber, receiver: MemberNumber, frame: Frame) -> None:

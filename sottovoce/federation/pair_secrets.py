@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from sottovoce.core.pair_masks import pair_key
+from sottovoce.core.pair_masks import PURPOSE, pair_key
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.identity import Identity
+
+
+def mask_keys(identity: Identity, agreement: Agreement, others: Iterable[str]) -> dict[str, bytes]:
+    """The keys of this member's masks with others, who need not be its neighbours, by name."""
+    return {other: _secret(identity, agreement, other, PURPOSE) for other in others}
 
 
 def pair_secrets(identity: Identity, agreement: Agreement, purpose: str) -> dict[tuple[int, int], bytes]:

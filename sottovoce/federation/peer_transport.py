@@ -7,6 +7,9 @@ A member is a shard of one node. Who is not heard in time is left out of a gossi
 With push-sum the second sum is left out, and so is the missing members' weight: a share that is not heard is lost in
 value and in weight alike. Where a proof needs all messages, `PeerLost` is raised instead.
 
+A secure sum of which one message is missing fails, and the member stays where it was (`masked_sums`). After a restart a
+member sends nothing under masks before a round that is later than any that it or a neighbour knows of.
+
 Shapes: N nodes, D parameters.
 """
 
@@ -14,24 +17,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sottovoce.core import arrays
-from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.algorithm import Algorithm, sums_over_all
 from sottovoce.core.arrays import Rows
+from sottovoce.core.fixed_point import Words, encoded
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
+from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.random_streams import RandomSource
-from sottovoce.core.sum_grid import ModelGrid
+from sottovoce.core.sum_grid import IntegerSums, ModelGrid, SumGrid
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import Delivered
 from sottovoce.distributed.exchange_plan import NodeShard
 from sottovoce.distributed.shard_transport import ShardTransport
 from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
-from sottovoce.errors import Diverged, PeerLost, Unaccountable
+from sottovoce.errors import Diverged, PeerLost, SumFailed, Unaccountable
 from sottovoce.federation.attendance import Attendance, StepAttendance, round_to_join
 from sottovoce.federation.clock import Clock
 from sottovoce.federation.frames import Refused
@@ -39,6 +45,7 @@ from sottovoce.federation.journal import Journal, RecordedStep
 from sottovoce.federation.link_rules import why_all_are_needed
 from sottovoce.federation.links import Links, MemberNumber
 from sottovoce.federation.mailbox import AHEAD, LinkRules
+from sottovoce.federation.masked_sums import MaskedSums
 from sottovoce.federation.patience import Patience
 from sottovoce.federation.recorded_inputs import RecordedInputs
 from sottovoce.ledger.payloads import Payloads
@@ -59,12 +66,14 @@ def peer_transport(
     clock: Clock,
     on_step: Callable[[StepAttendance], None],
     on_end: Callable[[Set[MemberNumber]], None] = lambda unended: None,
+    masks: PairMasks | None = None,
 ) -> PeerTransport:
     """The transport of one member, with an algorithm on a fixed topology.
 
     `patience` is in seconds a round. `journal` records each step before it is sent, and is replayed; links of a member
     that goes on begin at its newest place. `on_step` is told who was heard, in steps that are replayed too. `on_end` is
-    told at the end of the run which neighbours have not reached it, and were waited for in vain.
+    told at the end of the run which neighbours have not reached it, and were waited for in vain. `masks` are those of
+    secure sums, where the algorithm has them.
     """
     names = topology.names or tuple(f"node {node}" for node in range(topology.n))
     return PeerTransport(
@@ -78,12 +87,13 @@ def peer_transport(
         journal=journal,
         on_step=on_step,
         on_end=on_end,
+        sums=None if masks is None else MaskedSums(rules.member, names, masks, sums_over_all(algorithm)),
     )
 
 
 @dataclass(frozen=True)
 class PeerTransport(ShardTransport):
-    """One member's node. `why_all` says why no message may be missing, if that is so."""
+    """One member's node. `why_all` says why no message may be missing, if that is so; `sums` how it masks messages."""
 
     shard: NodeShard
     rules: LinkRules
@@ -96,6 +106,7 @@ class PeerTransport(ShardTransport):
     journal: Journal
     on_step: Callable[[StepAttendance], None]
     on_end: Callable[[Set[MemberNumber]], None]
+    sums: MaskedSums | None
     keep_received = False
 
     @property
@@ -110,7 +121,9 @@ class PeerTransport(ShardTransport):
         """
         newest, joined = self.journal.newest(), first
         if not self._is_recorded(self.rules.later(Place(last, 0), -1)):
-            self.links.meet(self.patience.seconds)
+            unmet = self.links.meet(self.patience.seconds)
+            if self.sums is not None:
+                joined = self._abstain(newest, last, unmet)
         for round in range(first, last):
             self.journal.check_receipts(self.links.receipts())
             if self.journal.replayed(Place(round, 0)) is not None:
@@ -122,6 +135,27 @@ class PeerTransport(ShardTransport):
         if not self.journal.has_ended():
             self._serve_until_all_ended(Place(last, 0))
         self.journal.check_receipts(self.links.receipts())
+
+    def _abstain(self, newest: Place | None, last: int, unmet: Set[MemberNumber]) -> int:
+        """The first round in which masks are fresh: later than any of which this member or a neighbour knows.
+
+        A folder that was put back knows less than its neighbours, so each of them is asked: where it stands, and what
+        it has from this member. A member that has sent nothing begins with the others.
+        """
+        if unmet:
+            who = ", ".join(self.names[one] for one in sorted(unmet))
+            raise PeerLost(
+                f"{who} did not say where it stands; with secure sums every neighbour does, so that no mask is used "
+                "twice; go on with --resume when it is there"
+            )
+        received = [receipt.place.round for receipt in self.links.receipts().values()]
+        if newest is None and not received:
+            return 0
+        begun, claimed = 0 if newest is None else newest.round + 1, [one.round for one in self.links.claims().values()]
+        fresh = min(max(begun, 1 + max(claimed + received)), last)
+        if fresh > begun:
+            self.links.abstain(Place(begun, 0), Place(fresh, 0))
+        return fresh
 
     def _is_recorded(self, place: Place) -> bool:
         """Whether all that was received at a place is recorded."""
@@ -165,12 +199,55 @@ class PeerTransport(ShardTransport):
         return Delivered(ShardedRows(self.shard, mixed.own[:, :-1].contiguous()), sent, weights)
 
     def secure_sum(self, gossip_step: GossipStep, sent: ShardedRows) -> ShardedRows:
-        """Not between members: nothing hides their single messages."""
-        raise Unaccountable("messages between members are not masked: a secure sum would show single ones")
+        """The average of all members, of which this one sees no other's message."""
+        grid = gossip_step.grid
+        if not isinstance(grid, SumGrid):
+            raise Unaccountable("a sum of numbers that are no integers cannot be masked: it would show single messages")
+        total = self._masked_total(gossip_step, grid, sent)
+        return self._read(lambda: torch.from_numpy(grid.average(total))[None])
 
     def neighbour_sums(self, gossip_step: GossipStep, grid: ModelGrid, sent: ShardedRows) -> ShardedRows:
-        """Refused, as any sum that would not be masked."""
-        raise Unaccountable("messages between members are not masked: a sum over neighbours would show single ones")
+        """The average over this member's neighbours, of which it sees none."""
+        total = self._masked_total(gossip_step, grid, sent)
+        average = partial(grid.average, self.rules.member, total)
+        return self._read(lambda: as_tensor(arrays.convert(average()[None], sent.own)))
+
+    def _read(self, average: Callable[[], Tensor]) -> ShardedRows:
+        """A sum out of range is one that failed: somebody sent what the agreement does not allow."""
+        try:
+            return ShardedRows(self.shard, average())
+        except Diverged as beyond:
+            raise SumFailed(str(beyond)) from None
+
+    def _masked_total(self, gossip_step: GossipStep, grid: IntegerSums, sent: ShardedRows) -> Words:
+        """The sum over this member's set; `SumFailed` where a message is missing."""
+        if self.sums is None:
+            raise Unaccountable("messages between members are not masked: a secure sum would show single ones")
+        place, weights = Place(gossip_step.round, gossip_step.step), grid.weights
+        integers = encoded(arrays.to_numpy(sent.own)[0], grid.step)
+        recorded = self.journal.replayed(place)
+        if recorded is None:
+            self.journal.check_receipts(self.links.receipts())
+            recorded = RecordedStep(self.sums.frames(weights, integers, place), None, {})
+            self.journal.before_send(place, recorded.sent)
+        self.links.send(place, recorded.sent)
+        heard = self.hear(place, self.rules.senders) if recorded.received is None else recorded.received
+        self.forget_old(place)
+        missing = self.sums.missing(weights, heard.keys())
+        self.on_step(StepAttendance(place, frozenset(heard.keys()), missing))
+        if missing:
+            self._stop_if_gone(place, missing)
+            raise SumFailed(f"messages of {len(missing)} members are missing at {place}")
+        return self.sums.total(weights, integers, heard)
+
+    def _stop_if_gone(self, place: Place, missing: frozenset[MemberNumber]) -> None:
+        """Where every sum is over all members, and one of them is gone, further rounds would only be spent."""
+        gone = sorted(one for one in missing if self.attendance.given_up(one))
+        if gone and self.sums is not None and self.sums.over_all:
+            raise PeerLost(
+                f"{', '.join(self.names[one] for one in gone)} did not answer in round {place.round} either, and no "
+                "sum over all members is known without it; go on with --resume when it is there again"
+            )
 
     def exchange(
         self, gossip_step: GossipStep, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], absent: Tensor
@@ -222,11 +299,12 @@ class PeerTransport(ShardTransport):
         awaited = self._awaited(senders, place)
 
         def attempt(members: Set[MemberNumber], seconds: float) -> Set[MemberNumber]:
-            return members - self.links.receive(place, members, seconds).keys()
+            heard = self.links.receive(place, members, seconds).keys()
+            return members - heard - self.links.absent(place)
 
         self.patience.wait(place, awaited, attempt)
         heard = self.links.receive(place, senders, 0.0)
-        self._note(place, heard.keys(), awaited - heard.keys())
+        self._note(place, heard.keys(), awaited - heard.keys() - self.links.absent(place))
         self.journal.received(place, heard)
         return heard
 

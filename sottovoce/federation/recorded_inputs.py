@@ -18,6 +18,7 @@ import json
 from collections.abc import Mapping
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from sottovoce.core.arrays import Reals, Rows, convert, to_numpy
@@ -28,6 +29,7 @@ from sottovoce.core.loop_inputs import Gradient
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource, StreamName
+from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.transport import Nodes
 from sottovoce.distributed.sharded_feed import ShardedFeed
 from sottovoce.distributed.sharded_rows import ShardedRows, as_sharded, as_tensor
@@ -77,6 +79,17 @@ class RecordedInputs(ShardedFeed):
         self._journal.note(place, RELEASED, to_numpy(found.own))
         if noise.correlation is not None:
             self._keep_keys()
+        return found
+
+    def discrete_sum(self, gradient: Rows, grid: SumGrid, round: int) -> ShardedRows:
+        """What is released into a secure sum: drawn once."""
+        place = Place(round, 0)
+        recorded = self._journal.replayed(place)
+        if recorded is not None:
+            return self._sharded(torch.from_numpy(recorded.answers[RELEASED]))
+        found = super().discrete_sum(gradient, grid, round)
+        self._journal.forget_note(place, GRADIENT)
+        self._journal.note(place, RELEASED, to_numpy(found.own))
         return found
 
     def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> ShardedRows:

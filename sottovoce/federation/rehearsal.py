@@ -4,7 +4,7 @@ They run `sotto peer join` over the real transport on loopback, with the agreed 
 a process that has imported all they need and opened no connection: what a member imports takes 200 MB and seconds,
 which fifty members then share. Each has a folder:
 
-    MEMBER/             keys, ledger and runs, as of every member
+    MEMBER/             ledger and runs, as of every member; its keys are removed at the end
     MEMBER.events.jsonl, MEMBER.messages    what happened, and what it wrote on stderr
     agreement.toml      the same settings with new keys, loopback addresses and other random bytes
 """
@@ -15,11 +15,14 @@ import multiprocessing
 import os
 import runpy
 import secrets
+import shutil
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -31,7 +34,7 @@ from sottovoce.core.toml_text import to_toml
 from sottovoce.errors import InputError, SottovoceError
 from sottovoce.federation.agreement import Agreement, parse_agreement
 from sottovoce.federation.assembly import NONCE_BYTES, assemble_agreement
-from sottovoce.federation.identity import create_identity
+from sottovoce.federation.identity import create_identity, erase_keys
 from sottovoce.federation.loopback import LOOPBACK, free_ports
 from sottovoce.federation.member import SUFFIX
 from sottovoce.federation.member_folder import run_folder, whole_lines
@@ -55,6 +58,7 @@ class MemberProgress:
 
     name: str
     rows: int
+    ready: bool
     rounds: int
     metric: str | None
     value: float | None
@@ -75,9 +79,28 @@ def rehearse(
     tables = {name: find_table(data, name) for name in names}
     if folder.exists():
         raise InputError(f"{folder} exists", "nothing is overwritten", "name another folder with --out")
+    with _keys_thrown_away(folder, names):
+        agreement = _rehearsed(document, settings, names, folder)
+        write_text(folder / "agreement.toml", agreement.toml())
+        _play(folder, tables, lambda: tell(agreement, _progress(folder, agreement)))
+    return agreement, _progress(folder, agreement)
+
+
+@contextmanager
+def _keys_thrown_away(folder: Path, names: Iterable[str]) -> Iterator[None]:
+    """A folder for the members; however the block ends, no key is left in it, and no folder if nobody began."""
     folder.mkdir(mode=0o700, parents=True)
-    agreement = _rehearsed(document, settings, names, folder)
-    write_text(folder / "agreement.toml", agreement.toml())
+    try:
+        yield
+    finally:
+        if not (folder / "agreement.toml").exists():
+            shutil.rmtree(folder)
+        for name in names:
+            erase_keys(folder / name)
+
+
+def _play(folder: Path, tables: Mapping[str, Path], tell: Callable[[], None]) -> None:
+    """Start all members, and wait until they have ended or one has failed."""
     with _ended_with_this(processes := {}):
         with signals_blocked(), _one_thread_each():
             context = _context()
@@ -85,16 +108,24 @@ def rehearse(
                 process = context.Process(target=_member, args=(folder, name, table))  # type: ignore[attr-defined]
                 process.start()
                 processes[name] = process
-        while None in (codes := {name: process.exitcode for name, process in processes.items()}).values():
-            failed = next((name for name, code in codes.items() if code), None)
-            if failed is not None:
-                break
-            tell(agreement, _progress(folder, agreement))
+        codes: dict[str, int | None] = dict.fromkeys(processes)
+        while None in codes.values() and not any(codes.values()):
+            tell()
             time.sleep(POLL_SECONDS)
-        for name, code in codes.items():
-            if code:
-                raise SottovoceError(f"{name} ended with code {code}: {_last_line(folder / f'{name}.messages')}")
-    return agreement, _progress(folder, agreement)
+            codes = {name: process.exitcode for name, process in processes.items()}
+    for name, code in codes.items():
+        if code:
+            raise _failure(name, code, folder / f"{name}.messages")
+
+
+def _failure(name: str, code: int, messages: Path) -> SottovoceError:
+    """Why a member has ended before its time; the code to exit with is its own."""
+    how = f"ended with code {code}: {_last_line(messages)}"
+    if code < 0:
+        how = f"was ended by {signal.Signals(-code).name}; what it wrote stands in {messages}"
+    failure = SottovoceError(f"{name} {how}")
+    failure.exit_code = max(1, code)
+    return failure
 
 
 def _listening(document: Document, settings: Path) -> dict[str, bool]:
@@ -144,14 +175,14 @@ def _member(folder: Path, name: str, table: Path) -> None:
     os.setsid()
     parent = multiprocessing.parent_process()
     assert parent is not None
-    end_with_parent(parent.sentinel)
+    end_with_parent(parent.sentinel, tidy=partial(erase_keys, folder / name))
     unblock_signals()
     for path, stream in ((os.devnull, sys.stdout), (folder / f"{name}.messages", sys.stderr)):
         with open(path, "wb") as file:
             os.dup2(file.fileno(), stream.fileno())
     sys.argv = [
         "sotto", "peer", "join", str(folder / "agreement.toml"), "--json", "--folder", str(folder / name),
-        "--data", str(table), "--log", str(folder / f"{name}.events.jsonl"),
+        "--data", str(table), "--log", str(folder / f"{name}.events.jsonl"), "--confirmed",
     ]  # fmt: skip
     runpy.run_module("sottovoce", run_name="__main__")
 
@@ -179,12 +210,13 @@ def _member_progress(folder: Path, agreement: Agreement, name: str, rows: int) -
     files = RunFiles(run_folder(folder, agreement))
     rounds, heard, missing = last_attendance(files.folder)
     lines = whole_lines(files.metrics)
+    ready = files.privacy.exists()
     if not lines:
-        return MemberProgress(name, rows, rounds, None, None, None, heard, missing)
+        return MemberProgress(name, rows, ready, rounds, None, None, None, heard, missing)
     last = parse_json(lines[-1])
     metric, epsilon = metric_of(last), last["epsilon"]
     spent = None if epsilon is None else epsilon["spent"]
-    return MemberProgress(name, rows, rounds, metric, last[metric]["mean"], spent, heard, missing)
+    return MemberProgress(name, rows, ready, rounds, metric, last[metric]["mean"], spent, heard, missing)
 
 
 def _last_line(path: Path) -> str:

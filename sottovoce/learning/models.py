@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sottovoce.errors import InputError, shortened
+from sottovoce.errors import InputError
 from sottovoce.learning import networks
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.losses import LOSSES, Loss
@@ -249,7 +248,7 @@ def _check_images(name: str, shape: tuple[int, ...], channels: Sequence[int], gr
         raise InputError(f"{groups} groups of {channels[0]} channels", "groups are equally large", "use a divisor")
 
 
-def model(name: str, dataset: Dataset, **settings: object) -> Model:
+def model(name: str, dataset: Dataset, /, **settings: object) -> Model:
     """The model of that name for a data set, which says how many inputs and outputs there are.
 
     Two classes need one output with `logistic` and `mlp`; values and ratings are learned by squared error. `mlp`
@@ -270,11 +269,11 @@ def model(name: str, dataset: Dataset, **settings: object) -> Model:
     try:
         return build(dataset, **settings)
     except TypeError as error:
-        found = re.search(r"keyword argument '(\w*)'", str(error))
-        if found is None:
+        unfit = next((key for key in settings if f"argument '{key}'" in str(error)), None)
+        if unfit is None:
             raise
-        rule = str(error).partition(") ")[2].replace("got an unexpected keyword argument", "it has no setting")
-        raise InputError(f"{name} with {shortened(str(settings))}", rule, "see docs/models.md") from None
+        given = "the data set decides that" if "multiple values" in str(error) else "it has no such setting"
+        raise InputError(f"{unfit!r:.60} of {name}", given, "see docs/models.md") from None
 
 
 def _mlp_for(dataset: Dataset, hidden: Sequence[int] = (64,), **settings: str) -> Model:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,21 @@ from numpy.typing import NDArray
 
 from sottovoce.core.extras import require_extra
 from sottovoce.core.files import Arrays, read_npz
+from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.errors import InputError
 from sottovoce.regular_files import open_file
 from sottovoce.text import read_text
 
 SUFFIXES = (".csv", ".npz", ".parquet")
+
+MOST_COLUMNS = 100_000
+"""Of a table: a heading that is longer is taken for something else."""
+
+CELL_BYTES, NUMBER_BYTES = 60, 16
+"""What a cell of text takes while a table is read, and a cell of a column of numbers."""
+
+LONGEST_CELL = 1000
+"""Characters of a number or of a category. All cells of a column take as much memory as its longest."""
 
 
 def read_cells(path: Path, dropped: Iterable[str] = ()) -> Arrays:
@@ -47,15 +60,40 @@ def _csv_cells(path: Path, dropped: frozenset[str]) -> Arrays:
     """Text in every cell. A file may begin with the mark that spreadsheets write."""
     rule, remedy = "a .csv file in UTF-8 is needed here", "save it as one"
     text = read_text(path, rule, remedy)
+    _check_size(path, CELL_BYTES * (text.count(",") + text.count("\n")) + 4 * len(text))
+    rows: list[list[str]] = []
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-        heading = [name.strip() for name in next(reader, [])]
-        _check_heading(path, heading)
-        rows = list(_csv_rows(path, reader, len(heading)))
+        with _cells_of_any_length():
+            reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+            heading = [name.strip() for name in next(reader, [])]
+            _check_heading(path, heading)
+            _check_commas(path, heading)
+            rows.extend(_csv_rows(path, reader, len(heading)))
     except csv.Error as error:
-        raise InputError(f"{path}: {error}", rule, remedy) from None
+        raise InputError(f"{path}, row {len(rows) + 1}: {error}", rule, remedy) from None
     kept = [number for number, name in enumerate(heading) if name not in dropped]
-    return {heading[number]: np.array([row[number].strip() for row in rows]) for number in kept}
+    return {heading[number]: _column(path, heading[number], [row[number].strip() for row in rows]) for number in kept}
+
+
+@contextmanager
+def _cells_of_any_length() -> Iterator[None]:
+    """Long cells are read, so that they can be refused with their column, or dropped with it."""
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _column(path: Path, name: str, cells: list[str]) -> NDArray[np.str_]:
+    """The cells of a column; refuses one that is too long."""
+    long = next((number for number, cell in enumerate(cells, 1) if len(cell) > LONGEST_CELL), None)
+    if long is not None:
+        raise InputError(
+            f"{path}, row {long}, column {name!r}: {len(cells[long - 1]):,} characters, {cells[long - 1][:20]!r} first",
+            f"a cell has at most {LONGEST_CELL:,}", "correct it, or list the column under drop",
+        )  # fmt: skip
+    return np.array(cells)
 
 
 def _csv_rows(path: Path, reader: Iterable[list[str]], width: int) -> Iterator[list[str]]:
@@ -71,14 +109,22 @@ def _csv_rows(path: Path, reader: Iterable[list[str]], width: int) -> Iterator[l
 def _npz_cells(path: Path, dropped: frozenset[str]) -> Arrays:
     """One array for each column."""
     found = {name: array for name, array in read_npz(path).items() if name not in dropped}
-    rows = {array.shape for array in found.values()}
-    wrong = next((name for name, array in found.items() if array.ndim != 1 or array.dtype.kind not in "biufU"), None)
-    if wrong is not None or len(rows) > 1:
-        raise InputError(
-            f"{path}: arrays of shapes {', '.join(sorted(map(str, rows)))}", "each column is an array of one dimension",
-            "give numbers or words, as many in each",
-        )  # fmt: skip
+    rows = next((len(array) for array in found.values() if array.ndim == 1), 0)
+    for name, array in found.items():
+        if array.dtype.kind not in "biufU":
+            raise _wrong_kind(path, name, str(array.dtype))
+        if array.shape != (rows,):
+            raise InputError(
+                f"{path}: column {name!r} is an array of shape {array.shape}",
+                f"each column is an array of one dimension, of {rows:,} values here", "correct it, or drop it",
+            )  # fmt: skip
     return found
+
+
+def _wrong_kind(path: Path, name: str, kind: str) -> InputError:
+    return InputError(
+        f"{path}: column {name!r} holds {kind}", "columns hold numbers, words or truth values", "convert or drop it"
+    )
 
 
 def _parquet_cells(path: Path, dropped: frozenset[str]) -> Arrays:
@@ -88,11 +134,15 @@ def _parquet_cells(path: Path, dropped: frozenset[str]) -> Arrays:
 
     try:
         with open_file(path, follow_links=True) as file:
-            table = pyarrow.parquet.read_table(file)
+            stored = pyarrow.parquet.ParquetFile(file)
+            about = stored.metadata
+            packed = sum(about.row_group(number).total_byte_size for number in range(about.num_row_groups))
+            _check_heading(path, stored.schema_arrow.names)
+            _check_size(path, 2 * packed + NUMBER_BYTES * about.num_rows * about.num_columns)
+            table = stored.read()
     except (OSError, pyarrow.ArrowException) as error:
         reason = getattr(error, "strerror", None) or f"it is damaged ({type(error).__name__})"
         raise InputError(f"{path}: {reason}", "a .parquet file is needed here", "write it again") from None
-    _check_heading(path, table.column_names)
     kept = [name for name in table.column_names if name not in dropped]
     is_number = {
         name: pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind) for name, kind in _kinds(table)
@@ -111,17 +161,29 @@ def _words(path: Path, name: str, cells: Sequence[object]) -> NDArray[np.str_]:
     """Words and truth values as text; a missing one is empty."""
     wrong = next((cell for cell in cells if not isinstance(cell, str | bool | None)), None)
     if wrong is not None:
+        raise _wrong_kind(path, name, type(wrong).__name__)
+    words = ["" if cell is None else str(cell).lower() if isinstance(cell, bool) else str(cell) for cell in cells]
+    return _column(path, name, [word.strip() for word in words])
+
+
+def _check_commas(path: Path, heading: Sequence[str]) -> None:
+    """Refuse what spreadsheets write where a comma is part of numbers."""
+    if len(heading) == 1 and any(mark in heading[0] for mark in ";\t"):
         raise InputError(
-            f"{path}: column {name!r} holds {type(wrong).__name__}", "columns hold numbers, words or truth values",
-            "convert or drop it",
+            f"{path}: one column, called {heading[0]!r:.60}", "cells are separated by commas",
+            "save it with commas between cells, and with points in numbers",
         )  # fmt: skip
-    return np.array(
-        ["" if cell is None else str(cell).lower() if isinstance(cell, bool) else str(cell).strip() for cell in cells]
-    )
+
+
+def _check_size(path: Path, memory: float) -> None:
+    """Refuse a table of which not all cells fit into memory, before they are read."""
+    check_cost(f"{path}, {size_text(memory)} when it is read,", Cost(memory=memory), "take fewer rows")
 
 
 def _check_heading(path: Path, names: Sequence[str]) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
+    if len(names) > MOST_COLUMNS:
+        raise InputError(f"{path}: {len(names):,} columns", f"a table has at most {MOST_COLUMNS:,}", "check the file")
+    twice = next((name for name, times in Counter(names).items() if times > 1), None)
     if twice is not None or "" in names:
-        what = "a column without a name" if twice in (None, "") else f"two columns called {twice!r}"
+        what = "a column without a name" if twice in (None, "") else f"two columns called {twice!r:.60}"
         raise InputError(f"{path}: {what}", "the first row names every column", "correct the heading")

@@ -78,13 +78,23 @@ def _numbers(column: Column, cells: NDArray[Any], columns: Columns, path: Path) 
     if cells.dtype.kind == "U":
         missing = np.isin(cells, ["", *columns.missing_words])
         values = _parsed(np.where(missing, "0", cells))
+    elif cells.dtype.kind == "b":
+        values, missing = np.full(len(cells), np.nan), np.zeros(len(cells), dtype=bool)
     else:
-        values = cells.astype(np.float64)
+        with np.errstate(over="ignore"):
+            values = cells.astype(np.float64)
         missing = np.isnan(values)
     wrong = np.flatnonzero(~np.isfinite(values) & ~missing)
     if wrong.size:
-        raise _misfit(path, column, int(wrong[0]), cells, "it is a number", "correct it, or list it in missing_words")
-    _check_missing(column, missing, cells, path)
+        raise _misfit(
+            path,
+            column,
+            int(wrong[0]),
+            cells,
+            "a finite number is needed here",
+            "correct it, or list it in missing_words",
+        )
+    _check_missing(column, missing, cells, columns, path)
     return np.where(missing, 0.0 if column.missing == REFUSE else column.missing, values)
 
 
@@ -112,13 +122,12 @@ def _positions(column: Column, cells: NDArray[Any], columns: Columns, path: Path
     missing = np.array([word in ("", *columns.missing_words) for word in words])
     substitutes = [column.missing if absent else column.unknown for absent in missing]
     found = np.array([place.get(w, place.get(str(s), -1)) for w, s in zip(words, substitutes, strict=True)])
-    _check_missing(column, missing[inverse] & (found[inverse] < 0), cells, path)
+    _check_missing(column, missing[inverse] & (found[inverse] < 0), cells, columns, path)
     wrong = np.flatnonzero(found[inverse] < 0)
     if wrong.size:
-        raise _misfit(
-            path, column, int(wrong[0]), cells, f"categories are {_few(column.categories)}",
-            "correct it, or agree on what unknown ones become",
-        )  # fmt: skip
+        remedy = "leave that row out" if column.name == columns.target else "agree on what unknown ones become"
+        rule = f"categories are {_few(column.categories)}"
+        raise _misfit(path, column, int(wrong[0]), cells, rule, f"correct it, or {remedy}")
     return found[inverse].astype(np.int64)
 
 
@@ -135,13 +144,13 @@ def category_text(value: object) -> str:
     return str(value).strip()
 
 
-def _check_missing(column: Column, missing: NDArray[np.bool_], cells: NDArray[Any], path: Path) -> None:
+def _check_missing(
+    column: Column, missing: NDArray[np.bool_], cells: NDArray[Any], columns: Columns, path: Path
+) -> None:
     absent = np.flatnonzero(missing)
     if absent.size and column.missing == REFUSE:
-        raise _misfit(
-            path, column, int(absent[0]), cells, "nothing stands for a missing cell",
-            "fill it, or agree on what missing ones become",
-        )  # fmt: skip
+        remedy = "leave that row out" if column.name == columns.target else "agree on what missing ones become"
+        raise _misfit(path, column, int(absent[0]), cells, "nothing stands for a missing cell", f"fill it, or {remedy}")
 
 
 def _misfit(path: Path, column: Column, row: int, cells: NDArray[Any], rule: str, remedy: str) -> InputError:

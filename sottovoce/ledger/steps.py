@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 
 from sottovoce.errors import InputError
 from sottovoce.ledger.database import Database, Entry, damaged
+from sottovoce.ledger.mask_keys import MaskKeys, enter_masks, masked_places
 from sottovoce.ledger.payloads import hashed
 from sottovoce.ledger.places import Place, Receipt
 
@@ -84,11 +85,13 @@ class Steps:
         released: bytes | None = None,
         model: bytes | None = None,
         noise: StoredNoise | None = None,
+        masks: str | None = None,
     ) -> None:
         """Store a step, before any of it is sent; the same once more is fine, anything else at its place is refused.
 
         What was received, computed and drawn in earlier rounds is deleted: no restart computes them again. Only noise
-        stays that later rounds need.
+        stays that later rounds need. `masks` is the label of the keys under which it is sent, if any: no step before it
+        may have used them at this place.
         """
         own = {"released": released, "model": model}
         given = {name: payload for name, payload in own.items() if payload is not None}
@@ -110,6 +113,8 @@ class Steps:
             raise InputError(f"{place}: not recorded, and {newest} is", "steps are recorded in their order", "skip it")
         with self.database.transaction() as connection:
             self.database.add(STEP, self._key(place), body)
+            if masks is not None:
+                enter_masks(self.database, masks, place, sent)
             hashes = {name: digest.encode() for name, digest in sent.items()}
             messages = {sent[name]: payload for name, payload in outgoing.items()}
             for kind, parts in ((SENT, hashes), (MESSAGE, messages), (OWN, kept)):
@@ -266,6 +271,10 @@ class Steps:
         ):
             self.step(_place(key))
         self.noise()
+        masks = MaskKeys(self.database, self.run)
+        if masks.were_made:
+            masks.keys()
+            masked_places(self.database, masks.label)
 
     @property
     def _prefix(self) -> str:

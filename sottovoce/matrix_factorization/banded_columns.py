@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy import optimize
 
 from sottovoce.core.correlation import Banded
+from sottovoce.core.limits import Cost
 from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology
 from sottovoce.matrix_factorization.banded_error import BandedError, Modes, banded_error
@@ -39,6 +40,12 @@ NUMBERS = 2e8
 
 STEPS, AT_ONCE = 400, 10
 """Steps of the search at most, and between two bounds."""
+
+EVALUATIONS, COPIES = 50, 60
+"""Of the error in a search, as a rule; and arrays of the size of C that it holds."""
+
+ROUND_SECONDS, BAND_SECONDS, MODE_SECONDS = 4.5e-5, 1e-6, 6e-9
+"""Of an evaluation: each round, each round and band, and each round, band and eigenvalue."""
 
 ROUNDING = 1e-9
 """What rounding may add to a bound, relatively: sums of T terms, each right to a few units in the last place."""
@@ -78,6 +85,16 @@ def modes_of(topology: Topology, rounds: int, objective: str = "all") -> Modes |
         return None
     found = np.linalg.eigvalsh(topology.at(0).weights.toarray())
     return Modes(found, np.ones(len(found)), counted)
+
+
+def search_cost(topology: Topology, rounds: int, bands: int) -> Cost:
+    """What `banded_columns` takes, of one band a pass over rounds alone."""
+    bands, eigenvalues = min(bands, rounds), min(topology.n, EIGENVALUES)
+    evaluation = rounds * (ROUND_SECONDS + bands * (BAND_SECONDS + eigenvalues * MODE_SECONDS))
+    if bands == 1:
+        return Cost(memory=8.0 * rounds, seconds=evaluation)
+    memory = 8.0 * rounds * (COPIES * bands + 3 * eigenvalues)
+    return Cost(memory=memory, seconds=EVALUATIONS * evaluation)
 
 
 @one_thread()

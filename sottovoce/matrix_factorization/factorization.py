@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.correlation import Triangular
 from sottovoce.core.json_numbers import JSON
+from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -35,6 +36,9 @@ GAP = 1e-3
 FIGURES = ("objective", "lower_bound", "independent", "antipgd", "workload_error", "errors")
 STRUCTURES = ("dense", "banded", "toeplitz")
 
+ARRAYS, CUBE_SECONDS = 12, 6e-8
+"""What a search takes: arrays of rounds by rounds, and seconds for the cube of rounds (measured up to 1,000)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
@@ -53,6 +57,12 @@ class _Settings:
 
     def document(self) -> dict[str, JSON]:
         return {**vars(self), "scheme": str(self.scheme)}
+
+    def check_cost(self) -> None:
+        """Refuse a search that takes too long, before it begins; with restarts only one block is searched."""
+        size = min(self.rounds, self.restart or self.rounds)
+        cost = Cost(memory=8.0 * ARRAYS * size**2, seconds=CUBE_SECONDS * size**3)
+        check_cost(f"a search for the best C of {size:,} rounds", cost, "use restarts of a shorter one")
 
     @property
     def form(self) -> Structure:
@@ -244,9 +254,12 @@ def _factorize(
     name = result_cache.key(topology, settings.rounds, settings.document())
     stored = result_cache.load(name, settings.scheme, settings.rounds) if cache else None
     started = time.perf_counter()
+    if stored is None:
+        settings.check_cost()
     work = _workload(topology, settings)
     if isinstance(stored, Factorization) and (known := _checked(stored, work, settings)) is not None:
         return known
+    settings.check_cost()
     factor = settings.form.optimise(work.H, settings.scheme, settings.gap, progress)
     C = _no_worse_than_independent(normalised(factor.C, settings.scheme), work.H, settings.scheme)
     found = _with_figures(C, factor.proof, work, settings, time.perf_counter() - started)
@@ -326,9 +339,11 @@ def _for_view(
     if not views:
         raise InputError("no view", "at least one is needed", "give node:0, say")
     started = time.perf_counter()
+    observed = for_view.observed_views(topology, views, settings.rounds)
+    settings.check_cost()
     work = _workload(topology, settings)
     common = settings.form.optimise(work.H, settings.scheme, settings.gap)
-    found = for_view.optimise_for_views(topology, views, work.H, settings.scheme, common.C, settings.gap, progress)
+    found = for_view.optimise_for_views(observed, work.H, settings.scheme, common.C, settings.gap, progress)
     best, usual, plain = (
         for_view.exact_loss(C, topology, views, settings.scheme) * error_of(C, work.H)
         for C in (found.C, common.C, np.eye(settings.rounds))

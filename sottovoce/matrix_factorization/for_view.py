@@ -28,21 +28,23 @@ from scipy import linalg, optimize
 
 from sottovoce.core.correlation import Triangular
 from sottovoce.core.gossip import Gossip
+from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import Temporal
 from sottovoce.core.participation import Participation
 from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology
-from sottovoce.errors import InputError, Unaccountable
+from sottovoce.errors import Unaccountable
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.exact import routes
-from sottovoce.privacy.observation import observe
+from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View
+from sottovoce.tracing.policy import check_trace_cost
 from sottovoce.tracing.tracer import trace
 
 Array = NDArray[np.float64]
 
-LARGEST = 2e8
-"""Largest number of entries of B that is optimised for."""
+EVALUATIONS, PRODUCT_SECONDS = 500, 2e-9
+"""Of the loss in a search, as a rule, and seconds of each product of two numbers in one."""
 
 RANK = 1e-9
 """Directions of what a view observes below this share of the largest are left out of the search, never of accounts."""
@@ -86,17 +88,16 @@ def proven_for_training(C: Array, topology: Topology, views: Sequence[View]) -> 
 
 @one_thread()
 def optimise_for_views(
-    topology: Topology,
-    views: Sequence[View],
+    observed: Sequence[ObservedView],
     H: Array,
     scheme: Participation,
     start: Array,
     gap: float,
     progress: Callable[[float], None] | None = None,
 ) -> ViewOptimum:
-    """The C with the least `mu^2 trace(V H)` against these views, from `start`."""
+    """The C with the least `mu^2 trace(V H)` against views as `observed_views` has them, from `start`."""
     T = len(H)
-    problem = _Problem([_observed_view(topology, each, T) for each in views], H, scheme)
+    problem = _Problem(observed, H, scheme)
     at = np.tril_indices(T)
     C, bound, value = start / np.sqrt(problem.loss(start)), 0.0, np.inf
     for norm, rounding in NORMS:
@@ -122,21 +123,35 @@ def optimise_for_views(
     return ViewOptimum(C * signs[:, None], bound)
 
 
-def _observed_view(topology: Topology, adversary: View, rounds: int) -> ObservedView:
-    """A and B of a view without correlation, in an orthonormal basis of the noise it observes."""
-    observation = observe(trace(_gossip(np.eye(rounds)), topology, rounds=rounds), adversary)
-    rows, sources = (
-        sum(step.observed.state.shape[0] for step in observation.steps),
-        len(observation.steps[0].noise_columns),
-    )
-    if rows * rounds * sources > LARGEST:
-        raise InputError(
-            f"{adversary} hears {rows} messages of {sources} nodes' noise over {rounds} rounds",
-            f"noise is chosen for views of up to {LARGEST:g} entries",
-            "take fewer rounds, or optimise for everyone",
-        )
-    if not rows:
-        raise Unaccountable(f"{adversary} hears nothing: any noise is best")
+def observed_views(topology: Topology, views: Sequence[View], rounds: int) -> list[ObservedView]:
+    """A and B of views without correlation; refused where the search would take too much."""
+    gossip = _gossip(np.eye(rounds))
+    check_trace_cost(gossip, topology, rounds)
+    system = trace(gossip, topology, rounds=rounds)
+    others = f" and {len(views) - 1:,} more" if len(views) > 1 else ""
+    what = f"choosing noise against {views[0]}{others} over {rounds:,} rounds"
+    check_cost(what, _search_cost(observe(system, views[0]), len(views)), "take fewer rounds, or optimise for everyone")
+    return [_orthonormal(observe(system, each)) for each in views]
+
+
+def _search_cost(observation: Observation, views: int) -> Cost:
+    """What a search for views like this one takes: by far most of it are products with its rows."""
+    rows, sources = _rows(observation), len(observation.steps[0].noise_columns)
+    columns = len(observation.steps) * sources
+    entries = rows * columns
+    memory, seconds = 6 * views * entries + 2 * columns**2, PRODUCT_SECONDS * views * entries * rows
+    return Cost(memory=8.0 * memory, seconds=EVALUATIONS * seconds)
+
+
+def _rows(observation: Observation) -> int:
+    return sum(step.observed.state.shape[0] for step in observation.steps)
+
+
+def _orthonormal(observation: Observation) -> ObservedView:
+    """A and B of a view in an orthonormal basis of the noise it observes."""
+    rounds, sources = len(observation.steps), len(observation.steps[0].noise_columns)
+    if not _rows(observation):
+        raise Unaccountable(f"{observation.view} hears nothing: any noise is best")
     A_RTV, B_RZ = observation.dense()
     left, sizes, right = linalg.svd(B_RZ, full_matrices=False, check_finite=False)
     keep = sizes > RANK * sizes[0]
@@ -158,7 +173,7 @@ class _Term(NamedTuple):
 class _Problem:
     """Loss and error as functions of C."""
 
-    def __init__(self, views: list[ObservedView], H: Array, scheme: Participation) -> None:
+    def __init__(self, views: Sequence[ObservedView], H: Array, scheme: Participation) -> None:
         self._views, self._H, self._patterns = views, H, scheme.patterns(len(H))
 
     def error(self, C: Array) -> float:

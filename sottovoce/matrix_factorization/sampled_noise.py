@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sottovoce.core.json_numbers import JSON
+from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.participation import LEAST_SHARE, SAMPLED, Participation
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.matrix_factorization.banded_columns import BandedColumns, banded_columns, modes_of
+from sottovoce.matrix_factorization.banded_columns import BandedColumns, banded_columns, modes_of, search_cost
 from sottovoce.matrix_factorization.factorization import GAP, factorize
 from sottovoce.matrix_factorization.result import Factorization
 from sottovoce.privacy.amplification import noise_for, releases
@@ -143,6 +144,9 @@ def sampled_noise(
     mu_of(epsilon, delta)
     tried: list[SampledChoice] = []
     numbers = list(numbers_of_parts(share, rounds))
+    cost = sum((search_cost(topology, rounds, parts) for parts in numbers), Cost())
+    what = f"choosing among {len(numbers)} numbers of parts up to {numbers[-1]:,}, {rounds:,} rounds,"
+    check_cost(what, cost, "take fewer rounds or a larger share")
 
     def choose(parts: int) -> None:
         target = (epsilon, delta)
@@ -184,6 +188,8 @@ def best_in_band(
     That is the sensitivity of a record that shows once, which each release of a sampled record is. Where W is symmetric
     and does not change, time and memory grow with rounds alone.
     """
+    cost = search_cost(topology, rounds, bands)
+    check_cost(f"C of {rounds:,} rounds and {bands:,} bands", cost, "take fewer rounds, or batches with fewer parts")
     modes = modes_of(topology, rounds, objective)
     if modes is not None:
         return banded_columns(topology, rounds=rounds, bands=bands, gap=gap, modes=modes)

@@ -1,6 +1,6 @@
 """The report page: one HTML file with its figures, data and scripts inside, which asks nobody for anything.
 
-The page is `assets/page.html` with style, scripts, plotly.js and the data, as one block of JSON, in their places.
+The page is `assets/page.html` with style, scripts and the data, as one block of JSON, in their places.
 
 To add a figure, write a function in one of the scripts that draws it and `register` it there: that says in which
 section it stands, and it is drawn whenever the page is. What it shows of a single run comes from `run_summary`, of runs
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.resources import files
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -26,9 +26,9 @@ from sottovoce.attacks.registry import PageFigure, page_attacks
 from sottovoce.config import Document
 from sottovoce.core.files import check_writable, write_text
 from sottovoce.core.json_numbers import from_json
-from sottovoce.errors import SottovoceError
 from sottovoce.report.figures import COLOURS
 from sottovoce.report.rounding import finite, rounded
+from sottovoce.report.run_labels import RunLabel, run_labels
 from sottovoce.report.run_summary import run_summary
 from sottovoce.report.trade_off import trade_off
 from sottovoce.report.wording import KINDS
@@ -44,12 +44,13 @@ POINTS = 400
 """Of a curve, at most."""
 
 SCRIPTS = (
-    "frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js", "controls.js"
+    "chart.js", "frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js",
+    "controls.js",
 )  # fmt: skip
 """In the order in which they need each other; they share one scope."""
 
-SEED_WORDS, NOISE_WORDS = r",?seed=[^,]*", r",?(seed|epsilon|sigma|message_sigma)=[^,]*"
-"""Words of a label that tell apart seeds, and runs with more or less noise."""
+NOISE_KEYS = ("epsilon", "sigma", "message_sigma")
+"""Settings that tell apart runs with more or less noise."""
 
 
 def write_page(out: Path, runs: Sequence[Path], *, title: str | None = None) -> Path:
@@ -71,11 +72,11 @@ def _write_page(place: Path, runs: Sequence[Path], title: str | None, *, private
 
 def page(runs: Sequence[RunDocuments], title: str | None = None, *, left_out: int = 0) -> str:
     """The page as text. It says how many unfinished runs were left out."""
-    named = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared")
+    about = runs[0].experiment.about.title if len({run.experiment.about.title for run in runs}) == 1 else ""
+    named = title or about or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared")
     parts = {
         "title": html.escape(named),
         "css": _asset("page.css"),
-        "plotly": _plotly(),
         "data": _inside_script({"left_out": left_out, **document(runs, named)}),
         "script": "\n".join([_attack_captions(), *(_asset(name) for name in SCRIPTS)]),
     }
@@ -84,14 +85,6 @@ def page(runs: Sequence[RunDocuments], title: str | None = None, *, left_out: in
 
 def _asset(name: str) -> str:
     return files("sottovoce.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _plotly() -> str:
-    """plotly.js as its Python package ships it, which need not be imported for that."""
-    found = find_spec("plotly")
-    if found is None or found.origin is None:
-        raise SottovoceError("plotly is not installed, which report pages are drawn with; pip install plotly")
-    return (Path(found.origin).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def _attack_captions() -> str:
@@ -120,7 +113,10 @@ def document(runs: Sequence[RunDocuments], title: str) -> Document:
         "colours": COLOURS,
         "kinds": KINDS,
         "runs": [
-            {"label": label, **run_summary(run, pairs=number in with_pairs)}
+            {
+                "label": str(label),
+                **run_summary(run, pairs=number in with_pairs, without_noise=_without_noise(run, runs)),
+            }
             for number, (label, run) in enumerate(zip(_labels(runs), runs, strict=True))
         ],
         "series": [_average(runs, members) for members in series],
@@ -143,6 +139,20 @@ def _settings_key(run: RunDocuments, *, noise: bool) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
+def _without_noise(run: RunDocuments, runs: Sequence[RunDocuments]) -> RunDocuments | None:
+    """The same training with no noise, if it is among the runs; algorithms differ there, but for the noise."""
+
+    def training(one: RunDocuments) -> Document:
+        settings = one.experiment.document()
+        return {key: settings[key] for key in ("seed", "data", "model", "topology", "training")}
+
+    def unprotected(one: RunDocuments) -> bool:
+        return one.privacy.headline is not None and math.isinf(one.privacy.headline.epsilon)
+
+    same = (one for one in runs if one is not run and unprotected(one) and training(one) == training(run))
+    return next(same, None)
+
+
 def _series(runs: Sequence[RunDocuments]) -> list[list[int]]:
     found: dict[str, list[int]] = {}
     for number, run in enumerate(runs):
@@ -152,8 +162,7 @@ def _series(runs: Sequence[RunDocuments]) -> list[list[int]]:
 
 def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
     """Means over seeds; epsilon and the attack's success are those of the worst seed."""
-    seeds, every = [runs[number] for number in members], _labels(runs)
-    labels = [every[number] for number in members]
+    seeds, label = [runs[number] for number in members], _labels(runs)[members[0]]
     metric, trade_offs = seeds[0].metric, [trade_off(run) for run in seeds]
     length = min(len(run.lines) for run in seeds)
     shown = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int)).tolist()
@@ -162,9 +171,9 @@ def _average(runs: Sequence[RunDocuments], members: Sequence[int]) -> Document:
     attacks = [one.attack for one in trade_offs if one.attack is not None]
     strongest = max(attacks, key=lambda attack: attack.value, default=None)
     return {
-        "name": _without(SEED_WORDS, labels) if len(seeds) > 1 else labels[0],
+        "name": label.without("seed") if len(seeds) > 1 else str(label),
         "curve": _settings_key(seeds[0], noise=False),
-        "curve_name": _without(NOISE_WORDS, labels),
+        "curve_name": label.without("seed", *NOISE_KEYS),
         "runs": list(members),
         "round": [line["round"] for line in lines[0]],
         "megabytes": [line["bytes"] / 1e6 for line in lines[0]],
@@ -187,13 +196,5 @@ def _most_spent(lines: Sequence[Document]) -> float | str | None:
     return None if None in found else rounded(max(from_json(one["spent"]) for one in found))
 
 
-def _labels(runs: Sequence[RunDocuments]) -> list[str]:
-    """The runs' names, without a folder that they all share."""
-    parts = [run.name.rpartition("/") for run in runs]
-    shared = len(runs) > 1 and len({folder for folder, _, _ in parts}) == 1
-    return [last if shared else "".join((folder, slash, last)) for folder, slash, last in parts]
-
-
-def _without(words: str, labels: Sequence[str]) -> str:
-    """A label of a sweep without what differs among its runs; other runs differ in their whole names."""
-    return re.sub(words, "", labels[0]).strip(",") or labels[0]
+def _labels(runs: Sequence[RunDocuments]) -> list[RunLabel]:
+    return run_labels([run.name for run in runs], [run.privacy.algorithm for run in runs])

@@ -15,9 +15,10 @@ from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View, read_view
 from sottovoce.report.pairwise_leakage import pairwise_leakage
+from sottovoce.report.plain_words import plain_words
 from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.trade_off import trade_off
-from sottovoce.report.wording import adversary, headline_sentence, noise_text, not_covered, protects
+from sottovoce.report.wording import adversary, headline_sentence, heard_text, noise_text, not_covered, protects
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments, damaged_run
@@ -40,8 +41,11 @@ NO_EPSILON_OVER_ROUNDS = (
 NO_CURVE = "The attack was made before ROC curves were stored. Make it again:"
 
 
-def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
-    """All that a page shows of one run by itself. Without `pairs`, who learns what from whom is left out."""
+def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocuments | None = None) -> Document:
+    """All that a page shows of one run. Without `pairs`, who learns what from whom is left out.
+
+    `without_noise` is the same training with no noise, if it is on the page.
+    """
     net, privacy = _topology(run), run.privacy
     n, names = (net.n, net.names) if isinstance(net, Topology) else (_named_nodes(run), None)
     if _named_nodes(run) > n:
@@ -51,6 +55,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
         **trade_off(run).document(),
         "n": n,
         "member": run.result.get("member"),
+        "plain": plain_words(run, names, n, without_noise),
         "labels": None if names is None else list(names),
         "epsilon": None if privacy.headline is None else rounded(privacy.headline.epsilon),
         "guess": None if privacy.headline is None else percent(privacy.headline.guessing_accuracy(privacy.delta)),
@@ -60,7 +65,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True) -> Document:
         "protects": protects(privacy.adjacency, "replace"),
         "bound": _sensitivity_sentence(privacy),
         "convexity": privacy.convexity,
-        "not_covered": not_covered(privacy),
+        "not_covered": not_covered(privacy, of_member="member" in run.result),
         "over_rounds": [{"round": one.round, "epsilon": rounded(one.epsilon)} for one in privacy.over_rounds],
         "graph": graph,
         "leaks": pairwise_leakage(privacy, n) if pairs else None,
@@ -165,24 +170,26 @@ def _facts(run: RunDocuments, n: int) -> list[list[str]]:
     """What was trained, for reading."""
     settings, privacy = run.experiment, run.privacy
     rows = "" if settings.data.rows is None else f", at most {settings.data.rows} records a node"
-    clipped = settings.training.clip
+    clipped, member = settings.training.clip, run.result.get("member")
+    data = f"{settings.data.name}, partitioned {settings.data.partition}{rows}"
     return [
         ["algorithm", privacy.algorithm],
         ["graph and weights", f"{privacy.topology}, {n} nodes"],
-        ["data", f"{settings.data.name}, partitioned {settings.data.partition}{rows}"],
+        ["data", data if member is None else f"the table of {member}; other members have their own"],
         ["model", settings.model.name],
         ["training", f"{privacy.rounds} rounds, batches {settings.training.batch}"],
         ["clipping", clipped if settings.training.bound is None else f"{clipped} to norm {settings.training.bound:g}"],
         ["noise", noise_text(privacy)],
         ["seed", f"{settings.seed}, public"],
-        ["noise key", _noise_key_sentence(settings)],
+        ["noise key", _noise_key_sentence(settings, of_member=member is not None)],
+        *([["heard", heard_text(run.result["heard"])]] if "heard" in run.result else []),
         ["folder", str(run.folder)],
     ]
 
 
-def _noise_key_sentence(settings: Experiment) -> str:
+def _noise_key_sentence(settings: Experiment, *, of_member: bool) -> str:
     """Who knows the key of noise and batches; the key itself is never shown."""
-    if settings.noise == "secret":
+    if of_member or settings.noise == "secret":
         return AssumptionKind.SECRET_NOISE.value
     if settings.noise_key is None:
         return "made for this run alone, and kept by whoever ran it"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sottovoce.algorithms.registry import algorithm_spec
+from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
 from sottovoce.privacy.assumptions import FINAL_MODELS, Assumption, AssumptionKind
 from sottovoce.privacy.covering_views import together
@@ -32,8 +33,11 @@ NOT_COVERED = (
     "Several runs on the same data: their losses add up, and choosing the best of them is a run too.",
     "How many records each node holds: that is public.",
     "What nodes tell each other beside the messages of this algorithm.",
-    "The folder of a simulation: it holds every node's model, and perhaps what was recorded for attacks.",
 )
+SIMULATION_FOLDER = (
+    "The folder of a simulation: it holds every node's model, and perhaps what was recorded for attacks."
+)
+MEMBER_FOLDER = "The folder of this member: it holds its keys, its ledger, and what it measured on its own rows."
 SEVERAL_RECORDS = "Somebody who has several records at a node: one record is protected, not all of them together."
 ROUNDING = (
     "Rounding: the last bits of floating-point numbers can betray what figures about real numbers say is hidden. Set "
@@ -118,9 +122,9 @@ def protects(adjacency: str, change: str) -> str:
     return "one record, " + ("replaced by another" if change == "replace" else "made to count as nothing")
 
 
-def not_covered(privacy: PrivacyDocument) -> list[str]:
-    """What no figure of a run is about."""
-    found = [*NOT_COVERED, *privacy.not_covered]
+def not_covered(privacy: PrivacyDocument, *, of_member: bool) -> list[str]:
+    """What no figure of a run is about; of a simulation, or of a member of a federation."""
+    found = [*NOT_COVERED, MEMBER_FOLDER if of_member else SIMULATION_FOLDER, *privacy.not_covered]
     if privacy.headline is not None and not privacy.headline.covers_final_models:
         found.insert(0, f"T{FINAL_MODELS[1:]}.")
     found += [f"T{one.sentence[1:]}." for one in _assumed(privacy, AssumptionKind.PUBLIC_STATISTICS)]
@@ -158,3 +162,13 @@ def headline_sentence(privacy: PrivacyDocument, names: Sequence[str] | None = No
         f"Proven: guessing which of two data sets was used ({about}), {who} is right at most {accuracy:g} % of the "
         f"time. That is epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}. It holds {privacy.covers}."
     )
+
+
+def heard_text(heard: Document) -> str:
+    """Whom a member of a federation has heard, and how often: the schedule that was realised.
+
+    >>> heard_text({"steps": 40, "members": {"Mercy": 40, "North": 38}})
+    'Mercy in 40, North in 38 of 40 steps'
+    """
+    members = ", ".join(f"{name} in {steps:,}" for name, steps in heard["members"].items())
+    return f"{members} of {heard['steps']:,} steps" if members else "nobody"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sottovoce.algorithms.registry import algorithm_spec, settings_from_run
+from sottovoce.algorithms.registry import algorithm_spec, settings_from_run, spec_with_sums
 from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec
 from sottovoce.config import Experiment
 from sottovoce.core.algorithm import Algorithm
@@ -17,7 +17,7 @@ def check_algorithm(experiment: Experiment) -> None:
 
     Noise may still be missing: a target may decide it.
     """
-    _spec(experiment).build(**_settings(experiment, Participation()))
+    chosen_spec(experiment).build(**_settings(experiment, Participation()))
     for name, source in settings_from_run().items():
         if name in experiment.algorithm.settings:
             raise InputError(f"algorithm.{name}", source, "leave it out")
@@ -30,23 +30,28 @@ def build_algorithm(experiment: Experiment, participation: Participation) -> Alg
     """
     check_algorithm(experiment)
     _check_noise(experiment)
-    return _spec(experiment).build(**_settings(experiment, participation))
+    return chosen_spec(experiment).build(**_settings(experiment, participation))
 
 
 def local_step_size(experiment: Experiment) -> float:
     """The step size of local steps: as given, or the algorithm's default; 1 for averaging, which takes no steps."""
-    declared = _spec(experiment).setting("step_size")
+    declared = chosen_spec(experiment).setting("step_size")
     default: Any = 1.0 if declared is None else declared.default
     return experiment.algorithm.settings.get("step_size", default)
 
 
-def _spec(experiment: Experiment) -> AlgorithmSpec[AlgorithmSettings]:
-    return algorithm_spec(experiment.algorithm.name)
+def chosen_spec(experiment: Experiment) -> AlgorithmSpec[AlgorithmSettings]:
+    """The algorithm that a run names, in the form with secure sums if it asks for them."""
+    name = experiment.algorithm.name
+    found = spec_with_sums(name) if experiment.secure_sum else algorithm_spec(name)
+    if experiment.secure_sum is False and found.sums_of is not None:
+        raise InputError(f"secure_sum = false with {name}", "it has secure sums", f"use {found.sums_of}")
+    return found
 
 
 def _settings(experiment: Experiment, participation: Participation) -> dict[str, object]:
     """The settings given, with those that a run fills in, and noise of size 1 where it is not given."""
-    spec, from_run = _spec(experiment), settings_from_run()
+    spec, from_run = chosen_spec(experiment), settings_from_run()
     given = {name: value for name, value in experiment.algorithm.settings.items() if name not in from_run}
     noise, rounds = spec.noise_setting(given), experiment.training.rounds
     standard = {} if noise is None else {noise: 1.0}
@@ -56,7 +61,7 @@ def _settings(experiment: Experiment, participation: Participation) -> dict[str,
 
 def _check_noise(experiment: Experiment) -> None:
     """Exactly one of the algorithm's noise and a target decides how large the noise is."""
-    spec, given, epsilon = _spec(experiment), experiment.algorithm.settings, experiment.privacy.epsilon
+    spec, given, epsilon = chosen_spec(experiment), experiment.algorithm.settings, experiment.privacy.epsilon
     noise = spec.noise_setting(given)
     if noise is None:
         if epsilon is not None:

@@ -7,7 +7,6 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from sottovoce.algorithms.registry import algorithm_spec
 from sottovoce.config import Experiment, TopologySettings
 from sottovoce.core.graphs import Graph
 from sottovoce.core.mixing import Requirement
@@ -15,6 +14,7 @@ from sottovoce.core.noise_key import public_seed
 from sottovoce.core.topologies import Topology, dropout, fresh_erdos_renyi, random_edges, weigh, weights_for
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
+from sottovoce.run.build_algorithm import chosen_spec
 
 
 def topology_of(experiment: Experiment, folder: Path | None, recorded: Graph | None = None) -> Topology:
@@ -22,7 +22,7 @@ def topology_of(experiment: Experiment, folder: Path | None, recorded: Graph | N
 
     `recorded` is the graph that a finished run has recorded, where it came from a file.
     """
-    requirement = algorithm_spec(experiment.algorithm.name).requires
+    requirement = chosen_spec(experiment).requires
     named = experiment.topology.seed
     seed = public_seed(experiment.seed, "topology") if named is None else named
     place = folder_of(folder)

@@ -23,10 +23,13 @@ LARGEST_INTEGER = 2**63 - 1
 SHOWN = 40
 """So many characters of an unknown key are shown."""
 
-TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool,
-    "null": type(None),
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+KINDS: Mapping[type, tuple[str, ...]] = {
+    dict: ("object",), list: ("array",), str: ("string",), int: ("integer", "number"), float: ("number",),
+    bool: ("boolean",), type(None): ("null",),
 }  # fmt: skip
+"""The names that schemas have for the types of values that are read from JSON."""
 
 
 @cache
@@ -78,9 +81,9 @@ def _problem_in_object(value: dict[str, object], rule: Rule, shared: Rule, place
 
 def _fits(value: object, rule: Rule) -> bool:
     """Whether a value is of the type, among the values and within the bounds that a rule allows."""
-    kinds = rule.get("type", list(TYPES))
+    kinds = rule.get("type")
     return (
-        any(_is(value, kind) for kind in ([kinds] if isinstance(kinds, str) else kinds))
+        _is_one_of(value, kinds)
         and _is_writable(value)
         and ("enum" not in rule or any(_same(value, one) for one in rule["enum"]))
         and ("const" not in rule or _same(value, rule["const"]))
@@ -89,8 +92,11 @@ def _fits(value: object, rule: Rule) -> bool:
     )
 
 
-def _is(value: object, kind: str) -> bool:
-    return isinstance(value, TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+def _is_one_of(value: object, kinds: str | list[str] | None) -> bool:
+    names = KINDS.get(type(value), ())
+    if kinds is None:
+        return bool(names)
+    return kinds in names if isinstance(kinds, str) else any(name in kinds for name in names)
 
 
 def _same(value: object, other: object) -> bool:
@@ -110,6 +116,8 @@ def _is_within(value: object, rule: Rule) -> bool:
     if isinstance(value, list):
         return rule.get("minItems", 0) <= len(value) <= rule.get("maxItems", math.inf)
     if not isinstance(value, int | float) or isinstance(value, bool):
+        return True
+    if rule.keys().isdisjoint(BOUNDS):
         return True
     low, high = rule.get("minimum", -math.inf), rule.get("maximum", math.inf)
     above, below = rule.get("exclusiveMinimum", -math.inf), rule.get("exclusiveMaximum", math.inf)

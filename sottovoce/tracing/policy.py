@@ -76,7 +76,7 @@ def trace_affordable(algorithm: Algorithm, topology: Topology, *, rounds: int) -
     """The linear system of what runs, as much of it as is affordable."""
     extent = affordable_extent(algorithm, topology, rounds=rounds)
     if extent is Extent.EVERY_MESSAGE:
-        _check_cost(algorithm, topology, rounds)
+        check_trace_cost(algorithm, topology, rounds)
         return trace(algorithm, topology, rounds=rounds)
     if extent is Extent.FIRST_GOSSIP_STEP:
         return trace(replace(algorithm, gossip_steps=1), topology, rounds=rounds)  # type: ignore[type-var]
@@ -86,12 +86,12 @@ def trace_affordable(algorithm: Algorithm, topology: Topology, *, rounds: int) -
 
 def trace_possible(algorithm: Algorithm, topology: Topology, *, rounds: int) -> LinearSystem:
     """The linear system of what runs: every message, unless compression keeps them from being traced."""
-    _check_cost(algorithm, topology, rounds)
+    check_trace_cost(algorithm, topology, rounds)
     traced = trace if isinstance(algorithm.compression, Identity) else trace_noisy_gradients
     return traced(algorithm, topology, rounds=rounds)
 
 
-def _check_cost(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
+def check_trace_cost(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
     """Refuse to trace what takes too much memory or time, before it begins."""
     what = f"tracing {algorithm.name} on {topology.name}, {rounds:,} rounds,"
     check_cost(what, trace_cost(algorithm, topology, rounds=rounds), "take fewer rounds or a smaller graph")

@@ -42,14 +42,15 @@ FINE = {
     "peer rehearse": "agreement.toml --data empty",
     "peer status": "",
     "plan": "--graph ring:6 --records 20 --rounds 6 --epsilon 2",
+    "report": "run",
     "run": "try.toml",
     "schema": "account",
 }
 """For each command, options that are right: each wrong input below spoils one of them."""
 
 WITH_ARGUMENTS = (
-    "graph", "run", "attack", "audit", "compare", "schema", "peer init", "peer agree", "peer check", "peer join",
-    "peer rehearse", "data inspect", "data split",
+    "graph", "run", "attack", "audit", "compare", "report", "schema", "peer init", "peer agree", "peer check",
+    "peer join", "peer rehearse", "data inspect", "data split",
 )  # fmt: skip
 """Commands that take words without an option's name."""
 
@@ -109,7 +110,7 @@ def options(command: str) -> set[str]:
 def wrong() -> list[tuple[str, list[str]]]:
     lines = []
     for command in COMMANDS:
-        if command in ("attack", "audit", "compare"):
+        if command in ("attack", "audit", "compare", "report"):
             continue  # on a run of their own, below
         for option, values in TRADED.items():
             if option in options(command) or option == "--nonsense":
@@ -123,7 +124,9 @@ def wrong() -> list[tuple[str, list[str]]]:
     lines += [("graph", [spec]) for spec in TRADED["--graph"]]
     lines += [("run", [path]) for path in ("missing.toml", "broken.toml", ".", "file", "", "binary.toml", "list.json")]
     lines += [("attack", [path]) for path in ("missing", "file", "", "empty")]
-    lines += [(command, [path]) for command in ("audit", "compare") for path in ("missing", "file", "", "empty")]
+    lines += [
+        (command, [path]) for command in ("audit", "compare", "report") for path in ("missing", "file", "", "empty")
+    ]
     lines += [("run", ["try.toml", "--out", "file"]), ("demo", ["--out", "file"]), ("demo", ["--out", "file/below"])]
     lines += [("noise", ["--out", place]) for place in (".", "", "missing/c.npz", "file/c.npz")]
     lines += [("account", ["--all-pairs", "--out", place]) for place in (".", "missing/x", "file/x")]

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from sottovoce.federation.member import read_member
 from tests.cli.test_schemas import fits
 from tests.federation.federation import COLUMNS, ROWS, SETTINGS, prepare, write_tables
 
@@ -53,6 +54,27 @@ def test_what_agree_prints(sotto, clinics):
     code, _, err = sotto("peer agree settings.toml Hill.member.toml Mercy.member.toml North.member.toml")
     assert (code, "never overwritten" in err) == (2, True)
     assert (clinics / "agreement.toml").read_text() == before
+
+
+def test_secure_sums_from_the_agreement_to_fingerprints_and_a_simulation(sotto, clinics):
+    sums = SETTINGS.replace('graph = "path:3"', 'graph = "complete:3"\nweights = "uniform"')
+    (clinics / "settings.toml").write_text("secure_sum = true\n" + sums.replace("dp-d-sgd", "dp-fedavg"))
+    code, out, err = sotto("peer agree settings.toml Hill.member.toml Mercy.member.toml North.member.toml")
+    assert (code, "if no member's folder is put back from a copy while all its neighbours lie" in err) == (0, True)
+    assert "every single node; larger coalitions are not covered" in out, out
+    code, _, err = sotto("peer join agreement.toml --folder Hill --data none.csv")
+    assert (code, "none.csv" in err) == (2, True)
+    table = write_tables(clinics) / "Hill.csv"
+    code, _, err = sotto(f"peer join agreement.toml --folder Hill --data {table}")
+    assert (code, "fingerprints of clinics were not confirmed" in err) == (2, True)
+    code, _, err = sotto("peer check agreement.toml --folder Hill")
+    fingerprint = read_member(clinics / "Mercy.member.toml").spoken_fingerprint
+    assert (code, f"Mercy  {fingerprint}" in err, "--confirmed" in err) == (1, True, True)
+    _, _, err = sotto("peer check agreement.toml --folder Hill --confirmed")
+    assert fingerprint not in err
+    assert json.loads((clinics / "Hill" / "confirmed.json").read_text()).popitem()[1]["Mercy"] == fingerprint
+    code, out, err = sotto(f"run agreement.toml --data {table.parent} --json")
+    assert (code, err, json.loads(out)["algorithm"]) == (0, "", "secure-average")
 
 
 REFUSED = [

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
+from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.arrays import numpy_dtype
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.pair_masks import PairMasks, pair_key
 from sottovoce.core.transport import InProcess
 from sottovoce.federation.attendance import StepAttendance
 from sottovoce.federation.journal import Journal, MemoryJournal
 from sottovoce.federation.link_rules import link_rules
 from sottovoce.federation.links import FIRST
+from sottovoce.federation.masked_sums import mask_partners
 from sottovoce.federation.memory_links import MemoryLinks, MemoryNetwork
 from sottovoce.federation.peer_transport import peer_transport
 from tests.cases import DIMENSION
@@ -25,7 +29,10 @@ AGREEMENT, SEED, PATIENCE = bytes(range(32)), 7, 10.0
 
 @dataclass
 class Federation:
-    """An algorithm on a topology, played by members that live apart. `seconds` is what a gradient takes at some."""
+    """An algorithm on a topology, played by members that live apart. `seconds` is what a gradient takes at some.
+
+    `gradient` has all rows of a round, where it is not that of the made-up task.
+    """
 
     algorithm: object
     topology: object
@@ -40,14 +47,20 @@ class Federation:
     rounds_played: dict[int, list[int]] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
     unended: dict[int, set[int]] = field(default_factory=dict)
+    dimension: int = DIMENSION
+    gradient: object = None
 
     def start(self):
-        rows = torch.from_numpy(np.random.default_rng(4).standard_normal((self.topology.n, DIMENSION))).to(self.dtype)
+        rows = torch.from_numpy(np.random.default_rng(4).standard_normal((self.topology.n, self.dimension))).to(
+            self.dtype
+        )
+        if sums_over_all(self.algorithm):
+            rows = rows[:1].expand(self.topology.n, -1).clone()
         return 0 * rows if self.algorithm.averaging else rows
 
     def played(self, transport, key=SEED):
         """The rounds of the nodes of a transport, each when it is over."""
-        x0, everyone = self.start(), made_up(self.topology.n)
+        x0, everyone = self.start(), self.gradient or made_up(self.topology.n)
         compressed = self.algorithm.compression.name != "identity"
         along = self.topology.at(0) if compressed else None
         rows = transport.start(lambda nodes: x0[torch.from_numpy(nodes)], along)
@@ -55,7 +68,7 @@ class Federation:
         def gradient(round, points):
             if transport.networked and self.seconds.get(int(transport.nodes[0])):
                 self.network.clock.sleep(self.seconds[int(transport.nodes[0])])
-            whole = np.zeros((self.topology.n, DIMENSION))
+            whole = np.zeros((self.topology.n, self.dimension))
             whole[transport.nodes] = points.numpy()
             return torch.from_numpy(everyone(round, whole)[transport.nodes]).to(self.dtype)
 
@@ -82,10 +95,20 @@ class Federation:
             self.topology,
             member,
             rounds=self.rounds,
-            dimension=DIMENSION,
+            dimension=self.dimension,
             precision=numpy_dtype(self.start()),
             message_range=(-self.largest, self.largest),
         )
+
+    def masks(self, member, agreement=AGREEMENT):
+        """Those of a member, with keys that the test made for every pair."""
+        if not self.algorithm.secure_sum:
+            return None
+        names = self.topology.names or [f"node {node}" for node in range(self.topology.n)]
+        own = names[member]
+        others = [names[one] for one in mask_partners(self.topology, member)]
+        shared = {other: hashlib.sha256("|".join(sorted((own, other))).encode()).digest() for other in others}
+        return PairMasks(own, {o: pair_key(key, own, o, agreement=agreement) for o, key in shared.items()})
 
     def join(self, member, at=FIRST, key=SEED):
         """Take part as one member until the last round; where it ends."""
@@ -101,6 +124,7 @@ class Federation:
                 clock=self.network.clock,
                 on_step=self.steps.setdefault(member, []).append,
                 on_end=lambda left: self.unended.update({member: set(left)} if left else {}),
+                masks=self.masks(member),
             )
             for played in self.played(transport, key):
                 self.rounds_played.setdefault(member, []).append(played.round)

@@ -11,7 +11,7 @@ import torch
 
 from sottovoce import algorithm, metropolis
 from sottovoce.federation.endpoint import Endpoint
-from sottovoce.federation.frames import Frame, Hello, Kind, Reason, Refused
+from sottovoce.federation.frames import ABSENCE, Frame, Hello, Kind, Reason, Refused
 from sottovoce.federation.links import FIRST
 from sottovoce.federation.mailbox import LinkRules, PayloadRule
 from sottovoce.ledger.places import Place, Receipt
@@ -61,6 +61,22 @@ def test_messages_go_to_those_that_said_hello_and_to_others_when_they_do():
     assert end.transmitted == [(1, Kind.HELLO, FIRST), (1, Kind.MESSAGE, FIRST)]
     end.arrived(3, hello(FIRST, 3))
     assert end.transmitted[2:] == [(3, Kind.MESSAGE, FIRST)]
+
+
+def test_who_is_absent_says_so_also_to_those_that_come_later_and_is_not_waited_for():
+    end = Noting()
+    end.arrived(1, hello(FIRST, 1))
+    end.abstain(Place(1, 0), Place(3, 0))
+    end.arrived(3, hello(FIRST, 3))
+    end.arrived(2, hello(FIRST, 2))  # which only sends
+    assert end.transmitted == [(1, Kind.ABSENT, Place(3, 0)), (3, Kind.ABSENT, Place(3, 0))]
+    end.arrived(1, frame(Kind.ABSENT, Place(3, 0), 1, ABSENCE.pack(1, 0)))
+    end.arrived(2, message(Place(1, 0), 2))
+    assert [end.absent(Place(round, 0)) for round in range(4)] == [set(), {1}, {1}, set()]
+    assert dict(end.receive(Place(1, 0), {1, 2}, 1000.0)) == {2: PAYLOAD}
+    with pytest.raises(Refused) as refusal:
+        end.arrived(1, frame(Kind.ABSENT, Place(51, 0), 1, ABSENCE.pack(1, 0)))
+    assert refusal.value.reason is Reason.PLACE
 
 
 def test_who_comes_back_gets_what_it_does_not_have_even_if_it_was_acknowledged():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import pytest
 
-from sottovoce.federation.frames import HEADER, Frame, FrameReader, Hello, Kind, Reason, Refused, hello_in
+from sottovoce.federation.frames import ABSENCE, HEADER, Frame, FrameReader, Hello, Kind, Reason, Refused, hello_in
 from sottovoce.ledger.places import Place, Receipt
 
 AGREEMENT, LENGTH = bytes(range(32)), 24
@@ -15,6 +17,7 @@ FRAMES = [
     Frame(AGREEMENT, Place(3, 1), 4, Kind.MESSAGE, bytes(LENGTH)),
     Frame(AGREEMENT, Place(3, 1), 4, Kind.ACKNOWLEDGEMENT, bytes(32)),
     Frame(AGREEMENT, Place(4, 0), 4, Kind.WAITING),
+    Frame(AGREEMENT, Place(6, 0), 4, Kind.ABSENT, ABSENCE.pack(4, 0)),
 ]
 
 
@@ -27,6 +30,16 @@ def test_frames_are_read_as_they_were_written_whatever_the_chunks(size):
     stream, reads = b"".join(frame.encode() for frame in FRAMES), reader()
     chunks = [stream[at : at + size] for at in range(0, len(stream), size)]
     assert [frame for chunk in chunks for frame in reads.feed(chunk)] == FRAMES
+
+
+def test_of_the_two_kinds_of_messages_an_agreement_has_one():
+    plain, masked = (Frame(AGREEMENT, Place(3, 1), 4, kind, bytes(LENGTH)) for kind in (Kind.MESSAGE, Kind.MASKED))
+    reads = FrameReader(AGREEMENT, LENGTH, Kind.MASKED)
+    (found,) = reads.feed(masked.encode())
+    assert (found, found.digest) == (masked, hashlib.sha256(bytes(LENGTH)).digest())
+    with pytest.raises(Refused) as refusal:
+        reads.feed(plain.encode())
+    assert refusal.value.reason is Reason.FORMAT
 
 
 @pytest.mark.parametrize("hello", [HELLO, Hello(None), Hello(None, "x" * 64)])
@@ -52,6 +65,8 @@ def header(*, magic=b"soto", version=1, kind=2, agreement=AGREEMENT, length=LENG
         ({"kind": Kind.WAITING, "length": 1}, Reason.LENGTH),
         ({"kind": Kind.HELLO, "length": 10}, Reason.LENGTH),
         ({"kind": Kind.ACKNOWLEDGEMENT, "length": 0}, Reason.LENGTH),
+        ({"kind": Kind.ABSENT, "length": 0}, Reason.LENGTH),
+        ({"kind": Kind.MASKED}, Reason.FORMAT),
     ],
 )
 def test_a_wrong_header_is_refused_before_any_payload(wrong, reason):

@@ -115,8 +115,31 @@ def test_an_algorithm_without_a_proof_meets_no_target_and_the_remedy_is_named(pl
         agreed_guarantees(parse_agreement(document, "agreement.toml"))
 
 
-def test_no_guarantee_counts_on_sums_that_members_do_not_have(plain):
-    triangle = {"topology.graph": "edges:Hill--Mercy,Hill--North,Mercy--North", "training.rounds": 2}
-    agreement = varied(plain, {**FIXED, **triangle, "algorithm.name": "secure-gossip"})
-    with pytest.raises(InputError, match="messages between members are not masked"):
-        agreed_guarantees(agreement)
+TRIANGLE = {"topology.graph": "edges:Hill--Mercy,Hill--North,Mercy--North", "training.rounds": 2}
+
+
+@pytest.mark.parametrize("name", ["dp-d-sgd", "secure-gossip"])
+def test_secure_sums_are_agreed_on_by_their_key_or_by_the_algorithm(plain, name):
+    agreement = varied(plain, {**FIXED, **TRIANGLE, "algorithm.name": name, "secure_sum": True})
+    found = agreed_guarantees(agreement)
+    assert (agreement.has_secure_sums, agreement.secure_sum) == (True, True)
+    assert agreement.document["secure_sum"] is True
+    assert found.document["algorithm"] == "secure-gossip"
+    assert "every 1 node" in found.sentence or "coalition" in found.sentence, found.sentence
+    without = varied(plain, {**FIXED, **TRIANGLE, "algorithm.name": "dp-d-sgd"})
+    assert (without.has_secure_sums, without.secure_sum) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"algorithm.name": "zip-dl", "secure_sum": True}, "it is there for dp-fedavg and dp-d-sgd"),
+        ({"algorithm.name": "secure-gossip", "secure_sum": False}, "it has secure sums; use dp-d-sgd"),
+        ({"topology.graph": "edges:Hill--Mercy,Mercy--North", "secure_sum": True}, "Hill gets a sum over Mercy"),
+        ({"secure_sum": True, "privacy.colluders": 2}, "with 2 colluders every sum is over at least 3 others"),
+        ({"algorithm.name": "dp-fedavg", "topology.weights": "uniform"}, "that of a server that all trust"),
+    ],
+)
+def test_secure_sums_that_cannot_be_are_refused_when_they_are_agreed_on(plain, changes, refusal):
+    with pytest.raises(InputError, match=refusal):
+        agreed_guarantees(varied(plain, {**FIXED, **TRIANGLE, **changes}))

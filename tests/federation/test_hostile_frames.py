@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import random
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,8 +15,11 @@ import pytest
 from sottovoce.federation.connection import LONGEST_QUEUE
 from sottovoce.federation.frame_stream import CHUNK, FrameStream, StreamEnded
 from sottovoce.federation.frames import HEADER, Frame, FrameReader, Hello, Kind, Reason, Refused
-from sottovoce.federation.link_events import Connected, FrameRefused, Lost
+from sottovoce.federation.grpc_links import SELDOM
+from sottovoce.federation.link_events import Checked, Connected, Disagreed, FrameRefused, Lost
 from sottovoce.federation.mailbox import Equivocation, Mailbox
+from sottovoce.federation.secure_grpc import grpc
+from sottovoce.federation.tls import CHECK, COMPARE, dialler_credentials, method_path, name_option
 from sottovoce.ledger.places import Place
 from tests.federation.grpc_members import (
     AGREEMENT,
@@ -58,7 +64,8 @@ DROPPED = {
     "beyond the last round": ([frame(Kind.MESSAGE, ROUNDS, payload(1))], Reason.PLACE),
     "no such round": ([frame(Kind.MESSAGE, 2**32 - 1, payload(1))], Reason.PLACE),
     "beyond the range": ([frame(Kind.MESSAGE, 0, payload(1.01 * LARGEST))], Reason.RANGE),
-    "not finite": ([frame(Kind.MESSAGE, 0, payload(float("nan")))], Reason.RANGE),
+    "not a number": ([frame(Kind.MESSAGE, 0, payload(float("nan")))], Reason.RANGE),
+    "infinite": ([frame(Kind.MESSAGE, 0, payload(float("-inf")))], Reason.RANGE),
 }
 """After these it goes on."""
 
@@ -124,8 +131,8 @@ NOT_FINITE = bytes(16 * [255])
 """Two numbers, so that one is still there after one bit was changed."""
 
 
-def random_frames(seed, count):
-    """Frames of all kinds: noise, frames with some bytes changed or cut off, and whole ones with random fields."""
+def random_frames(seed, count, whole=0.25):
+    """Frames of all kinds: noise, frames with some bytes changed or cut off, and a share of whole ones."""
     draw = random.Random(seed)
     for _ in range(count):
         kind = draw.choice(list(Kind))
@@ -140,7 +147,7 @@ def random_frames(seed, count):
                 AGREEMENT, Place(draw.choice(places), 0), draw.choice([2, 2, 1, 77]), kind, content.get(kind, b"")
             ).encode()
         )
-        how = draw.randrange(4)
+        how = 3 if draw.random() < whole else draw.randrange(3)
         if how == 0:
             made = bytearray(draw.randbytes(draw.randrange(300)))
         elif how == 1:
@@ -186,6 +193,68 @@ def test_random_frames_over_the_wire_break_nothing(made):
         assert first.receive(Place(50, 0), {2}, 0.0) == {}
         assert Connected(2) in made.events[0]
         assert {type(event) for event in made.events[1]} == {Connected}, "the honest neighbour notices nothing"
+
+
+@pytest.mark.slow
+def test_of_ten_thousand_random_frames_over_the_wire_none_is_accepted(made, monkeypatch):
+    """Those that were read are counted: after one that is no frame the rest of a connection is not."""
+    made.settings = replace(made.settings, first_pause=0.0, longest_pause=0.0)
+    monkeypatch.setattr("sottovoce.federation.connection.REPEATED_SECONDS", 0.0)
+    read, taken, seed = [0], [0], 0
+    feed, take = FrameReader.feed, Mailbox.take
+
+    def counted(reader, chunk):
+        read[0] += 1
+        return feed(reader, chunk)
+
+    def accepted(box, sender, *more):
+        receipt = take(box, sender, *more)
+        taken[0] += sender == 2
+        return receipt
+
+    with made.pair() as (first, second), monkeypatch.context() as patched:
+        patched.setattr(FrameReader, "feed", counted)
+        patched.setattr(Mailbox, "take", accepted)
+        while read[0] < 10_000:
+            with RawNeighbour(made.identities[2], made.known[0]) as hostile:
+                hostile.send(HELLO, *random_frames(seed, 200, whole=0.98), b"no frame")
+                assert hostile.ended()
+            if seed < ROUNDS:
+                assert play(first, second, range(seed, seed + 1)) == 1
+            seed += 1
+        assert taken[0] == 0
+        assert {type(event) for event in made.events[1]} == {Connected}, "the honest neighbour notices nothing"
+
+
+@pytest.mark.parametrize("what", [CHECK, COMPARE])
+def test_questions_without_end_cost_no_round_and_fill_no_log(made, what):
+    with made.pair() as (first, second):
+        target, asked, stop = made.known[0], [0], threading.Event()
+        options = [name_option(target), ("grpc.use_local_subchannel_pool", 1)]
+        with grpc.secure_channel(target.address, dialler_credentials(made.identities[2], target), options) as channel:
+            ask = channel.stream_stream(method_path(what))
+
+            def flood():
+                for number in itertools.count():
+                    if stop.is_set():
+                        return
+                    question = HELLO if what == CHECK else json.dumps({f"key {number}": "x"}).encode()
+                    assert list(ask(iter([question]), timeout=PATIENCE))
+                    asked[0] += 1
+
+            flooding = [threading.Thread(target=flood) for _ in range(4)]
+            for one in flooding:
+                one.start()
+            began = time.monotonic()
+            try:
+                assert play(first, second, range(1, 31)) == 30
+                until(lambda: asked[0] > 50)
+            finally:
+                stop.set()
+                for one in flooding:
+                    one.join()
+            reported = [event for event in made.events[0] if isinstance(event, Checked | Disagreed)]
+            assert 1 <= len(reported) <= 1 + (time.monotonic() - began) / SELDOM
 
 
 FLOODS = {

@@ -44,12 +44,30 @@ def test_a_run_ends_at_all_members_each_with_its_model_result_and_ledger(tmp_pat
             for line in clinics.lines(agreement, name, "attendance.jsonl")
         ]
         assert heard == [(round, list(neighbours[name]), []) for round in range(4)]
+        assert result["heard"] == {"steps": 4, "members": dict.fromkeys(neighbours[name], 4)}
         assert clinics.join(agreement, name) == result, "a finished run is not played again"
         with clinics.ledger(name) as database:
             spent = Spending(database).lineage(DEFAULT)
             assert spent.counted.epsilon(agreement.privacy.delta) == pytest.approx(result["headline"]["epsilon"])
             Steps(database, agreement.hash).verify()
     check_what_was_seen(clinics, agreement, kills)
+
+
+def test_a_table_that_does_not_fit_ends_it_before_anything_is_begun(sotto, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clinics = Clinics(tmp_path)
+    agreement, name = clinics.agree(rounds=4), clinics.names[0]
+    table = tmp_path / f"{name}.csv"
+    heading, first, second, *rest = table.read_text().splitlines()
+    cells = dict(zip(heading.split(","), second.split(","), strict=True))
+    for column, cell in [(one.name, cells[one.name]) for one in agreement.data.columns.columns]:
+        wrong = {**cells, column: f"{cell}?"}
+        table.write_text("\n".join([heading, first, ",".join(wrong.values()), *rest]) + "\n")
+        code, out, err = sotto(f"peer join agreement.toml --folder {name} --data {table} --log {name}.jsonl")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"row 2, column {column!r}: '{cell}?'" in err
+        assert not (tmp_path / name / "ledger.db").exists()
+        assert not (tmp_path / f"{name}.jsonl").exists()
 
 
 def check_what_was_seen(clinics, agreement, kills):

@@ -145,7 +145,7 @@ def test_a_slow_member_on_a_directed_graph_is_never_run_over():
 
 # --- algorithms that need all ----------------------------------------------------------------------------------------
 
-NEED_ALL = {"zip-dl", "zip-dl-averaging", "rss-nb", "rss-lb", "decor", "dp-fedavg", "secure-average", "secure-gossip"}
+NEED_ALL = {"zip-dl", "zip-dl-averaging", "rss-nb", "rss-lb", "decor"}
 
 
 @pytest.mark.parametrize("example", examples(), ids=str)

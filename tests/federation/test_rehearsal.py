@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
 import re
 import signal
 import socket
 import stat
+import struct
+import subprocess
+import sys
+import termios
 import time
 
 import pytest
 
+from sottovoce.cli.peer_progress import _fitting, _rehearsal_table
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.assembly import read_draft
 from sottovoce.federation.joining import _keep_lines
-from sottovoce.federation.rehearsal import _listening, _rehearsed
+from sottovoce.federation.rehearsal import MemberProgress, _failure, _listening, _rehearsed
 from sottovoce.learning.columns import read_columns
 from sottovoce.learning.split_tables import split_table
 from tests.cli.test_schemas import fits
@@ -39,6 +47,43 @@ def test_a_rehearsed_agreement_has_the_same_settings_and_other_keys(tmp_path):
     same = {key for key in document if key not in ("nonce", "members")}
     assert {key: found.document[key] for key in same} == {key: document[key] for key in same}
     assert {member.name: member.rows for member in found.members} == ROWS
+
+
+def test_a_rehearsal_that_cannot_begin_leaves_nothing_behind(sotto, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare(tmp_path)
+    tables = write_tables(tmp_path)
+    (tmp_path / "settings.toml").write_text((tmp_path / "settings.toml").read_text().replace("path:3", "path:4"))
+    code, out, err = sotto(f"peer rehearse settings.toml --data {tables}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert not (tmp_path / "rehearsal").exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "how", "exits"),
+    [(2, "Hill ended with code 2: no", 2), (3, "code 3: no", 3), (-9, "Hill was ended by SIGKILL; ", 1)],
+)
+def test_why_a_member_has_ended_is_said(tmp_path, code, how, exits):
+    (tmp_path / "Hill.messages").write_text("Mercy is connected.\nsotto: no\n")
+    failure = _failure("Hill", code, tmp_path / "Hill.messages")
+    assert (how in str(failure), failure.exit_code) == (True, exits)
+
+
+def test_a_table_fits_a_terminal_of_any_width(tmp_path):
+    agreed = agreement_in(tmp_path)
+    found = [
+        MemberProgress("Hill", 12, False, 0, None, None, None, (), ()),
+        MemberProgress("Mercy", 20, True, 0, None, None, None, (), ()),
+        MemberProgress("North", 15, True, 3, "accuracy", 0.75, 1.5, ("Hill",), ("Mercy",)),
+    ]
+    table = _rehearsal_table(agreed, found)
+    assert [row[1] for row in table] == ["round", "preparing", "waiting", "3 of 4"]
+    wide = _fitting(table, 200)
+    assert wide[-1].split() == ["North", "3", "of", "4", "0.750", "1.5", "Mercy", "1", "15"]
+    for width in range(10, 100):
+        lines = _fitting(table, width)
+        assert max(map(len, lines)) < width
+        assert all(line.startswith(whole[: min(width - 1, 15)]) for line, whole in zip(lines, wide, strict=True))
 
 
 def test_tables_of_the_recipe_fit_it_and_share_no_row(sotto, tmp_path, monkeypatch):
@@ -115,8 +160,59 @@ def test_three_members_rehearse(sotto, tmp_path, monkeypatch):
         assert "secret noise" in result.with_name("privacy.json").read_text()
         for path in (folder / "runs").rglob("*"):
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+        assert f"of {found['rounds']} steps" in (result.with_name("report.html")).read_text()
+    assert keys_left(tmp_path) == []
     code, _, err = sotto(f"peer rehearse settings.toml --data {tables}")
     assert (code, "rehearsal exists" in err) == (2, True)
+    code, _, err = sotto("peer join rehearsal/agreement.toml --folder rehearsal/Hill --resume")
+    assert (code, "no identity" in err) == (2, True)
+
+
+def keys_left(folder):
+    return [
+        path for path in (folder / "rehearsal").rglob("*") if path.is_file() and b"PRIVATE KEY" in path.read_bytes()
+    ]
+
+
+@pytest.mark.slow
+def test_a_member_that_fails_ends_the_rehearsal_with_its_reason(sotto, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prepare(tmp_path)
+    table = write_tables(tmp_path) / "Mercy.csv"
+    table.write_text(re.sub(",[0-9]+,(east|west)", r",old,\1", table.read_text(), count=1))
+    code, out, err = sotto(f"peer rehearse settings.toml --data {table.parent}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "Mercy ended with code 2: " in err
+    assert "row 1, column 'age': 'old'" in err
+    assert keys_left(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [40, 120])
+def test_the_table_fills_on_a_terminal(tmp_path, width):
+    prepare(tmp_path)
+    tables = write_tables(tmp_path)
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, width, 0, 0))
+    words = [sys.executable, "-m", "sottovoce", "peer", "rehearse", "settings.toml", "--data", str(tables), "--json"]
+    environment = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=theirs) as process:
+        os.close(theirs)
+        shown = b"".join(iter(lambda: _read(ours), b"")).decode()
+        assert len(json.loads(process.stdout.read())["members"]) == 3
+    os.close(ours)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "\n").splitlines()
+    assert max(map(len, lines)) < width
+    assert any(re.match(r"Hill +preparing", line) for line in lines)
+    assert any(re.match("Ctrl-C ends them", line) for line in lines)
+    assert process.returncode == 0
+
+
+def _read(terminal):
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # nobody has it open any more
+        return b""
 
 
 @pytest.mark.slow
@@ -140,6 +236,11 @@ def test_members_end_with_the_rehearsal(command, tmp_path, kind, code):
         while _answers(address) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not _answers(address)
+    while (
+        keys_left(tmp_path) and time.monotonic() < deadline
+    ):  # of a rehearsal that was killed, members remove their own
+        time.sleep(0.1)
+    assert keys_left(tmp_path) == []
 
 
 def _answers(address: str) -> bool:

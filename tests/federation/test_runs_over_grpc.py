@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from sottovoce import algorithm, uniform
+from sottovoce.core.grid import with_exact_noise
 from sottovoce.federation.clock import MonotonicClock
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.journal import MemoryJournal
@@ -47,6 +49,7 @@ def join(federation, links):
     transport = peer_transport(
         federation.algorithm, federation.topology, links.rules, links, patience=PATIENCE, journal=MemoryJournal(),
         clock=MonotonicClock(), on_step=federation.steps.setdefault(links.rules.member, []).append,
+        masks=federation.masks(links.rules.member),
     )  # fmt: skip
     *_, last = federation.played(transport)
     return transport.local(last.models)
@@ -59,5 +62,16 @@ def test_members_over_grpc_play_the_run_of_the_simulation(tmp_path, case):
     exact = not case.algorithm.noise.edge(case.topology.at(0))
     ends, events = over_grpc(federation, tmp_path)
     np.testing.assert_allclose(ends, federation.simulated(), rtol=0, atol=0 if exact else 1e-12)
+    assert federation.missed() == set()
+    assert {type(event) for event in events} <= {Connected, Lost, Left}, "nothing was refused"
+
+
+@pytest.mark.parametrize(("name", "place"), [("secure-average", "complete:4"), ("secure-gossip", "ring:5")])
+def test_secure_sums_over_grpc_are_those_of_the_simulation(tmp_path, name, place):
+    """To the last integer, under masks."""
+    net = uniform(place)
+    federation = members.Federation(with_exact_noise(algorithm(name, sigma=1.0), net), net)
+    ends, events = over_grpc(federation, tmp_path)
+    assert torch.equal(ends, federation.simulated())
     assert federation.missed() == set()
     assert {type(event) for event in events} <= {Connected, Lost, Left}, "nothing was refused"

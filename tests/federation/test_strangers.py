@@ -21,7 +21,7 @@ from sottovoce.federation.secure_grpc import grpc
 from sottovoce.federation.tls import EXCHANGE, SERVICE, acceptor_credentials, recognise
 from sottovoce.federation.tls_probe import _context, probe_tls
 from sottovoce.ledger.places import Place
-from tests.federation.certificates import with_certificate
+from tests.federation.certificates import new_member, with_certificate
 from tests.federation.grpc_members import HELLO, PATIENCE, Federation, RawNeighbour, frame, payload, play, until
 from tests.federation.proxy import Proxy
 
@@ -32,6 +32,7 @@ STRANGERS = {
     "another key for the same name": lambda own, other: with_certificate(own),
     "signed by another member": lambda own, other: with_certificate(own, signed_by=other),
     "certificate of another, own key": lambda own, other: replace(own, member=other.member),
+    "a member of another agreement": lambda own, other: new_member(own.folder.parent, "Elsewhere"),
 }
 
 

@@ -118,6 +118,7 @@ def in_small(experiment: Experiment) -> dict[str, Any]:
     graph, batch = found["topology"]["graph"], found["training"]["batch"]
     smaller = next(re.sub(f"^{old}", new, graph) for old, new in GRAPHS.items() if re.match(old, graph))
     recorded = found["record"]["attackers"]
+    few = {"colluders": min(found["privacy"]["colluders"], 2)} if found["privacy"].get("colluders") else {}
     return merge(found, {
         "name": "small", "machine": {"checkpoint_seconds": 1000.0}, "data": {"rows": 8},
         "topology": {"graph": smaller},
@@ -125,7 +126,7 @@ def in_small(experiment: Experiment) -> dict[str, Any]:
             "rounds": 3, "batch": next(new for old, new in BATCHES.items() if re.fullmatch(old, batch)),
         },
         "model": MODELS.get(found["model"]["name"], {}), "metrics": {"every": 2, "test_rows": 4},
-        "record": {"attackers": [0] if isinstance(recorded, list) else recorded},
+        "record": {"attackers": [0] if isinstance(recorded, list) else recorded}, "privacy": few,
     })  # fmt: skip
 
 

@@ -34,6 +34,7 @@ DOCUMENT = {
 }  # fmt: skip
 COMMANDS = {
     "compare": "compare {}",
+    "report": "report {}",
     "attack": "attack {} --samples 20",
     "audit": "audit {} --runs 0 --repetitions 100",
     "resume": "run {}/../sent.json --out {}/.. --resume",

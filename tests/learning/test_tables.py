@@ -126,17 +126,22 @@ def test_parquet_without_its_package_is_refused(tmp_path, monkeypatch):
 
 
 MISFITS = [
-    ("60,east", "sixty,east", "table.csv, row 1, column 'age': 'sixty'; it is a number"),
-    ("60,east", "nan,east", "row 1, column 'age': 'nan'; it is a number"),
-    ("120.5,", "1e999,", "row 4, column 'age': '1e999'; it is a number"),
-    ("3,no", "3,maybe", "row 3, column 'again': 'maybe'; categories are no, yes"),
-    ("4,yes", "4,", "row 4, column 'again': ''; nothing stands for a missing cell"),
+    ("60,east", "sixty,east", "table.csv, row 1, column 'age': 'sixty'; a finite number is needed here"),
+    ("60,east", "nan,east", "row 1, column 'age': 'nan'; a finite number is needed here"),
+    ("120.5,", "1e999,", "row 4, column 'age': '1e999'; a finite number is needed here"),
+    ("3,no", "3,maybe", "row 3, column 'again': 'maybe'; categories are no, yes; correct it, or leave that row out"),
+    ("4,yes", "4,", "row 4, column 'again': ''; nothing stands for a missing cell; fill it, or leave that row out"),
+    (
+        "cellar",
+        200_000 * "c",
+        "row 3, column 'ward': 200,000 characters, 'cccccccccccccccccccc' first; a cell has at most",
+    ),
     ("60,east", "60", "row 1: 3 cells; the heading has 4"),
     ("age,", "years,", "no column 'age'; a table has exactly the columns"),
     ("patient,", "person,", "column 'person'; a table has exactly the columns"),
     ("age,ward", "age,age", "two columns called 'age'"),
     ("patient,", ",", "a column without a name"),
-    ('"Doe, J"', '"Doe, J', "a .csv file in UTF-8 is needed"),
+    ('"Roe ""R"""', '"Roe', "table.csv, row 2: unexpected end of data; a .csv file in UTF-8 is needed"),
     ("east", "\udcff", "a .csv file in UTF-8 is needed"),
 ]
 
@@ -147,6 +152,64 @@ def test_what_does_not_fit_is_named(table, old, new, reason):
     with pytest.raises(InputError) as refusal:
         read_table(table, columns())
     assert reason in str(refusal.value)
+
+
+def test_a_file_of_a_spreadsheet_where_commas_are_part_of_numbers(table):
+    table.write_text(CSV.replace(",", ";"))
+    with pytest.raises(InputError, match=r"one column, called 'patient;again;age;ward'; cells are separated by commas"):
+        read_table(table, columns())
+
+
+def test_a_long_cell_of_a_column_that_is_dropped_disturbs_nobody(table):
+    table.write_text(CSV.replace("3,no", f"{200_000 * 'x'},no"))
+    assert len(read_table(table, columns())) == 6
+
+
+WRONG_ARRAYS = [
+    ("age", np.array([True, False]), "row 1, column 'age': True; a finite number is needed here"),
+    ("age", np.array([1.0, np.inf]), "row 2, column 'age': inf; a finite number is needed here"),
+    ("age", np.array(["60", "sixty"]), "row 2, column 'age': 'sixty'; a finite number is needed here"),
+    ("age", np.array([1j, 2]), "column 'age' holds complex128; columns hold numbers, words or truth values"),
+    ("age", np.array(["2020-01-01"] * 2, dtype="M8[D]"), "column 'age' holds datetime64[D]"),
+    ("age", np.ones((2, 1)), "column 'age' is an array of shape (2, 1); each column is an array of one dimension"),
+    (
+        "ward",
+        np.array(["east"]),
+        "column 'ward' is an array of shape (1,); each column is an array of one dimension, of 2",
+    ),
+    ("again", np.array([0, 1]), "row 1, column 'again': 0; categories are no, yes; correct it, or leave that row out"),
+]
+
+
+@pytest.mark.parametrize(("name", "array", "reason"), WRONG_ARRAYS, ids=[reason for *_, reason in WRONG_ARRAYS])
+def test_arrays_that_do_not_fit_are_named(tmp_path, name, array, reason):
+    right = {"age": np.array([60.0, 20.0]), "ward": np.array(["east", "west"]), "again": np.array(["yes", "no"])}
+    np.savez(tmp_path / "table.npz", **{**right, name: array})
+    with pytest.raises(InputError) as refusal:
+        read_table(tmp_path / "table.npz", columns())
+    assert reason in str(refusal.value)
+
+
+def test_parquet_columns_that_do_not_fit_are_named(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow not installed: pip install -e .[parquet]")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    right = {"age": [60.0, 20.0], "ward": ["east", "west"], "again": ["yes", "no"]}
+    wrong = {
+        "row 2, column 'again': ''; nothing stands for a missing cell": {"again": ["yes", None]},
+        "row 1, column 'age': 'true'; a finite number is needed here": {"age": [True, False]},
+        "row 2, column 'age': 'x'; a finite number is needed here": {"age": ["1", "x"]},
+        "column 'age' holds list; columns hold numbers": {"age": [[1.0], [2.0]]},
+        "row 1, column 'ward': 2,000 characters": {"ward": [2000 * "w", "west"]},
+    }
+    for reason, change in wrong.items():
+        parquet.write_table(pyarrow.table({**right, **change}), tmp_path / "table.parquet")
+        with pytest.raises(InputError) as refusal:
+            read_table(tmp_path / "table.parquet", columns())
+        assert reason in str(refusal.value)
+    twice = pyarrow.table(right).rename_columns(["age", "age", "again"])
+    parquet.write_table(twice, tmp_path / "table.parquet")
+    with pytest.raises(InputError, match="two columns called 'age'"):
+        read_table(tmp_path / "table.parquet", columns())
 
 
 def test_a_missing_cell_is_refused_unless_something_stands_for_it(table):

@@ -314,8 +314,8 @@ def test_wrong_weights_and_classes_are_refused():
 
 
 def test_view_that_is_too_large_is_refused(monkeypatch):
-    monkeypatch.setattr(for_view, "LARGEST", 10)
-    with pytest.raises(InputError, match="node:0 hears 8 messages"):
+    monkeypatch.setattr(for_view, "PRODUCT_SECONDS", 1.0)
+    with pytest.raises(InputError, match="choosing noise against node:0 over 4 rounds takes about 6 days"):
         factorize(metropolis("ring:5"), rounds=4, view="node:0")
 
 

@@ -52,9 +52,8 @@ def test_who_hears_all_cannot_be_fooled():
 
 def test_gradient_of_the_loss_of_a_view():
     H = workload(metropolis("path:4"), 4).H
-    problem = for_view._Problem(
-        [for_view._observed_view(metropolis("path:4"), views.node(3), 4)], H, parse_participation("2x2")
-    )
+    observed = for_view.observed_views(metropolis("path:4"), [views.node(3)], 4)
+    problem = for_view._Problem(observed, H, parse_participation("2x2"))
     C = np.tril(np.random.default_rng(0).random((4, 4))) + np.eye(4)
     _, slope = problem.value(C, 16.0, 0.1)
     for i, j in zip(*np.tril_indices(4), strict=True):

@@ -2,6 +2,7 @@
 
 const percent = (one) =>
   `${(100 * one.value).toFixed(1)} % (${(100 * one.low).toFixed(1)} to ${(100 * one.high).toFixed(1)})`;
+const wholePercent = (value) => `${Math.round(100 * value)} %`;
 const interval = (one) => `${one.value.toFixed(3)} (${one.low.toFixed(3)} to ${one.high.toFixed(3)})`;
 
 function drawRoc() {
@@ -28,29 +29,31 @@ function drawRoc() {
   const dashOf = ({ one, kind }) => (kinds.length > 1 ? DASH[kinds.indexOf(kind)] : one.dash);
   const name = ({ one, kind }) => (kinds.length > 1 ? `${one.name}, ${kind}` : one.name);
   place.draw({
-    traces: [
+    marks: [
       {
-        type: "scatter",
-        mode: "lines",
-        x: [0, 1],
-        y: [0, 1],
-        line: { color: css("--soft"), dash: "dot", width: 1.5 },
-        hoverinfo: "skip",
+        kind: "line",
+        points: [
+          [0, 0],
+          [1, 1],
+        ],
+        colour: css("--soft"),
+        dash: "dot",
+        width: 1.5,
       },
       ...drawn.map((each) => ({
-        type: "scatter",
-        mode: "lines",
-        x: each.found.roc.fpr,
-        y: each.found.roc.tpr,
-        line: { color: each.one.colour, width: each.run === run() ? 3.2 : 1.8, dash: dashOf(each) },
-        hovertemplate: `${safe(name(each))}<br>finds %{y:.1%} of members<br>accuses %{x:.1%} of others<extra></extra>`,
+        kind: "line",
+        points: each.found.roc.fpr.map((rate, i) => [rate, each.found.roc.tpr[i]]),
+        colour: each.one.colour,
+        width: each.run === run() ? 3.2 : 1.8,
+        dash: dashOf(each),
+        hover: each.found.roc.fpr.map(
+          (rate, i) =>
+            `${name(each)}\nfinds ${wholePercent(each.found.roc.tpr[i])} of members\naccuses ${wholePercent(rate)} of others`,
+        ),
       })),
     ],
-    layout: {
-      margin: { l: 12, r: 26, t: 10, b: 12 },
-      xaxis: { title: "others taken for members", tickformat: ".0%", range: [0, 1.01] },
-      yaxis: { title: "members found", tickformat: ".0%", range: [0, 1.01] },
-    },
+    x: { title: "others taken for members", format: wholePercent, range: [0, 1.01] },
+    y: { title: "members found", format: wholePercent, range: [0, 1.01] },
     legend: [
       ...drawn.map((each) => lineKey({ ...each.one, name: name(each), dash: dashOf(each) })),
       key(
@@ -59,16 +62,23 @@ function drawRoc() {
       ),
     ],
     caption: [
-      "Shown rows of data and the models it received, the adversary says which rows were trained on. " +
-        "The further a line bends above the dotted one, the more it knows; on it, it guesses at random. " +
-        kinds.map((kind) => `The attack “${kind}” ${ATTACK_CAPTIONS[kind]}. `).join("") +
-        "One attack shows what is possible, not what is impossible: only the guarantees say that." +
-        (without.length
-          ? ` Not attacked yet: ${without.map((one) => one.label).join(", ")} (${without[0].missing.attack[1]}).`
-          : ""),
+      "Shown rows and the models it received, the adversary says which rows were trained on: the further a line bends above the dotted one, the more it knows.",
+    ],
+    notes: [
+      ...kinds.map((kind) => `The attack “${kind}” ${ATTACK_CAPTIONS[kind]}.`),
+      "One attack shows what is possible, not what is impossible: only the guarantees say that.",
+      without.length &&
+        `Not attacked yet: ${without.map((one) => one.label).join(", ")} (${without[0].missing.attack[1]}).`,
     ],
     numbers: table(
-      ["run", "attack", "AUC (0.5 is random guessing)", "members found at 1 % false positives", "at 0.1 %", "intervals"],
+      [
+        "run",
+        "attack",
+        "AUC (0.5 is random guessing)",
+        "members found at 1 % false positives",
+        "at 0.1 %",
+        "intervals",
+      ],
       made.map((each) => [
         each.one.name,
         each.found.method,
@@ -93,7 +103,7 @@ function drawChecks() {
   if (solved && solved.nodes) {
     const open = solved.nodes.filter((one) => one.solved_rounds > 0);
     card(
-      `What node ${node(solved.attacker)} can reconstruct`,
+      `What ${node(solved.attacker)} can reconstruct`,
       made(
         "p",
         open.length
@@ -105,7 +115,7 @@ function drawChecks() {
             table(
               ["node", "hops", "gradients reconstructed", "smallest error"],
               open.map((one) => [
-                node(one.node),
+                label(one.node),
                 String(one.distance),
                 `${one.solved_rounds} of ${solved.rounds}`,
                 one.deviation < 1e-9 ? "exactly" : `± ${one.deviation.toPrecision(3)}`,
@@ -119,7 +129,7 @@ function drawChecks() {
     card(
       "Claims checked by audit",
       table(
-        ["canaries", "against", "kind", "epsilon is at least", "claimed at most", "verdict"],
+        ["canaries", "against", "kind", "ε is at least", "claimed at most", "verdict"],
         audit.map((one) => [
           one.canaries,
           one.view,

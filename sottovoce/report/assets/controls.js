@@ -22,7 +22,7 @@ function updateControls() {
   );
   options(
     "attacker",
-    found ? found.attackers.map((i) => [i, `node ${node(i)}`]) : [["", "none accounted for"]],
+    found ? found.attackers.map((i) => [i, first(node(i))]) : [["", "none accounted for"]],
     state.attacker,
   );
   options(
@@ -40,6 +40,7 @@ function drawAboutPairs() {
 }
 function drawAll() {
   updateControls();
+  drawPlain();
   drawSummary();
   drawAboutPairs();
   registered.filter((one) => !one.pairs).forEach((one) => one.draw());

@@ -6,61 +6,57 @@ function scale() {
     most = Math.max(...values);
   const log = values.length > 0 && least > 0 && most / least > 6;
   const to = (value) => (log ? Math.log10(value) : value);
-  const low = values.length ? to(least) : 0,
-    high = values.length ? to(most) : 1;
-  return {
-    least,
-    most,
-    log,
-    to,
-    low: high > low ? low : low - 1,
-    high: high > low ? high : high + 1,
-    any: values.length > 0,
-  };
+  const share = (value) => (most > least ? (to(value) - to(least)) / (to(most) - to(least)) : 0.5);
+  return { least, most, log, share, colour: (value) => ramp(share(value)), any: values.length > 0 };
 }
 
 function colourLegend(range, extra = []) {
   const keys = [];
   if (range.any) {
     const bar = made("i", null, "ramp");
-    bar.style.background = `linear-gradient(90deg, ${VIRIDIS.join(", ")})`;
-    if (range.least === range.most) bar.style.background = VIRIDIS[4];
-    keys.push(
-      key(
-        bar,
-        `epsilon ${range.least === range.most ? "" : `${epsilonText(range.least)} to `}${epsilonText(range.most)}${range.log ? ", log scale" : ""}`,
-      ),
-    );
+    const one = range.least === range.most;
+    bar.style.background = one ? ramp(0.5) : `linear-gradient(90deg, ${VIRIDIS.join(", ")})`;
+    const ends = one ? epsilonText(range.most) : `${epsilonText(range.least)} to ${epsilonText(range.most)}`;
+    keys.push(key(bar, `ε ${ends}${range.log ? ", log scale" : ""}`));
   }
   if (figures().epsilon.flat().some(isInf))
-    keys.push(
-      key(svg(`<rect x="1" y="1" width="12" height="12" fill="${css("--warn")}"/>`, 14), "infinite: nothing protects"),
-    );
-  return [...keys, ...extra];
+    keys.push(key(symbolKey("square", css("--warn")), "infinite: nothing protects"));
+  return [...keys, ...extra, key(made("i", null, "badge"), figureKindName())];
 }
 
 const named = (kinds) =>
   kinds.map((kind, i) => (i < kinds.length - 1 ? kind.replace("training", "") : kind)).join(" or ");
 
-function figureKindSentence() {
-  const { kinds, by_distance: by } = figures();
-  if (state.figureKind !== "proven")
-    return "This is an idealisation, no proof for training (fixed-streams): true leaks can be larger.";
-  const flat =
-    by.length > 1 && !isInf(by[0].least) && by.every((one) => one.least === by[0].least && one.most === by[0].least);
-  const columns = figures().epsilon || [],
-    own = columns.length > 1 && columns[0].every((_, victim) => {
-      const known = columns.map((row) => row[victim]).filter((one) => one != null);
-      return known.every((one) => one === known[0]);
-    });
-  const same = flat
-    ? " All pairs have the same figure, because this proof does not count on distance."
-    : own
-      ? " A figure depends on whom it is about, not on who the adversary is: this proof does not count on distance."
-      : "";
-  const ideal = same && leakage().ways["fixed-streams"];
-  return `Proven (${named(kinds)}).${same}${ideal ? " Choose the idealised figures to see what distance may bring." : ""}`;
+const figureKindName = () =>
+  state.figureKind === "proven"
+    ? `proven: ${named(figures().kinds)}`
+    : "an idealisation, no proof for training (fixed-streams): true leaks can be larger";
+
+// Where all pairs, or all adversaries of a node, have one figure: the sentence that says so; null where they differ.
+function sameForAll() {
+  const { by_distance: by, epsilon } = figures();
+  const flat = by.every((one) => one.least === by[0].least && one.most === by[0].least);
+  if (flat)
+    return isInf(by[0].most)
+      ? "Nobody is protected from anybody: ε is infinite for every pair of nodes."
+      : `Every node can learn the same about every other, ${epsilonIs(by[0].most)}: this proof does not count on distance.`;
+  if (ownFigures(epsilon))
+    return "What can be learned depends on whom it is about, not on who the adversary is: this proof does not count on distance.";
+  return null;
 }
+
+function ownFigures(epsilon) {
+  return (
+    epsilon &&
+    epsilon.length > 1 &&
+    epsilon[0].every((_, victim) => new Set(epsilon.map((row) => row[victim]).filter((one) => one != null)).size < 2)
+  );
+}
+
+const idealisedHint = () =>
+  state.figureKind === "proven" && leakage().ways["fixed-streams"]
+    ? " Choose the idealised figures to see what distance may bring."
+    : "";
 
 function drawGraph() {
   const place = figure("graph", "The graph, coloured by what the adversary can learn");
@@ -77,97 +73,85 @@ function drawGraph() {
     hops = leakage().distance[row],
     count = run().n;
   const size = count <= 20 ? (narrow() ? 22 : 27) : count <= 60 ? 19 : count <= 150 ? 12 : 8;
-  const hover = epsilon.map((value, victim) =>
-    victim === state.attacker
-      ? `node ${safe(node(victim))}: the adversary`
-      : `node ${safe(node(victim))}<br>${hops[victim] == null ? "no path" : `${hops[victim]} hops away`}<br>epsilon ${epsilonText(value)}` +
-        (guess[victim] == null ? "" : `<br>guessing accuracy at most ${guess[victim]} %`) +
-        `<br>${state.figureKind}`,
-  );
-  const group = (members, marker, colour) => ({
-    type: "scatter",
-    mode: size > 12 ? "markers+text" : "markers",
-    hoverinfo: "text",
-    showlegend: false,
-    x: members.map((i) => graph.positions[i][0]),
-    y: members.map((i) => graph.positions[i][1]),
-    customdata: members,
-    text: members.map(String),
-    hovertext: members.map((i) => hover[i]),
-    textfont: { size: size > 20 ? 12 : 9.5, color: colour },
-    marker: { size, line: { width: 1.5, color: css("--ink") }, opacity: 1, ...marker },
-  });
+  const names = run().labels && count <= 60;
+  const hover = (i) =>
+    i === state.attacker
+      ? `${first(node(i))}: the adversary`
+      : `${first(node(i))}\n${hops[i] == null ? "no path" : `${hops[i]} ${hops[i] === 1 ? "hop" : "hops"} away`}\n${epsilonIs(epsilon[i])}` +
+        (guess[i] == null ? "" : `\nguessing accuracy at most ${guess[i]} %`);
   const nodes = [...Array(count).keys()];
-  const known = nodes.filter((i) => i !== state.attacker && typeof epsilon[i] === "number");
-  const light = (i) => ((range.to(epsilon[i]) - range.low) / (range.high - range.low) > 0.55 ? "#14171c" : "#ffffff");
-  const lines = { x: [], y: [] };
-  graph.edges.forEach(([a, b]) =>
-    ["x", "y"].forEach((axis, i) => lines[axis].push(graph.positions[a][i], graph.positions[b][i], null)),
-  );
-  const bare = { visible: false, showgrid: false };
-  const seen = finite(known.map((i) => epsilon[i])),
-    most = nodes.filter((i) => i !== state.attacker && isInf(epsilon[i])).length;
-  const summed = [
-    ...(seen.length ? [`epsilon up to ${epsilonText(Math.max(...seen))}`] : []),
-    ...(most ? [`${most} nodes have no protection at all`] : []),
-  ];
-  const few = leakage().attackers.slice(0, 12).map(node).join(", ") + (leakage().attackers.length > 12 ? ", ..." : "");
+  const colour = (i) =>
+    i === state.attacker
+      ? css("--card")
+      : isInf(epsilon[i])
+        ? css("--warn")
+        : epsilon[i] == null
+          ? css("--none")
+          : range.colour(epsilon[i]);
+  const ink = (i) =>
+    i === state.attacker
+      ? css("--ink")
+      : typeof epsilon[i] === "number" && range.share(epsilon[i]) > 0.55
+        ? "#14171c"
+        : "#ffffff";
+  const seen = finite(nodes.filter((i) => i !== state.attacker).map((i) => epsilon[i])),
+    bare = nodes.filter((i) => i !== state.attacker && isInf(epsilon[i])).length;
+  const choices = leakage().attackers;
+  const few = choices.slice(0, 12).map(label).join(", ") + (choices.length > 12 ? ", …" : "");
+  const edges = graph.edges.flatMap(([a, b]) => [graph.positions[a], graph.positions[b], null]);
   place.draw({
-    traces: [
-      { type: "scatter", mode: "lines", ...lines, hoverinfo: "skip", line: { color: css("--none"), width: 1.2 } },
-      group(
-        known,
-        { color: known.map((i) => range.to(epsilon[i])), colorscale: RAMP, cmin: range.low, cmax: range.high },
-        known.map(light),
-      ),
-      group(
-        nodes.filter((i) => isInf(epsilon[i])),
-        { color: css("--warn"), symbol: "square" },
-        "#ffffff",
-      ),
-      group(
-        nodes.filter((i) => i !== state.attacker && epsilon[i] == null),
-        { color: css("--none") },
-        "#14171c",
-      ),
-      group(
-        [state.attacker],
-        { color: css("--card"), symbol: "star", size: size + 12, line: { width: 2.5, color: css("--ink") } },
-        css("--ink"),
-      ),
+    marks: [
+      { kind: "line", points: edges, colour: css("--none"), width: 1.2 },
+      {
+        kind: "dots",
+        outline: css("--ink"),
+        dots: nodes.map((i) => ({
+          x: graph.positions[i][0],
+          y: graph.positions[i][1],
+          colour: colour(i),
+          ink: ink(i),
+          symbol: i === state.attacker ? "star" : isInf(epsilon[i]) ? "square" : "circle",
+          size: i === state.attacker ? size + 10 : size,
+          heavy: i === state.attacker,
+          text: names ? label(i) : size > 12 ? String(i) : null,
+          below: Boolean(names),
+          hover: hover(i),
+          choice: i,
+        })),
+      },
     ],
-    layout: { xaxis: bare, yaxis: bare },
-    legend: colourLegend(range, [
-      key(
-        svg(`<path d="${STAR}" transform="translate(7 7)" fill="none" stroke="currentColor" stroke-width="1.5"/>`, 14),
-        "the adversary",
-      ),
-    ]),
+    x: { hidden: true },
+    y: { hidden: true },
+    legend: colourLegend(range, [key(symbolKey("star", "none", "currentColor"), "the adversary")]),
     caption: [
       "",
-      `Node ${node(state.attacker)} is the adversary.`,
-      ` Each other node has the colour of what node ${node(state.attacker)} can learn about it from ` +
-        `all messages it receives, at delta ${small(run().delta)}: ${summed.join("; ") || "no figure"}. ` +
-        `${figureKindSentence()} ${graph.note || ""}${graph.directed ? " Messages go one way along an edge." : ""} `,
-      leakage().attackers.length === count
-        ? "Click another node to make it the adversary."
-        : leakage().attackers.length > 1
-          ? `Click a node to make it the adversary; accounted for are ${few}.`
-          : "",
+      `${first(node(state.attacker))} is the adversary`,
+      `; other nodes have the colour of what it can learn about them from all that it receives, at δ = ${small(run().delta)}: ` +
+        `${[...(seen.length ? [`ε up to ${epsilonText(Math.max(...seen))}`] : []), ...(bare ? [`${bare} nodes have no protection at all`] : [])].join("; ") || "no figure"}.` +
+        (choices.length === count
+          ? " Click another node to choose it."
+          : choices.length > 1
+            ? ` Click a node to choose it; accounted for are ${few}.`
+            : ""),
+    ],
+    notes: [
+      sameForAll() && sameForAll() + idealisedHint(),
+      graph.note,
+      graph.directed && "Messages go one way along an edge.",
     ],
     numbers: table(
-      ["node", "hops", "epsilon", "upper bound on guessing accuracy", "kind"],
+      ["node", "hops", "ε", "upper bound on guessing accuracy", "kind"],
       nodes
         .filter((i) => i !== state.attacker)
         .map((i) => [
-          node(i),
+          label(i),
           hops[i] == null ? "no path" : String(hops[i]),
           epsilonText(epsilon[i]),
           guess[i] == null ? "" : `${guess[i]} %`,
           figures().kind[row][i] == null ? "" : figures().kinds[figures().kind[row][i]],
         ]),
     ),
-    click: (point) => point.customdata != null && choose(point.customdata),
+    click: choose,
   });
 }
 

@@ -1,4 +1,4 @@
-// Guarantees in words, the summary, and what was trained.
+// The run in plain words, guarantees in words, the summary, and what was trained.
 
 function guaranteeRow(one) {
   const meaning = made("div"),
@@ -14,21 +14,17 @@ function guaranteeRow(one) {
     made("p", one.models + "."),
   );
   one.assumptions.forEach((line) => assumed.append(made("p", first(line) + ".")));
-  return [
-    one.adversary,
-    one.protects,
-    epsilonText(one.epsilon),
-    accuracyText(one.guess),
-    meaning,
-    assumed,
-  ];
+  return [one.adversary, one.protects, epsilonText(one.epsilon), accuracyText(one.guess), meaning, assumed];
 }
 
 // What the chosen adversary can learn from messages, and what if it sees final models as well.
 function adversaryGuarantees() {
   if (!figures()) return [];
   const published = leakage().with_models[state.figureKind];
-  return [...guaranteesOf(figures(), ""), ...(published ? guaranteesOf(published, `, with ${published.models[0]}`) : [])];
+  return [
+    ...guaranteesOf(figures(), ""),
+    ...(published ? guaranteesOf(published, `, with ${published.models[0]}`) : []),
+  ];
 }
 
 // About the node it can learn most about, and about the one it can learn least about.
@@ -46,9 +42,7 @@ function guaranteesOf(shown, models) {
     [order[0], "most"],
     [order[order.length - 1], "least"],
   ].map(([victim, how]) => ({
-    adversary:
-      `node ${node(state.attacker)}, the chosen adversary${models}, ` +
-      `about node ${node(victim)}, of which it can learn ${how}`,
+    adversary: `${node(state.attacker)}, the chosen adversary${models}, about ${node(victim)}, of which it can learn ${how}`,
     protects: run().promises.length ? run().protects : "",
     epsilon: epsilon[victim],
     guess: shown.guess[row][victim],
@@ -61,19 +55,12 @@ function guaranteesOf(shown, models) {
 function drawGuarantees() {
   const rows = [...run().promises, ...adversaryGuarantees()].map(guaranteeRow),
     card = made("div", null, "table-card");
-  card.append(made("h3", `Guarantees of ${run().label}, at delta ${small(run().delta)}`));
+  card.append(made("h3", `Guarantees of ${run().label}, at δ = ${small(run().delta)}`));
   if (run().epsilon == null) card.append(made("p", run().verdict, "missing"));
   if (rows.length)
     card.append(
       table(
-        [
-          "against",
-          "what is protected",
-          "epsilon",
-          "upper bound on guessing accuracy",
-          "kind, and what it means",
-          "assumes",
-        ],
+        ["against", "what is protected", "ε", "upper bound on guessing accuracy", "kind, and what it means", "assumes"],
         rows,
         { stack: true },
       ),
@@ -95,6 +82,48 @@ function drawGuarantees() {
   at("uncovered").replaceChildren(...run().not_covered.map((line) => made("li", line)));
 }
 
+// For a reader who has never heard of epsilon: questions with their answers, and a line for each member.
+function drawPlain() {
+  const { purpose, questions, members } = run().plain,
+    parts = [made("h2", "In plain words")];
+  if (purpose) parts.push(made("p", purpose, "intro"));
+  questions.forEach(([question, answers]) => {
+    parts.push(made("h3", question));
+    if (answers.length < 4) parts.push(...answers.map((line) => made("p", line)));
+    else {
+      const list = made("ul");
+      answers.forEach((line) => list.append(made("li", line)));
+      parts.push(list);
+    }
+  });
+  const some = (key) => members.some((one) => one[key] != null);
+  parts.push(made("h3", run().labels ? "Member by member" : "Node by node"));
+  const wanted = [
+    [run().labels ? "member" : "node", (one) => one.name],
+    ...(some("records") ? [["records", (one) => (one.records == null ? "" : String(one.records))]] : []),
+    ["a guess about it is right at most", (one) => accuracyText(one.guess)],
+    ...(some("closest")
+      ? [
+          [
+            "of single others, most could be learned by",
+            (one) => (one.closest ? `${one.closest.name}: ${accuracyText(one.closest.guess)}` : ""),
+          ],
+        ]
+      : []),
+  ];
+  const rows = members.map((one) => wanted.map(([, cell]) => cell(one)));
+  const lines = table(
+    wanted.map(([head]) => head),
+    rows,
+  );
+  if (members.length > 20) {
+    const details = made("details");
+    details.append(made("summary", `All ${members.length}`), lines);
+    parts.push(details);
+  } else parts.push(lines);
+  at("plain").replaceChildren(...parts);
+}
+
 function drawSummary() {
   const one = run();
   at("headline").textContent = one.verdict;
@@ -106,9 +135,9 @@ function drawSummary() {
       one.member ? "on its own held-out rows" : `nodes: ${share(one.mean_node)}, worst ${share(one.worst_node)}`,
     ],
     [
-      "epsilon",
+      "epsilon (ε)",
       epsilonText(one.epsilon),
-      one.kind ? `delta ${small(one.delta)}, ${one.adversary} as adversary, ${one.kind}` : "see the guarantees below",
+      one.kind ? `δ = ${small(one.delta)}, ${one.adversary} as adversary, ${one.kind}` : "see the guarantees below",
     ],
     ["guessing accuracy", accuracyText(one.guess), "upper bound; 50 % is random guessing"],
     [

@@ -8,14 +8,15 @@ const logTicks = (low, high) => {
   return within.length > 8 ? within.filter((value) => /^1/.test(value.toExponential())) : within;
 };
 const utility = (one) => one.final;
+const ofMembers = data.runs.every((one) => one.member);
 const tradeOffTable = () =>
   table(
     [
       "run",
       "algorithm",
-      `${data.metric}, average model`,
-      "nodes",
-      "epsilon",
+      `${data.metric}, ${ofMembers ? "own model" : "average model"}`,
+      ...(ofMembers ? [] : ["nodes"]),
+      "ε",
       "kind, adversary",
       "membership inference AUC",
       "sent",
@@ -24,7 +25,7 @@ const tradeOffTable = () =>
       one.label,
       one.algorithm,
       share(one.average_model),
-      share(one.mean_node),
+      ...(ofMembers ? [] : [share(one.mean_node)]),
       epsilonText(one.epsilon),
       one.kind ? `${one.kind}, ${one.adversary}` : "",
       one.attack ? `${one.attack.value.toFixed(3)} (${one.attack.attack})` : "not attacked",
@@ -32,28 +33,37 @@ const tradeOffTable = () =>
     ]),
     { chosen: state.run },
   );
-const joined = (members, x, more) =>
-  curves.map((curve) => {
+// Runs that differ only in how much noise they add lie on one line.
+function joined(members, x, hover) {
+  return curves.flatMap((curve) => {
     const own = members.filter((one) => one.curve === curve).sort((a, b) => x(a) - x(b));
-    return {
-      type: "scatter",
-      mode: own.length > 1 ? "lines+markers" : "markers",
-      x: own.map(x),
-      y: own.map(utility),
-      line: { width: 1.5, color: own.length ? own[0].colour : "" },
-      marker: {
-        opacity: 1,
-        size: own.map((one) => (one === chosenSeries() ? 15 : 11)),
-        symbol: own.map((one) => one.symbol),
-        color: own.map((one) => one.colour),
-        line: { width: 1.5, color: css("--card") },
-      },
-      hoverinfo: "text",
-      ...more(own),
-    };
+    if (!own.length) return [];
+    const points = own.map((one) => [x(one), utility(one)]);
+    const dots = own
+      .filter((one) => utility(one) != null)
+      .map((one) => ({
+        x: x(one),
+        y: utility(one),
+        symbol: one.symbol,
+        colour: one.colour,
+        hover: hover(one),
+        size: one === chosenSeries() ? 16 : 12,
+      }));
+    return [
+      { kind: "line", points, colour: own[0].colour, width: 1.5 },
+      { kind: "dots", dots },
+    ];
   });
+}
 
 function drawPrivacy() {
+  const place = figure("privacy", `${metricName} against privacy`),
+    one = data.series[0];
+  if (data.series.length === 1)
+    return place.sentence(
+      `One run is one point: ${data.metric} ${share(utility(one))} at ${epsilonIs(one.epsilon)}. Give several runs to sotto compare to see a curve.`,
+      tradeOffTable(),
+    );
   const values = finite(data.series.map((one) => one.epsilon)).filter((value) => value > 0),
     low = values.length ? Math.min(...values) : 1,
     high = values.length ? Math.max(...values) : 1;
@@ -68,88 +78,73 @@ function drawPrivacy() {
       each.length < 6
         ? each.filter((value, i) => !i || value > 1.15 * each[i - 1])
         : logTicks(low, high).filter((value) => value <= high * 1.3),
-    ends = [...(inf ? [[endless, "infinite"]] : []), ...(odd ? [[none, "none<br>proven"]] : [])];
+    ends = [...(inf ? [[endless, "infinite"]] : []), ...(odd ? [[none, "none proven"]] : [])];
   const right = odd ? none : inf ? endless : Math.log10(high),
     room = 0.12 * (right - Math.log10(low) || 1);
   const about = new Set(data.runs.filter((one) => one.epsilon != null).map((one) => `${one.adjacency}, ${one.change}`));
-  figure("privacy", `${data.metric === "rmse" ? "Error" : "Accuracy"} against privacy`).draw({
-    traces: joined(data.series, x, (own) => ({
-      hovertext: own.map(
-        (one) =>
-          `${safe(one.name)}<br>${data.metric} ${share(utility(one))}<br>epsilon ${epsilonText(one.epsilon)}<br>` +
-          headlines([data.runs[one.runs[0]]]),
-      ),
-    })),
-    layout: {
-      xaxis: {
-        title: "epsilon, proven",
-        tickvals: [...ticks.map(Math.log10), ...ends.map(([place]) => place)],
-        ticktext: [...ticks.map(String), ...ends.map(([, text]) => text)],
-        range: [Math.log10(low) - room, right + room],
-      },
-      yaxis: { title: `test ${data.metric}` },
+  place.draw({
+    marks: joined(
+      data.series,
+      x,
+      (one) =>
+        `${one.name}\n${data.metric} ${share(utility(one))}\n${epsilonIs(one.epsilon)}\n${headlines([data.runs[one.runs[0]]])}`,
+    ),
+    x: {
+      title: "ε, proven",
+      ticks: [...ticks.map((value) => [Math.log10(value), String(value)]), ...ends],
+      range: [Math.log10(low) - room, right + room],
     },
+    y: metricAxis(`test ${data.metric}`),
     legend: dotKeys(data.series),
     caption: [
-      `Left is more private, ${data.less_is_better ? "down" : "up"} is better. ` +
-        "Runs that differ only in how much noise they add are joined by a line. " +
-        `Test ${data.metric} is the mean over ${data.final_rounds}. ` +
-        `Epsilon is each run’s headline (${headlines(data.runs)}).` +
-        (data.series.length === 1 ? " One run is one point: give several runs to sotto compare to see a curve." : "") +
-        (about.size > 1
-          ? " Not all epsilons here are about the same change of data (see the table of guarantees), so compare like with like."
-          : ""),
+      `Left is more private, ${data.less_is_better ? "down" : "up"} is better; lines join runs that differ only in how much noise they add.`,
+    ],
+    notes: [
+      `Test ${data.metric} is the mean over ${data.final_rounds}.`,
+      `ε is each run's headline (${headlines(data.runs)}).`,
+      about.size > 1 &&
+        "Not all ε here are about the same change of data (see the table of guarantees): compare like with like.",
     ],
     numbers: tradeOffTable(),
   });
 }
 
 function drawAttackSuccess() {
-  const place = figure("success", `${data.metric === "rmse" ? "Error" : "Accuracy"} against the attack`),
+  const place = figure("success", `${metricName} against the attack`),
     members = data.series.filter((one) => one.attack);
   if (!members.length) return place.missing(run().missing.attack || ["No run was attacked.", ""]);
+  if (members.length === 1)
+    return place.sentence(
+      `The strongest attack that was tried on ${members[0].name} has a membership inference AUC of ${interval(members[0].attack)}; 0.5 is random guessing.`,
+      tradeOffTable(),
+    );
   place.draw({
-    traces: joined(
-      members,
-      (one) => one.attack.value,
-      (own) => ({
-        mode: "markers",
-        error_x: {
-          type: "data",
-          symmetric: false,
-          array: own.map((one) => one.attack.high - one.attack.value),
-          arrayminus: own.map((one) => one.attack.value - one.attack.low),
-          color: own.length ? own[0].colour : "",
-          thickness: 1.5,
-          width: 4,
-        },
-        hovertext: own.map(
-          (one) =>
-            `${safe(one.name)}<br>${data.metric} ${share(utility(one))}<br>AUC ${interval(one.attack)}, ${one.attack.attack}`,
-        ),
-      }),
-    ),
-    layout: {
-      xaxis: { title: "membership inference AUC (0.5 is random guessing)" },
-      yaxis: { title: `test ${data.metric}` },
-      shapes: [
-        {
-          type: "line",
-          x0: 0.5,
-          x1: 0.5,
-          yref: "paper",
-          y0: 0,
-          y1: 1,
-          line: { color: css("--soft"), width: 1.5, dash: "dot" },
-        },
-      ],
-    },
+    marks: [
+      { kind: "guide", x: 0.5, label: "random guessing" },
+      {
+        kind: "spans",
+        along: "x",
+        wide: 1.6,
+        spans: members
+          .filter((one) => utility(one) != null)
+          .map((one) => ({ at: utility(one), low: one.attack.low, high: one.attack.high, colour: one.colour })),
+      },
+      ...joined(
+        members,
+        (one) => one.attack.value,
+        (one) =>
+          `${one.name}\n${data.metric} ${share(utility(one))}\nAUC ${interval(one.attack)}, ${one.attack.attack}`,
+      ).filter((mark) => mark.kind === "dots"),
+    ],
+    x: { title: "membership inference AUC", limits: [0, 1] },
+    y: metricAxis(`test ${data.metric}`),
     legend: dotKeys(members),
     caption: [
-      "Left, near the dotted line, the attack is no better than random guessing; " +
-        `${data.less_is_better ? "down" : "up"} is better for training. Bars are confidence intervals. ` +
-        `Test ${data.metric} is the mean over ${data.final_rounds}. ` +
-        "The strongest attack that was tried on each run is shown; a stronger one may exist.",
+      `At the dotted line the attack is no better than random guessing; ${data.less_is_better ? "down" : "up"} is better for training, and bars are confidence intervals.`,
+    ],
+    notes: [
+      `Test ${data.metric} is the mean over ${data.final_rounds}.`,
+      "The strongest attack that was tried on each run is shown; a stronger one may exist.",
     ],
     numbers: tradeOffTable(),
   });

@@ -1,0 +1,168 @@
+"""Members with keys, ledgers and gRPC that learn nothing but sums: what is stored, what is asked for, and kills."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from sottovoce.errors import InputError
+from sottovoce.federation.confirmation import CONFIRMED, confirm
+from sottovoce.federation.faults import Killed
+from sottovoce.federation.identity import load_identity
+from sottovoce.federation.member_folder import LEDGER
+from sottovoce.federation.member_settings import MemberSettings
+from sottovoce.federation.pair_secrets import mask_keys
+from sottovoce.ledger.mask_keys import MaskKeys, masked_places
+from sottovoce.ledger.places import Place
+from sottovoce.ledger.steps import Steps
+from tests.federation.clinics import NAMES, Clinics
+from tests.federation.kills import COINS, MOMENTS, UNSTORED, Kills
+from tests.federation.real_members import RealMembers
+from tests.federation.test_real_kills import Killer
+
+AVERAGE = 'name = "secure-average"\nstep_size = 0.5'
+GOSSIP = 'name = "secure-gossip"\nstep_size = 0.5'
+
+
+class Sums(Clinics):
+    """Clinics that have compared their fingerprints."""
+
+    def agree(self, algorithm=AVERAGE, *, graph=None, **more):
+        agreement = super().agree(algorithm, graph=graph or f"complete:{len(self.names)}", **more)
+        for name in self.names:
+            confirm(self.folder / name, agreement)
+        return agreement
+
+    def check_masks(self, agreement):
+        """No place occurs twice in a ledger, all that was recorded for sending is among them, and keys are gone."""
+        for name in self.names:
+            with self.ledger(name) as database:
+                keys, steps = MaskKeys(database, agreement.hash), Steps(database, agreement.hash)
+                steps.verify()
+                places = masked_places(database, keys.label)
+                assert len(places) == len(set(places)) == steps.count()
+                assert keys.keys() == {}
+
+
+def final_models(clinics, agreement):
+    return np.stack([
+        np.load(clinics.run_folder(agreement, name) / "model.npz")["model"] for name in clinics.names
+    ])  # fmt: skip
+
+
+def test_members_hold_one_model_and_their_ledgers_show_every_mask(tmp_path):
+    clinics = Sums(tmp_path)
+    agreement = clinics.agree()
+    results = clinics.run(agreement)
+    assert [result for result in results.values() if isinstance(result, BaseException)] == []
+    found = final_models(clinics, agreement)
+    assert (found == found[0]).all()
+    assert results["Hill"]["algorithm"] == "secure-average"
+    clinics.check_masks(agreement)
+    with clinics.ledger("Mercy") as database:
+        label = MaskKeys(database, agreement.hash).label
+        assert masked_places(database, label) == [Place(round, 0) for round in range(4)]
+
+
+def test_fingerprints_are_confirmed_before_sums(tmp_path):
+    clinics = Sums(tmp_path)
+    agreement = clinics.agree()
+    (tmp_path / "Mercy" / CONFIRMED).unlink()
+    with pytest.raises(InputError, match="fingerprints of clinics were not confirmed; with secure sums every member"):
+        clinics.join(agreement, "Mercy")
+    assert not (tmp_path / "Mercy" / LEDGER).exists()
+    without = Clinics.agree(clinics)
+    results = clinics.run(without)
+    assert [result for result in results.values() if isinstance(result, BaseException)] == []
+
+
+def test_a_lost_ledger_is_not_begun_again(tmp_path):
+    clinics = Sums(tmp_path)
+    agreement = clinics.agree()
+    clinics.run(agreement)
+    (clinics.run_folder(agreement, "Mercy") / "result.json").unlink()
+    (tmp_path / "Mercy" / LEDGER).unlink()
+    with pytest.raises(InputError, match=r"knows of no masks; a ledger that was lost or put back could use masks a"):
+        clinics.join(agreement, "Mercy", resume=True)
+
+
+def test_keys_of_masks_are_those_of_one_agreement_and_the_same_at_both(tmp_path):
+    clinics = Sums(tmp_path)
+    one, other = clinics.agree(), clinics.agree()
+    hill, mercy = (load_identity(tmp_path / name) for name in ("Hill", "Mercy"))
+    assert mask_keys(hill, one, ["Mercy"])["Mercy"] == mask_keys(mercy, one, ["Hill"])["Hill"]
+    keys = {mask_keys(hill, agreement, [name])[name] for agreement in (one, other) for name in ("Mercy", "North")}
+    assert len(keys) == 4
+
+
+def test_a_stolen_folder_that_is_restored_is_refused(tmp_path):
+    """A member is killed, and its folder put back as it was before it sent anything."""
+    clinics = Sums(tmp_path)
+    agreement, kills = clinics.agree(rounds=6), Kills({("Mercy", "stored", Place(3, 0))})
+    with pytest.MonkeyPatch.context() as patched:
+        kills.watch(patched)
+        real = Kills.pass_by
+
+        def passing(self, moment, place):
+            if (moment, Place(*place)) == ("stored", Place(1, 0)) and not (tmp_path / "copy").exists():
+                shutil.copytree(tmp_path / "Mercy", tmp_path / "copy")
+            real(self, moment, place)
+
+        patched.setattr(Kills, "pass_by", passing)
+
+        def dies_and_is_put_back():
+            with pytest.raises(Killed):
+                clinics.join(agreement, "Mercy")
+            shutil.rmtree(tmp_path / "Mercy")
+            shutil.copytree(tmp_path / "copy", tmp_path / "Mercy")
+            return clinics.join(agreement, "Mercy", resume=True)
+
+        quick = MemberSettings(gather=20.0, patience=1.0)
+        others = {name: lambda name=name: clinics.join(agreement, name, settings=quick) for name in ("Hill", "North")}
+        results = clinics.play(others | {"Mercy": dies_and_is_put_back})
+    assert "a ledger that was put back would send other noise" in str(results["Mercy"])
+    assert all(len(digests) == 1 for digests in kills.seen.values())
+
+
+@pytest.mark.parametrize("graph", ["complete:3", pytest.param("ring:4", marks=pytest.mark.slow)])
+def test_killed_at_every_moment_of_a_round_and_joined_again(tmp_path, monkeypatch, graph):
+    """Rounds may be lost. No mask is used twice, nobody sees two messages for a place, and the run ends."""
+    kills = Kills()
+    kills.watch(monkeypatch)
+    moments = [moment for moment in MOMENTS if moment != COINS]
+    clinics = Sums(tmp_path, NAMES[: int(graph[-1])])
+    rounds = 3 * len(moments)
+    algorithm = AVERAGE if graph.startswith("complete") else GOSSIP
+    agreement = clinics.agree(algorithm, graph=graph, rounds=rounds)
+    for number, moment in enumerate(moments):
+        kills.planned.add(("Mercy", moment, Place(3 * number, 0)))
+    kills.planned.add(("Mercy", UNSTORED, Place(rounds - 1, 0)))  # so that it is absent from the last round
+
+    def join(name):
+        return lambda: kills.survived(lambda resume: clinics.join(agreement, name, resume=resume))
+
+    results = clinics.run(agreement, {name: join(name) for name in clinics.names})
+    assert [result for result in results.values() if isinstance(result, BaseException)] == []
+    assert kills.deaths >= len(moments) - 2, kills.planned
+    assert {len(digests) for digests in kills.seen.values()} == {1}
+    clinics.check_masks(agreement)
+    assert {clinics.lines(agreement, name, "metrics.jsonl")[-1]["round"] for name in clinics.names} == {rounds}
+
+
+@pytest.mark.slow
+def test_kill_9_of_processes_at_random_moments(tmp_path):
+    """Real processes, some killed while they start; every run ends, and no mask is used twice."""
+    rng, killed, clinics = np.random.default_rng(5), 0, Sums(tmp_path)
+    while killed < 30:
+        agreement = clinics.agree(rounds=30)
+        members = RealMembers(clinics, agreement)
+        try:
+            members.start_all()
+            killer = Killer(members, rng)
+            killed += killer.kill(min(6, 30 - killed))
+            members.check_fine()
+        finally:
+            members.end()
+        clinics.check_masks(agreement)

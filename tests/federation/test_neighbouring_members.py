@@ -1,0 +1,95 @@
+"""What leaves a member, and what it writes for others to read, is the same for data sets that differ in one record.
+
+All but the noisy numbers of messages, and hashes of these: how many frames of which kind, for which places and how
+long, what its log says, and the files that may be handed on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+
+import pytest
+
+from sottovoce.federation.frames import MAGIC, Kind, hello_in
+from sottovoce.federation.grpc_links import GrpcLinks
+from tests.federation.clinics import DP_D_SGD, Clinics
+
+PUBLIC = ("agreement.toml", "config.json", "privacy.json")
+RECORDS = {
+    "far outside the range": "Mercy 0,1e300,west,no",
+    "a missing cell": "Mercy 1,,east,no",
+    "another label": "Mercy 2,50,east,yes",
+    "a longer line": f"Mercy {200 * '3'},-0.000000000000000000001,  west  ,yes",
+}
+"""What stands in place of a record of Mercy: the first one, the second, and so on."""
+
+CASES = {
+    "dp-d-sgd": {"algorithm": DP_D_SGD},
+    "poisson": {"algorithm": DP_D_SGD, "batches": 'batch = "poisson:0.5"'},
+    "muffliato-sgd": {"algorithm": 'name = "muffliato-sgd"\nstep_size = 0.5\ngossip_steps = 2'},
+    "compressed": {"algorithm": 'name = "dp-csgp"\nstep_size = 0.5\ncompression = "gsgd:4"'},
+    "pairs": {"algorithm": 'name = "decor"\nstep_size = 0.5\nsigma = 1.0\nsigma_pair = 2.0', "privacy": ""},
+    "correlated": {"algorithm": 'name = "anti-pgd"\nstep_size = 0.5'},
+}
+
+
+@dataclass
+class Seen:
+    """What others can see of all members, and the numbers that they were sent."""
+
+    frames: set = field(default_factory=set)
+    events: dict = field(default_factory=dict)
+    files: dict = field(default_factory=dict)
+    numbers: set = field(default_factory=set)
+
+
+def see(folder, agreement, monkeypatch):
+    """Let all take part; what leaves each of them, and what it writes for others."""
+    clinics, seen, transmit = Clinics.__new__(Clinics), Seen(), GrpcLinks.transmit
+    clinics.__dict__.update(folder=folder, names=agreement.names, events={name: [] for name in agreement.names})
+
+    def watched(self, neighbour, frame):
+        says = hello_in(frame).version if frame.kind is Kind.HELLO else len(frame.payload)
+        if frame.kind is not Kind.WAITING:  # whether somebody waits long enough to say so is a matter of time
+            seen.frames.add((self.rules.member, neighbour, frame.header(), says))
+        if frame.kind is Kind.MESSAGE:
+            seen.numbers.add(frame.payload)
+        transmit(self, neighbour, frame)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GrpcLinks, "transmit", watched)
+        results = clinics.run(agreement)
+    for name in agreement.names:
+        assert results[name]["heard"]["steps"] > 0, results[name]
+        seen.events[name] = sorted(repr(event) for event in clinics.events[name])
+        seen.files[name] = [(clinics.run_folder(agreement, name) / file).read_bytes() for file in PUBLIC]
+    return seen
+
+
+def with_record(folder, row, record):
+    """Put a record of Mercy in place of another."""
+    heading, *lines = (folder / "Mercy.csv").read_text().splitlines()
+    lines[row] = record
+    (folder / "Mercy.csv").write_text("\n".join([heading, *lines]) + "\n")
+    return folder
+
+
+FAST = [("dp-d-sgd", list(RECORDS)[:2])]
+SLOW = [("dp-d-sgd", list(RECORDS)[2:]), *((case, list(RECORDS)[:1]) for case in list(CASES)[1:])]
+
+
+@pytest.mark.parametrize(("case", "records"), [*FAST, *(pytest.param(*one, marks=pytest.mark.slow) for one in SLOW)])
+def test_what_others_see_does_not_depend_on_one_record(tmp_path, monkeypatch, case, records):
+    (tmp_path / "first").mkdir()
+    agreement = Clinics(tmp_path / "first").agree(**CASES[case], rounds=3)
+    places = {what: shutil.copytree(tmp_path / "first", tmp_path / what) for what in records}
+    first = see(tmp_path / "first", agreement, monkeypatch)
+    assert {frame[2][:4] for frame in first.frames} == {MAGIC}
+    for what, place in places.items():
+        row = list(RECORDS).index(what)
+        other = see(with_record(place, row, RECORDS[what]), agreement, monkeypatch)
+        assert other.frames == first.frames
+        assert other.events == first.events
+        assert other.files == first.files
+        assert not other.numbers & first.numbers
