@@ -184,6 +184,9 @@ class Setting:
         str | None, typer.Option("--compression", help="dp-csgp: identity, rand:0.5, gsgd:8, top:0.1.")
     ] = None
     correlation: Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: npz file with C.")] = None
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="mafalda: classes of nodes, by degree, with a C of their own.")
+    ] = None
     sigma_pair: Annotated[float | None, typer.Option(help="decor: noise that neighbours share.")] = None
     colluders: Annotated[
         int | None,
@@ -214,7 +217,7 @@ class Setting:
         spec = self.spec
         named = {
             "chebyshev": self.chebyshev or None, "gossip_steps": self.gossip_steps, "compression": self.compression,
-            "correlation": self.correlation, "sigma_pair": self.sigma_pair,
+            "correlation": self.correlation, "sigma_pair": self.sigma_pair, "classes": self.classes,
         }  # fmt: skip
         given: dict[str, object] = {key: value for key, value in named.items() if value is not None}
         for key in given:
