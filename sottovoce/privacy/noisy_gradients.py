@@ -46,17 +46,11 @@ def loss_given_noisy_gradients(
     if reaching_TV is not None:
         per_round_TV = np.where(reaching_TV, per_round_TV, 0.0)
     if system.correlation is not None:
-<<<<<<< HEAD
-        return _correlated_loss(system.correlation, scheme, system.rounds) * per_round_TV.max(axis=0)
-    return scheme.largest_sum(per_round_TV)
-=======
         losses_V = np.zeros(len(victims))
         for correlation, places in groups_of(system.correlation, victims):
             losses_V[places] = _correlated_loss(correlation, scheme, system.rounds)
         return losses_V * per_round_TV.max(axis=0)
-    patterns = scheme.patterns(len(per_round_TV))
-    return np.max([per_round_TV[pattern].sum(axis=0) for pattern in patterns], axis=0)
->>>>>>> bands
+    return scheme.largest_sum(per_round_TV)
 
 
 def _correlated_loss(correlation: Correlation, scheme: Participation, rounds: int) -> float:
