@@ -108,7 +108,7 @@ def _csv_rows(path: Path, reader: Iterable[list[str]], width: int) -> Iterator[l
     for number, row in enumerate((row for row in reader if row), 1):
         if len(row) != width:
             raise InputError(
-                f"{path}, row {number}: {len(row)} cells", f"the heading has {width}",
+                f"{path}, row {number}: {len(row)} of {width} cells", "every row has as many as the heading",
                 "correct that row; cells are separated by commas, and put in quotes if they hold one",
             )  # fmt: skip
         yield row

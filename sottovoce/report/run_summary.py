@@ -36,6 +36,9 @@ from sottovoce.run.run_documents import RunDocuments, damaged_run
 NODES, EDGES = 400, 4000
 """Graphs with more are not drawn."""
 
+LISTED_NODES = 30
+"""Of more nodes the facts are not listed one by one."""
+
 MOST_CLASSES = 10
 """Confusion matrices of more classes are in `result.json` only."""
 
@@ -72,7 +75,7 @@ def run_summary(run: RunDocuments, *, pairs: bool = True, without_noise: RunDocu
         "labels": None if names is None else list(names),
         "epsilon": None if privacy.headline is None else rounded(privacy.headline.epsilon),
         "guess": None if privacy.headline is None else percent(privacy.headline.guessing_accuracy(privacy.delta)),
-        "facts": _facts(run, n),
+        "facts": _facts(run, n, names),
         "verdict": headline_sentence(privacy, names),
         "promises": guarantee_table(privacy, names),
         "protects": protects(privacy.adjacency, "replace"),
@@ -179,7 +182,7 @@ def _placed(source: Graph) -> Document:
     }
 
 
-def _facts(run: RunDocuments, n: int) -> list[list[str]]:
+def _facts(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[str]]:
     """What was trained, for reading."""
     settings, privacy = run.experiment, run.privacy
     rows = "" if settings.data.rows is None else f", at most {settings.data.rows} records a node"
@@ -193,6 +196,7 @@ def _facts(run: RunDocuments, n: int) -> list[list[str]]:
         ["training", f"{privacy.rounds} rounds, batches {settings.training.batch}"],
         ["clipping", clipped if settings.training.bound is None else f"{clipped} to norm {settings.training.bound:g}"],
         ["noise", noise_text(privacy)],
+        *_each_node(run, n, names),
         *_scores(run.result),
         *([name, text] for name, text in baseline_rows(run.baselines).items()),
         ["seed", f"{settings.seed}, public"],
@@ -200,6 +204,20 @@ def _facts(run: RunDocuments, n: int) -> list[list[str]]:
         *([["heard", heard_text(run.result["heard"])]] if "heard" in run.result else []),
         ["folder", str(run.folder)],
     ]
+
+
+def _each_node(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[str]]:
+    """Records and noise of each node, where nodes differ in them and are few."""
+    records, privacy = run.experiment.data.shards or {}, run.privacy
+    if n > LISTED_NODES or not (records or isinstance(privacy.sensitivity, list) or isinstance(privacy.sigma, list)):
+        return []
+    found = []
+    for node in range(n):
+        name, noise = str(node) if names is None else names[node], privacy.noise_of(node)
+        about = [f"{records[name]:,} records"] if name in records else []
+        about += [] if noise is None else [f"noise {noise:.4g}"]
+        found.append(f"{name}: {', '.join(about)}")
+    return [["each node", "; ".join(found)]] if any(not one.endswith(": ") for one in found) else []
 
 
 def _scores(result: Document) -> list[list[str]]:

@@ -17,7 +17,7 @@ from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, node_number
 from sottovoce.run.build import build_accountant, build_run
 from sottovoce.run.checkpoint import load
-from sottovoce.run.fingerprint import fingerprint, public_fingerprint
+from sottovoce.run.fingerprint import check_own_code, fingerprint, public_fingerprint
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.noise_key_file import IN_FILE, read_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -92,6 +92,7 @@ def open_run(folder: Path, data: Path | None = None, *, own: bool = False) -> Fi
     privacy = files.document(files.privacy)
     has_key = files.noise_key.exists()
     training_run = build_run(buildable(experiment, data, own=own), data, recorded_graph(files, experiment))
+    check_own_code(privacy or {}, experiment, folder)
     digest = fingerprint(experiment, training_run)
     load(files.checkpoint, training_run, digest)
     if privacy is None or privacy.get("fingerprint") != public_fingerprint(experiment, training_run):
@@ -105,10 +106,13 @@ def open_run(folder: Path, data: Path | None = None, *, own: bool = False) -> Fi
 def accountant_of(files: RunFiles, experiment: Experiment, data: Path | None) -> RunAccountant:
     """The accountant that the settings and the graph of a run's folder give.
 
-    Where nodes have tables of their own, settings say how many rows each has, and no table is looked for.
+    Where nodes have tables of their own, settings say how many rows each has, and no table is looked for. Members of a
+    federation draw secret noise, which figures say.
     """
     tables: dict[str, Table] | None = {} if experiment.data.partition == OF_ITS_OWN else None
     wanted = buildable(experiment, data, with_rows=tables is None)
+    if "member" in (files.document(files.result) or {}):
+        wanted = wanted.model_copy(update={"noise": "secret", "noise_key": None})
     return build_accountant(wanted, data, recorded_graph(files, experiment), tables=tables)
 
 

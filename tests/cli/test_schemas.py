@@ -162,6 +162,8 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
             assert set(part["properties"]) - set(part["required"]) <= {
                 "accuracy",
                 "consensus",
+                "heard",
+                "held_out",
                 "member",
                 "rmse",
                 "for_view",
@@ -169,6 +171,7 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
                 "wire_bytes",
                 "attacks",
                 "signature",
+                "code",
             }
 
 

@@ -118,6 +118,7 @@ def test_a_folder_with_a_table_for_each_node(sotto, wards):
     assert config["data"]["shards"] == {"East": 13, "North": 10, "Old Town": 8, "West": 6}
     sensitivities = json.loads((folder / "privacy.json").read_text())["sensitivity"]
     assert [round(sensitivities[0] * 13 / found, 6) for found in sensitivities] == [13, 10, 8, 6]
+    assert "Old Town: 8 records, noise" in (folder / "report.html").read_text()
     (wards / "wards").rename(wards / "elsewhere")  # figures follow from the settings alone
     code, out, err = sotto("account runs/patients --json", "--view", "node:Old Town")
     assert (code, err) == (0, "")
@@ -127,6 +128,28 @@ def test_a_folder_with_a_table_for_each_node(sotto, wards):
     assert json.loads(out)["findings"] == []
     code, _, err = sotto("audit runs/patients --runs 0 --repetitions 100")
     assert (code, "is the file 'wards', and no folder was named" in err) == (2, True)
+
+
+def test_a_plan_takes_its_question_from_a_run_file(sotto, wards):
+    code, out, err = sotto("plan run.toml --epsilon 4 --json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    fits(found, "plan")
+    assert (found["records"], found["dimension"], found["rounds"]) == ([13, 10, 8, 6], 2, 3)
+    assert (found["adjacency"], found["participation"], found["epsilon"]) == ("record", "every", 4.0)
+    for line, reason in (
+        ("plan run.toml", "patients without a target"),
+        ("plan run.toml --epsilon 4 --records 3", "--records with run.toml; the run file says it"),
+        ("plan --graph ring:4 --epsilon 4", "no --records without a run file"),
+        ("plan --graph ring:4 --epsilon 4 --records 3 --data wards", "--data without a run file"),
+    ):
+        code, out, err = sotto(line)
+        assert (code, out, err.count("\n")) == (2, "", 1), line
+        assert reason in err
+    run = wards / "run.toml"
+    run.write_text(run.read_text().replace('graph = "ring:4"', 'graph = "ring:4"\ndropout = 0.1'))
+    code, _, err = sotto("plan run.toml --epsilon 4")
+    assert (code, "topology.dropout in a plan" in err) == (2, True)
 
 
 NODES = [

@@ -8,6 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
+from sottovoce import export_model, parse_experiment, read_exported_model
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation import accounted_run, joining
 from sottovoce.federation.faults import Killed
@@ -17,6 +18,7 @@ from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Place as LedgerPlace
 from sottovoce.ledger.steps import Steps
+from sottovoce.run.claim_recomputation import stored_headline_unlike_settings
 from tests.federation.clinics import QUICK, Clinics
 from tests.federation.kills import KEPT, UNSTORED, Kills
 
@@ -46,6 +48,7 @@ def test_a_run_ends_at_all_members_each_with_its_model_result_and_ledger(tmp_pat
         assert heard == [(round, list(neighbours[name]), []) for round in range(4)]
         assert result["heard"] == {"steps": 4, "members": dict.fromkeys(neighbours[name], 4)}
         assert clinics.join(agreement, name) == result, "a finished run is not played again"
+        check_export(folder, name)
         with clinics.ledger(name) as database:
             spent = Spending(database).lineage(DEFAULT)
             assert spent.counted.epsilon(agreement.privacy.delta) == pytest.approx(result["headline"]["epsilon"])
@@ -68,6 +71,18 @@ def test_a_table_that_does_not_fit_ends_it_before_anything_is_begun(sotto, tmp_p
         assert f"row 2, column {column!r}: '{cell}?'" in err
         assert not (tmp_path / name / "ledger.db").exists()
         assert not (tmp_path / f"{name}.jsonl").exists()
+
+
+def check_export(folder, name):
+    """A member hands on its own model, which its agreement's figure covers, and no other."""
+    found = export_model(folder)
+    assert (found.node, found.covered) == (name, True)
+    model = read_exported_model(folder / "export")
+    np.testing.assert_array_equal(model.parameters.numpy(), np.load(folder / "model.npz")["model"])
+    experiment = parse_experiment(json.loads((folder / "config.json").read_text()))
+    assert stored_headline_unlike_settings(folder, experiment, None) == []
+    with pytest.raises(InputError, match="which has its own model"):
+        export_model(folder, folder / "other", node="Nobody")
 
 
 def check_what_was_seen(clinics, agreement, kills):

@@ -136,7 +136,7 @@ MISFITS = [
         200_000 * "c",
         "row 3, column 'ward': 200,000 characters, 'cccccccccccccccccccc' first; a cell has at most",
     ),
-    ("60,east", "60", "row 1: 3 cells; the heading has 4"),
+    ("60,east", "60", "row 1: 3 of 4 cells"),
     ("age,", "years,", "no column 'age'; a table has exactly the columns"),
     ("patient,", "person,", "column 'person'; a table has exactly the columns"),
     ("age,ward", "age,age", "two columns called 'age'"),
