@@ -263,7 +263,7 @@ HOSTILE = {
     "another's": (lambda f: [changed(f, sender=2)], Reason.SENDER),
     "too short": (lambda f: [changed(f, payload=f.payload[:-8])], Reason.LENGTH),
     "not masked": (lambda f: [changed(f, kind=Kind.MESSAGE)], Reason.FORMAT),
-    "of a round that is far ahead": (lambda f: [changed(f, place=Place(9, 0))], Reason.TOO_EARLY),
+    "of a round that there is not": (lambda f: [changed(f, place=Place(99, 0))], Reason.PLACE),
     "replayed": (lambda f: [f, f], None),
 }
 
