@@ -20,6 +20,7 @@ from scipy import linalg, sparse
 
 from sottovoce.core.class_correlation import groups_of
 from sottovoce.core.memo import once_for_each
+from sottovoce.core.threads import one_thread
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
 from sottovoce.tracing.linear_system import StepMatrices, TracedMessages, map_equal_steps
 
@@ -194,6 +195,7 @@ class Deflated(NamedTuple):
     clear: bool
 
 
+@one_thread()
 def deflated(observation: Observation) -> Deflated:
     """M by the basis. Dense: small systems."""
     V, T = len(observation.victims), observation.gradient_rounds
