@@ -12,6 +12,7 @@ from sottovoce._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from sottovoce.algorithms.registry import algorithm, algorithm_names, cite
+    from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings
     from sottovoce.attacks.candidate_losses import attacked_pairs as attacked_pairs
     from sottovoce.attacks.candidate_losses import candidates_of as candidates_of
     from sottovoce.attacks.candidate_losses import loss_series as loss_series
@@ -24,11 +25,15 @@ if TYPE_CHECKING:
     from sottovoce.auditing.scores import audit_scores
     from sottovoce.config import RecordingSettings, parse_experiment
     from sottovoce.core.algorithm import Algorithm
+    from sottovoce.core.arrays import Rows
     from sottovoce.core.compression import parse_compression
+    from sottovoce.core.gossip import Gossip
     from sottovoce.core.graphs import Graph, graph
     from sottovoce.core.loop import iterate_rounds, train
     from sottovoce.core.mixing import Mixing
+    from sottovoce.core.noise import Independent
     from sottovoce.core.noise_key import NoiseKey
+    from sottovoce.core.own_code import code_from
     from sottovoce.core.secret_source import SecretSource
     from sottovoce.core.topologies import (
         Changing,
@@ -49,6 +54,7 @@ if TYPE_CHECKING:
     from sottovoce.learning.datasets import Dataset as Dataset
     from sottovoce.learning.datasets import from_arrays as from_arrays
     from sottovoce.learning.datasets import load as load
+    from sottovoce.learning.declared_calibration import calibrate
     from sottovoce.learning.exported_model import read_exported_model as read_exported_model
     from sottovoce.learning.models import model as model
     from sottovoce.learning.models import wrap_module as wrap_module
@@ -58,10 +64,10 @@ if TYPE_CHECKING:
     from sottovoce.matrix_factorization.result import Factorization
     from sottovoce.matrix_factorization.sampled_noise import sampled_noise
     from sottovoce.planning.noise_accumulation import noise_in_models
+    from sottovoce.planning.planner import Plan, Question, plan
     from sottovoce.privacy import views
     from sottovoce.privacy.accountant import Account, account
     from sottovoce.privacy.amplification import sampled_epsilon
-    from sottovoce.privacy.calibration import calibrate
     from sottovoce.privacy.composition import Composition, GaussianLoss, SampledLoss, StatedLoss, compose
     from sottovoce.privacy.guarantee import Guarantee
     from sottovoce.privacy.views import View
@@ -69,6 +75,8 @@ if TYPE_CHECKING:
     from sottovoce.report.page import write_page as write_page
     from sottovoce.run.build import build_run as build_run
     from sottovoce.run.execute import run_experiment as run_experiment
+    from sottovoce.run.module_training import PrivateModules as PrivateModules
+    from sottovoce.run.module_training import train_module as train_module
     from sottovoce.run.privacy_report import report_privacy as report_privacy
     from sottovoce.run.simulation import Run as Run
     from sottovoce.run.simulation import simulate as simulate
@@ -80,6 +88,12 @@ _MODULE_OF = {
         "algorithm",
         "algorithm_names",
         "cite",
+    ),
+    "algorithms.spec": (
+        "AlgorithmSpec",
+        "Example",
+        "Meaning",
+        "NoisyStepSettings",
     ),
     "attacks.received_messages": ("receive",),
     "attacks.reconstruction": (
@@ -98,7 +112,9 @@ _MODULE_OF = {
         "parse_experiment",
     ),
     "core.algorithm": ("Algorithm",),
+    "core.arrays": ("Rows",),
     "core.compression": ("parse_compression",),
+    "core.gossip": ("Gossip",),
     "core.graphs": (
         "Graph",
         "graph",
@@ -108,7 +124,9 @@ _MODULE_OF = {
         "train",
     ),
     "core.mixing": ("Mixing",),
+    "core.noise": ("Independent",),
     "core.noise_key": ("NoiseKey",),
+    "core.own_code": ("code_from",),
     "core.secret_source": ("SecretSource",),
     "core.topologies": (
         "Changing",
@@ -128,6 +146,7 @@ _MODULE_OF = {
         "SottovoceError",
         "Unaccountable",
     ),
+    "learning.declared_calibration": ("calibrate",),
     "matrix_factorization.factorization": (
         "factorize",
         "factorize_by_class",
@@ -135,12 +154,16 @@ _MODULE_OF = {
     "matrix_factorization.result": ("Factorization",),
     "matrix_factorization.sampled_noise": ("sampled_noise",),
     "planning.noise_accumulation": ("noise_in_models",),
+    "planning.planner": (
+        "Plan",
+        "Question",
+        "plan",
+    ),
     "privacy.accountant": (
         "Account",
         "account",
     ),
     "privacy.amplification": ("sampled_epsilon",),
-    "privacy.calibration": ("calibrate",),
     "privacy.composition": (
         "Composition",
         "GaussianLoss",
@@ -184,6 +207,10 @@ _WITH_TORCH = {
     "report.page": ("write_page",),
     "run.build": ("build_run",),
     "run.execute": ("run_experiment",),
+    "run.module_training": (
+        "PrivateModules",
+        "train_module",
+    ),
     "run.privacy_report": ("report_privacy",),
     "run.simulation": (
         "Run",
@@ -195,20 +222,29 @@ _WITH_TORCH = {
 __all__ = [
     "Account",
     "Algorithm",
+    "AlgorithmSpec",
     "Audit",
     "Changing",
     "Composition",
     "Coordinate",
+    "Example",
     "Factorization",
     "GaussianLoss",
+    "Gossip",
     "Graph",
     "Guarantee",
+    "Independent",
     "InputError",
     "LinearSystem",
+    "Meaning",
     "Mixing",
     "NoiseKey",
+    "NoisyStepSettings",
+    "Plan",
+    "Question",
     "Reconstruction",
     "RecordingSettings",
+    "Rows",
     "SampledLoss",
     "SecretSource",
     "SottovoceError",
@@ -225,6 +261,7 @@ __all__ = [
     "audit_scores",
     "calibrate",
     "cite",
+    "code_from",
     "compose",
     "dropout",
     "factorize",
@@ -238,6 +275,7 @@ __all__ = [
     "noise_in_models",
     "parse_compression",
     "parse_experiment",
+    "plan",
     "push",
     "random_edges",
     "receive",

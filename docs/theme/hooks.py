@@ -42,7 +42,7 @@ def entries(menu: list[Any], *names: str) -> list[Any]:
 
 def on_config(config: Any) -> None:
     """Docstrings pass through the same Markdown as pages; they are told by having no fence of their own."""
-    entries(config.nav, "Papers and results", "Results").extend(
+    entries(config.nav, "Explanation", "Results").extend(
         f"results/{page.name}"
         for page in sorted(Path(config.docs_dir, "results").glob("*.md"))
         if page.stem != "README"

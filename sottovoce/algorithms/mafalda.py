@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from sottovoce.algorithms.spec import AlgorithmSpec, Example, Meaning, NoisyStepSettings, Role
 from sottovoce.core.arrays import Rows
+from sottovoce.core.class_correlation import ClassCorrelation
 from sottovoce.core.correlation import Correlation, Differences, Triangular
 from sottovoce.core.files import read_npz
 from sottovoce.core.gossip import Gossip
@@ -58,6 +59,7 @@ class MafaldaSettings(NoisyStepSettings):
         str | Participation,
         Meaning("rounds in which the same data shows", Role.FROM_RUN, "it follows from training.batch"),
     ] = "every"
+    classes: Annotated[int, Meaning("classes of nodes, by their degrees, each with a C of its own")] = 1
 
 
 def _correlated(name: str, settings: NoisyStepSettings, correlation: Correlation) -> Gossip:
@@ -92,7 +94,9 @@ def mafalda(settings: MafaldaSettings) -> Gossip:
         raise InputError("mafalda without correlation or rounds", "C is made for some number of rounds", "give rounds")
     return Mafalda(
         name="mafalda",
-        noise=Temporal(settings.sigma, PendingCorrelation(settings.rounds, str(settings.participation))),
+        noise=Temporal(
+            settings.sigma, PendingCorrelation(settings.rounds, str(settings.participation), settings.classes)
+        ),
         step_size=settings.step_size,
         sensitivity=settings.sensitivity,
     )
@@ -104,6 +108,7 @@ class PendingCorrelation:
 
     rounds: int
     participation: str
+    classes: int = 1
 
     @property
     def memory(self) -> int:
@@ -139,19 +144,25 @@ class Mafalda(Gossip):
         noise = self.noise
         if isinstance(noise, Temporal) and isinstance(noise.over_rounds, PendingCorrelation):
             wanted = noise.over_rounds
-            noise = replace(noise, over_rounds=_optimised_correlation(topology, wanted.rounds, wanted.participation))
+            noise = replace(noise, over_rounds=_optimised_correlation(topology, wanted))
         return super(Mafalda, replace(self, noise=noise)).on(topology)
 
 
 @lru_cache(maxsize=16)
-def _optimised_correlation(topology: Topology, rounds: int, participation: str) -> Correlation:
-    from sottovoce.matrix_factorization.factorization import optimal_correlation
-    from sottovoce.matrix_factorization.sampled_noise import best_in_band
+def _optimised_correlation(topology: Topology, wanted: PendingCorrelation) -> Correlation:
+    from sottovoce.matrix_factorization.factorization import degree_classes, factorize_by_class, optimal_correlation
+    from sottovoce.matrix_factorization.sampled_noise import best_in_band, settings_in_band
 
-    scheme = parse_participation(participation)
+    scheme, labels = parse_participation(wanted.participation), degree_classes(topology, wanted.classes)
+    if max(labels) == 0:
+        if scheme.share < 1:
+            return best_in_band(topology, wanted.rounds, scheme.apart).correlation
+        return optimal_correlation(topology, rounds=wanted.rounds, participation=wanted.participation)
+    settings = {"rounds": wanted.rounds, "participation": wanted.participation}
     if scheme.share < 1:
-        return best_in_band(topology, rounds, scheme.apart).correlation
-    return optimal_correlation(topology, rounds=rounds, participation=participation)
+        settings = settings_in_band(wanted.rounds, scheme.apart)
+    found = factorize_by_class(topology, labels, **settings)
+    return ClassCorrelation(labels, tuple(part.correlation for part in found.parts))
 
 
 def read_correlation(source: CorrelationSource) -> Correlation:
@@ -198,6 +209,7 @@ ALGORITHMS = (
         examples=(
             Example({"sigma": 1.5, "correlation": Triangular(_band(12, 0.4))}),
             Example({"sigma": 1.5, "rounds": 12, "participation": "2x6"}),
+            Example({"sigma": 1.5, "rounds": 12, "participation": "2x6", "classes": 2}),
         ),
         references=REFERENCES,
     ),

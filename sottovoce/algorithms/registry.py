@@ -7,7 +7,8 @@
     ...
     sottovoce.errors.InputError: algorithm 'dp-d-sdg'; known: anti-pgd, ...; did you mean dp-d-sgd?
 
-A file ends with its `ALGORITHMS`, an `AlgorithmSpec` each. See docs/add-an-algorithm.md.
+A file ends with its `ALGORITHMS`, an `AlgorithmSpec` each. See docs/add-an-algorithm.md, also for algorithms that are
+in a file of the user's own, or in another package.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ from functools import cache
 from types import MappingProxyType
 
 import sottovoce.algorithms
+from sottovoce.algorithms.own_code import own_algorithm
 from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Example, Role
 from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.own_code import Offered, code_digest, offered_names
 from sottovoce.errors import InputError
 
-NO_ALGORITHMS = ("registry", "spec")
+NO_ALGORITHMS = ("own_code", "registry", "spec")
 """Files of this folder that hold no algorithms."""
 
 
 @cache
 def algorithm_specs() -> Mapping[str, AlgorithmSpec[AlgorithmSettings]]:
-    """All algorithms of all files, by name in alphabetical order."""
+    """All algorithms of the package, by name in alphabetical order."""
     found: dict[str, AlgorithmSpec[AlgorithmSettings]] = {}
     for module in pkgutil.iter_modules(sottovoce.algorithms.__path__):
         if module.name not in NO_ALGORITHMS:
@@ -40,8 +43,17 @@ def algorithm_specs() -> Mapping[str, AlgorithmSpec[AlgorithmSettings]]:
 
 
 def algorithm_names() -> tuple[str, ...]:
-    """The names of all algorithms."""
+    """The names of all algorithms of the package."""
     return tuple(algorithm_specs())
+
+
+def has_independent_noise(name: str) -> bool:
+    """Whether an algorithm of the package adds fresh, independent noise to every gradient, and no other.
+
+    False for any other algorithm: documents name it, and reading them loads no code.
+    """
+    spec = algorithm_specs().get(name)
+    return spec is not None and spec.independent_noise
 
 
 def examples() -> tuple[Example, ...]:
@@ -53,12 +65,18 @@ def algorithm_spec(name: str) -> AlgorithmSpec[AlgorithmSettings]:
     """What is known of the algorithm of that name before it is built."""
     if not isinstance(name, str):
         raise InputError(f"a {type(name).__name__} as an algorithm's name", "it is a word", "see algorithm_names()")
-    found = algorithm_specs().get(name)
+    found = algorithm_specs().get(name) or own_algorithm(name)
     if found is None:
-        near = difflib.get_close_matches(name, algorithm_names(), n=1)
-        remedy = f"did you mean {near[0]}?" if near else "choose one of them"
-        raise InputError(f"algorithm {name!r}", f"known: {', '.join(algorithm_names())}", remedy)
+        known = (*algorithm_names(), *offered_names(Offered.ALGORITHM))
+        near = difflib.get_close_matches(name, known, n=1)
+        remedy = f"did you mean {near[0]}?" if near else "choose one of them, or FILE.py:NAME"
+        raise InputError(f"algorithm {name!r}", f"known: {', '.join(known)}", remedy)
     return found
+
+
+def algorithm_code(name: str) -> str | None:
+    """A digest of the code of an algorithm of the user's own; None for one of the package."""
+    return None if name in algorithm_specs() else code_digest(name, Offered.ALGORITHM)
 
 
 def spec_with_sums(name: str) -> AlgorithmSpec[AlgorithmSettings]:

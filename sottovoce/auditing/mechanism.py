@@ -185,7 +185,7 @@ def _canary(white: routes.Whitened, canary: str | Array, scheme: str | Participa
     if canary == "worst" and not white.uncovered_V[0]:
         signal_KT = white.signal_KTV[:, :, 0]
         return worst_change(signal_KT.T @ signal_KT, taking)
-    rounds = taking.patterns(T)[0]
+    rounds = taking.possible(T)[0]
     shape = np.zeros((T, 1))
     shape[rounds, 0] = (-1.0) ** np.arange(len(rounds)) if canary == "alternating" else 1.0
     return shape

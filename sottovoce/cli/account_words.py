@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sottovoce.cli.output import Table
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import LISTED
 
@@ -66,21 +65,3 @@ def _whom(result: "Account", best: "Guarantee", labels: Sequence[str] | None) ->
         return f"for node {node_name(best.victim, labels)} against {best.view}, who knows {known}"
     worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
     return f"for node {node_name(best.victim, labels)}" if worst == 1 else f"for each of {worst} nodes"
-
-
-def table_by_distance(result: "Account", delta: float) -> Table:
-    """Epsilon by kind and by distance from the view: least, mean and largest over victims."""
-    from sottovoce.privacy.guarantee import Kind
-
-    table = [["kind", "distance", "victims", "mu min", "mean", "max", "epsilon min", "mean", "max"]]
-    groups: dict[tuple[str, int | None], list[Guarantee]] = {}
-    for guarantee in result.guarantees:
-        if guarantee.kind is not Kind.AS_PUBLISHED:
-            groups.setdefault((guarantee.kind, guarantee.distance), []).append(guarantee)
-    for (kind, distance), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
-        columns = []
-        for values in ([g.mu for g in found], [g.epsilon(delta) for g in found]):
-            columns += [round_up(x) for x in (min(values), sum(values) / len(values), max(values))]
-        far = ("out of reach" if found[0].view.members else "-") if distance is None else str(distance)
-        table.append([kind, far, str(len(found)), *columns])
-    return table

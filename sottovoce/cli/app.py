@@ -47,12 +47,13 @@ def _sotto(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Say on stderr what is done and how long it takes.")
     ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Tables on stdout as CSV; sentences go to stderr.")] = False,
 ) -> None:
     """Private learning without a server.
 
     Example: sotto demo, or sotto --verbose account --graph ring:30 --rounds 40 --view node:0
     """
-    verbosity.quiet, verbosity.verbose = quiet, verbose
+    verbosity.quiet, verbosity.verbose, verbosity.csv = quiet, verbose, csv
     if quiet and verbose:
         raise typer.BadParameter("--quiet and --verbose exclude each other.")
     if context.invoked_subcommand is None:
@@ -63,7 +64,7 @@ def _sotto(
 
 def main() -> None:
     """Run `sotto`."""
-    verbosity.quiet = verbosity.verbose = False
+    verbosity.quiet = verbosity.verbose = verbosity.csv = False
     with _stopped_by_termination() as terminated:
         code = _run_command()
     if code == STOPPED and os.environ.get("RANK", "0") == "0":  # typer turns an interrupt into this code, silently

@@ -17,7 +17,7 @@ from sottovoce.attacks.registry import (
     attacks_with,
 )
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Json, Yes, offering
+from sottovoce.cli.options import Code, Json, Yes, offering
 from sottovoce.cli.output import answer, print_note, progress, show_elapsed, show_findings
 from sottovoce.errors import InputError, Unaccountable
 
@@ -67,6 +67,7 @@ def attack(
     seed: Seed = 0,
     jobs: Jobs = None,
     data: Data = None,
+    code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -122,6 +123,7 @@ def audit(
     seed: Seed = 0,
     jobs: Jobs = None,
     data: Data = None,
+    code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:

@@ -6,14 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Json, Yes
-from sottovoce.cli.output import Table, answer, print_note, show_elapsed, show_findings
+from sottovoce.cli.options import Code, Json, Yes
+from sottovoce.cli.output import Table, answer, print_note, show_elapsed, show_findings, verbosity
+from sottovoce.cli.terminal import print_line
+from sottovoce.cli.tracking import Track, wanted_trackers, write_tracked
 from sottovoce.core.limits import size_text
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
     from sottovoce.config import Document
+    from sottovoce.report.figure_files import Format
     from sottovoce.report.trade_off import TradeOff
     from sottovoce.run.run_documents import RunDocuments
 
@@ -24,6 +27,14 @@ def compare(
     out: Annotated[Path | None, typer.Option("--out", help="The page; beside the runs unless given.")] = None,
     title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Also write each figure as a file into this folder.")] = None,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--format", help="--figures: svg, pdf or png; may be repeated."),
+    ] = None,
+    trackers: Track = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with figures in full.")] = False,
+    code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -32,12 +43,18 @@ def compare(
     Test figures are means over a run's last rounds: metrics.final_rounds, or the last tenth. Headlines are computed
     anew from the settings; a folder that contradicts itself is a finding, printed first, with exit code 1.
     """
+    from sottovoce.core.csv_text import csv_text
     from sottovoce.core.files import check_writable, write_text
+    from sottovoce.report.figure_files import write_figures
     from sottovoce.report.page import page
+    from sottovoce.report.run_figures import run_figures
     from sottovoce.report.trade_off import trade_off
     from sottovoce.run.layout import RunFiles
     from sottovoce.run.run_documents import read_runs, unfinished_runs
 
+    wanted, tracked = _formats(figures, formats), wanted_trackers(trackers)
+    if as_csv and as_json:
+        raise InputError("--csv with --json", "one form is printed", "leave one of them out")
     found, left_out = read_runs(runs), unfinished_runs(runs)
     trade_offs = [trade_off(run) for run in found]
     shown = _default_page(runs) if out is None else out
@@ -49,8 +66,16 @@ def compare(
         "page": str(shown), "runs": [one.document() for one in trade_offs], "findings": findings,
         "left_out": [str(folder) for folder in left_out],
     }  # fmt: skip
+    drawn = [] if figures is None else write_figures(figures, run_figures(found), wanted)
+    write_tracked(found, tracked, runs[0].parent, as_json)
+    verbosity.csv |= as_csv
     show_findings(findings, as_json)
-    answer(document, as_json, _table(trade_offs))
+    if as_csv:
+        print_line(csv_text(one.document() for one in trade_offs).rstrip("\n"))
+    else:
+        answer(document, as_json, _table(trade_offs))
+    if drawn and not as_json:
+        print_note(f"Figures: {', '.join(map(str, drawn))}")
     if left_out and not as_json:
         print_note(f"Left out, stopped or diverged: {', '.join(map(str, left_out))}")
     if not as_json:
@@ -59,12 +84,24 @@ def compare(
         raise typer.Exit(1)
 
 
+def _formats(figures: Path | None, formats: list[str] | None) -> "list[Format]":
+    """In which formats figures are written; refused where there is no folder for them."""
+    from sottovoce.report.figure_files import parse_format
+
+    if figures is None and formats:
+        raise InputError(f"--format {formats[0]} without --figures", "figures are written there", "add --figures DIR")
+    if figures is not None and figures.exists() and not figures.is_dir():
+        raise InputError(f"{figures} is no folder", "figures are written into one", "name another")
+    return list(dict.fromkeys(parse_format(word) for word in formats or ["svg"]))
+
+
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     out: Annotated[Path | None, typer.Option("--out", help="The page; report.html of the run unless given.")] = None,
     pdf: Annotated[bool, typer.Option("--pdf", help="Print it to A4 as well, by a browser that is installed.")] = False,
     data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
+    code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Json, Yes
+from sottovoce.cli.options import Code, Json, Yes
 from sottovoce.cli.output import answer, facts, print_note, show_elapsed
 from sottovoce.privacy.rounding import round_up
 
@@ -20,6 +20,7 @@ def export(
     uncovered: Annotated[
         bool, typer.Option("--uncovered", help="Also a model that no privacy figure covers; its card says so.")
     ] = False,
+    code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:

@@ -7,8 +7,7 @@ import typer
 
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphName, Json, Weights, Yes
-from sottovoce.cli.output import answer, facts, print_note, show_elapsed
-from sottovoce.cli.terminal import print_line
+from sottovoce.cli.output import answer, facts, print_note, print_sentence, show_elapsed
 from sottovoce.core.limits import size_text
 
 if TYPE_CHECKING:
@@ -80,10 +79,10 @@ def data(
     answer(document, as_json, table)
     if not as_json:
         for entry in listed:
-            print_line(f"{entry.name}: {entry.trap}.")
+            print_sentence(f"{entry.name}: {entry.trap}.")
         for entry in listed:
             if not entry.found:
-                print_line(f"{entry.name}: put {', '.join(entry.missing)} into the folder; from {entry.source}.")
+                print_sentence(f"{entry.name}: put {', '.join(entry.missing)} into the folder; from {entry.source}.")
         print_note(f"Folder: {place or 'none; give --data DIR or set SOTTOVOCE_DATA'}.")
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sottovoce._version import __version__
-from sottovoce.cli.account_words import headline_words, table_by_distance
+from sottovoce.cli.account_words import headline_words
 from sottovoce.cli.options import Setting
-from sottovoce.cli.output import Table, answer, show_elapsed
-from sottovoce.cli.terminal import print_line
+from sottovoce.cli.output import Table, answer, print_sentence, show_elapsed
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.account_table import table_by_distance
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json:
         "convex": asked.accountant.convexity.established, "seed": run.seed, "labels": asked.names,
         **found.document(asked.delta), "nodes": None, "sampled": None if sampled is None else sampled.document(),
     }  # fmt: skip
-    answer(document, as_json, table_by_distance(found, asked.delta))
+    answer(document, as_json, table_by_distance(found.guarantees, asked.delta))
     if found.headline is None:
         raise Unaccountable("; ".join(found.refusals))
     if not as_json:
         for line in headline_words(found, found.headline, asked.delta, asked.names):
-            print_line(line)
+            print_sentence(line)
         if sampled is not None:
-            print_line(
+            print_sentence(
                 "Batches are drawn by chance: whoever hears every message, and so this view too, learns at most "
                 f"epsilon {round_up(sampled.epsilon)} about one record that is {CHANGED_RECORD[sampled.change]}."
             )
@@ -101,5 +101,7 @@ def _table(figures: "tuple[JointFigure, ...]", delta: float) -> Table:
 
 def _lines(found: "JointAccount", first: "JointFigure") -> list[str]:
     lines = [changed_data(found.adjacency, first.joint.change), f"{first.final_models.sentence}."]
+    if found.covers.colluders is not None and first is found.figures[0]:
+        lines.append(f"It holds {found.covers}.")
     lines += [f"It assumes: {assumption}." for assumption in first.assumptions]
     return lines if found.note is None else [*lines, found.note]

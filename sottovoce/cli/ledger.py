@@ -11,7 +11,7 @@ from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import changed_data
 from sottovoce.cli.options import Delta, Json
-from sottovoce.cli.output import Table, answer, show
+from sottovoce.cli.output import Table, answer, print_sentence, show
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
@@ -77,11 +77,11 @@ def _answer(file: Path, lineages: "list[Lineage]", delta: float, as_json: bool) 
         return
     for number, one in enumerate(lineages):
         if number:
-            print_line()
+            print_sentence()
         at = one.budget.delta if one.budget is not None else delta
         show(lineage_table(one, at))
         for line in lineage_lines(one, at):
-            print_line(line)
+            print_sentence(line)
 
 
 def lineage_document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":
@@ -96,7 +96,7 @@ def lineage_document(lineage: "Lineage", delta: float) -> "dict[str, JSON]":
         "budget": None if budget is None else budget.epsilon,
         "spent": to_json(lineage.spent.epsilon(at)), "counted": to_json(lineage.counted.epsilon(at)),
         "left": lineage.epsilon_left(), "mu_left": lineage.mu_left(),
-        "runs": [_run_document(run, at) for run in lineage.runs],
+        "covers": lineage.covers.document(), "runs": [_run_document(run, at) for run in lineage.runs],
     }  # fmt: skip
 
 
@@ -140,9 +140,12 @@ def lineage_lines(lineage: "Lineage", delta: float) -> list[str]:
     if len(lineage.runs) > 1:
         lines.append(f"Of several runs, {lineage.counted.rule}; the total is not the sum of their epsilons.")
         lines.append(changed_data(lineage.adjacency, lineage.counted.change))
+    if lineage.covers.colluders is not None:
+        lines.append(f"Totals hold {lineage.covers}.")
     if any(run.state == "stopped" and not run.planned.refundable for run in lineage.runs):
         lines.append(
-            "A stopped run with sampled batches or a convex-training figure counts in full: no proof gives back."
+            "A stopped run with sampled batches, or with a figure about single nodes, counts in full: no proof gives "
+            "back."
         )
     return lines
 

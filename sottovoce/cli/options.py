@@ -6,6 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from sottovoce._version import __version__
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
+    from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec
     from sottovoce.core.algorithm import Algorithm
     from sottovoce.core.json_numbers import JSON
     from sottovoce.core.noise import PerNode
@@ -86,6 +88,21 @@ def _lift_limits(context: typer.Context, yes: bool) -> bool:
 Yes = Annotated[
     bool, typer.Option("--yes", callback=_lift_limits, help="Also what takes much memory, or longer than ten minutes.")
 ]
+
+
+def _allow_code(context: typer.Context, folder: Path | None) -> Path | None:
+    from sottovoce.core.own_code import code_from
+
+    context.with_resource(code_from(folder))
+    return folder
+
+
+Code = Annotated[
+    Path | None,
+    typer.Option(
+        "--code", callback=_allow_code, help="Folder of code that settings name, such as mine.py:Momentum; it is run."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 Weights = Annotated[str, typer.Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering(_weights))]
 SuitedWeights = Annotated[
@@ -125,7 +142,8 @@ Part = Annotated[
     str,
     typer.Option(
         "--participation",
-        help="every; KxB: K times, exactly B rounds apart; or batches by chance: poisson:SHARE, fixed:SIZE, "
+        help="every; KxB: K times, exactly B rounds apart; shuffle:B: once in each B rounds; or batches by chance: "
+        "poisson:SHARE, fixed:SIZE, "
         "cyclic-poisson:SHARExB.",
     ),
 ]
@@ -166,6 +184,9 @@ class Setting:
         str | None, typer.Option("--compression", help="dp-csgp: identity, rand:0.5, gsgd:8, top:0.1.")
     ] = None
     correlation: Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: npz file with C.")] = None
+    classes: Annotated[
+        int | None, typer.Option(min=1, help="mafalda: classes of nodes, by degree, with a C of their own.")
+    ] = None
     sigma_pair: Annotated[float | None, typer.Option(help="decor: noise that neighbours share.")] = None
     colluders: Annotated[
         int | None,
@@ -177,18 +198,26 @@ class Setting:
             raise InputError(f"delta = {self.delta}", "it lies between 0 and 1", "give 1e-5, say")
 
     @functools.cached_property
+    def spec(self) -> "AlgorithmSpec[AlgorithmSettings]":
+        """What is known of the algorithm; code that the user names in the command is looked for here."""
+        from sottovoce.algorithms.registry import algorithm_spec
+        from sottovoce.core.own_code import code_from
+
+        with code_from(Path()):
+            return algorithm_spec(self.algorithm)
+
+    @functools.cached_property
     def chosen(self) -> "tuple[Callable[[float], Algorithm], Topology]":
         """The algorithm, given sigma, and the topology."""
-        from sottovoce.algorithms.registry import algorithm_spec
         from sottovoce.core.grid import with_exact_noise
         from sottovoce.core.topologies import random_edges, weigh, weights_for
 
         if not self.graph:
             raise InputError("no --graph", "messages travel along the edges of one", "add --graph ring:30, say")
-        spec = algorithm_spec(self.algorithm)
+        spec = self.spec
         named = {
             "chebyshev": self.chebyshev or None, "gossip_steps": self.gossip_steps, "compression": self.compression,
-            "correlation": self.correlation, "sigma_pair": self.sigma_pair,
+            "correlation": self.correlation, "sigma_pair": self.sigma_pair, "classes": self.classes,
         }  # fmt: skip
         given: dict[str, object] = {key: value for key, value in named.items() if value is not None}
         for key in given:

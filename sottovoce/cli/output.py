@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from sottovoce.cli.progress_lines import Activity, activity, lines_written
 from sottovoce.cli.terminal import print_line, print_message
+from sottovoce.core.csv_text import table_text
 from sottovoce.core.progress import progress_heard
 from sottovoce.text import visible
 
@@ -28,6 +29,8 @@ class Verbosity:
 
     quiet: bool = False
     verbose: bool = False
+    csv: bool = False
+    """Tables go to stdout as CSV, and sentences beside them to stderr."""
 
     @property
     def shows_progress(self) -> bool:
@@ -46,17 +49,29 @@ def answer(document: Mapping[str, object], as_json: bool, table: Table, *after: 
         return
     show(table)
     for line in after:
+        print_sentence(line)
+
+
+def print_sentence(line: str = "") -> None:
+    """A line below a table."""
+    if not verbosity.csv:
         print_line(line)
+    elif line:
+        print_note(line)
 
 
 def show_findings(findings: Sequence[str], as_json: bool) -> None:
     """What speaks against a run, on stdout and before everything else; a JSON document holds it by itself."""
     for line in () if as_json else findings:
-        print_line(f"Finding: {line}")
+        print_sentence(f"Finding: {line}")
 
 
 def show(table: Table) -> None:
-    """A table as wide as it has to be: a figure is never cut off."""
+    """A table as wide as it has to be: a figure is never cut off. Or as CSV."""
+    if verbosity.csv:
+        rows = table if any(table[0]) else table[1:]
+        print_line(table_text([[visible(cell) for cell in row] for row in rows]).rstrip("\n"))
+        return
     for line in aligned(table):
         print_line(line)
 

@@ -1,6 +1,5 @@
 """`sotto plan`: which algorithm to take, before anything is trained."""
 
-import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -26,12 +25,10 @@ from sottovoce.cli.options import (
     ViewSpec,
     Yes,
 )
-from sottovoce.cli.output import PATIENCE, Table, answer, print_note, progress, verbosity
-from sottovoce.cli.sampling import sigma_text
+from sottovoce.cli.output import PATIENCE, answer, print_note, progress, verbosity
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
-from sottovoce.core.limits import size_text
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.rounding import round_up
+from sottovoce.privacy.rounding import sigma_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,16 +90,18 @@ def plan_(
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
-    answer(_document(found), as_json, _table(found), *_words(found))
+    answer(_document(found), as_json, found.table(), *_words(found))
 
 
 def _shown_early() -> "Callable[[Entry], None]":
     """Shows rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always."""
+    from sottovoce.planning.planner import noise_text
+
     begun, waiting = time.monotonic(), list[str]()
 
     def tell(entry: "Entry") -> None:
         waiting.append(
-            f"sotto: {entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {_root(entry.error_node)}"
+            f"sotto: {entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {noise_text(entry.error_node)}"
         )
         if verbosity.verbose or (verbosity.shows_progress and time.monotonic() - begun > PATIENCE):
             for line in waiting:
@@ -110,10 +109,6 @@ def _shown_early() -> "Callable[[Entry], None]":
             waiting.clear()
 
     return tell
-
-
-def _root(square: float | None) -> str:
-    return "not predicted" if square is None else f"{math.sqrt(square):.4g}"
 
 
 def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":
@@ -170,22 +165,6 @@ def _entry(entry: "Entry", delta: float) -> dict[str, object]:
         "error_average_model": entry.error_average, "error_node": entry.error_node,
         "not_predicted": entry.unpredicted or None, "bytes_per_node": entry.bytes_per_node,
     }  # fmt: skip
-
-
-def _table(found: "Plan") -> Table:
-    table = [
-        ["algorithm", "sigma", "noise in average model", "in a node", "sent per node", "epsilon", "kind", "colluders"]
-    ]
-    for entry in found.ranked:
-        noise = [_root(square) for square in (entry.error_average, entry.error_node)]
-        epsilon = round_up(entry.epsilon(found.question.delta))
-        table.append(
-            [
-                entry.label, sigma_text(entry.sigma, 4), *noise, size_text(entry.bytes_per_node), epsilon,
-                entry.guarantee.kind, entry.covers.count,
-            ]
-        )  # fmt: skip
-    return table
 
 
 def _shared(found: "Plan", sentence: str, fact: "Callable[[Entry], str]") -> list[str]:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.account_words import headline_words, table_by_distance
+from sottovoce.cli.account_words import headline_words
 from sottovoce.cli.all_pairs import answer_for_pairs
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
-from sottovoce.cli.options import Json, Setting, Yes, offering, settings_document, with_setting
-from sottovoce.cli.output import Table, answer, facts, print_note, show_elapsed
+from sottovoce.cli.options import Code, Json, Setting, Yes, offering, settings_document, with_setting
+from sottovoce.cli.output import Table, answer, facts, print_note, print_sentence, show_elapsed
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.cli.sampling import (
     calibrated_by_chance,
@@ -22,11 +22,10 @@ from sottovoce.cli.sampling import (
     node_lines,
     sampled_figure_of,
     sampled_words,
-    sigma_text,
 )
-from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.rounding import round_up
+from sottovoce.privacy.account_table import table_by_distance
+from sottovoce.privacy.rounding import round_up, sigma_text
 
 if TYPE_CHECKING:
     from sottovoce.privacy.accountant import Account
@@ -64,6 +63,7 @@ def account_(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
     data: Annotated[Path | None, typer.Option(help="RUN --view: folder of files that the run names.")] = None,
+    code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -80,6 +80,8 @@ def account_(
         return
     if data is not None:
         raise InputError("--data without a run", "it has the files that a run names", "name the folder of a run")
+    if code is not None:
+        raise InputError("--code without a run", "--algorithm FILE.py:NAME is looked for here", "leave it out")
     kinds = _asked_kinds(kind, published)
     _fits_together(setting, all_pairs, {"--published": published, "--kind": bool(kind), "--optimised": optimised})
     _only_of_pairs(all_pairs, sample, out)
@@ -108,9 +110,9 @@ def account_(
         **settings_document(setting, sigma), **result.document(setting.delta), "nodes": nodes,
         "sampled": None if sampled is None else sampled.document(),
     }  # fmt: skip
-    answer(document, as_json, table_by_distance(result, setting.delta))
+    answer(document, as_json, table_by_distance(result.guarantees, setting.delta))
     if published and not as_json:
-        print_line()
+        print_sentence()
         answer({}, False, _as_published(result))
     if result.headline is None and not chance and (result.refusals or not result.guarantees):
         raise Unaccountable("; ".join([*result.refusals, *unsampled]))
@@ -122,7 +124,7 @@ def account_(
             lines = headline_words(result, result.headline, setting.delta, setting.labels)
         lines += [f"Sampling counts for nothing: {reason}." for reason in unsampled]
         for line in [*lines, *node_lines(setting, nodes)]:
-            print_line(line)
+            print_sentence(line)
 
 
 def _asked_kinds(named: list[str] | None, published: bool) -> "tuple[Kind, ...]":

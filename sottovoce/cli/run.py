@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app, explained, fail
-from sottovoce.cli.options import Json, Yes
+from sottovoce.cli.options import Code, Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, verbosity
 from sottovoce.cli.progress_lines import activity
+from sottovoce.cli.tracking import Track, wanted_trackers, write_tracked
 from sottovoce.core.limits import limits_are_lifted, size_text
+from sottovoce.core.own_code import code_folder, code_from
 from sottovoce.distributed.environment import place_among_ranks
 from sottovoce.errors import InputError, PeerLost, SottovoceError
 from sottovoce.privacy.rounding import round_up
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from sottovoce.attacks.registry import Attack
     from sottovoce.config import Document, Experiment
     from sottovoce.privacy.guarantee import PrivacyFigure
+    from sottovoce.report.tracking import Tracker
     from sottovoce.run.privacy_document import PrivacyDocument
     from sottovoce.run.run_documents import RunDocuments
     from sottovoce.run.run_ledger import LedgerFile
@@ -62,31 +65,52 @@ def run(
     baselines: Annotated[
         bool, typer.Option("--baselines", help="Also train without noise, and each node alone: what joining buys.")
     ] = False,
+    trackers: Track = None,
+    code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
     if not math.isfinite(timeout):
         raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
-    how = Execution(data=data, out=out, resume=resume, as_json=as_json, ledger=_ledger_file(ledger, lineage))
+    how = Execution(
+        data=data,
+        out=out,
+        resume=resume,
+        as_json=as_json,
+        ledger=_ledger_file(ledger, lineage),
+        trackers=tuple(wanted_trackers(trackers)),
+    )
     place = place_among_ranks()
     if baselines and (place is not None or (processes or 1) > 1):
         raise InputError("--baselines with --processes", "they are trained in one process", "leave one of them out")
-    if place is not None:
-        _run_as_rank(place.rank, partial(_single_experiment, file, settings or [], only, out), timeout, how)
-        return
-    if (processes or 1) > 1:
-        _single_experiment(file, settings or [], only, out)
-        _run_in_processes(file, settings or [], processes or 1, timeout, how)
-    plan = _read_plan(file, settings or [], only, out)
-    if plan.single_run:
-        _run_one(plan.runs[0].experiment, how, baselines)
-    else:
-        if baselines:
-            raise InputError("--baselines with a sweep", "they are those of one run", "give the file of one run")
-        if ledger is not None:
-            raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
-        _run_sweep(plan, jobs, how)
+    with code_from(_code_beside(file) if code is None else code):
+        if place is not None:
+            _run_as_rank(place.rank, partial(_single_experiment, file, settings or [], only, out), timeout, how)
+            return
+        if (processes or 1) > 1:
+            _single_experiment(file, settings or [], only, out)
+            _run_in_processes(file, settings or [], processes or 1, timeout, how)
+        plan = _read_plan(file, settings or [], only, out)
+        if plan.single_run:
+            _run_one(plan.runs[0].experiment, how, baselines)
+        else:
+            if baselines:
+                raise InputError("--baselines with a sweep", "they are those of one run", "give the file of one run")
+            if ledger is not None:
+                raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
+            _run_sweep(plan, jobs, how)
+
+
+def _code_beside(file: Path) -> Path | None:
+    """Where code is that a run file names: beside it. Settings that others wrote load none by themselves.
+
+    Those are the settings in a run's folder, and agreements.
+    """
+    from sottovoce.run.layout import RunFiles
+
+    written_by_run = file.suffix == ".json" or RunFiles(file.parent).config.exists()
+    return None if written_by_run or not file.is_file() or _is_agreement(_document(file)) else file.parent
 
 
 def _ledger_file(path: Path | None, lineage: str | None) -> "LedgerFile | None":
@@ -108,6 +132,7 @@ class Execution:
     resume: bool
     as_json: bool
     ledger: "LedgerFile | None"
+    trackers: "tuple[Tracker, ...]" = ()
 
 
 @dataclass(frozen=True)
@@ -147,14 +172,23 @@ def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> 
 
 def _run_settings(file: Path) -> "Document":
     """The settings of a run, or of the run that an agreement describes, which is simulated."""
-    from sottovoce.config import read_settings_file
-
-    document = read_settings_file(file)
-    if "members" not in document:
+    document = _document(file)
+    if not _is_agreement(document):
         return document
     from sottovoce.federation.agreement import parse_agreement
 
     return parse_agreement(document, str(file)).experiment.document()
+
+
+def _document(file: Path) -> "Document":
+    from sottovoce.config import read_settings_file
+
+    return read_settings_file(file)
+
+
+def _is_agreement(document: "Document") -> bool:
+    """Whether a document is an agreement of members, and no settings of a run."""
+    return "members" in document
 
 
 def _single_experiment(file: Path, settings: list[str], only: str | None, out: Path) -> "Experiment":
@@ -181,7 +215,7 @@ def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
             from sottovoce.run.layout import RunFiles
 
             write_baselines(RunFiles(folder), experiment, how.data)
-    _finish(result, folder, how.as_json)
+    _finish(result, folder, how)
     _note_read(before, how.as_json)
 
 
@@ -223,13 +257,15 @@ def _spent_text(folder: Path) -> Callable[[int], str]:
     return text
 
 
-def _finish(result: "Document", folder: Path, as_json: bool) -> None:
+def _finish(result: "Document", folder: Path, how: Execution) -> None:
     """Write the page of a finished run, and print its result."""
     from sottovoce.report.page import write_page_of
     from sottovoce.run.run_documents import read_runs
 
     write_page_of(folder, again=False)
-    answer(result, as_json, _facts(result, read_runs([folder])[0]))
+    found = read_runs([folder])
+    write_tracked(found, how.trackers, how.out, how.as_json)
+    answer(result, how.as_json, _facts(result, found[0]))
 
 
 def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
@@ -263,7 +299,7 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
                 os._exit(code)  # threads of the backend that wait for a lost rank would abort the interpreter's end
             raise SystemExit(code) from None
     if leads:
-        _finish(result, how.out / experiment.name, how.as_json)
+        _finish(result, how.out / experiment.name, how)
         _note_read(before, how.as_json)
 
 
@@ -284,9 +320,11 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
     arguments += [word for setting in settings for word in ("--set", setting)]
     arguments += ["--data", str(how.data)] if how.data is not None else []
     arguments += ["--resume"] if how.resume else []
+    arguments += ["--code", str(code_folder())] if code_folder() is not None else []
     arguments += ["--json"] if how.as_json else []
     if how.ledger is not None:
         arguments += ["--ledger", str(how.ledger.path), "--lineage", how.ledger.lineage]
+    arguments += [word for tracker in how.trackers for word in ("--track", tracker)]
     arguments += ["--yes"] if limits_are_lifted() else []
     with activity(""):  # rank 0 tells how far it is
         raise SystemExit(launch(arguments, processes))
@@ -304,6 +342,10 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
         finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, progress=tell)
     page = write_results(how.out / name, name, about, finished, plan.command)
     rows = sweep_rows(finished)
+    if how.trackers:
+        from sottovoce.run.run_documents import read_runs
+
+        write_tracked(read_runs([how.out / name]), how.trackers, how.out, how.as_json)
     answered = {"name": name, "page": str(page), "runs": [row.document() for row in rows]}
     if plan.attacks:
         from sottovoce.attacks.on_sweeps import attack_rows

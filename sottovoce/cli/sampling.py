@@ -52,13 +52,6 @@ def calibrated_by_chance(
     return found if found is not None and saves_noise(found.sigma, unsampled) else None
 
 
-def sigma_text(sigma: "PerNode", digits: int = 6) -> str:
-    """One sigma, or the range of those of nodes."""
-    if isinstance(sigma, tuple):
-        return f"from {round_up(min(sigma), digits)} to {round_up(max(sigma), digits)}"
-    return round_up(sigma, digits)
-
-
 def sampled_words(result: "Account", figure: "PrivacyFigure", delta: float) -> list[str]:
     """A headline that counts on chance, with all that it rests on."""
     lines = [
@@ -71,9 +64,7 @@ def sampled_words(result: "Account", figure: "PrivacyFigure", delta: float) -> l
 
 def declared_nodes(setting: Setting, sigma: "PerNode") -> "list[JSON] | None":
     """Records, sigma and noise of every node, where their records are given and noise is each node's own."""
-    from sottovoce.algorithms.registry import algorithm_spec
-
-    if setting.records is None or setting.declared is None or not algorithm_spec(setting.algorithm).independent_noise:
+    if setting.records is None or setting.declared is None or not setting.spec.independent_noise:
         return None
     sensitivity, found = setting.declared.sensitivity, list["JSON"]()
     for node, records in enumerate(setting.declared.records):

@@ -29,6 +29,7 @@ from sottovoce.core.arrays import given_array
 from sottovoce.core.edge_lists import parse_edges, read_edge_list
 from sottovoce.core.graph_files import ListedGraph, read_listed_graph
 from sottovoce.core.limits import Cost, check_cost
+from sottovoce.core.notebook_html import html_table
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -88,6 +89,14 @@ class Graph:
     def __repr__(self) -> str:
         kind = "directed edges" if self.directed else "edges"
         return f"Graph({self.name!r}, {self.n} nodes, {self.edges} {kind})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: its size and its degrees."""
+        degrees = f"{self.out_degrees.min()} to {self.out_degrees.max()}"
+        names = "0 to n - 1" if self.names is None else ", ".join(self.names[:6]) + (", ..." if self.n > 6 else "")
+        facts = {"nodes": self.n, "edges": self.edges, "directed": self.directed, "degrees": degrees}
+        facts |= {"connected": self.connected, "names": names}
+        return html_table([("", ""), *facts.items()], self.name)
 
     @property
     def n(self) -> int:

@@ -24,6 +24,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.class_correlation import ClassCorrelation
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import Noise, NoiseTerm
@@ -104,6 +105,8 @@ def why_not_exact(noise: Noise, mixing: Mixing) -> str | None:
     """Why released values cannot be put on a grid so that rounding is covered; None where they can."""
     if noise.edge(mixing):
         return "its noise is on single messages, and what it hides there is sent again in others"
+    if isinstance(noise.correlation, ClassCorrelation):
+        return "classes of nodes have a C each, and sums on a grid are decided by one C for all"
     if not _own_noise(noise.local(mixing)):
         return "not every node adds noise of its own to what it releases"
     return None

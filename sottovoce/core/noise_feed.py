@@ -16,6 +16,7 @@ from scipy import sparse
 
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Precision, Reals, Rows
+from sottovoce.core.class_correlation import for_sources
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
@@ -228,7 +229,7 @@ class NoiseFeed:
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> Rows:
         """`matrix @ (C^-1 Z)_t`: earlier rounds are remembered as far as C looks back, or drawn again."""
         own = _identity(matrix.used())
-        result = self._recursion(correlation, round, lambda t: self.noise(sources, own, t, 0))
+        result = self._recursion(for_sources(correlation, sources), round, lambda t: self.noise(sources, own, t, 0))
         return arrays.operator(matrix.whole(), self._like) @ result
 
     def _recursion(self, correlation: Correlation, round: int, fresh: Callable[[int], Rows]) -> Rows:

@@ -16,6 +16,9 @@ LONGEST = 10**9
 LEAST_SHARE = 1e-9
 """A node with ten million records that draws a smaller share of them draws none in a hundred rounds."""
 
+SHUFFLED = "shuffle"
+"""In every epoch of B rounds each record takes part once, in any of them."""
+
 SAMPLED = "cyclic-poisson"
 """Records are dealt into B parts, and each record of the next part is drawn with probability SHARE."""
 
@@ -25,14 +28,18 @@ class Participation:
     """In which rounds a changed record or user can show: every round, or k times, b rounds apart.
 
     With a `share` below 1 it shows in each of these rounds with that probability, drawn by itself: what counts on that
-    asks for it, and all other figures are about a change that shows whenever it can.
+    asks for it, and all other figures are about a change that shows whenever it can. `shuffled`: once in each epoch of
+    `apart` rounds, in any of them, so that it may show in two rounds that follow each other.
     """
 
     times: int | None = None
     apart: int = 1
     share: float = 1.0
+    shuffled: bool = False
 
     def __str__(self) -> str:
+        if self.shuffled:
+            return f"{SHUFFLED}:{self.apart}"
         if self.share < 1:
             return f"{SAMPLED}:{self.share!r}x{self.apart}"
         return "every" if self.times is None else f"{self.times}x{self.apart}"
@@ -45,6 +52,9 @@ class Participation:
     def patterns(self, rounds: int) -> list[NDArray[np.intp]]:
         """The sets of rounds, one for each first round; patterns inside another are left out.
 
+        Shuffled epochs have too many to list. They are within all rounds, which stand for them: see `largest_sum` and
+        `privacy.worst_case` for what is less.
+
         >>> [p.tolist() for p in parse_participation("2x3").patterns(6)]
         [[0, 3], [1, 4], [2, 5]]
         >>> [p.tolist() for p in parse_participation("2x3").patterns(8)]
@@ -55,6 +65,22 @@ class Participation:
         length = self.times * self.apart
         every = [np.arange(start, min(rounds, start + length), self.apart) for start in range(rounds)]
         return [pattern for pattern in every if pattern[0] < self.apart or len(pattern) == self.times]
+
+    def possible(self, rounds: int) -> list[NDArray[np.intp]]:
+        """Patterns in which a change can really show: `patterns`, and of shuffled epochs the first rounds of all."""
+        return [np.arange(0, rounds, self.apart)] if self.shuffled else self.patterns(rounds)
+
+    def largest_sum(self, each_TV: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The largest sum over the rounds of a pattern, of what each round counts for by itself.
+
+        >>> each = np.array([[1.0], [5.0], [2.0], [3.0]])
+        >>> [float(parse_participation(word).largest_sum(each)[0]) for word in ("every", "2x2", "shuffle:2")]
+        [11.0, 8.0, 8.0]
+        """
+        T = len(each_TV)
+        if self.shuffled:
+            return np.add.reduce([each_TV[first : first + self.apart].max(axis=0) for first in range(0, T, self.apart)])
+        return np.max([each_TV[pattern].sum(axis=0) for pattern in self.patterns(T)], axis=0)
 
     def count(self, rounds: int) -> int:
         """How many patterns there are.
@@ -85,19 +111,24 @@ class Participation:
 
 
 def parse_participation(spec: str | Participation) -> Participation:
-    """`every`, `KxB`: K times, B rounds apart; or `cyclic-poisson:SHARExB`: every B rounds with probability SHARE.
+    """`every`, `KxB`: K times, B rounds apart; `shuffle:B`: once in each epoch of B rounds, in any of them; or
+    `cyclic-poisson:SHARExB`: every B rounds with probability SHARE.
 
     >>> parse_participation("cyclic-poisson:0.2x4").within(10)
-    Participation(times=3, apart=4, share=0.2)
+    Participation(times=3, apart=4, share=0.2, shuffled=False)
     """
     if isinstance(spec, Participation):
         return spec
     if isinstance(spec, str) and spec.startswith(f"{SAMPLED}:"):
         return Participation.sampled(*parse_cyclic_poisson(spec))
+    if isinstance(spec, str) and spec.startswith(f"{SHUFFLED}:"):
+        return Participation(apart=parse_shuffle(spec), shuffled=True)
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", spec) if isinstance(spec, str) else None
     if not isinstance(spec, str) or (spec != "every" and not found):
         raise InputError(
-            f"participation {spec!r:.60}", f"it is 'every', KxB, such as 4x16, or {SAMPLED}:SHARExB", "correct it"
+            f"participation {spec!r:.60}",
+            f"it is 'every', KxB, such as 4x16, {SHUFFLED}:B or {SAMPLED}:SHARExB",
+            "correct it",
         )
     if found is None:
         return Participation()
@@ -105,6 +136,14 @@ def parse_participation(spec: str | Participation) -> Participation:
     if times * apart > LONGEST:
         raise InputError(f"participation {spec}", f"no run has more than {LONGEST} rounds", "correct it")
     return Participation(times, apart)
+
+
+def parse_shuffle(spec: str) -> int:
+    """B of `shuffle:B`."""
+    found = re.fullmatch(rf"{SHUFFLED}:([1-9]\d{{0,8}})", spec)
+    if found is None:
+        raise InputError(f"{spec:.60}", f"it is {SHUFFLED}:B, with B rounds in an epoch", f"write {SHUFFLED}:10, say")
+    return int(found[1])
 
 
 def parse_cyclic_poisson(spec: str) -> tuple[float, int]:

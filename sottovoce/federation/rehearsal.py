@@ -220,5 +220,5 @@ def _member_progress(folder: Path, agreement: Agreement, name: str, rows: int) -
 
 
 def _last_line(path: Path) -> str:
-    lines = path.read_bytes().decode(errors="replace").splitlines()
+    lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
     return lines[-1].removeprefix("sotto: ") if lines else "it said nothing"

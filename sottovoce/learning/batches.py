@@ -2,7 +2,7 @@
 
     >>> plan = parse_batches("cycle:4x5", [50, 40])
     >>> plan.draw(7).rows.shape, plan.participation("record")
-    ((2, 10), Participation(times=4, apart=5, share=1.0))
+    ((2, 10), Participation(times=4, apart=5, share=1.0, shuffled=False))
     >>> parse_batches("poisson:0.1", [50, 40]).sampling(1)
     Sampling(share=0.1, size=None, apart=1)
 
@@ -11,7 +11,8 @@ From a `SecretSource` the rows of a round are drawn when they are first asked fo
 the process: `rows_of` gives them before the gradient is computed, to be recorded.
 
 A node's gradients are summed and divided by a number that depends on no data and no draw: the size of the shard
-(`full`), of the average batch (`cycle`), the expected size (`poisson`, `cyclic-poisson`), or the size (`fixed`).
+(`full`), of the average batch (`cycle`, `shuffle`), the expected size (`poisson`, `cyclic-poisson`), or the size
+(`fixed`).
 Poisson batches vary in size and are never divided by it, for then one record would change the weight of all others.
 
 Shapes: N nodes, B examples (of the largest batch; shorter ones are padded and masked).
@@ -30,7 +31,15 @@ from numpy.typing import NDArray
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise_key import NoiseKey
-from sottovoce.core.participation import LEAST_SHARE, SAMPLED, Participation, parse_cyclic_poisson
+from sottovoce.core.participation import (
+    LEAST_SHARE,
+    LONGEST,
+    SAMPLED,
+    SHUFFLED,
+    Participation,
+    parse_cyclic_poisson,
+    parse_shuffle,
+)
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sampling import Sampling
 from sottovoce.errors import InputError
@@ -141,6 +150,35 @@ class Cycle(Batches):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Shuffled(Cycle):
+    """Shuffled epochs: each shard is shuffled anew every `apart` rounds, and dealt into as many batches.
+
+    Every record takes part once in each epoch; in which of its rounds nobody needs to know, and no figure counts on it.
+    """
+
+    times: int = LONGEST
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.key.repeatable:
+            raise InputError(
+                f"{SHUFFLED}:{self.apart} with secret noise", "an epoch's order has to last for all of its rounds",
+                "use poisson batches, or leave noise = 'secret' out",
+            )  # fmt: skip
+
+    def rows_of(self, node: int, round: int) -> Rows:
+        """Part `round` modulo `apart` of the shard, in the order of its epoch."""
+        shard, epoch = self.shards[node], round // self.apart
+        return part_of(shard[self.key.stream("batch", [node], epoch).permutation(len(shard))], round, self.apart)
+
+    def _of_record(self) -> Participation:
+        return Participation(apart=self.apart, shuffled=True)
+
+    def check(self, rounds: int) -> None:
+        """Epochs go on for as long as a run does."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Poisson(Batches):
     """Each record joins each round with probability `share`, by itself."""
 
@@ -235,7 +273,8 @@ class FixedSize(Batches):
 def parse_batches(
     spec: str, shards: Partition | Sequence[int] | Sequence[Rows], key: RandomSource | None = None
 ) -> Batches:
-    """`full`, `cycle:KxB`, `poisson:SHARE`, `cyclic-poisson:SHARExB` or `fixed:SIZE`, on shards, rows, or bare sizes.
+    """`full`, `cycle:KxB`, `shuffle:B`, `poisson:SHARE`, `cyclic-poisson:SHARExB` or `fixed:SIZE`, on shards, rows, or
+    bare sizes.
 
     Which records are drawn is a secret, as noise is, and follows from the noise key: a fresh one unless it is given.
     """
@@ -246,6 +285,8 @@ def parse_batches(
         return Batches(shards=held, key=key)
     if kind == "cycle" and (found := re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", setting)):
         return Cycle(shards=held, key=key, times=int(found[1]), apart=int(found[2]))
+    if kind == SHUFFLED:
+        return Shuffled(shards=held, key=key, apart=parse_shuffle(spec))
     if kind == "poisson" and re.fullmatch(r"[\d.eE+-]+", setting) and LEAST_SHARE <= (share := _number(setting)) <= 1:
         return Poisson(shards=held, key=key, share=share)
     if kind == SAMPLED:
@@ -255,7 +296,7 @@ def parse_batches(
         return FixedSize(shards=held, key=key, size=int(setting))
     raise InputError(
         f"batches {spec!r}",
-        f"known: full, cycle:KxB, poisson:SHARE ({LEAST_SHARE:g} to 1), {SAMPLED}:SHARExB, fixed:SIZE",
+        f"known: full, cycle:KxB, {SHUFFLED}:B, poisson:SHARE ({LEAST_SHARE:g} to 1), {SAMPLED}:SHARExB, fixed:SIZE",
         "see docs/models.md",
     )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise import PerNode
-from sottovoce.core.participation import SAMPLED, Participation, parse_participation
+from sottovoce.core.participation import SAMPLED, SHUFFLED, Participation, parse_participation
 from sottovoce.core.sensitivity import per_node
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, parse_batches
@@ -67,7 +67,8 @@ def declare_records(
 ) -> DeclaredRecords:
     """Records of each node, or as many of all, that take part as `participation` says.
 
-    `every`, `KxB`, or the batches that are drawn by chance: `poisson:SHARE`, `fixed:SIZE`, `cyclic-poisson:SHARExB`.
+    `every`, `KxB`, `shuffle:B`, or the batches that are drawn by chance: `poisson:SHARE`, `fixed:SIZE`,
+    `cyclic-poisson:SHARExB`.
     """
     wrong = next((count for count in records if not 1 <= count <= MOST), None)
     if wrong is not None:
@@ -110,7 +111,7 @@ def parse_records(text: str) -> list[int]:
 
 def _batches(participation: str) -> str:
     """The batches in which records take part so."""
-    if draws_by_chance(participation):
+    if draws_by_chance(participation) or participation.startswith(f"{SHUFFLED}:"):
         return participation
     scheme = parse_participation(participation)
     return "full" if scheme.times is None else f"cycle:{scheme}"

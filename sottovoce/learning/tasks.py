@@ -9,7 +9,7 @@
     Task(digits on 16 nodes, Model('softmax', 650 parameters, cross-entropy))
     >>> gradient = job.gradients("cycle:10x5", "per-example", 1.0)
     >>> round(gradient.sensitivity(), 6), gradient.participation()
-    (0.11236, Participation(times=10, apart=5, share=1.0))
+    (0.11236, Participation(times=10, apart=5, share=1.0, shuffled=False))
 
 `gradient` is what the loop calls; it also tells the accountant how much and how often a record counts.
 
@@ -344,10 +344,10 @@ class Gradients:
     def participation(self, adjacency: str = "record") -> Participation:
         """In which rounds a change can show. Local steps bring the batches of a cycle closer together."""
         scheme = self.batches.participation(adjacency)
-        if scheme.times is None or self.local_steps == 1:
+        if scheme == Participation() or self.local_steps == 1:
             return scheme
         apart, rest = divmod(scheme.apart, self.local_steps)
-        return Participation(scheme.times, apart) if not rest else Participation()
+        return Participation(scheme.times, apart, shuffled=scheme.shuffled) if not rest else Participation()
 
     def sampling(self, node: int) -> Sampling | None:
         """How this node's records are sampled; with local steps, and for whole gradients, sampling does not count."""

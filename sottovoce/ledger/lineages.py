@@ -11,9 +11,11 @@ from sottovoce.core.adjacency import Adjacency
 from sottovoce.core.json_numbers import JSON
 from sottovoce.errors import InputError
 from sottovoce.privacy.composition import Composition, GaussianLoss, Loss, compose, loss_document, read_loss
+from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.gaussian_dp import mu_of
 
 NOTHING = GaussianLoss(0.0)
+EVERYBODY = Coverage(everyone=True, colluders=None)
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class PlannedRun:
     """What a run will cost at its end, and after some of its rounds, the last among them.
 
     `run` tells it from every other run: an agreement's hash, say. `data` is a fingerprint of the data, and `noise` one
-    of the key of its noise, if it has one; both are stored with a salt. What was not sent is given back if the run is
-    `refundable`: a Gaussian one, by its mu squared. Of batches drawn by chance, and of figures against single nodes,
-    nothing is: no proof covers an end that depends on what was seen.
+    of the key of its noise, if it has one; both are stored with a salt. `covers` says against whom its figure holds.
+    What was not sent is given back if the run is `refundable`: a Gaussian one, by its mu squared. Of batches drawn by
+    chance, and of figures against single nodes, nothing is: no proof covers an end that depends on what was seen.
     """
 
     run: str
@@ -56,6 +58,7 @@ class PlannedRun:
     adjacency: Adjacency
     data: str
     noise: str | None = None
+    covers: Coverage = EVERYBODY
 
     def stage(self, round: int) -> Stage:
         """The first stage that covers a round; between two of them the later one's cost holds."""
@@ -70,7 +73,7 @@ class PlannedRun:
             "name": self.name, "rounds": self.rounds, "loss": loss_document(self.loss),
             "stages": [{"round": stage.round, "loss": loss_document(stage.loss)} for stage in self.stages],
             "refundable": self.refundable, "adjacency": self.adjacency.value, "data": self.data,
-            "noise": self.noise,
+            "noise": self.noise, "covers": self.covers.document(),
         }  # fmt: skip
 
     @classmethod
@@ -80,7 +83,7 @@ class PlannedRun:
             run=run, name=document["name"], rounds=document["rounds"], loss=read_loss(document["loss"]),
             stages=tuple(Stage(one["round"], read_loss(one["loss"])) for one in document["stages"]),
             refundable=document["refundable"], adjacency=Adjacency(document["adjacency"]), data=document["data"],
-            noise=document.get("noise"),
+            noise=document.get("noise"), covers=Coverage.read(document["covers"]),
         )  # fmt: skip
 
 
@@ -136,6 +139,11 @@ class Lineage:
         """Whose data the joint figure is about: one record, unless every run protects all data of a node."""
         users = all(run.planned.adjacency is Adjacency.USER for run in self.runs)
         return Adjacency.USER if self.runs and users else Adjacency.RECORD
+
+    @property
+    def covers(self) -> Coverage:
+        """Against whom the joint figure holds: whom the figures of all runs cover."""
+        return Coverage.common(run.planned.covers for run in self.runs)
 
     def epsilon_left(self) -> float | None:
         """The budget less what counts against it, rounded down; None without a budget."""

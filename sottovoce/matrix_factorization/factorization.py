@@ -166,6 +166,23 @@ def factorize_by_class(topology: Topology, labels: Sequence[int], **settings: An
     return ByClass(classes, tuple(parts), shared)
 
 
+def degree_classes(topology: Topology, classes: int) -> tuple[int, ...]:
+    """The class of every node, by its degree, lowest first: each has as many of the degrees that there are.
+
+    >>> from sottovoce.core.topologies import metropolis
+    >>> degree_classes(metropolis("star:5"), 2), degree_classes(metropolis("ring:4"), 2)
+    ((1, 0, 0, 0, 0), (0, 0, 0, 0))
+    """
+    if not 1 <= classes <= topology.n:
+        raise InputError(f"{classes} classes of {topology.n} nodes", "from one to as many as nodes", "give 2, say")
+    if classes > 1 and not topology.static:
+        raise InputError("classes of nodes by degree", "degrees change with this topology", "leave out classes")
+    degrees = np.diff(topology.at(0).weights.indptr)
+    there = np.unique(degrees)
+    firsts = [part[0] for part in np.array_split(there, min(classes, len(there)))]
+    return tuple((np.searchsorted(firsts, degrees, side="right") - 1).tolist())
+
+
 MOST_PROBES = 10**6
 """Their error falls with the root of their number: more say no more."""
 
@@ -191,6 +208,11 @@ def _settings(
 ) -> _Settings:
     """The settings, checked, with what is left out filled in."""
     scheme = parse_participation(participation)
+    if scheme.shuffled:
+        raise InputError(
+            f"participation {scheme}", "noise is optimised for patterns that are known: every, or KxB",
+            "take cycle batches, or an algorithm with independent noise",
+        )  # fmt: skip
     if rounds is None:
         if scheme.times is None:
             raise InputError("participation every without rounds", "their number is needed", "give rounds")

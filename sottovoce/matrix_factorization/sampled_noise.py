@@ -193,10 +193,13 @@ def best_in_band(
     modes = modes_of(topology, rounds, objective)
     if modes is not None:
         return banded_columns(topology, rounds=rounds, bands=bands, gap=gap, modes=modes)
-    return factorize(
-        topology, rounds=rounds, objective=objective, gap=gap, cache=cache, structure="banded",
-        bands=min(bands, rounds), participation=Participation(1, rounds),
-    )  # fmt: skip
+    return factorize(topology, objective=objective, gap=gap, cache=cache, **settings_in_band(rounds, bands))
+
+
+def settings_in_band(rounds: int, bands: int) -> dict[str, Any]:
+    """Of `factorize`, for a C with which sampling counts."""
+    scheme = Participation(1, rounds)
+    return {"rounds": rounds, "structure": "banded", "bands": min(bands, rounds), "participation": scheme}
 
 
 def _certain(share: float) -> bool:

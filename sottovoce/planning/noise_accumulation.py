@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.class_correlation import groups_of
 from sottovoce.tracing.linear_system import LinearSystem, map_equal_steps
 
 ENTRIES = 3e7
@@ -47,8 +48,10 @@ def noise_in_models(system: LinearSystem) -> Accumulated:
         variance = sum(((block**2).sum(axis=1) for block in responses), np.zeros(len(pick)))
     else:
         blocks_TRS = np.array(list(responses))[::-1]
-        mixed = np.tensordot(system.correlation.inverse(system.rounds).T, blocks_TRS, axes=1)
-        variance = (mixed**2).sum(axis=(0, 2))
+        variance = np.zeros(len(pick))
+        for part, places in groups_of(system.correlation, np.arange(blocks_TRS.shape[2])):
+            mixed = np.tensordot(part.inverse(system.rounds).T, blocks_TRS[:, :, places], axes=1)
+            variance += (mixed**2).sum(axis=(0, 2))
     return Accumulated(float(variance[0]), float(variance[1:].mean()))
 
 

@@ -26,9 +26,10 @@ from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Role
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.final_models import parse_final_models
 from sottovoce.core.graphs import Graph
-from sottovoce.core.limits import Cost, check_cost
+from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise import PerNode
+from sottovoce.core.notebook_html import html_table
 from sottovoce.core.participation import SAMPLED, Participation, parse_participation
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.threads import one_thread
@@ -51,6 +52,7 @@ from sottovoce.privacy.calibration import (
 from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.guarantee import Guarantee, Kind, PrivacyFigure
+from sottovoce.privacy.rounding import round_up, sigma_text
 from sottovoce.privacy.sampled_batches import SampledCalibration, calibrate_sampled, saves_noise
 from sottovoce.privacy.views import parse_view, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
@@ -192,6 +194,11 @@ class Entry:
         return f"{self.algorithm}({shown})" if shown else self.algorithm
 
 
+def noise_text(square: float | None) -> str:
+    """The root of an expected squared distance, for reading."""
+    return "not predicted" if square is None else f"{math.sqrt(square):.4g}"
+
+
 class Refused(NamedTuple):
     """An algorithm that does not apply, and why."""
 
@@ -200,13 +207,45 @@ class Refused(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """All algorithms: those that meet the target, least error of a node first, and those that do not apply."""
 
     question: Question
     ranked: tuple[Entry, ...]
     refused: tuple[Refused, ...]
+
+    def __repr__(self) -> str:
+        best = "none is recommended" if self.recommended is None else f"{self.recommended.label} is recommended"
+        return f"Plan({self.question.graph.name}, epsilon {self.question.epsilon:g}, {len(self.ranked)} ranked, {best})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the table, and what is recommended."""
+        return html_table(self.table(), f"Recommended: {self.reason}.")
+
+    def table(self) -> list[list[str]]:
+        """All that are ranked, with what they take and give, for reading."""
+        table = [
+            [
+                "algorithm",
+                "sigma",
+                "noise in average model",
+                "in a node",
+                "sent per node",
+                "epsilon",
+                "kind",
+                "colluders",
+            ]
+        ]
+        for entry in self.ranked:
+            errors = (entry.error_average, entry.error_node)
+            noise = [noise_text(square) for square in errors]
+            epsilon = round_up(entry.epsilon(self.question.delta))
+            table.append([
+                entry.label, sigma_text(entry.sigma, 4), *noise, size_text(entry.bytes_per_node), epsilon,
+                entry.guarantee.kind, entry.covers.count,
+            ])  # fmt: skip
+        return table
 
     @property
     def recommended(self) -> Entry | None:

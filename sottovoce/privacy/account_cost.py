@@ -89,9 +89,10 @@ def _count(system: LinearSystem, victims: Sequence[int] | None) -> int:
 def _takes_exact_loss(system: LinearSystem, view: View, kinds: Sequence[Kind]) -> bool:
     """Whether the exact loss is computed: for its own kind, and for any training where the view may be closed.
 
-    It is not where some node is not heard, whose own noise nobody else has.
+    It is not where some node is not heard, whose own noise nobody else has, and where there is no noise at all.
     """
-    if _has_closed_form(system, view):
+    silent = not any(step.noise_size for step in dict.fromkeys(system.steps))
+    if silent or _has_closed_form(system, view):
         return False
     if Kind.FIXED_STREAMS in kinds or Kind.AS_PUBLISHED in kinds:
         return True

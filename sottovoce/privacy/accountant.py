@@ -10,16 +10,19 @@ from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.limits import check_cost
+from sottovoce.core.notebook_html import DELTA, html_table
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.progress import counted
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
 from sottovoce.privacy.account_estimate import estimate_account
+from sottovoce.privacy.account_table import table_by_distance
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, parse_kind
 from sottovoce.privacy.kind_bounds import KindBounds
 from sottovoce.privacy.observation import observe
+from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Account:
     """All guarantees of a view. Its own mu, epsilon, kind and assumptions are those of the headline.
 
@@ -47,6 +50,17 @@ class Account:
     kinds: tuple[Kind, ...]
     coverage: Coverage
     absorption_policy: Policy | None = None
+
+    def __repr__(self) -> str:
+        best = self.headline
+        figure = (
+            "nothing proven" if best is None else f"{best.kind}, epsilon {round_up(best.epsilon(DELTA))} at {DELTA:g}"
+        )
+        return f"Account({self.system.algorithm.name} on {self.system.topology.name}, {self.view}: {figure})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: guarantees by kind and distance."""
+        return html_table(table_by_distance(self.guarantees, DELTA), f"{self!r}; holds {self.coverage}")
 
     def _best(self) -> Guarantee:
         if self.headline is None:

@@ -47,7 +47,24 @@ def smoothness(model: str, feature_norm: float, *, ridge: float = 0.0) -> float:
 def least_weight(system: LinearSystem) -> float:
     """The smallest push-sum weight w of a run, whose gradients are taken at `x / w`; 1 without push-sum."""
     points = [step.split(step.point)[0] for step in dict.fromkeys(system.steps) if step.point is not None]
+    if any(point.nnz and point.min() < 0 for point in points):
+        raise Unaccountable(
+            f"{system.algorithm.name} takes gradients at minus a node's model, which drives models apart"
+        )
     return 1 / max((float(abs(point).max()) for point in points), default=1.0)
+
+
+def taken_step_size(system: LinearSystem) -> float:
+    """The longest step that a node takes with its gradient before it speaks, negative if one climbs.
+
+    It is read from what is sent, and not below the step size that the algorithm states: its maps may scale gradients.
+    """
+    steps = dict.fromkeys(system.steps)
+    sent = [
+        step.sent[0].rows.tocsc()[:, step.state_size : step.state_size + step.gradients] for step in steps if step.sent
+    ]
+    taken = [-float(scale) for gradients in sent for scale in (gradients.min(), gradients.max()) if gradients.nnz]
+    return min(taken) if any(step < 0 for step in taken) else max([system.algorithm.step_size, *taken])
 
 
 def non_expansive(

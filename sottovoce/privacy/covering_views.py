@@ -19,7 +19,7 @@ share secrets (DECOR): a node knows its own, and so can learn more than a strang
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from typing import TYPE_CHECKING
@@ -160,6 +160,13 @@ class Coverage:
         both = f"{strangers} and " if self.everyone else ""
         return f"against {both}{together(self.colluders)}; larger coalitions are not covered"
 
+    @classmethod
+    def common(cls, found: Iterable[Coverage]) -> Coverage:
+        """Whom all of several figures cover, and so their joint one."""
+        each = list(found)
+        few = [one.colluders for one in each if one.colluders is not None]
+        return cls(all(one.everyone for one in each), min(few, default=None))
+
     @property
     def count(self) -> str:
         """How many nodes together it covers."""
@@ -173,6 +180,10 @@ class Coverage:
     def read(cls, document: Document) -> Coverage:
         """What `document` wrote."""
         return cls(document["everyone"], None if document["colluders"] == "any" else document["colluders"])
+
+
+NAMED_ONLY = Coverage(everyone=False, colluders=0)
+"""Of a figure that says of nobody else that it covers them."""
 
 
 def together(colluders: int) -> str:

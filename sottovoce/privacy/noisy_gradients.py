@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
+from sottovoce.core.class_correlation import groups_of
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.memo import once_for_each
 from sottovoce.core.participation import Participation
@@ -45,9 +46,11 @@ def loss_given_noisy_gradients(
     if reaching_TV is not None:
         per_round_TV = np.where(reaching_TV, per_round_TV, 0.0)
     if system.correlation is not None:
-        return _correlated_loss(system.correlation, scheme, system.rounds) * per_round_TV.max(axis=0)
-    patterns = scheme.patterns(len(per_round_TV))
-    return np.max([per_round_TV[pattern].sum(axis=0) for pattern in patterns], axis=0)
+        losses_V = np.zeros(len(victims))
+        for correlation, places in groups_of(system.correlation, victims):
+            losses_V[places] = _correlated_loss(correlation, scheme, system.rounds)
+        return losses_V * per_round_TV.max(axis=0)
+    return scheme.largest_sum(per_round_TV)
 
 
 def _correlated_loss(correlation: Correlation, scheme: Participation, rounds: int) -> float:

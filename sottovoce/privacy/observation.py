@@ -18,6 +18,7 @@ from scipy.sparse import csgraph
 
 from sottovoce.core.algorithm import sums_over_neighbours
 from sottovoce.core.arrays import given_array
+from sottovoce.core.class_correlation import unrolled_inverse
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
@@ -79,7 +80,7 @@ class Observation:
         A, B = O[:, :G_total].reshape(len(O), len(rounds), V), O[:, G_total:]
         correlation = self.system.correlation
         if correlation is not None:
-            B = B @ np.kron(correlation.inverse(len(self.steps)), np.eye(len(self.steps[0].noise_columns)))
+            B = B @ unrolled_inverse(correlation, len(self.steps), self.steps[0].noise_columns)
         return A, B
 
     def distances(self) -> list[int | None]:

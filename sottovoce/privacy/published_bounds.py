@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.class_correlation import ClassCorrelation
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise import Independent, Temporal, ZeroSum
 from sottovoce.core.participation import Participation
@@ -114,6 +115,8 @@ def _figures(system: LinearSystem, adversary: View, lipschitz: float | None) -> 
         yield Figure("local bound", "gossip threat models, Lemma 4", squares)
         if attacker is not None and net.static:
             yield from _of_training(system, attacker, sigma, plain)
+    if isinstance(system.correlation, ClassCorrelation):
+        return
     if name in ("dp-d-sgd", "anti-pgd", "mf-d-sgd", "mafalda") and plain and (net.static or attacker is None):
         C = None if system.correlation is None else system.correlation.matrix(system.rounds)
         formula = partial(mafalda_theorem_8, net, attacker, system.rounds, sigma, correlation=C)

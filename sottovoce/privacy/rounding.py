@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from decimal import ROUND_CEILING, Decimal
 
+from sottovoce.core.noise import PerNode
+
 
 def round_up(value: float, digits: int = 4) -> str:
     """A privacy figure for reading, rounded up.
@@ -17,3 +19,10 @@ def round_up(value: float, digits: int = 4) -> str:
     exact = Decimal(value)
     last = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     return f"{float(exact.quantize(last, rounding=ROUND_CEILING)):.{digits}g}"
+
+
+def sigma_text(sigma: PerNode, digits: int = 6) -> str:
+    """One sigma, or the range of those of nodes."""
+    if isinstance(sigma, tuple):
+        return f"from {round_up(min(sigma), digits)} to {round_up(max(sigma), digits)}"
+    return round_up(sigma, digits)

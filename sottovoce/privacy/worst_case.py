@@ -47,7 +47,18 @@ def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int) -
         return np.max([bound(M_VTT[group][:, pattern[:, None], pattern]) for pattern in patterns], axis=0)
 
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
-        return np.concatenate([np.zeros(0), *pool.map(largest, some)])
+        found = np.concatenate([np.zeros(0), *pool.map(largest, some)])
+    return np.minimum(found, once_in_each_epoch(M_VTT, scheme.apart)) if scheme.shuffled else found
+
+
+def once_in_each_epoch(M_VTT: NDArray[np.float64], apart: int) -> NDArray[np.float64]:
+    """A bound for changes that show once in each epoch of `apart` rounds, in any of them.
+
+    Whichever rounds these are, `sum |M[s,t]|` over pairs of them is at most the largest entry of each pair of epochs.
+    """
+    starts = np.arange(0, M_VTT.shape[1], apart)
+    by_row = np.maximum.reduceat(np.abs(M_VTT), starts, axis=1)
+    return np.asarray(np.maximum.reduceat(by_row, starts, axis=2).sum(axis=(1, 2)))
 
 
 def absolute_sum(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -119,7 +130,7 @@ def worst_change(M_TT: NDArray[np.float64], scheme: Participation) -> NDArray[np
     """
     T = len(M_TT)
     found = []
-    for pattern in scheme.patterns(T):
+    for pattern in scheme.possible(T):
         M = (M_TT + M_TT.T)[np.ix_(pattern, pattern)] / 2
         v_TK = _ascended(M)
         whole = np.zeros((T, v_TK.shape[1]))

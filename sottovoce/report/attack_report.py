@@ -9,18 +9,21 @@ from pathlib import Path
 from sottovoce.attacks.on_sweeps import AttackedRow
 from sottovoce.attacks.registry import MEMBERSHIP_ATTACKS, attack_by_name
 from sottovoce.config import About, Document
+from sottovoce.core.csv_text import csv_text
 from sottovoce.core.files import write_text
+from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, line_chart
 from sottovoce.report.rounding import deviation_text
-from sottovoce.report.sweep_report import across, embedded, grid_axis, heading, write_figures
+from sottovoce.report.sweep_report import across, embedded, grid_axis, heading
 
 
 def write_attacks(folder: Path, name: str, about: About, attacked: Sequence[AttackedRow], command: str) -> Path:
-    """`attacks.md`, `attacks.json` and the figures in a folder; returns the page."""
+    """`attacks.md`, `attacks.json`, `attacks.csv` and the figures in a folder; returns the page."""
     figures = charts(attacked)
     write_figures(folder, figures)
     rows = [{**one.row.document(), "attacks": one.found} for one in attacked]
     write_text(folder / "attacks.json", json.dumps({"name": name, "runs": rows}, indent=1) + "\n")
+    write_text(folder / "attacks.csv", csv_text(rows))
     page = folder / "attacks.md"
     write_text(page, markdown(name, about, attacked, figures, command))
     return page

@@ -16,7 +16,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sottovoce.algorithms.registry import algorithm_spec
+from sottovoce.algorithms.registry import algorithm_specs
 
 SYMBOLS = {"epsilon": "ε", "sigma": "σ", "delta": "δ"}
 SWEPT = re.compile(r"(?:[^=,]+,)?[a-z_]+=[^=,]+(?:,[a-z_]+=[^=,]+)*")
@@ -58,7 +58,8 @@ def run_labels(names: Sequence[str], algorithms: Sequence[str]) -> list[RunLabel
 def _variant(words: Sequence[tuple[str, str, str]], algorithm: str) -> str:
     """The name that the sweep gave a variant; that of the algorithm as papers write it."""
     name = next((key for key, equals, _ in words if not equals), "")
-    return algorithm_spec(algorithm).title if name == algorithm else name
+    known = algorithm_specs().get(algorithm)
+    return known.title if known is not None and name == algorithm else name
 
 
 def _setting(key: str, value: str) -> str:

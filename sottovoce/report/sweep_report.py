@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 
 from sottovoce.config import About, Document
+from sottovoce.core.csv_text import csv_text
 from sottovoce.core.files import write_text
 from sottovoce.privacy.rounding import round_up
+from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, line_chart
 from sottovoce.report.rounding import deviation_text
 from sottovoce.run.final_figures import final_rounds_text
@@ -25,13 +27,13 @@ OVER = {"rounds": lambda line: line["round"], "megabytes sent": lambda line: lin
 
 
 def write_results(folder: Path, name: str, about: About, finished: Sequence[FinishedSweepRun], command: str) -> Path:
-    """`results.md`, `results.json` and the figures in a folder; returns the page."""
+    """`results.md`, `results.json`, `results.csv` and the figures in a folder; returns the page."""
     rows = sweep_rows(finished)
     figures = charts(rows)
     write_figures(folder, figures)
-    write_text(
-        folder / "results.json", json.dumps({"name": name, "runs": [row.document() for row in rows]}, indent=1) + "\n"
-    )
+    documents = [row.document() for row in rows]
+    write_text(folder / "results.json", json.dumps({"name": name, "runs": documents}, indent=1) + "\n")
+    write_text(folder / "results.csv", csv_text(documents))
     page = folder / "results.md"
     for_nodes = sweep_rows(finished, "mean") if any(row.tuned for row in rows) else []
     write_text(page, markdown(name, about, rows, for_nodes, figures, command))
@@ -62,12 +64,6 @@ def markdown(
     elif for_nodes:
         parts += ["Tuned for the mean over nodes instead:", "", *table(for_nodes), ""]
     return "\n".join([*parts, *embedded(figures)])
-
-
-def write_figures(folder: Path, figures: Sequence[Figure]) -> None:
-    """Each figure as an SVG file in a folder."""
-    for figure in figures:
-        write_text(folder / f"{figure.stem}.svg", figure.svg)
 
 
 def embedded(figures: Sequence[Figure]) -> list[str]:

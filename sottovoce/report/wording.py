@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from sottovoce.algorithms.registry import algorithm_spec
+from sottovoce.algorithms.registry import has_independent_noise
 from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
 from sottovoce.privacy.assumptions import FINAL_MODELS, Assumption, AssumptionKind
@@ -102,7 +102,7 @@ def noise_text(privacy: PrivacyDocument) -> str:
     text = f"sigma {_range(least, most)}: standard deviation over {whose} {_range(*_ends(privacy.sensitivity))}"
     per_record = privacy.adjacency == "record" or privacy.clipping == "whole-gradient"
     clipped = not math.isinf(privacy.largest_sensitivity)
-    if not (algorithm_spec(privacy.algorithm).independent_noise and per_record and clipped):
+    if not (has_independent_noise(privacy.algorithm) and per_record and clipped):
         return text
     return f"{text}; noise multiplier as in Opacus: {_range(2 * least, 2 * most)}, over the clipping bound"
 

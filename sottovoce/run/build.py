@@ -13,10 +13,11 @@ from sottovoce.config import DataSettings, Experiment
 from sottovoce.core.graphs import Graph
 from sottovoce.core.noise import PerNode
 from sottovoce.core.noise_key import public_seed
+from sottovoce.core.own_code import is_code
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.learning.datasets import Dataset, folder_of, load
-from sottovoce.learning.models import model
+from sottovoce.learning.datasets import Dataset, folder_of
+from sottovoce.learning.own_code import find_dataset, find_model
 from sottovoce.learning.partitioning import NodeData, partition
 from sottovoce.learning.table_data import NAMES_A_TABLE, OF_ITS_OWN
 from sottovoce.learning.tables import Table
@@ -95,7 +96,7 @@ def gradients_of(experiment: Experiment, data: NodeData) -> Gradients:
     dataset, training = data.dataset, experiment.training
     precision = getattr(torch, experiment.machine.precision)
     job = task(
-        dataset, data.shards, model(experiment.model.name, dataset, **experiment.model.settings),
+        dataset, data.shards, find_model(experiment.model.name, dataset, **experiment.model.settings),
         engine=experiment.machine.engine, dtype=precision,
     )  # fmt: skip
     return job.gradients(
@@ -126,17 +127,17 @@ def _check_norms(data: DataSettings) -> None:
 
 
 def _dataset(data: DataSettings, folder: Path | None) -> Dataset:
-    """Files of the user's own may change between runs of one process, and are read each time."""
+    """Files and code of the user's own may change between runs of one process, and are read each time."""
     if data.name.startswith(NAMES_A_TABLE):
         return _normed(read_table_dataset(data, folder), data.unit_norm, data.max_norm)
-    read = _read_dataset if data.name.startswith("file:") else _cached_dataset
+    read = _read_dataset if data.name.startswith("file:") or is_code(data.name) else _cached_dataset
     found = read(data.name, folder, data.unit_norm, data.max_norm)
     check_no_columns(data)
     return found
 
 
 def _read_dataset(name: str, folder: Path | None, unit_norm: bool, max_norm: float | None) -> Dataset:
-    return _normed(load(name, folder), unit_norm, max_norm)
+    return _normed(find_dataset(name, folder), unit_norm, max_norm)
 
 
 def _normed(found: Dataset, unit_norm: bool, max_norm: float | None) -> Dataset:

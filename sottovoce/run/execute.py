@@ -51,7 +51,15 @@ from sottovoce.run.checkpoint import Checkpoint, load, save
 from sottovoce.run.checkpoint_schedule import Action, CheckpointSchedule
 from sottovoce.run.claim_consistency import contradictions, result_contradictions
 from sottovoce.run.claim_recomputation import headline_unlike_settings
-from sottovoce.run.fingerprint import check_versions, comparable, fingerprint, public_fingerprint, versions
+from sottovoce.run.fingerprint import (
+    check_own_code,
+    check_versions,
+    comparable,
+    fingerprint,
+    own_code,
+    public_fingerprint,
+    versions,
+)
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, write_token, writing_into_run
 from sottovoce.run.metrics import Measurement, average_model
@@ -216,6 +224,7 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
     public = public_fingerprint(experiment, accountant.training_run)
     if before is not None:
         check_versions(before, files.folder)
+        check_own_code(before, experiment, files.folder)
     if before is not None or begun is not None:
         same = begun is not None and begun.fingerprint == digest
         if not same or (before is not None and before.get("fingerprint") != public):
@@ -228,7 +237,8 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
         return before
     accountant.stored = StoredAccounts(digest)
     report = report_wanted(accountant, experiment)
-    return {**report.document(), "versions": versions(), "fingerprint": public}
+    code = own_code(experiment)
+    return {**report.document(), "versions": versions(), "fingerprint": public, **({"code": code} if code else {})}
 
 
 def _check_guarantees(files: RunFiles, experiment: Experiment, stated: Document, accountant: RunAccountant) -> None:
@@ -310,6 +320,7 @@ def _check_result(files: RunFiles, experiment: Experiment, result: Document) -> 
     stated = files.document(files.privacy)
     if stated is None:
         raise InputError(f"{files.privacy}: not there", "a finished run has guarantees", "remove the run's folder")
+    check_own_code(stated, experiment, files.folder)
     privacy = PrivacyDocument.read(stated)
     found = contradictions(experiment, privacy)
     found = found or result_contradictions(experiment, privacy, result, files.lines())

@@ -9,10 +9,12 @@ import numpy as np
 import torch
 
 from sottovoce._version import __version__
+from sottovoce.algorithms.registry import algorithm_code
 from sottovoce.config import Document, Experiment, first_difference
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset
+from sottovoce.learning.own_code import dataset_code, model_code
 from sottovoce.run.noise_key_file import public_settings
 from sottovoce.run.training_run import TrainingRun
 
@@ -51,6 +53,7 @@ def fingerprint(experiment: Experiment, training_run: TrainingRun) -> str:
     """A digest of all that decides the numbers, the data among it; private, because it tells data sets apart."""
     digest = hashlib.sha256(public_fingerprint(experiment, training_run).encode())
     digest.update(_data_digest(training_run.task.dataset))
+    digest.update((dataset_code(experiment.data.name) or "").encode())
     return digest.hexdigest()
 
 
@@ -62,7 +65,28 @@ def public_fingerprint(experiment: Experiment, training_run: TrainingRun) -> str
     digest.update(repr((noise, training_run.algorithm.exact_noise)).encode())
     if noise.correlation is not None:
         digest.update(noise.correlation.numbers(training_run.rounds).tobytes())
+    if code := own_code(experiment):
+        digest.update(json.dumps(code, sort_keys=True).encode())
     return digest.hexdigest()
+
+
+def own_code(experiment: Experiment) -> dict[str, str]:
+    """Digests of the code of the user's own that computes what nodes send, by the setting that names it.
+
+    The code that reads the data is not among it: what is public says nothing about the data.
+    """
+    found = {"algorithm": algorithm_code(experiment.algorithm.name), "model": model_code(experiment.model.name)}
+    return {setting: digest for setting, digest in found.items() if digest is not None}
+
+
+def check_own_code(stated: Document, experiment: Experiment, folder: object) -> None:
+    """Refuse a run whose code is not what it was; `stated` is its `privacy.json`."""
+    other = first_difference(stated.get("code", {}), own_code(experiment))
+    if other is not None:
+        raise InputError(
+            f"{folder}: the code of {other[0]} has changed since the run began", "a run goes on as it began",
+            "restore the code, or start anew in another folder",
+        )  # fmt: skip
 
 
 def _data_digest(dataset: Dataset) -> bytes:

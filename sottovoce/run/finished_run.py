@@ -17,7 +17,7 @@ from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.views import View, node_number
 from sottovoce.run.build import build_accountant, build_run
 from sottovoce.run.checkpoint import load
-from sottovoce.run.fingerprint import fingerprint, public_fingerprint
+from sottovoce.run.fingerprint import check_own_code, fingerprint, public_fingerprint
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.noise_key_file import IN_FILE, read_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -92,6 +92,7 @@ def open_run(folder: Path, data: Path | None = None, *, own: bool = False) -> Fi
     privacy = files.document(files.privacy)
     has_key = files.noise_key.exists()
     training_run = build_run(buildable(experiment, data, own=own), data, recorded_graph(files, experiment))
+    check_own_code(privacy or {}, experiment, folder)
     digest = fingerprint(experiment, training_run)
     load(files.checkpoint, training_run, digest)
     if privacy is None or privacy.get("fingerprint") != public_fingerprint(experiment, training_run):

@@ -14,6 +14,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.assumptions import Assumption
 from sottovoce.privacy.composition import Composition, GaussianLoss, Loss, compose
+from sottovoce.privacy.covering_views import NAMED_ONLY, Coverage
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.views import View
 from sottovoce.run.claim_consistency import contradictions
@@ -48,11 +49,12 @@ class JointFigure:
 
 @dataclass(frozen=True)
 class JointAccount:
-    """The joint figures of some runs, everyone first. `adjacency` is the weakest of theirs."""
+    """The joint figures of some runs, everyone first, which holds for those in `covers`; the weakest `adjacency`."""
 
     folders: tuple[Path, ...]
     adjacency: Adjacency
     figures: tuple[JointFigure, ...]
+    covers: Coverage
     note: str | None
 
 
@@ -94,12 +96,13 @@ def joint_account(folders: Sequence[Path], delta: float, *, data: Path | None = 
     same = len({repr(run.nodes) for run in runs}) == 1
     everyone = _joint(views.everyone(), [run.headline for run in runs])
     others = list(_of_views(runs)) if same else []
-    if _covers_everyone(runs):
+    covers = Coverage.common(run.privacy.covers or NAMED_ONLY for run in runs)
+    if covers.everyone:
         others = [_at_most(one, everyone, delta) for one in others]
     records = any(run.privacy.adjacency == Adjacency.RECORD for run in runs)
     return JointAccount(
         tuple(run.folder for run in runs), Adjacency.RECORD if records else Adjacency.USER,
-        (everyone, *others), None if same else OTHER_NODES,
+        (everyone, *others), covers, None if same else OTHER_NODES,
     )  # fmt: skip
 
 
@@ -138,10 +141,6 @@ def _require_own_noise(runs: Sequence[_Run]) -> None:
             raise Unaccountable(
                 f"{run.folder}: its noise key is that of {other.folder}, and two runs with the same noise cancel it"
             )
-
-
-def _covers_everyone(runs: Sequence[_Run]) -> bool:
-    return all(run.privacy.covers is not None and run.privacy.covers.everyone for run in runs)
 
 
 def _at_most(one: JointFigure, everyone: JointFigure, delta: float) -> JointFigure:

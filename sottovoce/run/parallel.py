@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from sottovoce.config import Document, Experiment
 from sottovoce.core.limits import limits_are_lifted, limits_lifted
+from sottovoce.core.own_code import code_folder, code_from
 from sottovoce.core.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked, unblock_signals
 from sottovoce.core.threads import WORKERS
 from sottovoce.errors import Diverged, SottovoceError
@@ -74,7 +75,8 @@ def map_in_processes(act: Callable[[Item], Answer], items: Sequence[Item], jobs:
     stopped = context.Event()
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(stopped,)) as pool:
         with signals_blocked():
-            waiting = {pool.submit(_interruptible, act, item, limits_are_lifted()): item for item in items}
+            lifted, code = limits_are_lifted(), code_folder()
+            waiting = {pool.submit(_interruptible, act, item, lifted, code): item for item in items}
         try:
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
@@ -113,7 +115,7 @@ def _heed_signals(handler: Callable[..., None] | signal.Handlers) -> None:
         signal.signal(kind, handler)
 
 
-def _interruptible(act: Callable[[Item], Answer], item: Item, lifted: bool) -> Answer:
+def _interruptible(act: Callable[[Item], Answer], item: Item, lifted: bool, code: Path | None) -> Answer:
     """In a process of its own: one signal stops what is done, which then saves undisturbed."""
 
     def stop(*_: object) -> None:
@@ -126,7 +128,7 @@ def _interruptible(act: Callable[[Item], Answer], item: Item, lifted: bool) -> A
             _Stopped.event is not None and _Stopped.event.is_set()
         ):  # set before interrupts are sent, so that nothing misses both
             raise KeyboardInterrupt
-        with limits_lifted(lifted):
+        with limits_lifted(lifted), code_from(code):
             return act(item)
     finally:
         _heed_signals(signal.SIG_IGN)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from sottovoce.algorithms.registry import algorithm_spec
+from sottovoce.algorithms.registry import has_independent_noise
 from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import from_json
@@ -159,7 +159,7 @@ class PrivacyDocument:
         """The standard deviation of what a node adds, where its noise is its own: sigma times its own sensitivity."""
         sigma = self.sigma[node] if isinstance(self.sigma, list) else self.sigma
         sensitivity = self.sensitivity[node] if isinstance(self.sensitivity, list) else self.sensitivity
-        if sigma is None or not algorithm_spec(self.algorithm).independent_noise or math.isinf(sensitivity):
+        if sigma is None or not has_independent_noise(self.algorithm) or math.isinf(sensitivity):
             return None
         return sigma * sensitivity
 

@@ -14,7 +14,7 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.accountant import Account, account
 from sottovoce.privacy.calibration import with_sigma
-from sottovoce.privacy.convexity import least_weight, non_expansive
+from sottovoce.privacy.convexity import least_weight, non_expansive, taken_step_size
 from sottovoce.privacy.guarantee import KINDS, Kind
 from sottovoce.privacy.views import View
 from sottovoce.run.stored_accounts import StoredAccounts
@@ -143,7 +143,7 @@ def _convexity(training_run: TrainingRun, system: LinearSystem) -> Convexity:
         sentence = non_expansive(
             model,
             training_run.task.feature_norm,
-            step_size=training_run.algorithm.step_size,
+            step_size=taken_step_size(system),
             clipping=gradients.clipping.kind,
             weight=least_weight(system),
             excess=float((gradients.node_weights * batches.largest / batches.divisors).max()),

@@ -16,6 +16,7 @@ from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import PlannedRun, Stage
 from sottovoce.ledger.spending import DEFAULT, Spending, require_lineage
 from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss
+from sottovoce.privacy.covering_views import NAMED_ONLY
 from sottovoce.privacy.guarantee import Kind, PrivacyFigure
 from sottovoce.privacy.views import ViewKind
 from sottovoce.run.privacy_document import EarlierEnd, PrivacyDocument
@@ -95,6 +96,7 @@ def planned_run(privacy: PrivacyDocument, *, run: str, name: str, data: str, noi
         run=run, name=name, rounds=privacy.rounds, loss=loss, stages=stages or (Stage(privacy.rounds, loss),),
         refundable=isinstance(loss, GaussianLoss) and _may_stop(headline),
         adjacency=Adjacency(privacy.adjacency), data=data, noise=noise,
+        covers=privacy.covers or NAMED_ONLY,
     )  # fmt: skip
 
 

@@ -30,12 +30,15 @@ from torch import Tensor
 from sottovoce.config import RecordingSettings
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.grid import ExactNoiseChoice
+from sottovoce.core.notebook_html import html_table
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.threads import threads as torch_threads
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.coordinator import Coordinator
 from sottovoce.errors import InputError
 from sottovoce.learning.tasks import Gradients, Task
+from sottovoce.privacy.rounding import round_up
+from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.callbacks import RoundCallback, call_all
 from sottovoce.run.metrics import Measurement, is_measured, measure
 from sottovoce.run.privacy_report import PrivacyReport, report_privacy
@@ -43,7 +46,7 @@ from sottovoce.run.recording import Messages, Recorder
 from sottovoce.run.training_run import RunState, TrainingRun, prepare_run
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """A finished run: where every node ended (N x D), what was measured, and, when asked, its privacy guarantees.
 
@@ -56,6 +59,29 @@ class Run:
     delta: float
     nonfinite: int
     messages: Messages | None = None
+
+    def __repr__(self) -> str:
+        run, last = self.training_run, self.metrics[-1]
+        measured = f"{last.metric_name} {last.metric.average:.4f} of the average model"
+        return f"Run({run.algorithm.name} on {run.topology.name}, {run.rounds} rounds: {measured})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what was measured, and what is proven if it was asked for."""
+        metric = self.metrics[-1].metric_name
+        rows = [
+            [
+                one.round,
+                *(f"{value:.4f}" for value in (one.metric.average, one.metric.mean, one.loss.average)),
+                one.messages,
+            ]
+            for one in self.metrics
+        ]
+        heading = ["round", f"{metric}, average model", f"{metric}, nodes", "test loss", "messages"]
+        proven = self.guarantees.headline if "guarantees" in self.__dict__ else None
+        epsilon = (
+            "" if proven is None else f"; epsilon {round_up(proven.epsilon)} at delta {self.delta:g}, {proven.kind}"
+        )
+        return html_table([heading, *rows], f"{self!r}{epsilon}")
 
     @cached_property
     def guarantees(self) -> PrivacyReport:
@@ -72,7 +98,9 @@ def simulate(
     seed: int = 0,
     noise_key: RandomSource | None = None,
     adjacency: str = "record",
+    epsilon: float | None = None,
     delta: float = 1e-5,
+    view: str = "everyone",
     same_start: bool = True,
     exact_noise: ExactNoiseChoice = "auto",
     every: int = 10,
@@ -84,10 +112,12 @@ def simulate(
     """Train, and measure every few rounds. `task.gradients(...)` says which batches are drawn and how they are clipped.
 
     The algorithm's sensitivity is set to that of the clipped gradients under `adjacency`, and its noise, which is in
-    units of it, with it. `exact_noise` says whether nodes release values on a grid, so that guarantees cover rounding;
-    by default `with_exact_noise` decides. `threads` is torch's; one unless given. `on_round` is called after each
-    round. `record` says whose received models are kept, in `run.messages`. With a `noise_key` the run can be repeated,
-    and whoever knows the key knows the noise; with a `SecretSource()` in its place nobody can repeat it.
+    units of it, with it. With `epsilon`, sigma is replaced by the least that meets it at `delta` against `view`, as
+    with `privacy.epsilon` in a run file: batches that are drawn by chance count. `exact_noise` says whether nodes
+    release values on a grid, so that guarantees cover rounding; by default `with_exact_noise` decides. `threads` is
+    torch's; one unless given. `on_round` is called after each round. `record` says whose received models are kept, in
+    `run.messages`. With a `noise_key` the run can be repeated, and whoever knows the key knows the noise; with a
+    `SecretSource()` in its place nobody can repeat it.
     """
     if every < 1:
         raise InputError(f"metrics every {every} rounds", "a whole number from 1 is needed", "give 10, say")
@@ -95,6 +125,8 @@ def simulate(
         algorithm, topology, task, rounds=rounds, seed=seed, noise_key=noise_key, adjacency=adjacency,
         same_start=same_start, exact_noise=exact_noise,
     )  # fmt: skip
+    if epsilon is not None:
+        training_run = calibrate_run(training_run, epsilon=epsilon, delta=delta, view=view).training_run
     recorder = None if record is None else Recorder(training_run, record)
     metrics, callback = [], call_all(on_round, recorder)
     with torch_threads(threads):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 from scipy import sparse
 
+from sottovoce.core.class_correlation import unrolled_inverse
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
@@ -178,7 +179,7 @@ class LinearSystem:
         O = np.concatenate(rows)
         A, B = O[:, :G_total], O[:, G_total:]
         if self.correlation is not None:
-            B = B @ np.kron(self.correlation.inverse(self.rounds), np.eye(self.steps[0].noise_size))
+            B = B @ unrolled_inverse(self.correlation, self.rounds, np.arange(self.steps[0].noise_size))
         return A, B, labelled(labels)
 
     def __repr__(self) -> str:

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.arrays import Rows
+from sottovoce.core.class_correlation import groups_of
 from sottovoce.core.compression import Compression, RandomK
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.grid import NoiseOnGrid
@@ -346,8 +347,10 @@ class _WholeRun(_Basis):
     """The same over all rounds, where correlated noise reaches back to the columns of earlier ones."""
 
     def correlated(self, correlation: Correlation, sources: Sources, matrix: FactoredMatrix, round: int) -> LinearRows:
-        row = correlation.inverse(round + 1)[round]
+        weights_TS = np.zeros((round + 1, sources.size))
+        for part, places in groups_of(correlation, sources.groups[:, 0]):
+            weights_TS[:, places] = part.inverse(round + 1)[round][:, None]
         total = LinearRows((matrix.shape[0], 0))
-        for t, weight in enumerate(row):
-            total = total + weight * self._place(matrix.whole(), self._start(sources, t, 0))
+        for t, weights in enumerate(weights_TS):
+            total = total + self._place(matrix.by_source(weights).whole(), self._start(sources, t, 0))
         return total

@@ -93,6 +93,7 @@ TRADED = {
     "--gossip-steps": ["0", "2"],
     "--correlation": ["missing.npz", "file"],
     "--sigma-pair": ["1"],
+    "--classes": ["0", "2", "-1"],
     "--address": ["", "host", "host:0", "host:99999", "host:port", ":1", "a b:1", "host:7443/x"],
     "--folder": ["file", "file/below"],
     "--target": ["nothing", ""],

@@ -113,6 +113,8 @@ def test_estimates_grow_with_what_they_are_about():
     assert 3 < all_kinds < 30
     assert account_cost(system, node, KINDS[:1], Participation()).seconds < 0.2 * all_kinds
     assert account_cost(system, everyone, KINDS, Participation()).seconds < 0.1
+    silent = trace(algorithm("d-psgd"), system.topology, rounds=system.rounds)
+    assert account_cost(silent, everyone, KINDS, Participation()).seconds < 0.1
     often = Participation(10, 6)
     assert account_cost(system, node, KINDS, often, optimised=True).seconds > 4 * all_kinds
     assert account_cost(system, node, KINDS, often).seconds < 0.5 * all_kinds  # swept instead

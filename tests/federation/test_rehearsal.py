@@ -67,6 +67,7 @@ def test_why_a_member_has_ended_is_said(tmp_path, code, how, exits):
     (tmp_path / "Hill.messages").write_text("Mercy is connected.\nsotto: no\n")
     failure = _failure("Hill", code, tmp_path / "Hill.messages")
     assert (how in str(failure), failure.exit_code) == (True, exits)
+    assert code < 0 or str(_failure("Mercy", code, tmp_path / "Mercy.messages")).endswith(": it said nothing")
 
 
 def test_a_table_fits_a_terminal_of_any_width(tmp_path):

@@ -9,12 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from sottovoce import algorithm, uniform, weigh
 from sottovoce.core.fixed_point import encoded
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.loop import integer_sums
 from sottovoce.core.pair_masks import PairMasks
+from sottovoce.core.pair_masks import Place as MaskPlace
 from sottovoce.errors import InputError, PeerLost
 from sottovoce.federation.faults import Faults, Killed
 from sottovoce.federation.frames import MESSAGES, Kind, Reason
@@ -107,6 +109,20 @@ def test_what_receivers_make_of_masked_frames_is_the_plain_sum(count):
         total = sums[receiver].total(weights, values[receiver], received).view(np.int64)
         row = [weights.weight(receiver, sender) for sender in range(count)]
         assert total.tolist() == [sum(w * int(v) for w, v in zip(row, column, strict=True)) for column in values.T]
+
+
+@pytest.mark.parametrize("value", [0, 2**50, -1])
+def test_what_a_receiver_and_all_but_two_senders_have_is_uniform(value):
+    """Of the frames that the transport sends, every mask that accomplices know taken off; a bare message is not."""
+    members, words, names = federation(place="complete:6"), 20_000, tuple(f"node {v}" for v in range(6))
+    weights = integer_sums(members.algorithm, members.topology.at(0)).weights
+    integers, place = np.full(words, value), Place(2, 0)
+    sent = MaskedSums(4, names, members.masks(4), True).frames(weights, integers, place)[0]
+    known = sum(members.masks(one).mask(MaskPlace(*place, names[0]), [names[4]], words) for one in (1, 2, 3))
+    left = np.frombuffer(sent, np.uint64) + known
+    for what, uniform_bytes in ((left, True), (integers.astype(np.uint64), False)):
+        counts = np.bincount(np.frombuffer(what.tobytes(), np.uint8), minlength=256)
+        assert bool(stats.chisquare(counts).pvalue > 1e-6) is uniform_bytes
 
 
 # --- a message that is missing -------------------------------------------------------------------------------------
@@ -247,7 +263,7 @@ HOSTILE = {
     "another's": (lambda f: [changed(f, sender=2)], Reason.SENDER),
     "too short": (lambda f: [changed(f, payload=f.payload[:-8])], Reason.LENGTH),
     "not masked": (lambda f: [changed(f, kind=Kind.MESSAGE)], Reason.FORMAT),
-    "of a round that is far ahead": (lambda f: [changed(f, place=Place(9, 0))], Reason.TOO_EARLY),
+    "of a round that there is not": (lambda f: [changed(f, place=Place(99, 0))], Reason.PLACE),
     "replayed": (lambda f: [f, f], None),
 }
 

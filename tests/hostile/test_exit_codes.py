@@ -168,8 +168,8 @@ def test_the_page_lists_these_kinds():
 KINDS = {"SottovoceError", "InputError", "Diverged", "PeerLost", "Unaccountable", "Terminated"}
 """The errors that end a command; the rows above have one or more of each."""
 
-INSIDE = {"Refused", "StreamEnded", "Killed", "Singular", "_Ended"}
-"""Errors that no command ends with: of single frames and streams, of tests, of a route that gives way to another."""
+INSIDE = {"Refused", "StreamEnded", "SumFailed", "Killed", "Singular", "_Ended"}
+"""Errors that no command ends with: of single frames, streams and sums, of tests, of a route that gives way."""
 
 EXITS = {
     "cli/compare.py": ["Exit"],

@@ -54,7 +54,7 @@ def test_every_step_enters_its_place_and_none_occurs_twice(ledger):
 def test_a_ledger_whose_keys_were_exchanged_is_refused(ledger):
     keys = MaskKeys(ledger, "run")
     keys.store(KEYS)
-    with ledger.transaction() as connection:
-        connection.execute("UPDATE payloads SET bytes = ? WHERE name = 'Hill'", (b"9" * 32,))
+    with ledger.transaction():
+        ledger._connection.execute("UPDATE payloads SET bytes = ? WHERE name = 'Hill'", (b"9" * 32,))
     with pytest.raises(InputError, match="keys of masks differ from their hash"):
         Steps(ledger, "run").verify()

@@ -10,9 +10,10 @@ import pytest
 from sottovoce.core.adjacency import Adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.ledger.database import open_ledger
-from sottovoce.ledger.lineages import Budget, Stage
+from sottovoce.ledger.lineages import EVERYBODY, Budget, Stage
 from sottovoce.ledger.spending import Spending
 from sottovoce.privacy.composition import GaussianLoss, SampledLoss, StatedLoss, compose
+from sottovoce.privacy.covering_views import Coverage
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from tests.ledger.writer import planned
 
@@ -192,6 +193,14 @@ def test_runs_about_users_and_about_records_together_are_about_a_record(spending
     assert spending.lineage("data").adjacency is Adjacency.USER
     spending.reserve(planned(run="b", adjacency=Adjacency.RECORD))
     assert spending.lineage("data").adjacency is Adjacency.RECORD
+
+
+def test_a_total_holds_against_those_whom_all_runs_cover(spending):
+    assert spending.lineage("data").covers == EVERYBODY
+    spending.reserve(planned(run="a"))
+    spending.reserve(planned(run="b", covers=Coverage(everyone=True, colluders=2)))
+    spending.reserve(planned(run="c", covers=Coverage(everyone=False, colluders=3)))
+    assert Spending(spending.database).lineage("data").covers == Coverage(everyone=False, colluders=2)
 
 
 def test_a_budget_at_another_delta_compares_at_its_own(spending):

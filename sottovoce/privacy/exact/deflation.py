@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
+from sottovoce.core.class_correlation import groups_of
 from sottovoce.core.memo import once_for_each
+from sottovoce.core.threads import one_thread
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
 from sottovoce.tracing.linear_system import StepMatrices, TracedMessages, map_equal_steps
 
@@ -150,7 +152,10 @@ class Entering:
         self._Z = 0 if turned else sum(step.observed.noise.shape[1] for step in observation.steps)
         self._G = 0 if turned else len(observation.victims) * observation.gradient_rounds
         correlation = observation.system.correlation
-        self._rounds_TT = None if correlation is None else correlation.inverse(len(observation.steps))
+        self._correlated: list[tuple[Array, NDArray[np.intp]]] = []
+        if correlation is not None:
+            groups = groups_of(correlation, observation.steps[0].noise_columns)
+            self._correlated = [(part.inverse(len(observation.steps)), places) for part, places in groups]
         self.unknown = Unknown(*self.nothing(observation.steps[0].observed.state.shape[1]))
 
     def nothing(self, rows: int) -> tuple[Array, Array]:
@@ -171,10 +176,11 @@ class Entering:
     def _wide(self, part: Inputs, t: int, g: int, z: int) -> tuple[Array, Array]:
         noise, gradient = self.nothing(part.noise.shape[0])
         S = part.noise.shape[1]
-        if self._rounds_TT is None:
+        if not self._correlated:
             noise[:, z : z + S] = part.noise.toarray()
-        else:
-            noise[:] = np.kron(self._rounds_TT[t], part.noise.toarray())
+        for inverse_TT, places in self._correlated:
+            own = part.noise.toarray()[:, places]
+            noise.reshape(len(noise), -1, S)[:, :, places] = inverse_TT[t][None, :, None] * own[:, None, :]
         gradient[:, g : g + part.gradient.shape[1]] = part.gradient.toarray()
         return noise, gradient
 
@@ -189,6 +195,7 @@ class Deflated(NamedTuple):
     clear: bool
 
 
+@one_thread()
 def deflated(observation: Observation) -> Deflated:
     """M by the basis. Dense: small systems."""
     V, T = len(observation.victims), observation.gradient_rounds

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.linalg import lapack
 
+from sottovoce.core.class_correlation import groups_of
 from sottovoce.privacy.exact import whitening
 from sottovoce.privacy.exact.stationary import alike, settled_
 from sottovoce.privacy.exact.whitening import (
@@ -139,7 +140,10 @@ def _factor(observation: Observation, effects: Effects) -> tuple[Array, NDArray[
     if correlation is None:
         G_RR = _covariance(effects)
     else:
-        G_RR = _correlated_covariance(effects, correlation.inverse(len(observation.steps)))
+        first = effects.steps[0].noise_columns
+        G_RR = np.zeros((effects.starts[-1],) * 2)
+        for part, places in groups_of(correlation, first):
+            G_RR += _correlated_covariance(effects, part.inverse(len(observation.steps)), places)
     alive = np.diag(G_RR) > 0
     if not alive.all():  # what is said without noise tells nothing as long as it holds no data either
         if np.any(effects.signals() & ~alive):
@@ -200,15 +204,15 @@ def _add_last_round_(G_RR: Array, effects: Effects) -> None:
     G_RR[first:last, last:] = G_RR[last:, first:last].T
 
 
-def _correlated_covariance(effects: Effects, inverse_TT: Array) -> Array:
-    """`B B^T` for noise correlated over rounds, one group of sources at a time."""
+def _correlated_covariance(effects: Effects, inverse_TT: Array, sources_S: NDArray[np.intp]) -> Array:
+    """`B B^T` for noise of these sources, correlated over rounds, one group of sources at a time."""
     R, T = effects.starts[-1], len(effects.steps)
-    S = effects.steps[0].observed.noise.shape[1]
+    S = len(sources_S)
     G_RR = np.zeros((R, R))
     size = max(1, int(whitening.AT_ONCE / (R * T)))
     for first in range(0, S, size):
-        group = slice(first, min(S, first + size))
-        plain = np.zeros((T, group.stop - first, R))
+        group = sources_S[first : first + size]
+        plain = np.zeros((T, len(group), R))
         for s in range(T):
             plain[s, :, effects.starts[s] :] = effects.column(effects.noise, s)[:, group].T
         mixed = np.tensordot(inverse_TT, plain, axes=(0, 0)).reshape(-1, R)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import linalg
 
+from sottovoce.core.threads import one_thread
 from sottovoce.privacy.exact.whitening import (
     Array,
     Groups,
@@ -47,6 +48,7 @@ def kalman(observation: Observation) -> Groups:
         yield group, M_VTT
 
 
+@one_thread()
 def _filters(observation: Observation) -> tuple[list[Filter], float]:
     """The filter of every round, and a bound on the relative rounding error."""
     P_XX = np.zeros((observation.steps[0].observed.state.shape[1],) * 2)

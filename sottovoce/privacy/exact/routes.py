@@ -151,7 +151,7 @@ def _of_fresh_sums(observation: Observation, scheme: Participation) -> Array:
             return np.where(signal > 0, signal / variance, 0.0)
 
     each_TV = np.array(map_equal_steps(told, [step for step in observation.steps if step.takes_gradients]))
-    return np.max([each_TV[pattern].sum(axis=0) for pattern in scheme.patterns(len(each_TV))], axis=0)
+    return scheme.largest_sum(each_TV)
 
 
 def losses(observation: Observation) -> Array:

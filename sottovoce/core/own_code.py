@@ -1,0 +1,204 @@
+"""Code of the user's own that settings name: `mine.py:Momentum`, or what an installed package offers under a name.
+
+Settings may come from anybody, so they load no code by themselves. A file is looked for in one folder, which the user
+names, and nowhere else:
+
+    >>> named_object("mine.py:Momentum", Offered.ALGORITHM)
+    Traceback (most recent call last):
+    ...
+    sottovoce.errors.InputError: algorithm 'mine.py:Momentum' is code, and no folder was named that holds it; ...
+
+A package offers algorithms, models and data sets as entry points of the groups in `Offered`. It was installed on
+purpose, so its code is loaded when its name is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from sottovoce.errors import InputError, file_error
+from sottovoce.regular_files import read_bytes
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+_NAME = re.compile(r"(?P<file>[^:]+\.py):(?P<object>[A-Za-z_]\w*)")
+
+_folder: ContextVar[Path | None] = ContextVar("the folder of the user's own code", default=None)
+
+
+class Offered(StrEnum):
+    """What code can be named for, as errors call it; an entry point's group is named after it."""
+
+    ALGORITHM = "algorithm"
+    MODEL = "model"
+    DATASET = "dataset"
+
+    @property
+    def group(self) -> str:
+        """The group of entry points by which packages offer it."""
+        return f"sottovoce.{self.value}s"
+
+
+@dataclass(frozen=True)
+class NamedObject:
+    """What a name stands for, and a digest of the code it comes from."""
+
+    value: object
+    digest: str
+
+
+@contextmanager
+def code_from(folder: str | Path | None) -> Iterator[None]:
+    """A context in which settings may name code that lies in this folder; with None, none may."""
+    place = None if folder is None else Path(folder)
+    if place is not None and not place.is_dir():
+        raise InputError(f"{place} is no folder", "code is looked for in a folder", "name the folder of your code")
+    before = _folder.set(place)
+    try:
+        yield
+    finally:
+        _folder.reset(before)
+
+
+def code_folder() -> Path | None:
+    """The folder in which code that settings name is looked for; None where none may be loaded."""
+    return _folder.get()
+
+
+def is_code(name: str) -> bool:
+    """Whether a name stands for an object in a file of code.
+
+    >>> is_code("mine.py:Momentum"), is_code("dp-d-sgd"), is_code("file:rows.npz")
+    (True, False, False)
+    """
+    return _NAME.fullmatch(name) is not None
+
+
+def named_object(name: str, kind: Offered) -> NamedObject | None:
+    """What a name stands for: an object in a file of code, or one that a package offers; None where it is neither."""
+    named = _NAME.fullmatch(name)
+    if named is None:
+        offered = _entry_point(kind.group, name)
+        return None if offered is None else _load_entry_point(offered)
+    path = _file(name, named["file"], kind)
+    try:
+        source = read_bytes(path, follow_links=True)
+    except OSError as error:
+        raise file_error(path, error, "it holds the code that settings name", "check the name") from None
+    module = _load(path, source)
+    if not hasattr(module, named["object"]):
+        own = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
+        raise InputError(
+            f"{path} has no {named['object']}", f"{kind} = {name!r} names an object in that file",
+            f"it has: {', '.join(own) or 'nothing of its own'}",
+        )  # fmt: skip
+    return NamedObject(getattr(module, named["object"]), hashlib.sha256(source).hexdigest())
+
+
+def code_digest(name: str, kind: Offered) -> str | None:
+    """A digest of the code that a name stands for; None for what the package itself has under that name."""
+    found = named_object(name, kind)
+    return None if found is None else found.digest
+
+
+def offered_names(kind: Offered) -> tuple[str, ...]:
+    """The names under which installed packages offer such things; none of their code is loaded."""
+    return tuple(sorted(_entry_points(kind.group)))
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def _file(name: str, file: str, kind: Offered) -> Path:
+    """Where the file is, in the folder that the user has named."""
+    folder = code_folder()
+    if folder is None:
+        raise InputError(
+            f"{kind} {name!r} is code, and no folder was named that holds it",
+            "settings load no code by themselves, and run folders hold none",
+            f"read {file}, then name its folder with --code",
+        )
+    path, inside = Path(file), (folder / file).resolve()
+    if path.is_absolute() or not inside.is_relative_to(folder.resolve()):
+        raise InputError(f"{kind} {name!r} is outside {folder}", "code lies in the folder named", "move it there")
+    if not inside.is_file():
+        raise InputError(
+            f"{kind} {name!r}: there is no {file} in {folder}", "code lies beside the run file, or in --code",
+            "check the name, or name the folder with --code",
+        )  # fmt: skip
+    return inside
+
+
+_modules: dict[tuple[Path, bytes], ModuleType] = {}
+
+
+def _load(path: Path, source: bytes) -> ModuleType:
+    """The module of a file as it is now; loaded once, so that its classes stay the same."""
+    key = (path, hashlib.sha256(source).digest())
+    if key not in _modules:
+        module = ModuleType(f"{path.stem}_{key[1].hex()[:12]}")
+        module.__file__ = str(path)
+        sys.modules[module.__name__] = module  # dataclasses and type hints look themselves up there
+        try:
+            exec(compile(source, str(path), "exec"), vars(module))
+        except Exception as error:
+            del sys.modules[module.__name__]
+            where = _line(error, path)
+            raise InputError(
+                f"{path}{where}: {type(error).__name__}: {error}", "code that settings name must load", "correct it"
+            ) from error
+        _modules[key] = module
+    return _modules[key]
+
+
+def _line(error: Exception, path: Path) -> str:
+    """Where in the file something went wrong."""
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}"
+    lines, trace = [], error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == str(path):
+            lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    return f", line {lines[-1]}" if lines else ""
+
+
+# --- packages --------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _entry_points(group: str) -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points
+
+    return {found.name: found for found in entry_points(group=group)}
+
+
+def _entry_point(group: str, name: str) -> EntryPoint | None:
+    return _entry_points(group).get(name)
+
+
+def _load_entry_point(found: EntryPoint) -> NamedObject:
+    """The object, with a digest of its module's file and of the package's version."""
+    package = "" if found.dist is None else f"{found.dist.name} {found.dist.version}"
+    try:
+        value = found.load()
+    except Exception as error:
+        raise InputError(
+            f"{found.name} of {package or found.value}: {type(error).__name__}: {error}",
+            "a package that offers it must load", "mend or remove that package",
+        ) from error  # fmt: skip
+    file = getattr(sys.modules.get(found.module), "__file__", None)
+    source = b"" if file is None else read_bytes(Path(file), follow_links=True)
+    return NamedObject(value, hashlib.sha256(package.encode() + b"\0" + source).hexdigest())

@@ -1,0 +1,206 @@
+"""Runs whose algorithm, model and data are code of the user's own."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sottovoce import InputError, Unaccountable, algorithm, code_from, metropolis, trace
+from sottovoce.config import parse_experiment, read_settings_file
+from sottovoce.learning.own_code import find_dataset, find_model
+from sottovoce.privacy.convexity import least_weight, taken_step_size
+from sottovoce.run.build import build_run
+from sottovoce.run.execute import run_experiment
+from sottovoce.run.run_accountant import RunAccountant
+
+PAGE = (Path(__file__).parents[2] / "docs" / "your-own-code.md").read_text()
+QUICK = ("--set", "training.rounds=3", "--set", "training.batch=cycle:4x2", "--set", "metrics.every=3")
+
+
+def saved(page: str, name: str) -> str:
+    return re.search(rf'title="{name}"\n(.*?)```', page, flags=re.DOTALL)[1]
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """The files of the page about code, in a folder of their own."""
+    folder = tmp_path / "written"
+    folder.mkdir()
+    for name in ("mine.py", "mine.toml"):
+        (folder / name).write_text(saved(PAGE, name))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def trained(sotto, *more: str) -> Path:
+    code, _, err = sotto("", "run", "written/mine.toml", *QUICK, *more)
+    assert code == 0, err
+    return Path("runs/mine")
+
+
+def test_changed_code_is_refused(written, sotto):
+    run = trained(sotto)
+    stated = json.loads((run / "privacy.json").read_text())
+    assert set(stated["code"]) == {"algorithm", "model"}
+    assert stated["algorithm"] == "mine.py:Momentum"
+    assert sotto("", "run", "written/mine.toml", *QUICK)[0] == 0
+    (written / "mine.py").write_text(saved(PAGE, "mine.py").replace("grad + noise", "grad + 0.5 * noise"))
+    for command in (["run", "written/mine.toml", *QUICK], ["attack", "runs/mine", "--code", "written"]):
+        code, _, err = sotto("", *command)
+        assert (code, "the code of algorithm has changed since the run began" in err) == (2, True), err
+    (run / "result.json").unlink()
+    code, _, err = sotto("", "run", "written/mine.toml", *QUICK, "--resume")
+    assert (code, "has changed" in err) == (2, True), err
+
+
+def test_code_that_reads_data_is_part_of_the_private_fingerprint(written, sotto):
+    """The same rows, read by other code that stands elsewhere: what is public stays the same."""
+    (written / "rows.py").write_text(saved(PAGE, "mine.py"))
+    run = trained(sotto, "--set", "data.name=rows.py:load")
+    before = (run / "privacy.json").read_bytes()
+    private = json.loads((run / "private.json").read_text())["fingerprint"]
+    shutil.rmtree(run)
+    (written / "rows.py").write_text(saved(PAGE, "mine.py") + "# changed\n")
+    trained(sotto, "--set", "data.name=rows.py:load")
+    assert (run / "privacy.json").read_bytes() == before
+    assert json.loads((run / "private.json").read_text())["fingerprint"] != private
+
+
+def test_a_foreign_folder_runs_no_code(written, sotto, tmp_path):
+    """Whatever is asked about a folder, and whatever it contains."""
+    run, mark = trained(sotto), tmp_path / "mark"
+    shutil.rmtree(written)
+    foreign = f"open({str(mark)!r}, 'w').close()\n" + saved(PAGE, "mine.py")
+    for place in (run, run.parent, tmp_path):
+        (place / "mine.py").write_text(foreign)
+    (run / "again.toml").write_text(saved(PAGE, "mine.toml"))
+    commands = [
+        ["attack", str(run)], ["audit", str(run), "--runs", "0"], ["compare", str(run)], ["account", str(run)],
+        ["account", str(run), "--view", "node:0"], ["run", str(run / "config.json"), "--out", "others"],
+        ["run", str(run / "again.toml"), "--out", "others"],
+    ]  # fmt: skip
+    for command in commands:
+        code, _, err = sotto("", *command)
+        assert not mark.exists(), command
+        asks = code == 2 and "--code" in err
+        assert asks or command[:2] in (["compare", str(run)], ["account", str(run)]), (command, err)
+    assert sotto("", "attack", str(run), "--code", str(run))[0] == 2
+    assert mark.exists()
+
+
+def test_attacks_and_audits_take_the_code_that_is_named(written, sotto):
+    trained(sotto, "--set", "record.every=1")
+    assert sotto("", "attack", "runs/mine", "--code", "written")[0] == 0
+    code, out, err = sotto(
+        "", "audit", "runs/mine", "--code", "written", "--runs", "0", "--repetitions", "100", "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["findings"] == []
+    code, _, err = sotto("", "account", "runs/mine", "--view", "node:1", "--code", "written")
+    assert code == 0, err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [["--jobs", "2", "--set", "seeds=[0, 1]"], ["--processes", "2"]])
+def test_sweeps_and_ranks_load_code_in_their_processes(written, command, more):
+    """In processes that are started anew, and must be told where code is."""
+    process = command(written.parent, "--quiet", "run", "written/mine.toml", *QUICK, *more)
+    assert process.communicate()[1] == ""
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ("model.width = 'broad'", "mine.py:Small: TypeError: .*; code of your own raised this"),
+        ("model.height = 3", "mine.py:Small with .*height.*; it cannot be called so"),
+        ("model.shape = 3", "shape = 3 of mine.py:Small; it is a list of whole numbers"),
+        ("model.name = 'mine.py:np'", "model 'mine.py:np' is a module; it is a class of torch modules"),
+        ("data.name = 'mine.py:Moving'", "data set 'mine.py:Moving'|mine.py:Moving with"),
+        ("data.name = 'mine.py:Small'", "data set 'mine.py:Small' gives a Small; it gives a Dataset"),
+        ("algorithm.gamma = 2", "setting 'gamma' of mine.py:Momentum; it has: sigma, step_size, beta"),
+    ],
+)
+def test_wrong_settings_are_refused_in_a_sentence(written, changes, line):
+    from sottovoce.config import apply_overrides
+
+    document = apply_overrides(read_settings_file(written / "mine.toml"), [changes])
+    with code_from(written), pytest.raises(InputError, match=line):
+        build_run(parse_experiment(document))
+
+
+def test_models_and_data_of_the_package_are_found_as_before(written):
+    digits = find_dataset("digits", None)
+    assert find_model("softmax", digits, bias=False).layout.size == 640
+    with pytest.raises(InputError, match="is code, and no folder was named"):
+        find_dataset("mine.py:load", None)
+
+
+def test_rows_that_declare_a_norm_are_made_to_have_it(written):
+    (written / "long.py").write_text(
+        "import numpy as np\nfrom dataclasses import replace\nfrom sottovoce import from_arrays\n"
+        "def load(folder):\n    found = from_arrays(np.full((20, 2), 9.0), [0, 1] * 10)\n"
+        "    found.examples._norm_bound = 1.0\n    return found\n"
+    )
+    with code_from(written):
+        assert (find_dataset("long.py:load", None).inputs ** 2).sum(axis=1).max() <= 1.0
+
+
+# --- convexity follows from what the maps do -------------------------------------------------------------------
+
+STEPS = """
+from dataclasses import dataclass
+from sottovoce import Gossip
+
+@dataclass(frozen=True, kw_only=True)
+class Long(Gossip):
+    def local(self, state, grad, noise):
+        return type(state)(state.x - 10 * self.step_size * (grad + noise))
+
+@dataclass(frozen=True, kw_only=True)
+class Uphill(Gossip):
+    def local(self, state, grad, noise):
+        return type(state)(state.x + self.step_size * (grad + noise))
+
+@dataclass(frozen=True, kw_only=True)
+class Mirrored(Gossip):
+    def point(self, state):
+        return -state.x
+"""
+
+
+def test_the_step_that_is_taken_decides_convexity(tmp_path):
+    (tmp_path / "steps.py").write_text(STEPS)
+    net = metropolis("ring:4")
+    with code_from(tmp_path):
+        built = {
+            name: algorithm(f"steps.py:{name}", sigma=1.0, step_size=0.1) for name in ("Long", "Uphill", "Mirrored")
+        }
+    traced = {name: trace(one, net, rounds=3) for name, one in built.items()}
+    assert taken_step_size(traced["Long"]) == pytest.approx(1.0)
+    assert taken_step_size(traced["Uphill"]) == pytest.approx(-0.1)
+    with pytest.raises(Unaccountable, match="at minus a node's model"):
+        least_weight(traced["Mirrored"])
+    document = {
+        "name": "steps", "topology": {"graph": "ring:4"}, "data": {"name": "breast-cancer", "unit_norm": True},
+        "model": {"name": "logistic"},
+        "training": {"rounds": 3, "batch": "full", "clip": "per-example", "bound": 1.0},
+    }  # fmt: skip
+    with code_from(tmp_path):
+        for name, words in {"Long": "step size 5 exceeds 2/L", "Uphill": "climbs", "Mirrored": "minus"}.items():
+            settings = document | {"algorithm": {"name": f"steps.py:{name}", "sigma": 1.0, "step_size": 0.5}}
+            found = RunAccountant(build_run(parse_experiment(settings))).convexity
+            assert (found.established, words in found.sentence) == (False, True), found
+        settings = document | {"algorithm": {"name": "dp-d-sgd", "sigma": 1.0, "step_size": 0.5}}
+        assert RunAccountant(build_run(parse_experiment(settings))).convexity.established
+
+
+def test_experiments_in_python_name_the_folder_of_code(written):
+    experiment = parse_experiment(read_settings_file(written / "mine.toml")).model_copy(update={"name": "api"})
+    with pytest.raises(InputError, match="--code"):
+        run_experiment(experiment, Path("runs/api"))
+    assert not Path("runs/api").exists()
