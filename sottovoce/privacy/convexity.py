@@ -63,7 +63,7 @@ def taken_step_size(system: LinearSystem) -> float:
     sent = [
         step.sent[0].rows.tocsc()[:, step.state_size : step.state_size + step.gradients] for step in steps if step.sent
     ]
-    taken = [-float(scale) for gradients in sent for scale in (gradients.min(), gradients.max()) if gradients.nnz]
+    taken = [-float(scale) for gradients in sent if gradients.nnz for scale in (gradients.min(), gradients.max())]
     return min(taken) if any(step < 0 for step in taken) else max([system.algorithm.step_size, *taken])
 
 

@@ -3,11 +3,11 @@
 Poisson batches and plain releases have theirs in `dp-accounting`. For batches of a fixed size, drawn without
 replacement, where a record is replaced by another, it is made here. Take a batch of which one record is not looked at
 yet: with probability q = size over records it is the one that may change, else any other. All records lie within Delta
-of each other, so for any q' = 1 + q (a - 1), a >= 1, advanced joint convexity (Balle, Barthe and Gaboardi, 2018,
-Theorem 2, as used in their Theorem 11) bounds the hockey-stick divergence of order q' by q times that of order a of
-one Gaussian: the divergence of Poisson batches where the record is there. That holds in both directions, which gives
-the orders below 1. A profile with these values at all orders has a pair of distributions, and pairs compose, also
-adaptively (Zhu, Dong and Wang, 2022, Proposition 8 and Theorem 10). docs/guarantees.md has the proof.
+of each other, so for every order 1 + q (a - 1), a >= 1, advanced joint convexity (Balle, Barthe and Gaboardi, 2018,
+arXiv 1807.01647, Theorem 2) bounds the hockey-stick divergence by q times that of order a of one Gaussian: the
+divergence of Poisson batches where the record is there. That holds in both directions, which gives the orders below 1.
+A profile with these values at all orders has a pair of distributions, and pairs compose, also adaptively (Zhu, Dong and
+Wang, 2022, arXiv 2106.08567, Proposition 8 and Theorem 10). docs/guarantees.md has the proof.
 
     >>> one = fixed_size_distribution(noise=2.0, share=0.01)
     >>> round(one.self_compose(1000).get_epsilon_for_delta(1e-5), 3)

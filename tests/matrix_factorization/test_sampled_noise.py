@@ -10,6 +10,7 @@ import pytest
 
 from sottovoce import InputError, algorithm, factorize, metropolis, sampled_epsilon, views, weigh
 from sottovoce.core.correlation import Banded, Triangular
+from sottovoce.core.graphs import graph
 from sottovoce.core.participation import Participation
 from sottovoce.matrix_factorization.banded_columns import banded_columns, lower_bound, modes_of
 from sottovoce.matrix_factorization.banded_error import banded_error
@@ -97,6 +98,23 @@ def test_at_380_rounds_sampling_wins_for_small_epsilon_and_both_together_for_lar
         assert choice.gap < 0.01
     assert best[1.0].parts == 1
     assert 1 < best[20.0].parts < 19
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("epsilon", "error", "parts"),
+    [(0.5, 0.054, 1), (1.0, 0.056, 1), (2.0, 0.062, 1), (5.0, 0.084, 2), (10.0, 0.115, 3), (20.0, 0.160, 4)],
+)
+def test_the_table_of_the_experiment_is_reproduced_or_bettered(data, epsilon, error, parts):
+    """Errors over those of cyclic batches with independent noise, on the graph of the experiment."""
+    net = metropolis(graph(f"file:{data('facebook_ego/414.edges.gz')},component=giant"))
+    choice = sampled_noise(net, rounds=380, share=1 / 19, epsilon=epsilon, delta=1e-6)
+    cyclic = choice.tried[-1]
+    over = cyclic.factorization.independent * cyclic.noise**2
+    assert cyclic.share == 1.0
+    assert choice.best.error / over <= error + 5e-4
+    assert choice.best.error <= min(cyclic.error, choice.independent) * (1 + 1e-9)
+    assert choice.best.parts == parts
 
 
 # --- the best C in a band ------------------------------------------------------------------------------------------

@@ -311,6 +311,8 @@ def measured_otherwise(folder: Path) -> Path:
     """The same run, as if it had learned a value."""
     for name in ("metrics.jsonl", "result.json"):
         (folder / name).write_text((folder / name).read_text().replace('"accuracy"', '"rmse"'))
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"held_out": {"rows": 9, "rmse": 0.5, "mae": 0.4}}))
     return folder
 
 
