@@ -150,6 +150,7 @@ def test_refusals_are_these_and_no_others():
     expected |= {("dp-csgp", place) for place in changing}  # where messages are compressed
     expected |= {("muffliato", place) for place in changing}  # where Chebyshev needs one W
     expected |= {("muffliato-sgd", place) for place in ("edges", "dropout", "announced")}  # and nodes that all meet
+    expected |= {("mafalda", place) for place in changing}  # where classes of nodes need one W
     assert found == expected
 
 

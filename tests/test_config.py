@@ -54,7 +54,7 @@ WRONG = {
     "privacy.zzz=1": "privacy.zzz; there is no such key; known here: adjacency, delta, epsilon",
     "colour=red": "colour; there is no such key; known here: name, seed, noise, noise_key, secure_sum, topology",
     "algorithm.sgima=2": "setting 'sgima' of dp-d-sgd; it has: sigma, step_size",
-    "model.depth=2": "softmax with {'depth': 2}",
+    "model.depth=2": "'depth' of softmax; it has no such setting",
     "topology.seeds=2": "did you mean topology.seed?",
     # wrong types
     "training.rounds=ten": "training.rounds = 'ten'; it should be a valid integer",

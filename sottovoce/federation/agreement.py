@@ -250,17 +250,17 @@ def check_agreed_keys(document: Document, where: str) -> None:
             raise InputError(f"{where}: {key}", reason, "leave it out")
 
 
-def check_number_of_members(members: int, where: str) -> None:
-    """Refuse a federation of one, and one that is too large to be compared."""
-    if members < 2:
-        raise InputError(f"{where}: {members} members", "a federation has at least two", "add the others")
+def check_not_too_many(members: int, where: str) -> None:
+    """Refuse a federation that is too large to be compared, before its members are read."""
     if members > MOST_MEMBERS:
         raise InputError(f"{where}: {members:,} members", f"it has at most {MOST_MEMBERS:,}", "simulate so many")
 
 
 def check_members(members: Sequence[Member], where: str) -> None:
     """Refuse members of a wrong form, in a wrong order, or that cannot be told apart."""
-    check_number_of_members(len(members), where)
+    check_not_too_many(len(members), where)
+    if len(members) < 2:
+        raise InputError(f"{where}: {len(members)} members", "a federation has at least two", "add the others")
     for member in members:
         check_member(member, where)
     for one, other in combinations(members, 2):

@@ -14,7 +14,7 @@ from sottovoce.federation.agreement import (
     AgreedTopology,
     Agreement,
     check_agreed_keys,
-    check_number_of_members,
+    check_not_too_many,
     parse_agreement,
 )
 from sottovoce.federation.identity import check_certificate
@@ -49,7 +49,7 @@ def read_draft(settings: Path) -> Draft:
 def assemble_agreement(settings: Path, member_files: Sequence[Path]) -> Agreement:
     """The agreement of settings and members; the same settings give another one each time, by its random bytes."""
     where, draft = str(settings), read_draft(settings)
-    check_number_of_members(len(member_files), where)
+    check_not_too_many(len(member_files), where)
     members = sorted((read_member(path) for path in member_files), key=lambda member: member.name)
     for member in members:
         check_certificate(member, f"{member.name}{SUFFIX}")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, Decimal
+from typing import TYPE_CHECKING
 
-from sottovoce.core.noise import PerNode
+if TYPE_CHECKING:
+    from sottovoce.core.noise import PerNode
 
 
 def round_up(value: float, digits: int = 4) -> str:

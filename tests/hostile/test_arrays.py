@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 import zipfile
 
 import numpy as np
@@ -18,6 +19,10 @@ from sottovoce.learning.tasks import task
 ROWS = np.arange(120.0).reshape(40, 3) / 120
 CLASSES = np.arange(40) % 2
 
+with warnings.catch_warnings():  # numpy advises against matrices, and callers have them
+    warnings.simplefilter("ignore", PendingDeprecationWarning)
+    MATRIX = np.asmatrix(ROWS)
+
 SAME = {
     "negative strides": ROWS[::-1, ::-1].copy()[::-1, ::-1],
     "by columns": np.asfortranarray(ROWS),
@@ -25,7 +30,7 @@ SAME = {
     "long double": ROWS.astype(np.longdouble),
     "read-only": np.frombuffer(ROWS.tobytes()).reshape(40, 3),
     "every other row": np.repeat(ROWS, 2, axis=0)[::2],
-    "a matrix": np.asmatrix(ROWS),
+    "a matrix": MATRIX,
     "masked nowhere": np.ma.array(ROWS),
     "lists": ROWS.tolist(),
     "a generator": (row for row in ROWS.tolist()),

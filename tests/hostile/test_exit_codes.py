@@ -172,7 +172,7 @@ INSIDE = {"Refused", "StreamEnded", "SumFailed", "Killed", "Singular", "_Ended"}
 """Errors that no command ends with: of single frames, streams and sums, of tests, of a route that gives way."""
 
 EXITS = {
-    "cli/compare.py": ["Exit"],
+    "cli/compare.py": ["Exit", "Exit"],
     "cli/peer.py": ["Exit"],
     "cli/attack.py": ["Exit"],
     "cli/app.py": ["Exit", "exit"],

@@ -202,7 +202,7 @@ def test_nothing_public_tells_neighbouring_data_apart(experiment, sotto, tmp_pat
         place = tmp_path / world
         place.mkdir()
         monkeypatch.chdir(place)
-        monkeypatch.setattr(build, "load", lambda name, folder, rows=rows: rows)
+        monkeypatch.setattr(build, "find_dataset", lambda name, folder, rows=rows: rows)
         build.forget_data()
         (place / "small.json").write_text(json.dumps(in_small(experiment)))
         code, out, err = sotto("run small.json")

@@ -113,7 +113,7 @@ function drawGraph() {
           symbol: i === state.attacker ? "star" : isInf(epsilon[i]) ? "square" : "circle",
           size: i === state.attacker ? size + 10 : size,
           heavy: i === state.attacker,
-          text: names ? label(i) : size > 12 ? String(i) : null,
+          text: names || (size > 12 && !run().labels) ? label(i) : null,
           below: Boolean(names),
           hover: hover(i),
           choice: i,
