@@ -9,7 +9,6 @@ from sottovoce.cli.account_words import headline_words
 from sottovoce.cli.options import Setting
 from sottovoce.cli.output import Table, answer, print_sentence, show_elapsed
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.account_table import table_by_distance
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_js
 
 def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json: bool) -> None:
     """Print the account of one view of a run, by the run's own settings and, unless another is given, its delta."""
+    from sottovoce.privacy.account_table import table_by_distance
     from sottovoce.privacy.assumptions import CHANGED_RECORD
     from sottovoce.run.asked_view import ask_about_run
     from sottovoce.run.privacy_report import listed, sigma_of

@@ -24,7 +24,6 @@ from sottovoce.cli.sampling import (
     sampled_words,
 )
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.privacy.account_table import table_by_distance
 from sottovoce.privacy.rounding import round_up, sigma_text
 
 if TYPE_CHECKING:
@@ -68,6 +67,7 @@ def account_(
     as_json: Json = False,
 ) -> None:
     """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
+    from sottovoce.privacy.account_table import table_by_distance
     from sottovoce.privacy.accountant import account
 
     if runs:

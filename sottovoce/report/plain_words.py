@@ -125,13 +125,18 @@ def _cost_of_noise(run: RunDocuments, without_noise: RunDocuments | None) -> lis
     measured = f"The model's test {metric} is {own:.3f} ({TASKS[metric]})."
     if run.privacy.headline is not None and math.isinf(run.privacy.headline.epsilon):
         return [measured, "No noise was added, so it cost nothing and protects nobody."]
-    lines = [measured]
+    found = run.baselines
+    if found is not None:
+        alone = "{mean:.3f} ({min:.3f} to {max:.3f})".format(**found["alone"])
+        return [
+            measured,
+            f"The same training without noise reaches {found['without_noise']['average']:.3f}, and protects nobody.",
+            f"A member that trains by itself, with neither noise nor the others, reaches {alone}.",
+        ]
     if without_noise is not None:
         other = without_noise.final_metric("average")
-        lines.append(f"The same training without noise reaches {other:.3f}, and protects nobody.")
-    else:
-        lines.append("The same training without noise is not on this page.")
-    return lines
+        return [measured, f"The same training without noise reaches {other:.3f}, and protects nobody."]
+    return [measured, "What it would be without noise, or by each member alone, was not computed: --baselines does it."]
 
 
 # --- members -------------------------------------------------------------------------------------------------------

@@ -173,7 +173,8 @@ def with_another_record(data: Dataset, row: int = 5) -> Dataset:
     return replace(data, examples=Examples(rows), targets=targets)
 
 
-METRICS = ("average_model", "mean_node", "worst_node")
+METRICS = ("average_model", "mean_node", "worst_node", "held_out")
+COST, SCORES = "What did the noise cost?", ("average model on held-out rows", "confusion matrix")
 
 
 def public(place: Path, printed: str) -> dict[str, Any]:
@@ -181,15 +182,17 @@ def public(place: Path, printed: str) -> dict[str, Any]:
     folder = place / "runs" / "small"
     page = inside(folder / "report.html")
     summary = {key: value for key, value in page["runs"][0].items() if key not in METRICS}
+    summary["facts"] = [one for one in summary["facts"] if one[0] not in SCORES]
+    summary["plain"]["questions"] = [one for one in summary["plain"]["questions"] if one[0] != COST]
     result = json.loads((folder / "result.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return {
         "files": sorted(str(path.relative_to(folder)) for path in folder.rglob("*")),
         "settings": (folder / "config.json").read_bytes(),
         "privacy": (folder / "privacy.json").read_bytes(),
-        "result": {key: value for key, value in result.items() if key not in ("metrics", "seconds")},
+        "result": {key: value for key, value in result.items() if key not in ("metrics", "held_out", "seconds")},
         "page": json.dumps(summary),
-        "printed": re.sub(r"(?m)^ *(test .*|seconds of training.*)$", "", printed),
+        "printed": re.sub(r"(?m)^ *(test .*|average model on held-out.*|seconds of training.*)$", "", printed),
         "lines": [(line.keys(), line["round"], line["messages"], line["bytes"]) for line in lines],
     }
 
