@@ -116,6 +116,8 @@ def report(
     from sottovoce.run.layout import RunFiles
     from sottovoce.run.run_documents import read_runs
 
+    if run.is_dir() and not RunFiles(run).config.exists():
+        raise InputError(f"{run}: not the folder of one run", "a report is about one", "give runs/NAME of sotto run")
     found = read_runs([run])
     shown = RunFiles(run).page if out is None else out
     target = shown if out is None else check_writable(out)

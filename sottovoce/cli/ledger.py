@@ -14,7 +14,7 @@ from sottovoce.cli.options import Delta, Json
 from sottovoce.cli.output import Table, answer, print_sentence, show
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError
-from sottovoce.privacy.rounding import round_up
+from sottovoce.privacy.rounding import round_down, round_up
 
 if TYPE_CHECKING:
     from sottovoce.core.json_numbers import JSON
@@ -80,7 +80,7 @@ def _answer(file: Path, lineages: "list[Lineage]", delta: float, as_json: bool) 
             print_sentence()
         at = one.budget.delta if one.budget is not None else delta
         show(lineage_table(one, at))
-        for line in lineage_lines(one, at):
+        for line in lineage_lines(one, at, file):
             print_sentence(line)
 
 
@@ -126,16 +126,16 @@ def lineage_table(lineage: "Lineage", delta: float) -> Table:
     return [*table, [f"lineage {lineage.name}", "", "", "", spent, counted]]
 
 
-def lineage_lines(lineage: "Lineage", delta: float) -> list[str]:
+def lineage_lines(lineage: "Lineage", delta: float, file: Path) -> list[str]:
     """The budget, what is left of it, and how the total was found."""
     lines = []
     if lineage.budget is None:
-        lines.append("No budget is set: sotto ledger FILE --budget 4 --delta 1e-5, say.")
+        lines.append(f"No budget is set: sotto ledger {file} --budget 10 --delta 1e-5, say.")
     else:
         left, mu = lineage.epsilon_left(), lineage.mu_left()
-        further = "" if mu is None else f"; a Gaussian run of mu up to {_down(mu)} would fit"
+        further = "" if mu is None else f"; a Gaussian run of mu up to {round_down(mu)} would fit"
         lines.append(
-            f"Budget: epsilon {lineage.budget.epsilon:g} at delta {delta:g}; left: {_down(left or 0.0)}{further}."
+            f"Budget: epsilon {lineage.budget.epsilon:g} at delta {delta:g}; left: {round_down(left or 0.0)}{further}."
         )
     if len(lineage.runs) > 1:
         lines.append(f"Of several runs, {lineage.counted.rule}; the total is not the sum of their epsilons.")
@@ -148,12 +148,6 @@ def lineage_lines(lineage: "Lineage", delta: float) -> list[str]:
             "back."
         )
     return lines
-
-
-def _down(value: float) -> str:
-    """A figure for reading, rounded down."""
-    shown = float(f"{value:.4g}")
-    return f"{shown:.4g}" if shown <= value else f"{value * (1 - 1e-4):.4g}"
 
 
 def _csv(spending: "Spending", delta: float) -> str:

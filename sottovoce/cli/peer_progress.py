@@ -29,6 +29,7 @@ DELTA = 1e-5
 def status(folder: Folder = Path("peer"), as_json: Json = False) -> None:
     """What this member has done and spent; works while it takes part. Example: sotto peer status --folder peer"""
     require_peers()
+    from sottovoce.federation.member_folder import LEDGER
     from sottovoce.federation.member_status import member_status
 
     found = member_status(folder)
@@ -38,7 +39,7 @@ def status(folder: Folder = Path("peer"), as_json: Json = False) -> None:
             at = DELTA if lineage.budget is None else lineage.budget.delta
             print_line()
             show(lineage_table(lineage, at))
-            for line in lineage_lines(lineage, at):
+            for line in lineage_lines(lineage, at, folder / LEDGER):
                 print_line(line)
 
 

@@ -20,6 +20,7 @@ from pydantic import Field
 from sottovoce.config import (
     LARGEST_SEED,
     NAME,
+    About,
     AlgorithmChoice,
     DataSettings,
     Document,
@@ -89,6 +90,7 @@ class AgreedSettings(Section):
     precision: Literal["float32", "float64"] = "float32"
     message_range: list[float] = Field(default_factory=lambda: [-1e6, 1e6], min_length=2, max_length=2)
     secure_sum: bool | None = None
+    about: About = About()
     topology: AgreedTopology
     training: TrainingSettings
     model: ModelChoice = ModelChoice()
@@ -132,7 +134,7 @@ class Agreement(AgreedSettings):
     def experiment(self) -> Experiment:
         """The run that it describes: the same settings simulate it, and account for it."""
         return Experiment(
-            name=self.name, seed=self.seed, secure_sum=self.secure_sum,
+            name=self.name, seed=self.seed, secure_sum=self.secure_sum, about=self.about,
             topology=TopologySettings(**self.topology.model_dump()),
             training=self.training, model=self.model, algorithm=self.algorithm, privacy=_on_grid(self.privacy),
             metrics=self.metrics,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -80,9 +81,9 @@ class GrpcLinks(Endpoint):
     """The links of one member over gRPC.
 
     `members` are the public parts of its neighbours, by number. It listens at `bind`, by default at the port of its own
-    address on all interfaces, if it listens at all. `report` is told what happens. Without `exchanges` it only answers
-    those that check: it takes no messages, which would be lost. By `key_hashes` it finds out in what an agreement
-    differs that is not the same.
+    address on all interfaces, or at a loopback address itself, if it listens at all. `report` is told what happens.
+    Without `exchanges` it only answers those that check: it takes no messages, which would be lost. By `key_hashes` it
+    finds out in what an agreement differs that is not the same.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class GrpcLinks(Endpoint):
         super().__init__(rules, at=at, seen=seen)
         self._exchanges, self._key_hashes = exchanges, key_hashes
         self._identity, self._report, self._settings = identity, report, settings or LinkSettings()
-        self._bind = bind or f"[::]:{str(identity.member.address).rpartition(':')[2]}"
+        self._bind = bind or _default_bind(str(identity.member.address))
         self._edges = {one: Edge(one, members[one], Pauses(self._settings)) for one in sorted(rules.neighbours)}
         self._loop = EventLoop()
         self._server: grpc.aio.Server | None = None
@@ -317,3 +318,13 @@ class GrpcLinks(Endpoint):
             for equivocation in self.equivocations():
                 if equivocation.sender == neighbour:
                     self._report(equivocation)
+
+
+def _default_bind(address: str) -> str:
+    """Where a member listens that does not say: on all interfaces, unless its address is the machine's own."""
+    host, _, port = address.rpartition(":")
+    try:
+        is_loopback = ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    return address if is_loopback else f"[::]:{port}"

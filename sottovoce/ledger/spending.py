@@ -89,7 +89,9 @@ class Spending:
         stored = _salted_run(salt, planned)
         if before is not None and before.planned.data != stored.data:
             raise InputError(
-                f"run {planned.name}: other data than it began with", "a run goes on as it began", "restore its data"
+                f"run {planned.name}: other data than it began with",
+                "a run goes on as it began",
+                "give that data again, or begin another run",
             )
         self._require_own_noise(stored)
         if before is not None and before.is_open and before.planned == stored:

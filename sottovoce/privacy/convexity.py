@@ -20,6 +20,7 @@ R^2. A ridge `r/2 ||x||^2`, outside of the clip, adds r.
 from __future__ import annotations
 
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.privacy.rounding import round_down
 from sottovoce.tracing.linear_system import LinearSystem
 
 CURVATURE = {"linear": 1.0, "logistic": 0.25, "softmax": 0.5}
@@ -102,8 +103,8 @@ def non_expansive(
         raise Unaccountable(f"step size {step_size:g} climbs; convex-training is for steps downhill")
     if step_size > 2 * weight / L:
         raise Unaccountable(
-            f"step size {step_size:g} exceeds 2/L = {2 * weight / L:.4g} for features of norm {feature_norm:.4g}; "
-            "lower it to that"
+            f"step size {step_size:g} exceeds 2/L, which is {round_down(2 * weight / L)} for features of norm "
+            f"{feature_norm:.4g}; lower it to that"
         )
     return (
         f"checked: {model} regression, L = {L:.4g} from the declared norm of rows, step size {step_size:g} <= 2/L, "

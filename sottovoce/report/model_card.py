@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sottovoce.config import Document
 from sottovoce.learning.exported_model import PARAMETERS, STATE_DICT
-from sottovoce.report.wording import confusion_text, headline_sentence, not_covered, scores_text
+from sottovoce.report.wording import headline_sentence, not_covered
 from sottovoce.run.final_model import FinalModel
 
 UNCOVERED = (
@@ -82,11 +82,13 @@ def _privacy(found: FinalModel) -> list[str]:
 
 
 def _scores(found: FinalModel) -> list[str]:
-    scores, member = found.run.result.get("held_out"), found.run.result.get("member")
-    if scores is None or (found.node is not None and member is None):
-        return ["It was not measured by itself; the run measured the average model."]
-    lines = [f"{scores_text(scores)}, which were held out and are covered by no figure."]
-    return [*lines, f"Confusion: {confusion_text(scores)}."] if "by_class" in scores else lines
+    """Figures on held-out rows are computed from these without noise, so they do not travel with the model."""
+    if found.run.result.get("held_out") is None:
+        return ["It was not measured on held-out rows."]
+    return [
+        "It was measured on held-out rows. No figure covers these, so what was found is not here: it is in "
+        "`result.json` of the run, for whoever may see the rows."
+    ]
 
 
 def _use(found: FinalModel) -> list[str]:

@@ -19,7 +19,12 @@ from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments
 
 COIN = "Somebody who tosses a coin is right 50 % of the time."
-NO_CONTACT = 'Nobody is named. The run file can: contact = "..." under [about].'
+NO_CONTACT = 'Nobody is named. The run file, or the agreement of a federation, can: contact = "..." under [about].'
+NO_BASELINES = "What it would be without noise, or for each alone, was not computed: sotto run --baselines does it."
+ALONE_AT_A_MEMBER = (
+    "What it would be without noise, or for each member alone, nobody can compute who lacks the others' rows: simulate "
+    "the agreement with data that may be seen, by sotto run --baselines."
+)
 MOST_NOT_COVERED = 5
 TASKS = {"accuracy": "the share of rows that are classified rightly", "rmse": "the root of the mean squared error"}
 
@@ -136,7 +141,7 @@ def _cost_of_noise(run: RunDocuments, without_noise: RunDocuments | None) -> lis
     if without_noise is not None:
         other = without_noise.final_metric("average")
         return [measured, f"The same training without noise reaches {other:.3f}, and protects nobody."]
-    return [measured, "What it would be without noise, or by each member alone, was not computed: --baselines does it."]
+    return [measured, ALONE_AT_A_MEMBER if "member" in run.result else NO_BASELINES]
 
 
 # --- members -------------------------------------------------------------------------------------------------------

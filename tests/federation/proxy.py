@@ -16,6 +16,7 @@ class Proxy:
         self._loop, self.target = loop, target
         self._passing: asyncio.Event
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
         self.port = loop.run(self._start(), 5)
 
     def cut(self) -> None:
@@ -43,6 +44,7 @@ class Proxy:
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", self.target)
+        self._writers += [writer, back]
         for source, sink in ((reader, back), (there, writer)):
             task = asyncio.create_task(self._pump(source, sink))
             self._tasks.add(task)
@@ -61,3 +63,7 @@ class Proxy:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:  # one that is left open complains when it is collected, in some later test
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
