@@ -1,5 +1,6 @@
 """`sotto peer`: a member of a federation, with its own data on its own machine."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,13 @@ SUMS_ASSUME = (
 )
 
 Folder = Annotated[Path, typer.Option(help="Private folder of this member.")]
+
+
+def _finite(seconds: float | None) -> float | None:
+    """Refuse a time that never ends, or is no number."""
+    if seconds is not None and not math.isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is no number of seconds.")
+    return seconds
 
 
 @peer.command()
@@ -123,7 +131,9 @@ AgreementFile = Annotated[Path, typer.Argument(help="The agreement, as sotto pee
 def check(
     agreement: AgreementFile,
     folder: Folder = Path("peer"),
-    wait: Annotated[float, typer.Option(min=0, help="Try again for so many seconds, until all is well.")] = 0.0,
+    wait: Annotated[
+        float, typer.Option(min=0, callback=_finite, help="Try again for so many seconds, until all is well.")
+    ] = 0.0,
     against: Annotated[Path | None, typer.Option(help="Another member's agreement, to be compared first.")] = None,
     confirmed: Confirmed = False,
     as_json: Json = False,
@@ -161,7 +171,7 @@ def join(
     folder: Folder = Path("peer"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was begun.")] = False,
     patience: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds that a round may wait for neighbours.")
+        float | None, typer.Option(min=0.1, callback=_finite, help="Seconds that a round may wait for neighbours.")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Append what happens to this file, as JSON lines.")] = None,
     confirmed: Confirmed = False,

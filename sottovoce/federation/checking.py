@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sottovoce._version import __version__
-from sottovoce.errors import InputError
+from sottovoce.errors import SottovoceError
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.comparison import KeyHashes
 from sottovoce.federation.grpc_links import GrpcLinks
@@ -70,7 +70,11 @@ def check_neighbours(
     members = {one: agreement.members[one] for one in sorted(check.rules.neighbours)}
     with check.answering(members, bind) as answered:
         with ThreadPoolExecutor(len(members)) as threads:
-            found = tuple(threads.map(check.of, members.keys(), members.values()))
+            try:
+                found = tuple(threads.map(check.of, members.keys(), members.values()))
+            except BaseException:
+                check.stopped.set()  # whoever stops it does not wait until the time is over
+                raise
         if wait > 0 and answered:
             check.linger(members.keys())
     return Checks(found, answered)
@@ -88,6 +92,7 @@ class _Check:
     asked: dict[int, str | None] = field(default_factory=dict)
     differing: dict[int, tuple[str, ...]] = field(default_factory=dict)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    stopped: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
     def answering(self, members: Mapping[int, Member], bind: str | None) -> Iterator[bool]:
@@ -98,7 +103,7 @@ class _Check:
         )  # fmt: skip
         try:
             links.__enter__()
-        except InputError:
+        except SottovoceError:
             yield False
             return
         try:
@@ -116,7 +121,7 @@ class _Check:
             found = self._ask(number, neighbour)
             disagreed = found if found.same_agreement is False else disagreed
             left = self.deadline - time.monotonic()
-            if found.problem is None or found.differing or left <= 0:
+            if found.problem is None or found.differing or left <= 0 or self.stopped.is_set():
                 return found if found.problem is None else disagreed or found
             self._wait(lambda: False, min(PAUSE, left))
 

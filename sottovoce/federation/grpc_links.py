@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
-from sottovoce.errors import InputError
+from sottovoce.errors import SottovoceError
 from sottovoce.federation.comparison import KeyHashes, differing_keys, encode_hashes
 from sottovoce.federation.connection import Connection
 from sottovoce.federation.endpoint import NOTHING_SEEN, Endpoint
@@ -171,10 +171,10 @@ class GrpcLinks(Endpoint):
         try:
             self.port = server.add_secure_port(self._bind, acceptor_credentials(self._identity, neighbours))
         except RuntimeError:
-            raise InputError(
-                f"this member cannot listen at {self._bind}", "a port is used by one process at a time",
-                "end the other process, or take another port for the address",
-            ) from None  # fmt: skip
+            raise SottovoceError(
+                f"this member cannot listen at {self._bind}; the address is one of this machine, and a port is used by "
+                "one process at a time; end the other process, or correct bind in its settings"
+            ) from None
         await server.start()
 
     async def _accept(self, _: object, context: grpc.aio.ServicerContext) -> None:

@@ -309,6 +309,8 @@ def _check_chain(path: Path, connection: sqlite3.Connection) -> tuple[int, bytes
                 raise damaged(path, f"entry {found} does not fit its hash")
     except sqlite3.Error as error:
         raise damaged(path, str(error)) from None
+    except TypeError:  # bytes in place of text
+        raise damaged(path, f"entry {found + 1} is no text") from None
     return found, before
 
 

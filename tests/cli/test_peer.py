@@ -84,6 +84,8 @@ REFUSED = [
     ("peer agree settings.toml Hill.member.toml", "rows of Mercy"),
     ("peer agree settings.toml settings.toml", "settings.toml: seed; there is no such key"),
     ("peer agree nothing.toml Hill.member.toml", "nothing.toml: No such file"),
+    ("peer check agreement.toml --folder Hill --wait nan", "nan is no number of seconds"),
+    ("peer join agreement.toml --folder Hill --data t.csv --patience inf", "inf is no number of seconds"),
 ]
 
 

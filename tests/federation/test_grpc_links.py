@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sottovoce.errors import InputError
+from sottovoce.errors import SottovoceError
 from sottovoce.federation.event_loop import EventLoop
 from sottovoce.federation.link_events import Connected, Lost
 from sottovoce.federation.link_settings import LinkSettings, Pauses
@@ -102,7 +102,7 @@ def test_one_port_serves_one_process(tmp_path):
     with made.links(0, {1}) as first:
         taken = made.links(1, {0})
         taken._bind = f"127.0.0.1:{first.port}"
-        with pytest.raises(InputError, match=r"cannot listen at .*; a port is used by one process"), taken:
+        with pytest.raises(SottovoceError, match=r"cannot listen at .* a port is used by one process"), taken:
             pass
 
 

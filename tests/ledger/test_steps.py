@@ -125,6 +125,7 @@ def test_a_ledger_that_was_put_back_is_behind_a_receipt(tmp_path):
         "DELETE FROM entries WHERE number = 1",
         "UPDATE entries SET key = 'run 0000000001 000001' WHERE number = 1",
         "UPDATE entries SET hash = x'00' WHERE number = 2",
+        "UPDATE entries SET body = x'ff00' WHERE number = 2",
         "UPDATE payloads SET bytes = x'00' WHERE name = 'anna'",
         "UPDATE entries SET body = 5",
         "DROP TABLE payloads",
