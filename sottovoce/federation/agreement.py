@@ -41,7 +41,6 @@ from sottovoce.core.toml_text import to_toml
 from sottovoce.errors import InputError
 from sottovoce.federation.member import Member, check_member
 from sottovoce.learning.columns import Columns, parse_columns
-from sottovoce.learning.declared_records import MOST
 from sottovoce.learning.table_data import OF_ITS_OWN
 from sottovoce.run.build_algorithm import check_algorithm, chosen_spec
 
@@ -76,7 +75,7 @@ class AgreedData(Section):
 class AgreedMember(Member):
     """A member, and how many rows it declares for training: a public number."""
 
-    rows: int = Field(ge=1, le=MOST)
+    rows: int = Field(ge=1, le=10**9)
 
 
 class AgreedSettings(Section):
