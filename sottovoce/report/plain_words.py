@@ -14,7 +14,7 @@ from sottovoce.config import Document
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.rounding import percent
-from sottovoce.report.wording import not_covered
+from sottovoce.report.wording import adversary, not_covered
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments
 
@@ -37,7 +37,7 @@ def plain_words(run: RunDocuments, names: Sequence[str] | None, n: int, without_
         "purpose": about.purpose,
         "questions": [
             ["What was trained, and by whom?", _what_was_done(run, names, n)],
-            ["What could somebody find out, and how surely?", _findable(privacy)],
+            ["What could somebody find out, and how surely?", _findable(privacy, names)],
             ["What if several of them work together?", [_together(privacy, n)]],
             ["What is not covered?", _uncovered(run)],
             ["What did the noise cost?", _cost_of_noise(run, without_noise)],
@@ -67,7 +67,7 @@ def _what_was_done(run: RunDocuments, names: Sequence[str] | None, n: int) -> li
     return lines
 
 
-def _findable(privacy: PrivacyDocument) -> list[str]:
+def _findable(privacy: PrivacyDocument, names: Sequence[str] | None) -> list[str]:
     """Who could find out what, with a number and what it compares with."""
     headline = privacy.headline
     if headline is None:
@@ -85,18 +85,18 @@ def _findable(privacy: PrivacyDocument) -> list[str]:
         else f"They are shown {whose} in two versions, the true one and another, and must say which was trained on."
     )
     return [
-        f"Imagine somebody who {_hears(privacy)} and already knows all the rest of the data. {question}",
+        f"Imagine {_who(headline, privacy, names)}, knowing all the rest of the data already. {question}",
         f"{COIN} They are right at most {right:g} % of the time, whatever they compute and however long. This is "
         f"proven, not measured; experts call it epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}.",
         "The nearer that number is to 50 %, the less can be found out; near 100 % there is hardly any protection.",
     ]
 
 
-def _hears(privacy: PrivacyDocument) -> str:
-    covers = privacy.covers
-    if covers is None or covers.everyone:
-        return "hears every message of every round"
-    return "takes part, and hears what members are told"
+def _who(headline: PrivacyFigure, privacy: PrivacyDocument, names: Sequence[str] | None) -> str:
+    """Whom the number is about: whoever hears everything, or nobody but the adversary that the headline names."""
+    if privacy.covers is not None and privacy.covers.everyone:
+        return "somebody who hears every message of every round"
+    return adversary(headline.view, names)
 
 
 def _together(privacy: PrivacyDocument, n: int) -> str:
@@ -155,7 +155,7 @@ def _members(run: RunDocuments, names: Sequence[str] | None, n: int) -> list[Doc
         {
             "name": str(node) if names is None else names[node],
             "records": held.get(str(node) if names is None else names[node]),
-            "guess": _guess(own.get(node, privacy.headline), privacy.delta),
+            "guess": _guess(own.get(node) if own else privacy.headline, privacy.delta),
             "closest": _closest(privacy, node, names),
         }
         for node in range(n)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,11 @@ import pytest
 from sottovoce import InputError
 from sottovoce.cli.attack import attack
 from sottovoce.config import parse_experiment
+from sottovoce.privacy import views
+from sottovoce.privacy.covering_views import NAMED_ONLY
 from sottovoce.privacy.gaussian_dp import guessing_accuracy_bound
 from sottovoce.report.page import write_page, write_page_of
+from sottovoce.report.plain_words import plain_words
 from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.wording import KINDS
 from sottovoce.run.execute import run_experiment
@@ -275,6 +279,15 @@ def test_lines_of_members_are_about_the_worst_single_node(runs, tmp_path):
         worst = max(row[victim] for row in guesses if row[victim] is not None)
         assert line["closest"]["guess"] == worst
         assert guesses[int(line["closest"]["name"])][victim] == worst
+
+
+def test_a_number_about_one_node_is_told_as_such(runs):
+    (run,) = read_runs([runs("noisy")])
+    headline = replace(run.privacy.headline, view=views.node(3))
+    run = replace(run, privacy=replace(run.privacy, headline=headline, covers=NAMED_ONLY))
+    found = questions({"plain": plain_words(run, None, 8, None)})
+    assert "Imagine node 3, with what it receives" in found["What could somebody find out, and how surely?"]
+    assert "not covered" in found["What if several of them work together?"]
 
 
 def test_about_stands_on_top(tmp_path):
