@@ -204,13 +204,16 @@ class GrpcLinks(Endpoint):
         await context.write(CLOCK.pack(time.time()))
 
     async def _answer_comparison(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        """A neighbour with another agreement tells its hashes, and is told those from here."""
+        """A neighbour with another agreement tells its hashes, and is told those from here.
+
+        What it tells is noted first: it leaves when it has its answer, which ends this.
+        """
         edge = await self._recognised(context)
         with contextlib.suppress(TimeoutError, Refused):
             async with asyncio.timeout(self._settings.handshake):
                 told = await context.read()
-            await context.write(encode_hashes(self._key_hashes))
             self._disagreement(edge, differing_keys(self._key_hashes, told))
+            await context.write(encode_hashes(self._key_hashes))
 
     def _disagreement(self, edge: Edge, keys: tuple[str, ...]) -> None:
         if keys:
