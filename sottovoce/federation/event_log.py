@@ -14,6 +14,8 @@ from sottovoce.core.json_numbers import JSON
 
 SHOWN = {
     "gather": "Waiting for {members}, {seconds:g} seconds at most.",
+    "waiting": "Waiting for {members} in round {round}.",
+    "ending": "This member has played its last round, and waits for {members} to do so.",
     "Connected": "{member} is connected.",
     "Lost": "{member} is lost: {reason}.",
     "Left": "{member} has ended its run.",

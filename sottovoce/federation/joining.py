@@ -41,7 +41,7 @@ from sottovoce.federation.confirmation import require_confirmed
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import Identity
 from sottovoce.federation.ledger_journal import LedgerJournal
-from sottovoce.federation.link_events import Disagreed, FrameRefused, LinkEvent, Lost, StrangerRefused
+from sottovoce.federation.link_events import Awaited, Disagreed, FrameRefused, LinkEvent, Lost, StrangerRefused
 from sottovoce.federation.link_rules import link_rules
 from sottovoce.federation.links import FIRST
 from sottovoce.federation.mailbox import Equivocation, LinkRules
@@ -350,15 +350,18 @@ class _MemberRun:
             self.watch.event("round", {"round": state.rounds, "rounds": total, "epsilon": epsilon})
 
     def _report(self, event: LinkEvent) -> None:
-        facts: dict[str, JSON] = {}
-        if not isinstance(event, StrangerRefused):
+        name, facts = type(event).__name__, dict[str, JSON]()
+        if isinstance(event, Awaited):
+            facts = {"members": [self.agreement.names[one] for one in event.members], "round": event.round}
+            name = "waiting" if event.round < self.training_run.rounds else "ending"
+        elif not isinstance(event, StrangerRefused):
             number = event.sender if isinstance(event, Equivocation) else event.neighbour
             facts["member"] = self.agreement.names[number]
         if isinstance(event, Disagreed):
             facts["keys"] = named_keys(event.keys)
         if isinstance(event, Lost | FrameRefused):
             facts["reason"] = event.reason.value if isinstance(event, FrameRefused) else event.reason
-        self.watch.event(type(event).__name__, facts)
+        self.watch.event(name, facts)
 
 
 def own_figures(part: TrainingRun, state: RunState, test_rows: int | None) -> dict[str, JSON]:

@@ -205,6 +205,35 @@ def test_a_step_in_which_nobody_was_heard_is_in_the_ledger(tmp_path, kills):
     clinics.join(agreement, "Hill", settings=alone)
     with clinics.ledger("Hill") as database:
         assert [Steps(database, agreement.hash).step(LedgerPlace(round, 0)).received for round in range(2)] == [{}, {}]
+    waited = [(event, facts["members"]) for event, facts in clinics.events["Hill"] if event in ("waiting", "missing")]
+    assert waited[:2] == [("waiting", ["Mercy"]), ("missing", ["Mercy"])]
+
+
+def test_a_table_can_be_replaced_until_the_first_message(sotto, tmp_path, kills, monkeypatch):
+    """Whoever gave a wrong one stops before round 1 and gives another; who has sent something goes on with its own."""
+    monkeypatch.chdir(tmp_path)
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=3)
+    right, wrong = (tmp_path / f"{name}.csv" for name in ("Hill", "Mercy"))
+    line = f"peer join agreement.toml --data {wrong} --folder Hill"
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(joining._MemberRun, "play", _interrupt)
+        code, _, err = sotto(line)
+    assert code == 130
+    assert f"To go on, type sotto {line} --resume\n" in err
+    results = clinics.run(agreement)
+    assert results["Hill"]["heard"]["steps"] == 3
+    with clinics.ledger("Hill") as database:
+        (run,) = Spending(database).lineage(DEFAULT).runs
+    assert run.round == 3
+    shutil.copy(wrong, right)
+    (clinics.run_folder(agreement, "Hill") / "result.json").unlink()
+    with pytest.raises(InputError, match="other data than it began with"):
+        clinics.join(agreement, "Hill", resume=True)
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_run_that_would_pass_the_budget_is_refused_with_the_rounds_that_would_fit(tmp_path):

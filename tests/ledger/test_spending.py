@@ -107,9 +107,26 @@ def test_budgets_belong_to_lineages(spending):
 
 def test_data_is_known_by_a_salted_hash_and_stays_the_same(spending, tmp_path):
     spending.reserve(planned(data="fingerprint of rows"))
+    spending.spend("a" * 64, 1)
     with pytest.raises(InputError, match="other data than it began with"):
         spending.reserve(planned(data="fingerprint of other rows"))
     assert b"fingerprint of rows" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_wrong_table_is_replaced_before_the_first_message_and_frees_nothing(spending):
+    spending.add_lineage("other")
+    spending.set_budget(Budget(epsilon_of(1.0, DELTA), DELTA))
+    spending.reserve(planned(mu=0.8, data="wrong"))
+    before = spending.lineage("data").counted.mu
+    with pytest.raises(InputError, match="a run is in one"):
+        spending.reserve(planned(mu=0.8, data="right"), "other")
+    spending.reserve(planned(mu=0.8, data="right"))
+    assert (len(spending.lineage("data").runs), spending.lineage("data").counted.mu) == (1, before)
+    with pytest.raises(Unaccountable, match="would bring lineage data"):
+        spending.reserve(planned(mu=1.2, data="right"))
+    spending.spend("a" * 64, 1)
+    with pytest.raises(InputError, match="other data than it began with"):
+        spending.reserve(planned(mu=0.8, data="wrong"))
 
 
 def test_a_ledger_says_the_same_when_it_is_opened_again(tmp_path):
