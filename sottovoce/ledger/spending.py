@@ -127,6 +127,11 @@ class Spending:
             with self.database.transaction():
                 self.database.add(SETTLED, run, {})
 
+    def withdraw(self, run: str) -> None:
+        """A run has ended before its first message: what it reserved is free again, whatever the run is."""
+        if self._known(run).round == 0:
+            self.settle(run)
+
     def _require_own_noise(self, stored: PlannedRun) -> None:
         """Refuse a run with the noise of another: what both sent, subtracted, has none."""
         runs = (one.planned for found in self.lineages() for one in found.runs)

@@ -129,6 +129,28 @@ def test_a_wrong_table_is_replaced_before_the_first_message_and_frees_nothing(sp
         spending.reserve(planned(mu=0.8, data="wrong"))
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_link_is_no_ledger(tmp_path, read_only):
+    """Whoever names the file itself holds another lock."""
+    with open_ledger(tmp_path / "ledger"):
+        pass
+    (tmp_path / "link").symlink_to("ledger")
+    with pytest.raises(InputError, match="is a link"), open_ledger(tmp_path / "link", read_only=read_only):
+        pass
+
+
+def test_what_was_reserved_and_never_used_is_free_again(spending):
+    spending.set_budget(Budget(epsilon_of(1.0, DELTA), DELTA))
+    spending.reserve(planned(mu=0.9, run="a"))
+    spending.withdraw("a")
+    spending.reserve(planned(mu=0.9, run="b"))
+    spending.spend("b", 1)
+    spending.withdraw("b")
+    assert spending.lineage("data").counted.mu == pytest.approx(0.9)
+    with pytest.raises(Unaccountable, match="would bring lineage data"):
+        spending.reserve(planned(mu=0.9, run="a"))
+
+
 def test_a_ledger_says_the_same_when_it_is_opened_again(tmp_path):
     path = tmp_path / "ledger"
     with open_ledger(path) as database:
