@@ -16,7 +16,7 @@ from typing import Any
 from sottovoce.federation.frames import Frame, FrameReader, Reason, Refused
 from sottovoce.federation.secure_grpc import grpc
 
-CHUNK = 1 << 20
+CHUNK = 1 << 21
 """Bytes of a full chunk."""
 
 
