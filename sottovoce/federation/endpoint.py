@@ -121,7 +121,8 @@ class Endpoint(ABC):
         self._transmit_all(frames)
 
         def unheard() -> Set[MemberNumber]:
-            return senders - self._absent_at(place) - self._mailbox.at_hand(place, senders).keys()
+            heard = self._mailbox.at_hand(place, senders).keys()
+            return senders - heard - self._absent_at(place) - self._far_beyond(place)
 
         self._wait_and_tell(place, unheard, patience)
         with self._changed:
@@ -299,6 +300,10 @@ class Endpoint(ABC):
 
     def _absent_at(self, place: Place) -> Set[MemberNumber]:
         return {one for one, (first, before) in self._absent.items() if first <= place < before}
+
+    def _far_beyond(self, place: Place) -> Set[MemberNumber]:
+        """The neighbours that have gone on so far that they keep nothing of a place any more."""
+        return {one for one, claim in self._claims.items() if place < self.rules.oldest_kept(claim)}
 
     def _message(self, place: Place, payload: bytes) -> Frame:
         return self._frame(self.rules.payload.kind, place, payload)
