@@ -213,12 +213,13 @@ def join(
     Example: sotto peer join agreement.toml --data our.csv
     """
     require_peers()
-    from sottovoce.distributed.launch import leave_with_launcher
-    from sottovoce.federation.agreement import read_agreement
-    from sottovoce.federation.event_log import event_log
-    from sottovoce.federation.identity import locked_identity
-    from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
-    from sottovoce.federation.member_settings import read_member_settings
+    with ends_when_stopped():  # all that is imported takes seconds, on a busy machine many
+        from sottovoce.distributed.launch import leave_with_launcher
+        from sottovoce.federation.agreement import read_agreement
+        from sottovoce.federation.event_log import event_log
+        from sottovoce.federation.identity import locked_identity
+        from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
+        from sottovoce.federation.member_settings import read_member_settings
 
     leave_with_launcher()
     agreed = read_agreement(agreement)
@@ -228,7 +229,8 @@ def join(
         settings = read_member_settings(folder)
         if patience is not None:
             settings = settings.model_copy(update={"patience": patience})
-        table = member_table(agreed, identity, settings, data)
+        with ends_when_stopped():
+            table = member_table(agreed, identity, settings, data)
         if table.clipped:
             print_note(f"Of this table {table.clipped:,} numbers lie outside the ranges of their columns: clipped.")
         with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
