@@ -397,16 +397,22 @@ def test_a_view_without_what_was_said_is_the_same_view(case: Case):
 
 @pytest.mark.parametrize("case", rest_slow(IDENTITY))
 @pytest.mark.parametrize("models", ["none", "average", "all"])
-def test_losses_with_final_models_are_those_of_the_pseudo_inverse(case: Case, models):
+def test_losses_with_final_models_are_not_below_the_pseudo_inverse_nor_above_the_long_way(case: Case, models):
     """Whatever closed form is taken, and whatever is left out because it follows from the rest."""
     system = trace(case.algorithm, case.topology, rounds=4)
     for view in (views.node(1), views.coalition(0, 2), views.everyone(), views.node(1, secure_sum=True)):
         view_of = observe(system, views.with_final_models(view, models))
-        truth = routes.dense(view_of)
-        there = np.isfinite(truth).all(axis=(1, 2))
         found = routes.squared(view_of, EVERY)
-        np.testing.assert_allclose(found[there], worst_case(truth[there], EVERY, truth.shape[1]), rtol=2e-5, atol=1e-9)
-        assert np.isinf(found[~there]).all()
+        assert (found >= (1 - 2e-5) * worst(routes.dense(view_of)) - 1e-9).all()
+        assert (found <= (1 + 2e-5) * worst(routes.losses(view_of)) + 1e-9).all()
+
+
+def worst(M_VTT):
+    """mu^2 of every victim; infinite where its M is, or where noise cancels but for rounding."""
+    there = np.isfinite(M_VTT).all(axis=(1, 2))
+    found = np.full(len(M_VTT), np.inf)
+    found[there] = worst_case(M_VTT[there], EVERY, M_VTT.shape[1])
+    return np.where(found > routes.CANCELLED, np.inf, found)
 
 
 def test_models_are_left_out_only_where_they_follow_from_what_was_seen():
