@@ -1,6 +1,8 @@
 """`sotto peer`: a member of a federation, with its own data on its own machine."""
 
 import math
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -233,9 +235,20 @@ def join(
             table = member_table(agreed, identity, settings, data)
         if table.clipped:
             print_note(f"Of this table {table.clipped:,} numbers lie outside the ranges of their columns: clipped.")
-        with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
-            result = join_federation(identity, agreed, table, settings, resume=resume, watch=Watch(tell, event))
+        try:
+            with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
+                result = join_federation(identity, agreed, table, settings, resume=resume, watch=Watch(tell, event))
+        except KeyboardInterrupt:
+            given = {"--data": data, "--folder": folder, "--patience": patience, "--log": log}
+            print_note(f"To go on, type {_resuming_line(agreement, given)}")
+            raise
     answer(result, as_json, _result_table(result))
+
+
+def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
+    """What is typed to go on with a run, with the options that were given."""
+    options = (str(word) for option, value in given.items() if value is not None for word in (option, value))
+    return shlex.join(["sotto", "peer", "join", str(agreement), *options, "--resume"])
 
 
 def _result_table(result: "Document") -> Table:

@@ -230,6 +230,8 @@ def _check_file(path: Path) -> None:
         raise InputError(f"{path}: no such file", "a ledger is one file", "make it with sotto run --ledger, say")
     if not path.is_file():
         raise InputError(f"{path} is not a file", "a ledger is one file", "name another")
+    if path.is_symlink():
+        raise InputError(f"{path} is a link", "under two names, two processes would write one ledger", "name the file")
     if path.stat().st_mode & 0o077:
         raise InputError(f"{path}: others can read it", "a ledger is for its owner alone", f"type chmod 600 {path}")
 

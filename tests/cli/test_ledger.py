@@ -62,6 +62,8 @@ def test_a_run_reserves_spends_and_is_refused_beyond_the_budget(folder, sotto):
     assert float(rows[-1]["epsilon_of_lineage"]) == needed
     assert float(rows[3]["epsilon_spent"]) == compose([GaussianLoss(mu)]).epsilon(DELTA)
     assert "Of several runs, mu squared adds" in sotto("ledger my.ledger")[1]
+    code, out, err = sotto("ledger my.ledger --csv --json")
+    assert (code, out, "--csv with --json" in err) == (2, "", True)
 
 
 def test_lines_of_metrics_say_what_has_been_spent(folder, sotto):
