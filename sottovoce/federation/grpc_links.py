@@ -290,7 +290,7 @@ class GrpcLinks(Endpoint):
         connection = Connection(
             stream, self._settings, take=partial(self.arrived, edge.number),
             refused=partial(self._refused, edge.number), greeted=lambda: self._report(Connected(edge.number)),
-            finish=finish,
+            talks=edge.number in self.rules.receivers, finish=finish,
         )  # fmt: skip
         if edge.connection is not None:
             edge.connection.drop("another connection took its place")
