@@ -118,7 +118,7 @@ def run_experiment(
     privacy = coordinator.on_rank_zero(partial(_privacy_document, files, experiment, accountant, digest))
     loss_after = _loss_after(experiment, accountant)
     if ledger is not None and not coordinator.on_rank_zero(files.private.exists):
-        planned = named_source(experiment) or NoiseKey.fresh()
+        planned = coordinator.on_every_rank(lambda: _planned_source(files, experiment, digest))
         _entry(ledger, experiment, privacy, digest, planned, coordinator).check(loss_after)
     with ExitStack() as locks:
         result = coordinator.on_rank_zero(lambda: _lock_folder(locks, files, experiment, resume))
@@ -194,6 +194,13 @@ def _entry(
         noise=key.check,
     )  # fmt: skip
     return RunLedger(ledger, planned, coordinator)
+
+
+def _planned_source(files: RunFiles, experiment: Experiment, digest: str) -> RandomSource:
+    """The noise that a run will have. One that was killed after it was entered has a key, by which it is found."""
+    if files.noise_key.exists():
+        return read_noise_key(files, experiment, digest)
+    return named_source(experiment) or NoiseKey.fresh()
 
 
 def _loss_after(experiment: Experiment, accountant: RunAccountant) -> Callable[[int], Loss]:

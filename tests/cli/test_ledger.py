@@ -135,6 +135,26 @@ def test_a_ledger_that_was_put_back_is_refused_by_the_run_that_is_ahead_of_it(fo
         assert (code, out, words in err) == (2, "", True)
 
 
+def test_a_run_that_was_killed_as_soon_as_it_was_entered_is_not_counted_twice(folder, sotto, monkeypatch):
+    assert sotto("run try.toml --out plain")[0] == 0
+    assert (
+        sotto(f"ledger my.ledger --budget {compose([GaussianLoss(mu_of(folder, 'plain'))]).epsilon(DELTA)!r}")[0] == 0
+    )
+
+    def stop(*_):
+        for end in ("", "-wal"):
+            shutil.copy(f"my.ledger{end}", f"killed.ledger{end}")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(execute, "_prepare_folder", stop)
+        assert sotto("run try.toml --ledger my.ledger")[0] == 130
+    assert sotto("run try.toml --ledger killed.ledger --out other")[0] == 3
+    assert sotto("run try.toml --ledger killed.ledger")[0] == 0
+    (lineage,) = json.loads(sotto("ledger killed.ledger --json")[1])["lineages"]
+    assert [run["state"] for run in lineage["runs"]] == ["finished"]
+
+
 def test_several_runs_together(folder, sotto):
     sotto("run try.toml --out one")
     sotto("run try.toml --out two --set seed=0 --set training.batch=poisson:0.5")
