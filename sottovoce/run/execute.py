@@ -63,7 +63,7 @@ from sottovoce.run.fingerprint import (
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, write_token, writing_into_run
 from sottovoce.run.metrics import Measurement, average_model
-from sottovoce.run.noise_key_file import named_source, public_settings, read_noise_key, write_noise_key
+from sottovoce.run.noise_key_file import planned_source, public_settings, read_noise_key, write_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.private_facts import PrivateFacts, read_private_facts, write_private_facts
@@ -118,7 +118,7 @@ def run_experiment(
     privacy = coordinator.on_rank_zero(partial(_privacy_document, files, experiment, accountant, digest))
     loss_after = _loss_after(experiment, accountant)
     if ledger is not None and not coordinator.on_rank_zero(files.private.exists):
-        planned = coordinator.on_every_rank(lambda: _planned_source(files, experiment, digest))
+        planned = coordinator.on_every_rank(lambda: planned_source(files, experiment, digest))
         _entry(ledger, experiment, privacy, digest, planned, coordinator).check(loss_after)
     with ExitStack() as locks:
         result = coordinator.on_rank_zero(lambda: _lock_folder(locks, files, experiment, resume))
@@ -194,13 +194,6 @@ def _entry(
         noise=key.check,
     )  # fmt: skip
     return RunLedger(ledger, planned, coordinator)
-
-
-def _planned_source(files: RunFiles, experiment: Experiment, digest: str) -> RandomSource:
-    """The noise that a run will have. One that was killed after it was entered has a key, by which it is found."""
-    if files.noise_key.exists():
-        return read_noise_key(files, experiment, digest)
-    return named_source(experiment) or NoiseKey.fresh()
 
 
 def _loss_after(experiment: Experiment, accountant: RunAccountant) -> Callable[[int], Loss]:
