@@ -135,9 +135,8 @@ def lineage_lines(lineage: "Lineage", delta: float, file: Path) -> list[str]:
     else:
         left, mu = lineage.epsilon_left(), lineage.mu_left()
         further = "" if mu is None else f"; a Gaussian run of mu up to {round_down(mu)} would fit"
-        lines.append(
-            f"Budget: epsilon {lineage.budget.epsilon:g} at delta {delta:g}; left: {round_down(left or 0.0)}{further}."
-        )
+        whole = repr(lineage.budget.epsilon).removesuffix(".0")
+        lines.append(f"Budget: epsilon {whole} at delta {delta:g}; left: {round_down(left or 0.0)}{further}.")
     if len(lineage.runs) > 1:
         lines.append(f"Of several runs, {lineage.counted.rule}; the total is not the sum of their epsilons.")
         lines.append(changed_data(lineage.adjacency, lineage.counted.change))

@@ -27,12 +27,12 @@ from sottovoce.core.files import open_to_append, owner_only, write, write_text
 from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.core.messages import Traffic
 from sottovoce.core.pair_masks import PairMasks
-from sottovoce.core.processes import signals_wait
+from sottovoce.core.processes import ends_when_stopped, signals_wait
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.core.threads import threads
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.federation.accounted_run import AccountedRun, account_run, record_account, recorded_run
+from sottovoce.federation.accounted_run import AccountedRun, account_run, forget_accounts, record_account, recorded_run
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.attendance import Absences, StepAttendance
 from sottovoce.federation.clock import MonotonicClock
@@ -131,7 +131,8 @@ def join_federation(
         until.enter_context(owner_only())
         database = until.enter_context(open_ledger(identity.folder / LEDGER))
         spending, tables = Spending(database), {identity.member.name: table}
-        accounted = recorded_run(database, files, agreement, tables) or account_run(agreement, tables)
+        with ends_when_stopped():
+            accounted = recorded_run(database, files, agreement, tables) or account_run(agreement, tables)
         training_run, privacy = accounted.training_run, accounted.privacy
         keys = _mask_keys(MaskKeys(database, agreement.hash), identity, agreement, training_run.topology, files)
         _reserve(spending, agreement, accounted, table, settings)
@@ -146,6 +147,7 @@ def join_federation(
                 f"{agreement.name} was begun with this folder", "no step is taken twice", "go on with --resume"
             )
         _prepare_folder(files, agreement, privacy, 0 if begun is None else begun[0])
+        forget_accounts(agreement, privacy)
         guarantees = PrivacyDocument.read(privacy)
         masks = None if keys is None else PairMasks(identity.member.name, keys.keys())
         run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member, masks)
@@ -309,7 +311,8 @@ class _MemberRun:
             raise InputError(
                 f"{self.agreement.names[one]} has another agreement than {self.agreement.hash[:8]}{differs}",
                 "all members take part in the same one",
-                "find out who has the right file; sotto peer check AGREEMENT --against THE-OTHER shows both values",
+                "find out who has the right file; both values are shown by "
+                f"sotto peer check AGREEMENT --folder {self.identity.folder} --against THE-OTHER",
             )
 
     def _transport(self, links: GrpcLinks, attendance: TextIO) -> PeerTransport:

@@ -121,6 +121,11 @@ class Spending:
                 self.database.add(SPENT, run, {"round": stage.round})
         return max(stage.round, before.round)
 
+    def recorded(self, run: str) -> int | None:
+        """The last round of a run that is covered by what is recorded; None where the run is not in this ledger."""
+        found = self._run(run)
+        return None if found is None else found.round
+
     def settle(self, run: str) -> None:
         """A run has ended: what it did not send is given back, where that is proven."""
         if self._known(run).is_open:
