@@ -1,15 +1,18 @@
 """What distrust costs a run: `python -m benchmarks.distrust`.
 
-Runs `sotto run recipes/digits.toml` again and again, each time in a process of its own, and counts the time inside all
-code that reads and writes without trust: files, links, modes, checksums, schemas, locks, keys, signatures, limits,
-escapes. Every call from outside into one of these modules counts whole, with what it would take without distrust as
-well (bytes have to be written anyway): the shares are upper bounds. Importing the modules counts too.
+Runs `sotto run recipes/digits.toml` again and again, each time in a process of its own, and counts the processor time
+inside all code that reads and writes without trust: files, links, modes, checksums, schemas, locks, keys, signatures,
+limits, escapes. A call from any other code into one of these modules counts whole, with what it would take without
+distrust as well (bytes have to be written anyway), but for `EITHER_WAY`; what these modules call of each other is not
+clocked again. Importing the modules counts whole. So the shares are upper bounds. The clock's own time, which the
+counted calls include, is measured and taken off.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib._bootstrap as bootstrap
 import inspect
 import json
 import math
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -32,105 +36,174 @@ MODULES = (
 ALSO = {"tracing.policy": ("trace_cost",), "run.checkpoint": ("save", "load"), "run.execute": ("_check_memory",)}
 """Functions of other modules that are there for the same reason, or hold checks of it."""
 
+EITHER_WAY = {"text": ("parse_json",)}
+"""What these modules call that every version would: bytes become a document. The clock stands still meanwhile."""
+
+EMPTY_CALLS = 10_000
+"""Calls of a function that does nothing, which say what the clock itself takes."""
+
+SHOWN = 6
+"""So many functions are named, those that take most."""
+
 RECIPE = Path(__file__).parents[1] / "recipes" / "digits.toml"
 
 
 class Clock:
-    """Seconds by the wall and of this thread's processor in the outermost of nested calls."""
+    """Seconds of this thread's processor within counted calls, by name. A call within another is part of it."""
 
     def __init__(self) -> None:
-        self.wall = self.processor = 0.0
-        self.calls = self._depth = 0
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+        self._name, self._begun = "", 0.0
 
-    def __enter__(self) -> None:
-        if not self._depth:
-            self._begun = time.perf_counter(), time.thread_time()
-        self._depth += 1
-        self.calls += 1
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+        """Call a function, counted unless a counted call is under way."""
+        if self._name:
+            return function(*args, **settings)
+        self._name, self._begun = name, time.thread_time()
+        try:
+            return function(*args, **settings)
+        finally:
+            self.seconds[name] += time.thread_time() - self._begun
+            self.calls[name] += 1
+            self._name = ""
 
-    def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self.wall += time.perf_counter() - self._begun[0]
-            self.processor += time.thread_time() - self._begun[1]
+    def pause(self, function: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+        """Call a function that does not count, whatever calls it."""
+        begun = time.thread_time()
+        try:
+            return function(*args, **settings)
+        finally:
+            self._begun += time.thread_time() - begun
+
+    def own_seconds(self) -> float:
+        """What a counted call takes beyond the function itself."""
+        own = Clock()
+        for _ in range(EMPTY_CALLS):
+            own.call("nothing", int)
+        return own.seconds["nothing"] / EMPTY_CALLS
 
 
 class TimedContext(AbstractContextManager[Any]):
     """A context whose beginning and end count, and what happens within does not."""
 
-    def __init__(self, context: AbstractContextManager[Any], clock: Clock) -> None:
-        self._context, self._clock = context, clock
+    def __init__(self, context: AbstractContextManager[Any], clock: Clock, name: str) -> None:
+        self._context, self._clock, self._name = context, clock, name
 
     def __enter__(self) -> Any:
-        with self._clock:
-            return self._context.__enter__()
+        return self._clock.call(self._name, self._context.__enter__)
 
     def __exit__(self, *error: Any) -> bool | None:
-        with self._clock:
-            return self._context.__exit__(*error)
+        return self._clock.call(self._name, self._context.__exit__, *error)
 
 
-def timed(function: Callable[..., Any], clock: Clock) -> Callable[..., Any]:
+class CountedModule(ModuleType):
+    """A module that hands out counted functions; its own code, which looks them up elsewhere, finds the plain ones."""
+
+    def __getattribute__(self, key: str) -> Any:
+        return super().__getattribute__("counted_functions").get(key) or super().__getattribute__(key)
+
+
+def timed(function: Callable[..., Any], clock: Clock, name: str) -> Callable[..., Any]:
     """The same function, with its calls counted."""
+    makes_context = inspect.isgeneratorfunction(inspect.unwrap(function))
 
     def call(*args: Any, **settings: Any) -> Any:
-        with clock:
-            found = function(*args, **settings)
-        return TimedContext(found, clock) if isinstance(found, AbstractContextManager) and made else found
+        found = clock.call(name, function, *args, **settings)
+        return TimedContext(found, clock, name) if makes_context else found
 
-    made = inspect.isgeneratorfunction(inspect.unwrap(function))
     return call
 
 
-def count_calls(clock: Clock) -> None:
-    """Put counted functions in the place of those of MODULES and ALSO, wherever they are known by name."""
-    replaced: dict[int, Callable[..., Any]] = {}
-    for name in (*MODULES, *ALSO):
-        module = importlib.import_module(f"sottovoce.{name}")
-        wanted = ALSO.get(name) or [key for key, one in vars(module).items() if _is_own_function(one, module)]
-        replaced |= {id(getattr(module, key)): timed(getattr(module, key), clock) for key in wanted}
-        for one in vars(module).values() if name in MODULES else ():
-            if inspect.isclass(one) and one.__module__ == module.__name__:
-                _count_methods(one, clock)
-    for module in [one for name, one in sys.modules.items() if name.startswith("sottovoce")]:
-        for key, one in list(vars(module).items()):
-            if id(one) in replaced and inspect.isfunction(one):
-                setattr(module, key, replaced[id(one)])
+def count_calls(clock: Clock, modules: dict[str, ModuleType]) -> None:
+    """Put counted functions in the place of those of MODULES and ALSO, wherever other modules know them by name."""
+    for name, keys in EITHER_WAY.items():
+        for key in keys:
+            _replace(getattr(modules[name], key), _paused(getattr(modules[name], key), clock), list(modules.values()))
+    others = [module for name, module in sys.modules.items() if name.startswith("sottovoce")]
+    others = [module for module in others if module not in [modules[name] for name in MODULES]]
+    for name, module in modules.items():
+        keys = ALSO.get(name) or [key for key, one in vars(module).items() if _is_own(one, module, inspect.isfunction)]
+        counted = {key: timed(vars(module)[key], clock, f"{name}.{key}") for key in keys}
+        for key in keys:
+            _replace(vars(module)[key], counted[key], others)
+        if name in MODULES:
+            module.__dict__["counted_functions"] = counted
+            module.__class__ = CountedModule
+            for kind in [one for one in vars(module).values() if _is_own(one, module, inspect.isclass)]:
+                _count_methods(kind, clock, name)
 
 
-def _is_own_function(one: object, module: ModuleType) -> bool:
-    return inspect.isfunction(one) and one.__module__ == module.__name__
+def _is_own(one: object, module: ModuleType, is_kind: Callable[[object], bool]) -> bool:
+    return is_kind(one) and getattr(one, "__module__", None) == module.__name__
 
 
-def _count_methods(kind: type, clock: Clock) -> None:
+def _replace(plain: object, other: object, modules: list[ModuleType]) -> None:
+    for module in modules:
+        for key in [key for key, one in vars(module).items() if one is plain]:
+            vars(module)[key] = other
+
+
+def _paused(function: Callable[..., Any], clock: Clock) -> Callable[..., Any]:
+    return lambda *args, **settings: clock.pause(function, *args, **settings)
+
+
+def _count_methods(kind: type, clock: Clock, module: str) -> None:
     for key, method in list(vars(kind).items()):
-        if inspect.isfunction(method) and not key.startswith("__"):
-            setattr(kind, key, timed(method, clock))
+        name = f"{module}.{kind.__name__}.{key}"
+        if isinstance(method, property) and method.fget is not None:
+            setattr(kind, key, property(timed(method.fget, clock, name)))
+        elif inspect.isfunction(method) and key != "__init__":
+            setattr(kind, key, timed(method, clock, name))
+
+
+class ImportTimes:
+    """Seconds of this thread's processor that importing each module takes, without those that it imports itself."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._within: list[float] = []
+        self._load = bootstrap._find_and_load  # type: ignore[attr-defined]
+        bootstrap._find_and_load = self._timed_load  # type: ignore[attr-defined]
+
+    def _timed_load(self, name: str, import_: Callable[..., Any]) -> ModuleType:
+        begun = time.thread_time()
+        self._within.append(0.0)
+        try:
+            return self._load(name, import_)  # type: ignore[no-any-return]
+        finally:
+            whole, others = time.thread_time() - begun, self._within.pop()
+            self.seconds[name] += whole - others
+            if self._within:
+                self._within[-1] += whole
 
 
 def play(out: str) -> None:
     """One run in this process; prints what was counted and what all of it took."""
-    begun, clock, before = time.perf_counter(), Clock(), time.process_time()
+    clock, imports, before = Clock(), ImportTimes(), time.process_time()
     importlib.import_module("sottovoce.cli")
-    count_calls(clock)
+    modules = {name: importlib.import_module(f"sottovoce.{name}") for name in (*MODULES, *ALSO)}
+    before -= _preparation(clock, modules)
     sys.argv = ["sotto", "--quiet", "run", str(RECIPE), "--out", out, "--json"]
     try:
         sys.modules["sottovoce.cli"].main()
     except SystemExit as stop:
         if stop.code:
             raise
-    whole = {"wall": time.perf_counter() - begun, "processor": time.process_time() - before}
-    found = {"wall": clock.wall, "processor": clock.processor, "calls": clock.calls}
-    print(json.dumps({"whole": whole, "found": found}), file=sys.stderr)
+    whole = time.process_time() - before
+    told = {
+        "whole": whole, "calls": sum(clock.calls.values()), "called": dict(clock.seconds),
+        "clock": clock.own_seconds() * sum(clock.calls.values()),
+        "imported": {name: imports.seconds[f"sottovoce.{name}"] for name in MODULES},
+    }  # fmt: skip
+    print(json.dumps(told), file=sys.stderr)
 
 
-def importing() -> float:
-    """Seconds that the modules themselves take to be imported, without those that they import."""
-    line = "import sottovoce.cli, sottovoce.run.execute, sottovoce.report.page"
-    told = subprocess.run([sys.executable, "-X", "importtime", "-c", line], check=True, capture_output=True, text=True)
-    rows = [row.removeprefix("import time:").split("|") for row in told.stderr.splitlines() if row.count("|") == 2]
-    names = {f"sottovoce.{name}" for name in MODULES}
-    return sum(float(own) for own, _, name in rows if name.strip() in names) / 1e6
+def _preparation(clock: Clock, modules: dict[str, ModuleType]) -> float:
+    """Seconds that it takes to count calls from here on; negative, to be taken off."""
+    begun = time.process_time()
+    count_calls(clock, modules)
+    return begun - time.process_time()
 
 
 def main() -> None:
@@ -141,19 +214,26 @@ def main() -> None:
     if given.play:
         play(given.play)
         return
-    shares: dict[str, list[float]] = {"processor": [], "wall": []}
+    shares, called = [], defaultdict[str, float](float)
     for _ in range(given.repeat):
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "benchmarks.distrust", "--play", folder]
             told = subprocess.run(command, check=True, capture_output=True, text=True).stderr.splitlines()[-1]
-        one, imports = json.loads(told), importing()
-        for kind, list_ in shares.items():
-            list_.append((one["found"][kind] + imports) / one["whole"][kind])
-        print(told, f"imports {imports:.4f} s", flush=True)
-    for kind, found in shares.items():
-        mean = sum(found) / len(found)
-        error = math.sqrt(sum((one - mean) ** 2 for one in found) / max(1, len(found) - 1) / len(found))
-        print(f"{kind}: {mean:.3%} of the run, standard error {error:.3%}, largest {max(found):.3%}")
+        one = json.loads(told)
+        calls, imports = sum(one["called"].values()) - one["clock"], sum(one["imported"].values())
+        shares.append((calls + imports) / one["whole"])
+        for name, seconds in one["called"].items():
+            called[name] += seconds / given.repeat
+        print(
+            f"{shares[-1]:.3%} of {one['whole']:.2f} s: {1e3 * calls:.1f} ms in {one['calls']:,} calls "
+            f"(the clock's own {1e3 * one['clock']:.2f} ms taken off), {1e3 * imports:.1f} ms of imports",
+            flush=True,
+        )
+    for name, seconds in sorted(called.items(), key=lambda entry: -entry[1])[:SHOWN]:
+        print(f"  {1e3 * seconds:6.2f} ms  {name}")
+    mean = sum(shares) / len(shares)
+    error = math.sqrt(sum((one - mean) ** 2 for one in shares) / max(1, len(shares) - 1) / len(shares))
+    print(f"at most {mean:.3%} of the run's processor time, standard error {error:.3%}, largest {max(shares):.3%}")
 
 
 if __name__ == "__main__":

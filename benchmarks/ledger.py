@@ -8,8 +8,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,26 +30,42 @@ RUN = "a" * 64
 class ByHand:
     """The same bytes in a file on the same disk, with nothing but writes and flushes."""
 
-    def __init__(self, folder: Path, *records: int) -> None:
+    def __init__(self, folder: Path, coins: int, step: int) -> None:
         self._file = os.open(folder / "by-hand", os.O_CREAT | os.O_WRONLY)
-        self._records = [os.urandom(size) for size in records]
-        self._all = b"".join(self._records)
+        self._coins, self._step = os.urandom(coins), os.urandom(step)
 
-    def seconds(self, records: Sequence[bytes]) -> float:
-        """For a write and a flush of each record."""
-        start = time.perf_counter()
+    def flushed(self, *records: bytes) -> Taken:
+        """A write and a flush of each record."""
+        start = Taken.now()
         for record in records:
             os.pwrite(self._file, record, 0)
             os.fdatasync(self._file)
-        return time.perf_counter() - start
+        return start.until_now()
 
-    def one_flush(self) -> float:
-        """Seconds for all bytes of a round in one write with one flush."""
-        return self.seconds([self._all])
+    def one_flush(self) -> Taken:
+        """All bytes of a round in one write with one flush."""
+        return self.flushed(self._coins + self._step)
 
-    def each_flushed(self) -> float:
-        """Seconds for a write and a flush of each record of a round."""
-        return self.seconds(self._records)
+    def needed_flushes(self) -> Taken:
+        """Coins are on the disk before the gradient is computed, and the step before it is sent."""
+        return self.flushed(self._coins, self._step)
+
+
+class Taken(NamedTuple):
+    """Seconds by the clock, and of processor time of all threads."""
+
+    clock: float
+    processor: float
+
+    @classmethod
+    def now(cls) -> Taken:
+        """Since the process began, or whenever clocks do."""
+        return cls(time.perf_counter(), time.process_time())
+
+    def until_now(self) -> Taken:
+        """Since then."""
+        now = Taken.now()
+        return Taken(now.clock - self.clock, now.processor - self.processor)
 
 
 def planned(rounds: int) -> PlannedRun:
@@ -61,8 +77,20 @@ def planned(rounds: int) -> PlannedRun:
     )  # fmt: skip
 
 
-def writes(parameters: int = 25_450, neighbours: int = 4, rounds: int = 60) -> None:
-    """Rounds of one member: coins, the step, and what was received; each followed by the same bytes by hand.
+def writes(parameters: int = 25_450, neighbours: int = 4, rounds: int = 60, repeats: int = 5) -> None:
+    """Rounds of one member, with what they take beyond the same bytes by hand after each; several ledgers in turn."""
+    turns = [_rounds(parameters, neighbours, rounds) for _ in range(repeats)]
+    print(
+        f"{parameters:,} parameters, {neighbours} neighbours, {repeats} ledgers of {rounds} rounds; ms a round, "
+        f"median (least and largest of each ledger's); load {os.getloadavg()[0]:.1f}"
+    )
+    for what in turns[0]:
+        middles = [1e3 * statistics.median(turn[what]) for turn in turns]
+        print(f"  {statistics.median(middles):7.2f} ({min(middles):.2f} to {max(middles):.2f}) {what}")
+
+
+def _rounds(parameters: int, neighbours: int, rounds: int) -> dict[str, list[float]]:
+    """Coins, the step, and what was received.
 
     A step stores the message, which is the same for all neighbours, the noisy gradient, and the model.
     """
@@ -70,31 +98,28 @@ def writes(parameters: int = 25_450, neighbours: int = 4, rounds: int = 60) -> N
     row = rng.standard_normal((1, parameters)).astype(np.float32)
     payloads = Payloads({member: row.tobytes() for member in range(1, neighbours + 1)})
     sent = Payloads(dict.fromkeys(range(1, neighbours + 1), row.tobytes()))
+    taken: dict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory(dir=".") as place, open_ledger(Path(place) / "ledger") as database:
         spending = Spending(database)
-        by_hand = ByHand(Path(place), 32, 3 * row.nbytes, neighbours * row.nbytes)
+        by_hand = ByHand(Path(place), 32, (3 + neighbours) * row.nbytes)
         spending.reserve(planned(rounds))
         journal = LedgerJournal(
             Steps(database, RUN), [str(one) for one in range(neighbours + 1)], lambda at: _spent(spending, at)
         )
-        taken: dict[str, list[float]] = defaultdict(list)
         for round in range(rounds):
-            at, cpu, start = Place(round, 0), time.process_time(), time.perf_counter()
+            at, start = Place(round, 0), Taken.now()
             journal.coins(_Coins(round), bytes(32))
             journal.state = row.tobytes()
             journal.note(at, "released", row)
             journal.before_send(at, sent)
             journal.received(at, payloads)
-            taken["by the clock"].append(clock := time.perf_counter() - start)
-            taken["of processor time"].append(time.process_time() - cpu)
-            cpu = time.process_time()
-            taken["beyond the same bytes in one write with one flush"].append(clock - by_hand.one_flush())
-            taken["of processor time for that write and flush"].append(time.process_time() - cpu)
-            taken["beyond a write and a flush for each of three records"].append(clock - by_hand.each_flushed())
-    print(f"{parameters:,} parameters, {neighbours} neighbours, {rounds} rounds; ms a round, median and quartiles")
-    for what, seconds in taken.items():
-        low, middle, high = (1e3 * one for one in statistics.quantiles(seconds, n=4))
-        print(f"  {middle:7.2f} ({low:.2f} to {high:.2f}) {what}")
+            ledger, one, needed = start.until_now(), by_hand.one_flush(), by_hand.needed_flushes()
+            taken["by the clock"].append(ledger.clock)
+            taken["by the clock beyond the same bytes with one flush"].append(ledger.clock - one.clock)
+            taken["by the clock beyond them with the two flushes that are needed"].append(ledger.clock - needed.clock)
+            taken["of processor time"].append(ledger.processor)
+            taken["of processor time beyond the same bytes with one flush"].append(ledger.processor - one.processor)
+    return taken
 
 
 class _Coins:

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.loop import peak_gigabytes, settings
+from sottovoce.federation.frame_stream import CHUNK
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import Identity, create_identity, load_identity
 from sottovoce.federation.loopback import free_ports
@@ -34,7 +35,6 @@ from sottovoce.ledger.payloads import Payloads
 from sottovoce.ledger.places import Place
 
 PATIENCE, MANY = 120.0, 10**6
-CHUNK = 1 << 20
 LARGEST = [("grpc.max_receive_message_length", 2 * CHUNK)]
 GOAL = 1.5
 

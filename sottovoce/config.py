@@ -161,6 +161,7 @@ class MachineSettings(Section):
     threads: int = Field(default=1, ge=1, le=1024)
     engine: str | None = None
     precision: Literal["float32", "float64"] = "float32"
+    device: str = Field(default="cpu", max_length=40)
     checkpoint_seconds: float = Field(default=30.0, ge=0)
 
 

@@ -59,10 +59,10 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
+    return "".join(c.encode("unicode_escape").decode() if is_hidden(c) else c for c in text)
 
 
-def _is_hidden(character: str) -> bool:
+def is_hidden(character: str) -> bool:
     """Whether it is a control, format, private, unassigned or half character, or ends a line or a paragraph."""
     kind = unicodedata.category(character)
     return kind[0] == "C" or kind in ("Zl", "Zp")

@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 from sottovoce._version import __version__
 from sottovoce.cli.output import narrated, verbosity
 from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
+from sottovoce.core import processes
 from sottovoce.core.processes import Terminated
 from sottovoce.errors import SottovoceError, file_error, shortened
 
@@ -132,7 +133,7 @@ def explained(error: BaseException) -> tuple[str, int]:
         return "not enough memory for this size; take fewer rounds, a smaller graph, or one --victim", 1
     if isinstance(error, Exception):
         return f"unexpected {type(error).__name__}: {error}; --verbose before the command shows where", 1
-    return "stopped", TERMINATED if isinstance(error, Terminated) else STOPPED
+    return processes.STOPPED, TERMINATED if isinstance(error, Terminated) else STOPPED
 
 
 def fail(line: str, code: int) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app
-from sottovoce.cli.options import Code, Json, Yes
+from sottovoce.cli.options import Code, Json, Yes, check_one_form
 from sottovoce.cli.output import Table, answer, print_note, show_elapsed, show_findings, verbosity
 from sottovoce.cli.terminal import print_line
 from sottovoce.cli.tracking import Track, wanted_trackers, write_tracked
@@ -53,8 +53,7 @@ def compare(
     from sottovoce.run.run_documents import read_runs, unfinished_runs
 
     wanted, tracked = _formats(figures, formats), wanted_trackers(trackers)
-    if as_csv and as_json:
-        raise InputError("--csv with --json", "one form is printed", "leave one of them out")
+    check_one_form(as_csv, as_json)
     found, left_out = read_runs(runs), unfinished_runs(runs)
     trade_offs = [trade_off(run) for run in found]
     shown = _default_page(runs) if out is None else out

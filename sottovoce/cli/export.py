@@ -53,12 +53,12 @@ def predict(
 
     place = None if out is None else check_writable(out)
     found = read_exported_model(folder).predict(data)
-    rows = found.rows()
     if place is not None:
         write_text(place, found.csv(), private=True)
     document = {
         "target": found.target, "classes": list(found.classes), "rows": len(found),
-        "file": None if out is None else str(out), "predictions": [] if out is not None else rows,
+        "file": None if out is None else str(out), "predictions": [] if out is not None else found.rows(),
+        "row_names": None if found.row_names is None or out is not None else found.row_names._asdict(),
     }  # fmt: skip
-    table = [found.heading, *([str(cell) for cell in row] for row in rows)]
+    table = [[str(cell) for cell in row] for row in found.table()]
     answer(document, as_json, table if out is None else facts({"rows": f"{len(found):,}", "file": str(out)}))

@@ -10,7 +10,7 @@ import typer
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import changed_data
-from sottovoce.cli.options import Delta, Json
+from sottovoce.cli.options import Delta, Json, check_one_form
 from sottovoce.cli.output import Table, answer, print_sentence, show
 from sottovoce.cli.terminal import print_line
 from sottovoce.errors import InputError
@@ -40,6 +40,7 @@ def ledger_(
     from sottovoce.ledger.database import open_ledger
     from sottovoce.ledger.spending import Spending
 
+    check_one_form(as_csv, as_json)
     if lineage is not None and budget is None:
         raise InputError("--lineage without --budget", "it says whose budget is set", "add --budget 4, say")
     if budget is not None or new_lineage is not None:
@@ -134,9 +135,8 @@ def lineage_lines(lineage: "Lineage", delta: float, file: Path) -> list[str]:
     else:
         left, mu = lineage.epsilon_left(), lineage.mu_left()
         further = "" if mu is None else f"; a Gaussian run of mu up to {round_down(mu)} would fit"
-        lines.append(
-            f"Budget: epsilon {lineage.budget.epsilon:g} at delta {delta:g}; left: {round_down(left or 0.0)}{further}."
-        )
+        whole = repr(lineage.budget.epsilon).removesuffix(".0")
+        lines.append(f"Budget: epsilon {whole} at delta {delta:g}; left: {round_down(left or 0.0)}{further}.")
     if len(lineage.runs) > 1:
         lines.append(f"Of several runs, {lineage.counted.rule}; the total is not the sum of their epsilons.")
         lines.append(changed_data(lineage.adjacency, lineage.counted.change))

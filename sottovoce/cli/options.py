@@ -104,6 +104,14 @@ Code = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+
+
+def check_one_form(as_csv: bool, as_json: bool) -> None:
+    """Refuse to print one answer in two forms."""
+    if as_csv and as_json:
+        raise InputError("--csv with --json", "one form is printed", "leave one of them out")
+
+
 Weights = Annotated[str, typer.Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering(_weights))]
 SuitedWeights = Annotated[
     str | None,

@@ -1,6 +1,8 @@
 """`sotto peer`: a member of a federation, with its own data on its own machine."""
 
 import math
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +12,7 @@ from sottovoce.cli.app import app
 from sottovoce.cli.options import Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, show_elapsed
 from sottovoce.core.limits import size_text
+from sottovoce.core.processes import ends_when_stopped
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
@@ -27,9 +30,16 @@ peer = typer.Typer(
 app.add_typer(peer, name="peer")
 
 SUMS_ASSUME = (
-    "Secure sums hold if every member has compared every fingerprint with its owner (sotto peer check AGREEMENT), and "
-    "if no member's folder is put back from a copy while all its neighbours lie. Members can spoil sums unseen. "
-    "Whoever steals keys later can read frames that were recorded: delete identity.json after the run."
+    "Secure sums hold if every member has compared every fingerprint with its owner (sotto peer check AGREEMENT "
+    "--folder FOLDER shows them), and if no member's folder is put back from a copy while all its neighbours lie. "
+    "Members can spoil sums unseen. Whoever steals keys later can read frames that were recorded: delete identity.json "
+    "after the run."
+)
+
+SUMS_FAIL = (
+    "{missing} in that round: whoever lacks a sum keeps the model it had, and the round is spent all the same. Where a "
+    "sum fails at one member and not at another, their models part, which costs accuracy and no privacy: see "
+    "docs/missing-members.md."
 )
 
 Folder = Annotated[Path, typer.Option(help="Private folder of this member.")]
@@ -92,7 +102,7 @@ def agree(
     if out.exists():
         raise InputError(f"{out} exists", "an agreement is never overwritten", "name another with --out")
     agreement = assemble_agreement(settings, members)
-    with show_elapsed("what the agreement guarantees"):
+    with show_elapsed("what the agreement guarantees"), ends_when_stopped():
         guarantees = agreed_guarantees(agreement)
     write_text(out, agreement.toml())
     answer(
@@ -104,6 +114,15 @@ def agree(
         print_note("What a member can learn alone holds if all of them follow the agreement: see docs/peers.md.")
     if not as_json and agreement.has_secure_sums:
         print_note(SUMS_ASSUME)
+        print_note(SUMS_FAIL.format(missing=_failing_sums(agreement)))
+
+
+def _failing_sums(agreement: "Agreement") -> str:
+    """Which sums fail for want of one member: of all whom it speaks to."""
+    others = len(agreement.members) - 1
+    if all(len(agreement.neighbours(name)) == others for name in agreement.names):
+        return "One missing member makes every sum fail"
+    return "A missing member makes the sums of its neighbours fail"
 
 
 Confirmed = Annotated[
@@ -111,17 +130,28 @@ Confirmed = Annotated[
 ]
 
 
-def _confirm(folder: Path, agreement: "Agreement", confirmed: bool, *, show: bool) -> None:
-    """Note that fingerprints were compared, or say which are to be: each by another way than the agreement came."""
-    from sottovoce.federation.confirmation import confirm, fingerprints, is_confirmed
+def _confirm(folder: Path, agreement: "Agreement", confirmed: bool) -> None:
+    """Note that fingerprints were compared, and say so."""
+    from sottovoce.federation.confirmation import CONFIRMED, confirm
 
     if confirmed:
         confirm(folder, agreement)
-    elif show and not is_confirmed(folder, agreement):
-        print_note("With secure sums every member compares every fingerprint with its owner, over the telephone say:")
-        for name, fingerprint in fingerprints(agreement).items():
-            print_note(f"  {name}  {fingerprint}")
-        print_note("Are all of them right, type this once more with --confirmed.")
+        count = len(agreement.members)
+        print_note(
+            f"Noted in {folder / CONFIRMED}: the fingerprints of all {count} members were compared and are right."
+        )
+
+
+def _show_unconfirmed(path: Path, folder: Path, agreement: "Agreement") -> None:
+    """Say which fingerprints are to be compared: each by another way than the agreement came."""
+    from sottovoce.federation.confirmation import fingerprints, is_confirmed
+
+    if is_confirmed(folder, agreement):
+        return
+    print_note("With secure sums every member compares every fingerprint with its owner, over the telephone say:")
+    for name, fingerprint in fingerprints(agreement).items():
+        print_note(f"  {name}  {fingerprint}")
+    print_note(f"If all of them are right, type: sotto peer check {path} --folder {folder} --confirmed")
 
 
 AgreementFile = Annotated[Path, typer.Argument(help="The agreement, as sotto peer agree wrote it.")]
@@ -154,7 +184,9 @@ def check(
         _compare(agreement, agreed, against)
     identity = load_identity(folder)
     number, settings = member_number(agreed, identity), read_member_settings(folder)
-    _confirm(folder, agreed, confirmed, show=not as_json)
+    _confirm(folder, agreed, confirmed)
+    if not as_json:
+        _show_unconfirmed(agreement, folder, agreed)
     with show_elapsed("reaching neighbours"):
         found = check_neighbours(identity, agreed, number, bind=settings.bind, wait=wait)
     answer(_checks_document(agreed, found), as_json, _checks_table(found))
@@ -183,27 +215,40 @@ def join(
     Example: sotto peer join agreement.toml --data our.csv
     """
     require_peers()
-    from sottovoce.distributed.launch import leave_with_launcher
-    from sottovoce.federation.agreement import read_agreement
-    from sottovoce.federation.event_log import event_log
-    from sottovoce.federation.identity import locked_identity
-    from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
-    from sottovoce.federation.member_settings import read_member_settings
+    with ends_when_stopped():  # all that is imported takes seconds, on a busy machine many
+        from sottovoce.distributed.launch import leave_with_launcher
+        from sottovoce.federation.agreement import read_agreement
+        from sottovoce.federation.event_log import event_log
+        from sottovoce.federation.identity import locked_identity
+        from sottovoce.federation.joining import Watch, join_federation, member_number, member_table
+        from sottovoce.federation.member_settings import read_member_settings
 
     leave_with_launcher()
     agreed = read_agreement(agreement)
     with locked_identity(folder) as identity:
         member_number(agreed, identity)
-        _confirm(folder, agreed, confirmed, show=False)
+        _confirm(folder, agreed, confirmed)
         settings = read_member_settings(folder)
         if patience is not None:
             settings = settings.model_copy(update={"patience": patience})
-        table = member_table(agreed, identity, settings, data)
+        with ends_when_stopped():
+            table = member_table(agreed, identity, settings, data)
         if table.clipped:
             print_note(f"Of this table {table.clipped:,} numbers lie outside the ranges of their columns: clipped.")
-        with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
-            result = join_federation(identity, agreed, table, settings, resume=resume, watch=Watch(tell, event))
+        try:
+            with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
+                result = join_federation(identity, agreed, table, settings, resume=resume, watch=Watch(tell, event))
+        except KeyboardInterrupt:
+            given = {"--data": data, "--folder": folder, "--patience": patience, "--log": log}
+            print_note(f"To go on, type {_resuming_line(agreement, given)}")
+            raise
     answer(result, as_json, _result_table(result))
+
+
+def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
+    """What is typed to go on with a run, with the options that were given."""
+    options = (str(word) for option, value in given.items() if value is not None for word in (option, value))
+    return shlex.join(["sotto", "peer", "join", str(agreement), *options, "--resume"])
 
 
 def _result_table(result: "Document") -> Table:

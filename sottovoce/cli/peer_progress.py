@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.ledger import lineage_document, lineage_lines, lineage_table
-from sottovoce.cli.options import Json
+from sottovoce.cli.options import Json, Yes
 from sottovoce.cli.output import Table, aligned, answer, print_note, show, verbosity
 from sottovoce.cli.peer import Folder, peer, require_peers
 from sottovoce.cli.progress_lines import activity
@@ -73,6 +73,7 @@ def rehearse(
     agreement: Annotated[Path, typer.Argument(help="An agreement, or the settings that one is made of.")],
     data: Annotated[Path, typer.Option(help="Folder with a table for each member, named like it.")],
     out: Annotated[Path, typer.Option(help="New folder for the members' folders.")] = Path("rehearsal"),
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """All members on this machine, each a process of its own, with throw-away keys.

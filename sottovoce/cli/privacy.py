@@ -144,7 +144,7 @@ def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]
 
     terms = Terms(parse_adjacency(setting.adjacency), parse_participation(setting.scheme), optimised=optimised)
     estimate = estimate_account(system, setting.adversary, kinds, terms, setting.victims)
-    check_cost(estimate.what, estimate.whole, estimate.smaller)
+    check_cost(estimate.what, estimate.whole, estimate.smaller_work)
     if estimate.notice:
         print_note(f"sotto: {estimate.notice}")
 

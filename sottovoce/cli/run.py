@@ -278,7 +278,7 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
     from sottovoce.run.execute import run_experiment
 
     leads = rank == 0
-    with join_ranks(timeout) as ranks:
+    with join_ranks(timeout, lambda line: print_note(f"sotto: {line}")) as ranks:
         try:
             experiment = ranks.on_every_rank(wanted)
             before = _finished([experiment], how.out)

@@ -11,7 +11,8 @@ sottovoce.errors.InputError: it takes about 1,000 TB of memory; unasked ... take
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from sottovoce.errors import InputError
 
 MEMORY_SHARE = 0.6
 """The share of free memory that is taken unasked."""
+
+LITTLE_SHARE = 1e-3
+"""Work that takes less than this share of the machine's memory is not held to how much of it is free."""
 
 SECONDS = 600.0
 """Seconds that are taken unasked."""
@@ -56,30 +60,34 @@ def limits_are_lifted() -> bool:
     return _lifted.get()
 
 
-def check_cost(what: str, cost: Cost, smaller: str) -> None:
-    """Refuse work that takes more memory than is free, or longer than minutes; `smaller` says what takes less."""
+def check_cost(what: str, cost: Cost, smaller: str | Callable[[], str]) -> None:
+    """Refuse work that takes more memory than is free, or longer than minutes; `smaller` says what takes less.
+
+    Where that takes time to say, it is a function, which is called for a refusal only.
+    """
     if limits_are_lifted():
         return
-    most = MEMORY_SHARE * free_memory()
+    most = math.inf if cost.memory <= LITTLE_SHARE * physical_memory() else MEMORY_SHARE * free_memory()
     if cost.memory > most:
         found, rule = f"{size_text(cost.memory)} of memory", f"{size_text(most)}, {MEMORY_SHARE:.0%} of what is free,"
     elif cost.seconds > SECONDS:
         found, rule = duration_text(cost.seconds), duration_text(SECONDS)
     else:
         return
-    raise InputError(f"{what} takes about {found}", f"unasked at most {rule} are taken", f"{smaller}, or add --yes")
+    less = smaller() if callable(smaller) else smaller
+    raise InputError(f"{what} takes about {found}", f"unasked at most {rule} are taken", f"{less}, or add --yes")
 
 
 def free_memory() -> float:
     """Bytes that processes can still take, as the system says, or a container whose limit is lower."""
     try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = 1024.0 * int(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError):
+        _, _, rest = Path("/proc/meminfo").read_bytes().partition(b"MemAvailable:")
+        free = 1024.0 * int(rest.split(maxsplit=1)[0])
+    except (OSError, IndexError, ValueError):
         free = physical_memory()
     try:
         group = Path("/sys/fs/cgroup")
-        most, taken = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        most, taken = (int((group / name).read_bytes()) for name in ("memory.max", "memory.current"))
     except (OSError, ValueError):  # no container, or one without a limit
         return free
     return min(free, float(most - taken))

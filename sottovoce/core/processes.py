@@ -6,11 +6,14 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 
 STOPPING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Signals that ask a process to save what it has and to end."""
+
+STOPPED = "stopped"
+"""What a process says that was asked to end."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -55,6 +58,41 @@ def signals_wait(stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(kind, handler)
         if received:
             signal.raise_signal(received[0])
+
+
+@contextmanager
+def ends_when_stopped(seconds: float = 1.0) -> Iterator[None]:
+    """Around long work that leaves nothing half done: a signal that stops ends the process within about `seconds`.
+
+    Otherwise a signal is heard when the main thread comes back from a long computation, or from waiting for threads
+    that are at one. Until the time is over the signal does what it would have.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    over = threading.Event()
+    heard, written = os.pipe()
+    os.set_blocking(written, False)
+
+    def watch() -> None:
+        while kinds := os.read(heard, 64):
+            stopping = next((kind for kind in kinds if kind in STOPPING_SIGNALS), None)
+            if stopping is not None and not over.wait(seconds):
+                with suppress(OSError):
+                    os.write(2, f"sotto: {STOPPED}\n".encode())
+                os._exit(128 + stopping)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    before = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(before)
+        os.close(written)
+        watcher.join()
+        os.close(heard)
 
 
 def end_with_parent(pipe: int, tidy: Callable[[], None] = lambda: None) -> None:

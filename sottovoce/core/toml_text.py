@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 
 from sottovoce.config import Document
+from sottovoce.text import is_hidden
 
 
 def to_toml(document: Document) -> str:
@@ -60,4 +61,4 @@ def _value(value: object) -> str:
 
 
 def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return "".join(f"\\U{ord(c):08x}" if is_hidden(c) else c for c in json.dumps(text, ensure_ascii=False))

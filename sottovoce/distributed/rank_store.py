@@ -12,7 +12,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -28,8 +28,12 @@ POLL_SECONDS = 0.02
 """Seconds between two looks at whether others are done."""
 
 
-def open_store(rank: int, size: int, timeout: timedelta) -> Store:
-    """The store of torch: a file, or the address of torchrun, for each attempt another."""
+FIRST_LINE_SECONDS, LINE_SECONDS = 3.0, 8.0
+"""A rank that has to wait for the store says so after the first, and then again each time the second has passed."""
+
+
+def open_store(rank: int, size: int, timeout: timedelta, tell: Callable[[str], None]) -> Store:
+    """The store of torch: a file, or the address of torchrun, for each attempt another; `tell` hears of long waits."""
     if MEETING in os.environ:
         return FileStore(os.environ[MEETING], size)
     host = os.environ.get("MASTER_ADDR")
@@ -37,8 +41,30 @@ def open_store(rank: int, size: int, timeout: timedelta) -> Store:
         raise InputError("RANK without MASTER_ADDR and MASTER_PORT", "ranks meet at an address", "start with torchrun")
     is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     port = whole_number("MASTER_PORT", most=65535)
-    store = TCPStore(host, port, size, is_master=is_master, timeout=timeout)
+    with _telling(f"rank {rank} waits for all ranks to meet at {host}:{port}", tell):
+        store = TCPStore(host, port, size, is_master=is_master, timeout=timeout)
     return PrefixStore(f"sottovoce/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+@contextmanager
+def _telling(what: str, tell: Callable[[str], None]) -> Iterator[None]:
+    """Say now and then what is waited for, and what may be in the way: torch takes connections one after the other."""
+    done, begun = threading.Event(), time.monotonic()
+
+    def write_lines() -> None:
+        seconds = FIRST_LINE_SECONDS
+        while not done.wait(seconds):
+            waited = f"{time.monotonic() - begun:.0f} s"
+            tell(f"{what}: {waited}; some have not come, or other programs hold connections to this port")
+            seconds = LINE_SECONDS
+
+    thread = threading.Thread(target=write_lines, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def strange_value(key: str) -> PeerLost:

@@ -37,13 +37,13 @@ Value = TypeVar("Value")
 
 
 @contextmanager
-def join_ranks(timeout: float) -> Iterator[Ranks]:
-    """Join the ranks that the environment names, and leave them at the end."""
+def join_ranks(timeout: float, tell: Callable[[str], None] = lambda _: None) -> Iterator[Ranks]:
+    """Join the ranks that the environment names, and leave them at the end; `tell` hears of what is waited for."""
     rank, size = place_among_ranks() or Place(0, 1)
     deadline = timedelta(seconds=timeout)
     leave_with_launcher()
     with backend_errors("joining the other ranks"):
-        store = open_store(rank, size, deadline)
+        store = open_store(rank, size, deadline, tell)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         group_store = PrefixStore("group", store)
         dist.init_process_group(backend, store=group_store, rank=rank, world_size=size, timeout=deadline)

@@ -21,6 +21,19 @@ class StepAttendance:
     missing: frozenset[MemberNumber]
 
 
+class Absences:
+    """Who is missing since some step: told when it begins and when it ends, not in every round between."""
+
+    def __init__(self) -> None:
+        self._missing: frozenset[MemberNumber] = frozenset()
+
+    def changed_by(self, step: StepAttendance) -> dict[str, frozenset[MemberNumber]]:
+        """Who is `missing` since this step, and who is `back`; what nobody is, is left out."""
+        changes = {"missing": step.missing - self._missing, "back": self._missing & step.heard}
+        self._missing = (self._missing | step.missing) - step.heard
+        return {change: members for change, members in changes.items() if members}
+
+
 class Attendance:
     """Whom this member waits for.
 

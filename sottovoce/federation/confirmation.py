@@ -42,7 +42,7 @@ def require_confirmed(folder: Path, agreement: Agreement) -> None:
         raise InputError(
             f"fingerprints of {agreement.name} were not confirmed",
             "with secure sums every member compares every fingerprint with its owner, over the telephone say",
-            "read them with sotto peer check AGREEMENT, compare them all, then type it once more with --confirmed",
+            f"compare those that sotto peer check AGREEMENT --folder {folder} shows, then type it with --confirmed",
         )
 
 

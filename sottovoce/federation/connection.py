@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from threading import get_ident
 from typing import Any
 
 from sottovoce.federation.frame_stream import FrameStream, StreamEnded
-from sottovoce.federation.frames import Frame, Kind, Reason, Refused
+from sottovoce.federation.frames import MESSAGES, Frame, Kind, Reason, Refused
 from sottovoce.federation.link_settings import LinkSettings
 from sottovoce.ledger.places import Place
 
@@ -19,11 +20,17 @@ REPEATED_SECONDS, REPEATED_BYTES = 0.005, 10_000_000
 """After a frame that brings nothing new nothing is read for so long, and a second longer for so many bytes."""
 
 
+TOGETHER = 0.02
+"""Seconds for which an acknowledgement that nobody waits for lets the next message catch up with it."""
+
+
 class Connection:
     """An open stream to a neighbour whose certificate was recognised.
 
     `take` is given every frame and refuses what is not accepted; `refused` is told why, once for each reason; `greeted`
-    is called after the neighbour's hello; `finish` ends the side of the stream that is written.
+    is called after the neighbour's hello; `finish` ends the side of the stream that is written. With `talks` the
+    neighbour is sent messages, too, and acknowledgements go along with them: a short chunk costs gRPC nearly as much
+    work as a long one.
     """
 
     def __init__(
@@ -34,11 +41,12 @@ class Connection:
         take: Callable[[Frame], None],
         refused: Callable[[Reason], None],
         greeted: Callable[[], None],
+        talks: bool,
         finish: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._stream, self._settings = stream, settings
+        self._stream, self._settings, self._talks = stream, settings, talks
         self._take, self._refused, self._greeted, self._finish = take, refused, greeted, finish
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), get_ident()
         self._queue: deque[Frame] = deque()
         self._news, self._closing = asyncio.Event(), False
         self._greeting = self.was_greeted = False
@@ -53,8 +61,17 @@ class Connection:
             return
         self._queue.append(frame)
         if len(self._queue) > LONGEST_QUEUE:
-            self._loop.call_soon_threadsafe(self.drop, "too many frames wait to be read there")
-        self._loop.call_soon_threadsafe(self._news.set)
+            self._in_loop(lambda: self.drop("too many frames wait to be read there"))
+        if self._talks and frame.kind is Kind.ACKNOWLEDGEMENT:
+            self._in_loop(lambda: self._loop.call_later(TOGETHER, self._news.set))
+        else:
+            self._in_loop(self._news.set)
+
+    def _in_loop(self, act: Callable[[], object]) -> None:
+        if get_ident() == self._thread:
+            act()
+        else:
+            self._loop.call_soon_threadsafe(act)
 
     async def converse(self) -> str:
         """Read and write until one of them ends, or the connection is dropped; why it did."""
@@ -133,7 +150,10 @@ class Connection:
     async def _write(self) -> None:
         while True:
             while self._queue:
-                await self._stream.send(self._queue.popleft())
+                short = []
+                while (frame := self._queue.popleft()).kind not in MESSAGES and self._queue:
+                    short.append(frame)
+                await self._stream.send(frame, after=short)
             if self._closing:
                 break
             self._news.clear()

@@ -76,6 +76,9 @@ class Endpoint(ABC):
     def transmit(self, neighbour: MemberNumber, frame: Frame) -> None:
         """Hand a frame to the connection of a neighbour, without waiting; drop it if there is none."""
 
+    def awaits(self, place: Place, members: Set[MemberNumber]) -> None:  # noqa: B027  # not every carrier reports
+        """This member has waited for some time for these neighbours; a carrier may report it."""
+
     @property
     def neighbours(self) -> Set[MemberNumber]:
         """All members that this one sends to or receives from."""
@@ -116,17 +119,24 @@ class Endpoint(ABC):
             frames = [(one, self._frame(Kind.ACKNOWLEDGEMENT, *receipt)) for one, receipt in due]
             frames += [(one, self._hello(one)) for one in self._mailbox.wanted_again(senders)]
         self._transmit_all(frames)
-        self._wait_and_tell(
-            place, lambda: senders <= self._absent_at(place) | self._mailbox.at_hand(place, senders).keys(), patience
-        )
+
+        def unheard() -> Set[MemberNumber]:
+            heard = self._mailbox.at_hand(place, senders).keys()
+            return senders - heard - self._absent_at(place) - self._far_beyond(place)
+
+        self._wait_and_tell(place, unheard, patience)
         with self._changed:
             return self._mailbox.at_hand(place, sorted(senders))
 
     def unacknowledged(self, before: Place, receivers: Set[MemberNumber], patience: float) -> Set[MemberNumber]:
         """Wait until everything before a place is acknowledged by these neighbours; who has not done so."""
-        self._wait_and_tell(before, lambda: not any(self._outbox.owes(one, before) for one in receivers), patience)
-        with self._changed:
+
+        def owing() -> Set[MemberNumber]:
             return {one for one in receivers if self._outbox.owes(one, before)}
+
+        self._wait_and_tell(before, owing, patience)
+        with self._changed:
+            return owing()
 
     def unended(self, members: Set[MemberNumber], patience: float) -> Set[MemberNumber]:
         """Move on to the end of the run and say so, once; wait until these neighbours are there; who is not."""
@@ -137,7 +147,7 @@ class Endpoint(ABC):
                 frames += [(one, self._hello(one)) for one in sorted(self._greeted)]
             self._ended = True
         self._transmit_all(frames)
-        self._wait_and_tell(end, lambda: not self._before(end, members), patience)
+        self._wait_and_tell(end, lambda: self._before(end, members), patience)
         with self._changed:
             return self._before(end, members)
 
@@ -275,11 +285,14 @@ class Endpoint(ABC):
                 self._clock.wait(self._changed, remaining)
             return True
 
-    def _wait_and_tell(self, place: Place, reached: Callable[[], bool], patience: float) -> None:
-        """Wait until something is so, and after some time tell neighbours that this member waits at a place."""
-        if not self._wait(reached, UNTOLD * patience) and patience > 0:
+    def _wait_and_tell(self, place: Place, missing: Callable[[], Set[MemberNumber]], patience: float) -> None:
+        """Wait until nobody is missing, and after some time tell neighbours that this member waits at a place."""
+        if not self._wait(lambda: not missing(), UNTOLD * patience) and patience > 0:
+            with self._changed:
+                awaited = missing()
             self._transmit_all([(one, self._frame(Kind.WAITING, place)) for one in sorted(self.rules.receivers)])
-            self._wait(reached, (1 - UNTOLD) * patience)
+            self.awaits(place, awaited)
+            self._wait(lambda: not missing(), (1 - UNTOLD) * patience)
 
     def _before(self, place: Place, members: Set[MemberNumber]) -> Set[MemberNumber]:
         """Those of these neighbours that have not said that they have reached a place."""
@@ -287,6 +300,10 @@ class Endpoint(ABC):
 
     def _absent_at(self, place: Place) -> Set[MemberNumber]:
         return {one for one, (first, before) in self._absent.items() if first <= place < before}
+
+    def _far_beyond(self, place: Place) -> Set[MemberNumber]:
+        """The neighbours that have gone on so far that they keep nothing of a place any more."""
+        return {one for one, claim in self._claims.items() if place < self.rules.oldest_kept(claim)}
 
     def _message(self, place: Place, payload: bytes) -> Frame:
         return self._frame(self.rules.payload.kind, place, payload)

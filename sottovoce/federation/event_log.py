@@ -14,6 +14,8 @@ from sottovoce.core.json_numbers import JSON
 
 SHOWN = {
     "gather": "Waiting for {members}, {seconds:g} seconds at most.",
+    "waiting": "Waiting for {members} in round {round}.",
+    "ending": "This member has played its last round, and waits for {members} to do so.",
     "Connected": "{member} is connected.",
     "Lost": "{member} is lost: {reason}.",
     "Left": "{member} has ended its run.",
@@ -21,7 +23,8 @@ SHOWN = {
     "FrameRefused": "A message of {member} was refused: {reason}.",
     "StrangerRefused": "Somebody who is no neighbour tried to connect, and was refused.",
     "Equivocation": "{member} sent two different messages for one place; the second was not used.",
-    "missing": "Round {round} went on without {members}.",
+    "missing": "Round {round} went on without {members}; so will others, until it is heard again.",
+    "back": "{members} was heard again, in round {round}.",
     "unended": "The run ended here before {members} had its last messages: it may find nobody when it comes back.",
 }
 """What is told on stderr of some events. Nothing in an event comes from anybody's rows."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from sottovoce.federation.frames import Frame, FrameReader, Reason, Refused
 from sottovoce.federation.secure_grpc import grpc
 
-CHUNK = 1 << 20
+CHUNK = 1 << 21
 """Bytes of a full chunk."""
 
 
@@ -37,43 +37,45 @@ class FrameStream:
         self._read, self._write, self._reader, self._stall = read, write, reader, stall
         self._received: deque[Frame] = deque()
 
-    async def send(self, frame: Frame) -> None:
-        """Send a frame."""
-        header, payload = frame.header(), memoryview(frame.payload)
-        first = CHUNK - len(header)
-        await self._write_chunk(header + payload[:first])
-        for start in range(first, len(payload), CHUNK):
-            await self._write_chunk(bytes(payload[start : start + CHUNK]))
+    async def send(self, frame: Frame, *, after: Sequence[Frame] = ()) -> None:
+        """Send a frame, after short ones that share its first chunk."""
+        start, payload = b"".join([*(short.encode() for short in after), frame.header()]), memoryview(frame.payload)
+        first = CHUNK - len(start)
+        with stream_errors():
+            async with asyncio.timeout(self._stall) as deadline:
+                await self._write(start + payload[:first])
+                for position in range(first, len(payload), CHUNK):
+                    self._put_off(deadline)
+                    await self._write(bytes(payload[position : position + CHUNK]))
 
     async def receive(self, patience: float | None = None) -> Frame:
         """The next frame; with `patience`, in so many seconds."""
-        while not self._received:
-            chunk = await self._read_chunk(patience)
-            self._received.extend(self._reader.feed(chunk))
-            if not self._received and len(chunk) != CHUNK:
-                raise Refused(Reason.FORMAT)
-            patience = self._stall
+        if not self._received:
+            with stream_errors():
+                async with asyncio.timeout(patience) as deadline:
+                    while not self._complete(await self._read()):
+                        self._put_off(deadline)
         return self._received.popleft()
+
+    def _complete(self, chunk: object) -> bool:
+        """Take in a chunk; whether a frame is whole with it."""
+        if not isinstance(chunk, bytes):  # EOF
+            raise StreamEnded("ended by the other side")
+        self._received.extend(self._reader.feed(chunk))
+        if not self._received and len(chunk) != CHUNK:
+            raise Refused(Reason.FORMAT)
+        return bool(self._received)
+
+    def _put_off(self, deadline: asyncio.Timeout) -> None:
+        """Give the next chunk its time."""
+        deadline.reschedule(asyncio.get_running_loop().time() + self._stall)
 
     async def drain(self, patience: float) -> None:
         """Leave unread what else arrives, until the other side ends the stream; no longer than `patience` seconds."""
-        with contextlib.suppress(StreamEnded, TimeoutError):
+        with contextlib.suppress(StreamEnded), stream_errors():
             async with asyncio.timeout(patience):
-                while True:
-                    await self._read_chunk(patience)
-
-    async def _write_chunk(self, chunk: bytes) -> None:
-        with stream_errors():
-            async with asyncio.timeout(self._stall):
-                await self._write(chunk)
-
-    async def _read_chunk(self, patience: float | None) -> bytes:
-        with stream_errors():
-            async with asyncio.timeout(patience):
-                chunk = await self._read()
-        if not isinstance(chunk, bytes):  # EOF
-            raise StreamEnded("ended by the other side")
-        return chunk
+                while isinstance(await self._read(), bytes):
+                    pass
 
 
 @contextmanager

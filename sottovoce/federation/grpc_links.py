@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import ipaddress
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from sottovoce.federation.frame_stream import FrameStream, StreamEnded, stream_e
 from sottovoce.federation.frames import Frame, Reason, Refused
 from sottovoce.federation.identity import Identity
 from sottovoce.federation.link_events import (
+    Awaited,
     Checked,
     Connected,
     Disagreed,
@@ -60,6 +61,9 @@ LONGEST_START = 30.0
 
 SELDOM = 1.0
 """Seconds between two reports of one kind about what a neighbour asks: it may ask as often as it likes."""
+
+AGAIN = 60.0
+"""Seconds after which it is reported again that this member waits for the same neighbours."""
 
 NO_KEYS: KeyHashes = MappingProxyType({})
 
@@ -108,6 +112,7 @@ class GrpcLinks(Endpoint):
         self._loop = EventLoop()
         self._server: grpc.aio.Server | None = None
         self._stopping = self._met_strangers = False
+        self._awaited: tuple[Set[MemberNumber], float] = frozenset(), 0.0
         self.port: int | None = None
         self.wire_bytes = 0
 
@@ -131,6 +136,13 @@ class GrpcLinks(Endpoint):
         connection = self._edges[neighbour].connection
         if connection is not None:
             connection.put(frame)
+
+    def awaits(self, place: Place, members: Set[MemberNumber]) -> None:
+        """Report for whom this member waits; if it is for the same ones in round after round, now and then."""
+        now, (told, since) = time.monotonic(), self._awaited
+        if members and (members != told or now >= since + AGAIN):
+            self._awaited = members, now
+            self._report(Awaited(tuple(sorted(members)), place.round))
 
     async def _start(self) -> None:
         if self._identity.member.listen:
@@ -204,13 +216,16 @@ class GrpcLinks(Endpoint):
         await context.write(CLOCK.pack(time.time()))
 
     async def _answer_comparison(self, _: object, context: grpc.aio.ServicerContext) -> None:
-        """A neighbour with another agreement tells its hashes, and is told those from here."""
+        """A neighbour with another agreement tells its hashes, and is told those from here.
+
+        What it tells is noted first: it leaves when it has its answer, which ends this.
+        """
         edge = await self._recognised(context)
         with contextlib.suppress(TimeoutError, Refused):
             async with asyncio.timeout(self._settings.handshake):
                 told = await context.read()
-            await context.write(encode_hashes(self._key_hashes))
             self._disagreement(edge, differing_keys(self._key_hashes, told))
+            await context.write(encode_hashes(self._key_hashes))
 
     def _disagreement(self, edge: Edge, keys: tuple[str, ...]) -> None:
         if keys:
@@ -290,7 +305,7 @@ class GrpcLinks(Endpoint):
         connection = Connection(
             stream, self._settings, take=partial(self.arrived, edge.number),
             refused=partial(self._refused, edge.number), greeted=lambda: self._report(Connected(edge.number)),
-            finish=finish,
+            talks=edge.number in self.rules.receivers, finish=finish,
         )  # fmt: skip
         if edge.connection is not None:
             edge.connection.drop("another connection took its place")

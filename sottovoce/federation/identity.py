@@ -27,10 +27,14 @@ from cryptography.hazmat.primitives.asymmetric import ec, x25519
 from cryptography.x509.oid import NameOID
 
 from sottovoce.config import read_settings_file
-from sottovoce.core.files import write_text
+from sottovoce.core.files import PART, write_text
 from sottovoce.errors import InputError
 from sottovoce.federation.member import SUFFIX, Member, check_member, check_name, read_member
+from sottovoce.regular_files import read_bytes
 from sottovoce.run.lock import locked
+
+IDENTITY, PUBLIC_PART, LOCK = "identity.json", "member.toml", "lock"
+"""Files in the folder of a member."""
 
 WARNING = "private: whoever has these keys can speak in this member's name and take the noise away from its messages"
 
@@ -62,7 +66,10 @@ class Identity:
 
 
 def create_identity(name: str, folder: Path, *, address: str | None, listen: bool = True) -> Identity:
-    """Make the keys of a new member in a folder, and its public file beside that; nothing is ever overwritten."""
+    """Make the keys of a new member in a folder, and its public file beside that; no identity is ever overwritten.
+
+    The private keys are written last: what is there without them is no identity, and is replaced.
+    """
     tls_key, exchange_key = ec.generate_private_key(ec.SECP256R1()), x25519.X25519PrivateKey.generate()
     check_name(name, "NAME")
     member = Member(
@@ -73,14 +80,39 @@ def create_identity(name: str, folder: Path, *, address: str | None, listen: boo
     secret = secrets.token_bytes(SECRET_BYTES)
     identity = Identity(folder, member, _pem(tls_key), exchange_key.private_bytes_raw(), secret)
     public_file = folder.absolute().parent / f"{name}{SUFFIX}"
-    _check_absent(public_file)
+    if not _is_unfinished(folder, public_file):
+        _check_absent(public_file)
     _make_folder(folder)
-    with locked(folder / "lock"):
-        _check_absent(folder / "identity.json", folder / "member.toml", public_file)
-        _write_private(identity)
-        write_text(folder / "member.toml", member.toml())
-        write_text(public_file, member.toml())
+    with locked(folder / LOCK):
+        public = (folder / PUBLIC_PART, public_file)
+        if _is_unfinished(folder, public_file):
+            _remove(*public)
+        _check_absent(folder / IDENTITY, *public)
+        try:
+            for path in public:
+                write_text(path, member.toml())
+            _write_private(identity)
+        except BaseException:  # a full disk, say
+            _remove(folder / IDENTITY, *public)
+            raise
     return identity
+
+
+def _is_unfinished(folder: Path, public_file: Path) -> bool:
+    """Whether a process was killed here while it made an identity: of its keys, which come last, nothing is there.
+
+    A folder with anything else in it has been used, and is left as it is.
+    """
+    if not (folder / PUBLIC_PART).exists():
+        return False
+    names = {path.name for path in folder.iterdir() if not path.name.endswith(PART)}
+    same = not public_file.exists() or read_bytes(public_file) == read_bytes(folder / PUBLIC_PART)
+    return same and names <= {PUBLIC_PART, LOCK}
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _check_absent(*paths: Path) -> None:
@@ -91,7 +123,7 @@ def _check_absent(*paths: Path) -> None:
 
 def public_part(folder: Path) -> Member:
     """The public part of the member whose folder this is; refused where others can read the folder."""
-    path = folder / "member.toml"
+    path = folder / PUBLIC_PART
     _check_there(path)
     check_private(folder)
     return read_member(path)
@@ -99,7 +131,7 @@ def public_part(folder: Path) -> Member:
 
 def load_identity(folder: Path) -> Identity:
     """The identity that a folder holds; refused where others can read it, or where its parts do not belong together."""
-    path = folder / "identity.json"
+    path = folder / IDENTITY
     _check_there(path)
     check_private(path)
     document, member = read_settings_file(path), public_part(folder)
@@ -130,14 +162,14 @@ def _check_there(path: Path) -> None:
 
 def erase_keys(folder: Path) -> None:
     """Remove the private keys of a member: nobody can speak in its name any more."""
-    (folder / "identity.json").unlink(missing_ok=True)
+    (folder / IDENTITY).unlink(missing_ok=True)
 
 
 @contextmanager
 def locked_identity(folder: Path) -> Iterator[Identity]:
     """The identity of a folder, for one process at a time."""
     found = load_identity(folder)
-    with locked(folder / "lock"):
+    with locked(folder / LOCK):
         yield found
 
 
@@ -227,7 +259,7 @@ def _write_private(identity: Identity) -> None:
         "exchange_key": identity.exchange_key.hex(),
         "secret": identity.secret.hex(),
     }
-    write_text(identity.folder / "identity.json", json.dumps(document, indent=1) + "\n", private=True)
+    write_text(identity.folder / IDENTITY, json.dumps(document, indent=1) + "\n", private=True)
 
 
 def _belongs_together(identity: Identity) -> bool:

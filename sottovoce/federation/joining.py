@@ -27,21 +27,21 @@ from sottovoce.core.files import open_to_append, owner_only, write, write_text
 from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.core.messages import Traffic
 from sottovoce.core.pair_masks import PairMasks
-from sottovoce.core.processes import signals_wait
+from sottovoce.core.processes import ends_when_stopped, signals_wait
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.core.threads import threads
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.federation.accounted_run import AccountedRun, account_run, record_account, recorded_run
+from sottovoce.federation.accounted_run import AccountedRun, account_run, forget_accounts, record_account, recorded_run
 from sottovoce.federation.agreement import Agreement
-from sottovoce.federation.attendance import StepAttendance
+from sottovoce.federation.attendance import Absences, StepAttendance
 from sottovoce.federation.clock import MonotonicClock
 from sottovoce.federation.comparison import named_keys
 from sottovoce.federation.confirmation import require_confirmed
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import Identity
 from sottovoce.federation.ledger_journal import LedgerJournal
-from sottovoce.federation.link_events import Disagreed, FrameRefused, LinkEvent, Lost, StrangerRefused
+from sottovoce.federation.link_events import Awaited, Disagreed, FrameRefused, LinkEvent, Lost, StrangerRefused
 from sottovoce.federation.link_rules import link_rules
 from sottovoce.federation.links import FIRST
 from sottovoce.federation.mailbox import Equivocation, LinkRules
@@ -49,7 +49,7 @@ from sottovoce.federation.masked_sums import mask_partners
 from sottovoce.federation.member_folder import ATTENDANCE, LEDGER, run_folder, whole_lines
 from sottovoce.federation.member_settings import MemberSettings
 from sottovoce.federation.member_state import decode_state, encode_state
-from sottovoce.federation.member_status import heard_over_run
+from sottovoce.federation.member_status import check_not_behind, heard_over_run
 from sottovoce.federation.pair_secrets import mask_keys, pair_secrets
 from sottovoce.federation.peer_transport import PeerTransport, peer_transport
 from sottovoce.learning.tables import Table, read_table
@@ -131,7 +131,8 @@ def join_federation(
         until.enter_context(owner_only())
         database = until.enter_context(open_ledger(identity.folder / LEDGER))
         spending, tables = Spending(database), {identity.member.name: table}
-        accounted = recorded_run(database, files, agreement, tables) or account_run(agreement, tables)
+        with ends_when_stopped():
+            accounted = recorded_run(database, files, agreement, tables) or account_run(agreement, tables)
         training_run, privacy = accounted.training_run, accounted.privacy
         keys = _mask_keys(MaskKeys(database, agreement.hash), identity, agreement, training_run.topology, files)
         _reserve(spending, agreement, accounted, table, settings)
@@ -139,17 +140,24 @@ def join_federation(
         del accounted  # what was traced takes memory that training may need
         label = None if keys is None else keys.label
         journal = LedgerJournal(Steps(database, agreement.hash), agreement.names, _spend(spending, agreement), label)
+        check_not_behind(files.folder, journal.newest(), database.path)
         begun = journal.recorded_state()
         if begun is not None and not resume:
             raise InputError(
                 f"{agreement.name} was begun with this folder", "no step is taken twice", "go on with --resume"
             )
         _prepare_folder(files, agreement, privacy, 0 if begun is None else begun[0])
+        forget_accounts(agreement, privacy)
         guarantees = PrivacyDocument.read(privacy)
         masks = None if keys is None else PairMasks(identity.member.name, keys.keys())
         run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member, masks)
         until.enter_context(threads(agreement.experiment.machine.threads))
-        seconds, scores = run.play(begun)
+        try:
+            seconds, scores = run.play(begun)
+        except BaseException:
+            if database.is_usable:
+                spending.withdraw(agreement.hash)
+            raise
         journal.erase_noise()
         if keys is not None:
             keys.erase()
@@ -303,19 +311,21 @@ class _MemberRun:
             raise InputError(
                 f"{self.agreement.names[one]} has another agreement than {self.agreement.hash[:8]}{differs}",
                 "all members take part in the same one",
-                "find out who has the right file; sotto peer check AGREEMENT --against THE-OTHER shows both values",
+                "find out who has the right file; both values are shown by "
+                f"sotto peer check AGREEMENT --folder {self.identity.folder} --against THE-OTHER",
             )
 
     def _transport(self, links: GrpcLinks, attendance: TextIO) -> PeerTransport:
-        names = self.agreement.names
+        names, absences = self.agreement.names, Absences()
 
         def on_step(step: StepAttendance) -> None:
             heard, missing = ([names[one] for one in sorted(some)] for some in (step.heard, step.missing))
             line = {"round": step.place.round, "step": step.place.step, "heard": heard, "missing": missing}
             attendance.write(json.dumps(line) + "\n")
             attendance.flush()
-            if missing:
-                self.watch.event("missing", {"round": step.place.round, "members": list(missing)})
+            for event, some in absences.changed_by(step).items():
+                members: list[JSON] = [names[one] for one in sorted(some)]
+                self.watch.event(event, {"round": step.place.round, "members": members})
 
         def on_end(unended: Set[int]) -> None:
             if unended:
@@ -350,15 +360,18 @@ class _MemberRun:
             self.watch.event("round", {"round": state.rounds, "rounds": total, "epsilon": epsilon})
 
     def _report(self, event: LinkEvent) -> None:
-        facts: dict[str, JSON] = {}
-        if not isinstance(event, StrangerRefused):
+        name, facts = type(event).__name__, dict[str, JSON]()
+        if isinstance(event, Awaited):
+            facts = {"members": [self.agreement.names[one] for one in event.members], "round": event.round}
+            name = "waiting" if event.round < self.training_run.rounds else "ending"
+        elif not isinstance(event, StrangerRefused):
             number = event.sender if isinstance(event, Equivocation) else event.neighbour
             facts["member"] = self.agreement.names[number]
         if isinstance(event, Disagreed):
             facts["keys"] = named_keys(event.keys)
         if isinstance(event, Lost | FrameRefused):
             facts["reason"] = event.reason.value if isinstance(event, FrameRefused) else event.reason
-        self.watch.event(type(event).__name__, facts)
+        self.watch.event(name, facts)
 
 
 def own_figures(part: TrainingRun, state: RunState, test_rows: int | None) -> dict[str, JSON]:

@@ -56,14 +56,14 @@ class LedgerJournal:
         """One transaction: all payloads, what was computed and drawn for them, and the state before the round."""
         outgoing = hashed(payloads).renamed(self._names.__getitem__)
         self._spend(place.round + 1)
+        if place.step == 0 and place.round % KEPT_ROUNDS == 0 and place.round > KEPT_ROUNDS:
+            self._steps.forget(Place(place.round - KEPT_ROUNDS, 0))
         model = self.state if place.step == 0 else None
         noise = None if self._to_keep is None else _stored(self._to_keep)
         self._steps.record_step(
             place, outgoing, released=encode_arrays(self._noted), model=model, noise=noise, masks=self._masks
         )
         self._noted, self._to_keep = {}, None
-        if place.step == 0 and place.round % KEPT_ROUNDS == 0 and place.round > KEPT_ROUNDS:
-            self._steps.forget(Place(place.round - KEPT_ROUNDS, 0))
 
     def received(self, place: Place, payloads: Mapping[MemberNumber, bytes]) -> None:
         """What was received, before it is used."""

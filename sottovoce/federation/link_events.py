@@ -62,7 +62,17 @@ class Disagreed:
     keys: tuple[str, ...]
 
 
-LinkEvent: TypeAlias = Connected | Lost | Left | FrameRefused | StrangerRefused | Checked | Disagreed | Equivocation
+@dataclass(frozen=True)
+class Awaited:
+    """This member waits for these neighbours in a round."""
+
+    members: tuple[MemberNumber, ...]
+    round: int
+
+
+LinkEvent: TypeAlias = (
+    Connected | Lost | Left | FrameRefused | StrangerRefused | Checked | Disagreed | Awaited | Equivocation
+)
 
 Report: TypeAlias = Callable[[LinkEvent], None]
 """Called from the thread of the links; it returns at once and does not raise."""

@@ -23,7 +23,7 @@ class LinkSettings:
     keepalive: float = 10.0
     keepalive_timeout: float = 5.0
     handshake: float = 5.0
-    stall: float = 30.0
+    stall: float = 60.0
     farewell: float = 2.0
     first_pause: float = 0.2
     longest_pause: float = 5.0

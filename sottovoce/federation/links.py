@@ -58,7 +58,7 @@ class Links(Protocol):
 
     def receive(self, place: Place, senders: Set[MemberNumber], patience: float) -> Payloads[MemberNumber]:
         """The payloads of these neighbours for a place, as soon as all are there, but for those that are absent by
-        their own words, or `patience` seconds are over.
+        their own words or have gone on too far to have them, or `patience` seconds are over.
 
         This member is at that place from now on: neighbours may be a little ahead of it, and what is older arrives too
         late. Whoever is left without an answer for some time is told that this member waits itself.

@@ -24,6 +24,9 @@ AHEAD = 2
 """So many places a neighbour may be ahead. Who sends the next message once the one before it is acknowledged stays
 within: a message is acknowledged when at most one place is left before its own."""
 
+KEPT = AHEAD + 2
+"""For so many places, and for the whole of a round, what was sent is kept for those that have not acknowledged it."""
+
 REMEMBERED = 64
 """For so many places that are over it is known what was received."""
 
@@ -101,6 +104,10 @@ class LinkRules:
     def later(self, place: Place, places: int) -> Place:
         """The place that comes so many places after another, or before it, not before the first."""
         return Place(*divmod(max(0, self.index(place) + places), self.steps))
+
+    def oldest_kept(self, place: Place) -> Place:
+        """The first place whose messages whoever is at a place still has for others."""
+        return min(Place(place.round, 0), self.later(place, -KEPT))
 
 
 class Equivocation(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+import ipaddress
 import re
 import ssl
 from pathlib import Path
@@ -19,6 +20,9 @@ SUFFIX = ".member.toml"
 
 NAME_PATTERN = r"[A-Za-z][A-Za-z0-9_-]{0,62}"
 """Names stand in views such as node:Mercy, and in the names of files."""
+
+LONGEST_HOST, LONGEST_LABEL = 253, 63
+"""Characters of a host's name, and of each part of it: the limits of DNS."""
 
 KEY_PATTERN = r"[0-9a-f]{64}"
 
@@ -111,9 +115,21 @@ def check_address(address: str, where: str) -> None:
     ...
     sottovoce.errors.InputError: Mercy.member.toml: the address 'hospital.example'; it is written HOST:PORT; ...
     """
-    found = re.fullmatch(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", address)
-    if found is None or not 1 <= int(found[1]) <= 65535:
+    host, _, port = address.rpartition(":")
+    if not _is_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise InputError(
-            f"{where}: the address {address!r:.80}", "it is written HOST:PORT",
+            f"{where}: the address {address!r:.80}",
+            f"it is written HOST:PORT; a host has at most {LONGEST_HOST} characters, {LONGEST_LABEL} between two dots",
             "write peer.hospital.example:7443 or [2001:db8::1]:7443, say",
         )  # fmt: skip
+
+
+def _is_host(host: str) -> bool:
+    """Whether it can be the name of a machine, or an address of version 4, or one of version 6 in brackets."""
+    if host[:1] == "[" and host[-1:] == "]":
+        try:
+            return ipaddress.IPv6Address(host[1:-1]).scope_id is None
+        except ValueError:
+            return False
+    label = f"[A-Za-z0-9](?:[A-Za-z0-9-]{{0,{LONGEST_LABEL - 2}}}[A-Za-z0-9])?"
+    return len(host) <= LONGEST_HOST and re.fullmatch(rf"{label}(?:\.{label})*", host) is not None

@@ -16,6 +16,7 @@ from sottovoce.federation.member import Member
 from sottovoce.federation.member_folder import ATTENDANCE, LEDGER, whole_lines
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Lineage
+from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -65,6 +66,17 @@ def last_attendance(folder: Path) -> tuple[int, tuple[str, ...], tuple[str, ...]
     with _as_written(folder / ATTENDANCE):
         last = parse_json(whole[-1])
         return last["round"] + 1, tuple(last["heard"]), tuple(last["missing"])
+
+
+def check_not_behind(folder: Path, newest: Place | None, ledger: Path) -> None:
+    """Refuse a ledger that is behind what the run's own folder tells; neighbours tell more, if they are there."""
+    rounds, _, _ = last_attendance(folder)
+    if rounds > (0 if newest is None else newest.round + 1):
+        raise InputError(
+            f"{ledger}: {folder} tells of round {rounds - 1}, and the last step here is of {newest or 'none'}",
+            "a ledger that was lost or put back would send other noise for the same place",
+            "take part no more in this agreement with this folder",
+        )
 
 
 def heard_over_run(folder: Path) -> Document:

@@ -44,15 +44,12 @@ from sottovoce.federation.frames import Refused
 from sottovoce.federation.journal import Journal, RecordedStep
 from sottovoce.federation.link_rules import why_all_are_needed
 from sottovoce.federation.links import Links, MemberNumber
-from sottovoce.federation.mailbox import AHEAD, LinkRules
+from sottovoce.federation.mailbox import AHEAD, KEPT, LinkRules
 from sottovoce.federation.masked_sums import MaskedSums
 from sottovoce.federation.patience import Patience
 from sottovoce.federation.recorded_inputs import RecordedInputs
 from sottovoce.ledger.payloads import Payloads
 from sottovoce.ledger.places import Place
-
-KEPT = AHEAD + 2
-"""For so many places, and for the whole of a round, what was sent is kept for those that have not acknowledged it."""
 
 
 def peer_transport(
@@ -310,7 +307,7 @@ class PeerTransport(ShardTransport):
 
     def forget_old(self, place: Place) -> None:
         """Keep what was sent in this round and shortly before this place."""
-        self.links.forget(min(Place(place.round, 0), self.rules.later(place, -KEPT)))
+        self.links.forget(self.rules.oldest_kept(place))
 
     def _awaited(self, members: Set[MemberNumber], place: Place) -> frozenset[MemberNumber]:
         """Those worth waiting for: not who was missed, nor who is too far ahead to keep messages of this place."""

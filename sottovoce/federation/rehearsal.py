@@ -29,6 +29,7 @@ from pathlib import Path
 
 from sottovoce.config import Document, read_settings_file
 from sottovoce.core.files import write_text
+from sottovoce.core.limits import limits_are_lifted
 from sottovoce.core.processes import end_with_parent, signals_blocked, unblock_signals
 from sottovoce.core.toml_text import to_toml
 from sottovoce.errors import InputError, SottovoceError
@@ -105,7 +106,7 @@ def _play(folder: Path, tables: Mapping[str, Path], tell: Callable[[], None]) ->
         with signals_blocked(), _one_thread_each():
             context = _context()
             for name, table in tables.items():
-                process = context.Process(target=_member, args=(folder, name, table))  # type: ignore[attr-defined]
+                process = context.Process(target=_member, args=(folder, name, table, limits_are_lifted()))  # type: ignore[attr-defined]
                 process.start()
                 processes[name] = process
         codes: dict[str, int | None] = dict.fromkeys(processes)
@@ -170,7 +171,7 @@ def _one_thread_each() -> Iterator[None]:
             del os.environ["OMP_NUM_THREADS"]
 
 
-def _member(folder: Path, name: str, table: Path) -> None:
+def _member(folder: Path, name: str, table: Path, lifted: bool) -> None:
     """In a process of its own, which ends with the one that started it: one member, as its user would start it."""
     os.setsid()
     parent = multiprocessing.parent_process()
@@ -183,6 +184,7 @@ def _member(folder: Path, name: str, table: Path) -> None:
     sys.argv = [
         "sotto", "peer", "join", str(folder / "agreement.toml"), "--json", "--folder", str(folder / name),
         "--data", str(table), "--log", str(folder / f"{name}.events.jsonl"), "--confirmed",
+        *(["--yes"] if lifted else []),
     ]  # fmt: skip
     runpy.run_module("sottovoce", run_name="__main__")
 

@@ -95,7 +95,14 @@ def fewest_records(participation: str) -> int:
             f"participation {participation} without records", "how often one is drawn depends on how many there are",
             "add --records 200, say",
         )  # fmt: skip
-    return parse_participation(participation).apart if participation.startswith(f"{SAMPLED}:") else 1
+    if not participation.startswith(f"{SAMPLED}:"):
+        return 1
+    parts = parse_participation(participation).apart
+    if parts > MOST:
+        raise InputError(
+            participation, f"every part needs a record, and a node holds at most {MOST:,}", "use fewer parts"
+        )
+    return parts
 
 
 def parse_records(text: str) -> list[int]:
@@ -105,7 +112,11 @@ def parse_records(text: str) -> list[int]:
     [17, 24, 126]
     """
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
-        raise InputError(f"records {text!r:.60}", "they are whole numbers", "give 80, or 17,24,126 for three nodes")
+        raise InputError(
+            f"records {text!r:.60}",
+            f"they are whole numbers from 1 to {MOST:,}",
+            "give 80, or 17,24,126 for three nodes",
+        )
     return [int(part) for part in text.split(",")]
 
 

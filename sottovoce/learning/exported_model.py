@@ -11,13 +11,14 @@ only where names and shapes are those of the model that `model.json` describes.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import safetensors.torch
@@ -34,7 +35,7 @@ from sottovoce.learning.data_frames import GivenTable, given_cells
 from sottovoce.learning.models import BUILDERS, Model, model
 from sottovoce.learning.prediction_scores import probabilities
 from sottovoce.learning.table_data import join_tables
-from sottovoce.learning.tables import encode_inputs
+from sottovoce.learning.tables import category_text, encode_inputs
 from sottovoce.regular_files import read_bytes
 from sottovoce.schemas.validation import problem_in
 from sottovoce.text import parse_json
@@ -46,18 +47,29 @@ LARGEST_DESCRIPTION = 10**7
 """Bytes of `model.json`; columns take a few hundred each."""
 
 
+class RowNames(NamedTuple):
+    """A column that is no input, and whose cells are all different."""
+
+    column: str
+    cells: list[str]
+
+
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a model says of rows: the likeliest class and the probability of each, or a value in the target's units."""
+    """What a model says of rows: the likeliest class and the probability of each, or a value in the target's units.
+
+    `row_names` are the cells of a column that tells rows apart, if the table has one.
+    """
 
     target: str
     classes: tuple[str, ...]
     values: NDArray[np.float64] | None
     probabilities: NDArray[np.float64] | None
+    row_names: RowNames | None = None
 
     @property
     def heading(self) -> list[str]:
-        """Of a table of them."""
+        """Of its rows."""
         return [self.target, *(f"probability of {name}" for name in self.classes)]
 
     def __len__(self) -> int:
@@ -74,11 +86,18 @@ class Predictions:
         likely = np.round(self.probabilities, 6).tolist()
         return [[self.classes[at], *shares] for at, shares in zip(chosen.tolist(), likely, strict=True)]
 
+    def table(self) -> list[list[str | float]]:
+        """The same with a heading, and with the names of rows before them."""
+        table: list[list[str | float]] = [[*self.heading], *self.rows()]
+        if self.row_names is None:
+            return table
+        names = (self.row_names.column, *self.row_names.cells)
+        return [[name, *row] for name, row in zip(names, table, strict=True)]
+
     def csv(self) -> str:
         """As a table in a file."""
         out = io.StringIO()
-        table = csv.writer(out, lineterminator="\n")
-        table.writerows([self.heading, *self.rows()])
+        csv.writer(out, lineterminator="\n").writerows(self.table())
         return out.getvalue()
 
 
@@ -95,15 +114,32 @@ class ExportedModel:
 
         A row that does not fit the columns is refused, as in training.
         """
-        cells = _without(given_cells(table, self.columns.drop, where), self.columns.target)
+        given, row_names = self._read(table, where)
+        cells = _without(given, self.columns.target)
         inputs = torch.from_numpy(encode_inputs(cells, self.columns, where)).to(self.parameters.dtype)
         with torch.no_grad():
             outputs = self.model.outputs(self.parameters, inputs).double().numpy()
         target = self.columns.target_column
         if target.range is not None:
             (low, high), (start, stop) = target.range, self.columns.scale_to
-            return Predictions(target.name, (), low + (high - low) * (outputs[:, 0] - start) / (stop - start), None)
-        return Predictions(target.name, self.columns.classes, None, probabilities(self.model.loss.name, outputs))
+            values = low + (high - low) * (outputs[:, 0] - start) / (stop - start)
+            return Predictions(target.name, (), values, None, row_names)
+        shares = probabilities(self.model.loss.name, outputs)
+        return Predictions(target.name, self.columns.classes, None, shares, row_names)
+
+    def _read(self, table: GivenTable, where: str) -> tuple[Arrays, RowNames | None]:
+        """The cells of a table, and what tells its rows apart: the first dropped column whose cells are all different.
+
+        Dropped columns may hold anything, texts of any length say; those that cannot be read name no rows.
+        """
+        drop = self.columns.drop
+        for name in drop:
+            with contextlib.suppress(InputError):
+                cells = given_cells(table, [one for one in drop if one != name], where)
+                names = [category_text(cell) for cell in cells[name].tolist()] if name in cells else []
+                if names and len({*names, ""}) == len(names) + 1:
+                    return _without(cells, name), RowNames(name, names)
+        return given_cells(table, drop, where), None
 
 
 def _without(cells: Arrays, name: str) -> Arrays:

@@ -118,7 +118,7 @@ class Model:
         return rows.expand(len(which), -1).clone()
 
     def _fresh(self, seed: int) -> Tensor:
-        fresh = copy.deepcopy(self.module)
+        fresh = copy.deepcopy(self.module).cpu()  # whose random numbers are the same everywhere
 
         def reset() -> None:
             for part in fresh.modules():

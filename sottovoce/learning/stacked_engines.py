@@ -136,7 +136,7 @@ class Chain:
         return found[::-1]
 
     def _norms(self, passed: list[Tensor], errors: list[Tensor]) -> Tensor:
-        squares = torch.zeros((), dtype=torch.float64)
+        squares = errors[0].new_zeros((), dtype=torch.float64)
         for layer, inputs, error in zip(self.layers, passed, errors, strict=False):
             ones = 0.0 if layer.bias is None else 1.0
             squares = squares + norms(error).square() * (norms(inputs).square() + ones)
@@ -207,7 +207,7 @@ class FactorEngine:
 
     def _look_up(self, points: Tensor, pairs: Tensor) -> PairLookup:
         parts = self.model.layout.views(points)
-        node = torch.arange(len(points)).unsqueeze(1)
+        node = torch.arange(len(points), device=points.device).unsqueeze(1)
         user, item = pairs.long().unbind(-1)
         user_factors, item_factors = parts["users"][node, user], parts["items"][node, item]
         bias = parts["user_bias"].gather(1, user) + parts["item_bias"].gather(1, item)
@@ -219,7 +219,7 @@ class FactorEngine:
         rows = torch.zeros_like(points)
         start = dict(zip(self.model.layout.names, self.model.layout.offsets, strict=False))
         rank = lookup.user_factors.shape[-1]
-        within = torch.arange(rank)
+        within = torch.arange(rank, device=points.device)
         for name, position, other in (
             ("users", lookup.user, lookup.item_factors),
             ("items", lookup.item, lookup.user_factors),

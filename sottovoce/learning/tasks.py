@@ -18,6 +18,7 @@ Shapes: N nodes, B examples, F inputs, D parameters.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
 from sottovoce.learning.clipping import Clipping, parse_clipping
 from sottovoce.learning.datasets import Dataset
+from sottovoce.learning.devices import CPU, find_device
 from sottovoce.learning.engine_choice import engine_for
 from sottovoce.learning.engines import Clipped, Engine, Stack, chunks, clip_rows
 from sottovoce.learning.model_checks import check_model
@@ -78,6 +80,7 @@ class Task:
     model: Model
     engine: Engine
     dtype: torch.dtype
+    device: torch.device = CPU
 
     def __repr__(self) -> str:
         return f"Task({self.dataset.name} on {len(self.shards.indices)} nodes, {self.model})"
@@ -85,12 +88,12 @@ class Task:
     @cached_property
     def inputs(self) -> Tensor:
         """All training rows; made when they are first needed, for a task that hosts few nodes needs few."""
-        return torch.from_numpy(self.dataset.inputs).to(self.dtype)
+        return torch.from_numpy(self.dataset.inputs).to(self.device, self.dtype)
 
     @cached_property
     def test_inputs(self) -> Tensor:
         """The test rows."""
-        return torch.from_numpy(self.dataset.test_inputs).to(self.dtype)
+        return torch.from_numpy(self.dataset.test_inputs).to(self.device, self.dtype)
 
     @cached_property
     def targets(self) -> Tensor:
@@ -103,13 +106,13 @@ class Task:
         return self._targets(self.dataset.test_targets)
 
     def _targets(self, given: Targets) -> Tensor:
-        found = torch.from_numpy(given)
+        found = torch.from_numpy(given).to(self.device)
         return found if self.model.loss.name == "cross-entropy" else found.to(self.dtype)
 
     def start(self, generator: torch.Generator, *, same: bool = True, nodes: Sequence[int] | None = None) -> Tensor:
         """A starting point for every node, N x D, or for some of them."""
         which = len(self.shards.indices) if nodes is None else nodes
-        return self.model.start(which, generator, same=same, dtype=self.dtype)
+        return self.model.start(which, generator, same=same, dtype=self.dtype).to(self.device)
 
     def hosted(self, nodes: NDArray[np.intp]) -> Task:
         """The same with the training rows of some nodes alone; shards of the others are left without their rows."""
@@ -149,12 +152,12 @@ class Task:
         middle = points.mean(0) if average is None else average
         average_loss, average_metric = self._evaluated(middle.unsqueeze(0), rows)
         return Evaluation(
-            self.model.loss.metric, loss.numpy(), metric.numpy(), float(average_loss), float(average_metric)
+            self.model.loss.metric, loss.cpu().numpy(), metric.cpu().numpy(), float(average_loss), float(average_metric)
         )
 
     def _evaluated(self, points: Tensor, rows: int | None) -> tuple[Tensor, Tensor]:
         inputs, targets, kind = self.test_inputs[:rows], self.test_targets[:rows], self.model.loss
-        loss, score = torch.zeros(2, len(points), dtype=torch.float64)
+        loss, score = torch.zeros(2, len(points), dtype=torch.float64, device=self.device)
         for some in chunks(len(inputs), self.engine.examples_at_once(len(points), inputs.shape[1])):
             shown, wanted = (part[some].expand(len(points), *part[some].shape) for part in (inputs, targets))
             outputs = self.engine.outputs(points, shown)
@@ -166,7 +169,7 @@ class Task:
         """What `score_predictions` says of one model on the test rows, or on the first of them."""
         inputs = self.test_inputs[:rows]
         parts = chunks(len(inputs), self.engine.examples_at_once(1, inputs.shape[1]))
-        outputs = torch.cat([self.model.outputs(point, inputs[some]) for some in parts]).double().numpy()
+        outputs = torch.cat([self.model.outputs(point, inputs[some]) for some in parts]).double().cpu().numpy()
         targets = self.dataset.test_targets[:rows]
         return score_predictions(self.model.loss.name, outputs, targets, self.dataset.classes)
 
@@ -212,11 +215,19 @@ class Task:
 
 
 def task(
-    dataset: Dataset, shards: Partition, model: Model, *, engine: str | None = None, dtype: torch.dtype = torch.float32
+    dataset: Dataset,
+    shards: Partition,
+    model: Model,
+    *,
+    engine: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = CPU.type,
 ) -> Task:
     """Data, partition and model joined; refuses a model that does not fit, or whose examples influence each other."""
     check_model(dataset, model, dtype)
-    return Task(dataset, shards, model, engine_for(model, engine), dtype)
+    where = find_device(device)
+    moved = model if where == CPU else replace(model, module=copy.deepcopy(model.module).to(where))
+    return Task(dataset, shards, moved, engine_for(moved, engine), dtype, where)
 
 
 class Gradients:
@@ -317,8 +328,10 @@ class Gradients:
         at_once = max(1, GATHERED // (drawn.rows.shape[1] * self.task.inputs.shape[1]))
         parts = []
         for nodes in chunks(len(points), at_once):
-            rows, present = torch.from_numpy(drawn.rows[nodes]), torch.from_numpy(drawn.present[nodes])
-            weights = present / torch.from_numpy(divisors[nodes]).unsqueeze(1)
+            rows, present, divisor = (
+                torch.from_numpy(part[nodes]).to(points.device) for part in (drawn.rows, drawn.present, divisors)
+            )
+            weights = present / divisor.unsqueeze(1)
             inputs = self.task.inputs.index_select(0, rows.flatten()).view(*rows.shape, -1)
             parts.append(act(points[nodes], Stack(inputs, self.task.targets[rows], weights.to(points.dtype))))
         if len(parts) == 1:

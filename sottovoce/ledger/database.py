@@ -35,7 +35,7 @@ Parts: TypeAlias = Sequence[bytes]
 Stored: TypeAlias = bytes | Extent
 """A payload as a row has it."""
 
-FORMAT = 2
+FORMAT = 3
 """Of the tables; a file of another format is refused."""
 
 TABLES = """
@@ -82,19 +82,20 @@ class Database:
         Without `flush` a power failure may undo it, together with all that follows up to the next flush; a kill cannot.
         """
         self._require_usable()
-        before = self._number, self._hash
+        before, dropped = (self._number, self._hash), len(self._dropped)
         try:
             self._connection.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
             self._connection.execute("BEGIN IMMEDIATE")
             yield
             self._connection.execute("COMMIT")
         except BaseException as error:
-            self._number, self._hash, self._dropped = *before, []
+            self._number, self._hash = before
+            del self._dropped[dropped:]
             if isinstance(error, sqlite3.Error):
                 raise self._failed(error) from None
             self._connection.execute("ROLLBACK")
             raise
-        self._release_dropped()
+        self._tidy(is_flushed=flush)
 
     # --- bytes that may be needed again ----------------------------------------------------------------------------
 
@@ -128,7 +129,7 @@ class Database:
         return self._long.read(Extent(row["start"], row["length"])) if row["bytes"] is None else bytes(row["bytes"])
 
     def drop(self, where: str, values: tuple[object, ...], *, erase: bool) -> None:
-        """Within a transaction: delete payloads. If they are to be erased, zeros are written over them after it."""
+        """Within a transaction: delete payloads. If they are to be erased, the next ones are written over them."""
         where = f"FROM payloads WHERE {where}"
         found = self._connection.execute(f"SELECT start, length {where} AND bytes IS NULL", values)
         self._dropped += [(Extent(*row), erase) for row in found]
@@ -144,13 +145,16 @@ class Database:
         except OSError as error:
             raise _unwritten(self.path, error) from None
 
-    def _release_dropped(self) -> None:
-        dropped, self._dropped = self._dropped, []
+    def _tidy(self, *, is_flushed: bool) -> None:
+        """After a transaction. What it dropped is named again if a power failure undoes it, so a flush comes first."""
         try:
-            for extent, erase in dropped:
-                self._long.release(extent, erase=erase)
+            self._long.erase_released()
         except OSError as error:
             raise self._failed(error) from None
+        if is_flushed:
+            for extent, erase in self._dropped:
+                self._long.release(extent, erase=erase)
+            self._dropped.clear()
 
     def _failed(self, error: sqlite3.Error | OSError) -> SottovoceError:
         """A failure to write is final."""
@@ -201,10 +205,14 @@ class Database:
 
     def close(self) -> None:
         """Close the file and let other processes write."""
-        self._long.close()
-        self._connection.close()
-        if self._lock is not None:
-            self._lock.close()
+        try:
+            self._long.close()
+        except OSError as error:
+            raise self._failed(error) from None
+        finally:
+            self._connection.close()
+            if self._lock is not None:
+                self._lock.close()
 
 
 @contextmanager
@@ -230,6 +238,8 @@ def _check_file(path: Path) -> None:
         raise InputError(f"{path}: no such file", "a ledger is one file", "make it with sotto run --ledger, say")
     if not path.is_file():
         raise InputError(f"{path} is not a file", "a ledger is one file", "name another")
+    if path.is_symlink():
+        raise InputError(f"{path} is a link", "under two names, two processes would write one ledger", "name the file")
     if path.stat().st_mode & 0o077:
         raise InputError(f"{path}: others can read it", "a ledger is for its owner alone", f"type chmod 600 {path}")
 

@@ -2,8 +2,11 @@
 
 A payload has an extent, a piece of the file; where it lies, and its hash, stand in the ledger. Bytes are flushed to the
 disk before the transaction that names them is committed, and an extent is used again only after the transaction that
-dropped it. So at every moment all extents that the ledger names are whole. What it does not name is zeros, or the rest
-of a write that was cut off; whoever opens the file to write overwrites that with zeros.
+dropped it. So at every moment all extents that the ledger names are whole.
+
+Bytes that are to be erased are overwritten by what is written next, or with zeros once the record after the one that
+dropped them is over: a disk takes as long for zeros as for what has to be written anyway. Whatever else the ledger does
+not name, the rest of a write that was cut off say, becomes zeros when the file is opened to write.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class PayloadFile:
     def __init__(self, path: Path, used: Iterable[Extent], *, read_only: bool) -> None:
         self._path, self._read_only = path, read_only
         self._used = sorted(used)
+        self._unerased: list[Extent] = []
         self._handle: int | None = None
         if not read_only and (self._used or path.exists()):
             self._check_used()
@@ -51,8 +55,9 @@ class PayloadFile:
 
     def write(self, parts: Sequence[bytes]) -> Extent:
         """Write the bytes of a payload to a free place. They are on the disk after `flush`."""
-        extent = self._free(sum(map(len, parts)))
-        self._write_at(extent.start, parts)
+        length = sum(map(len, parts))
+        extent = self._over_unerased(length) or self._free(length)
+        self._write_at(extent.start, (*parts, ZEROS[: extent.end - sum(extent)]))
         self._used.insert(bisect_left(self._used, extent), extent)
         return extent
 
@@ -68,15 +73,22 @@ class PayloadFile:
         return os.pread(self._open(), length, extent.start)
 
     def release(self, extent: Extent, *, erase: bool) -> None:
-        """Use its place again; overwrite what is there if it is to be erased."""
+        """Use its place again. If what is there is to be erased, write the next payloads upon it."""
         self._used.remove(extent)
         if erase:
+            self._unerased.append(Extent(extent.start, extent.end - extent.start))
+
+    def erase_released(self) -> None:
+        """Write zeros over what is to be erased and was not overwritten."""
+        for extent in self._unerased:
             self._erase(extent.start, extent.end)
+        self._unerased.clear()
 
     def close(self) -> None:
         """Leave no more on the disk than the ledger names."""
         if self._handle is not None:
             if not self._read_only:
+                self.erase_released()
                 os.ftruncate(self._handle, self._end)
             os.close(self._handle)
             self._handle = None
@@ -85,10 +97,20 @@ class PayloadFile:
     def _end(self) -> int:
         return self._used[-1].end if self._used else 0
 
+    def _over_unerased(self, length: int) -> Extent | None:
+        """The first place with bytes to be erased that is long enough. What is left of it is to be erased, too."""
+        for number, old in enumerate(self._unerased):
+            extent = Extent(old.start, length)
+            if extent.end <= old.end:
+                rest = Extent(extent.end, old.end - extent.end)
+                self._unerased[number : number + 1] = [rest] if rest.length else []
+                return extent
+        return None
+
     def _free(self, length: int) -> Extent:
         """The first gap that is long enough, or the end."""
         start = 0
-        for extent in self._used:
+        for extent in sorted((*self._used, *self._unerased)):
             if Extent(start, length).end <= extent.start:
                 break
             start = extent.end

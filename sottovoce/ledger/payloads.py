@@ -7,9 +7,7 @@ them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from threading import Thread
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 Key = TypeVar("Key")
@@ -50,23 +48,3 @@ def _digests(payloads: Mapping[Key, bytes]) -> dict[Key, bytes]:
     once = {id(payload): payload for payload in payloads.values()}
     digests = {known: hashlib.sha256(payload).digest() for known, payload in once.items()}
     return {member: digests[id(payload)] for member, payload in payloads.items()}
-
-
-@contextmanager
-def hashed_meanwhile(payloads: Mapping[Key, Sequence[bytes]]) -> Iterator[dict[Key, bytes]]:
-    """Hashes of payloads in pieces, computed while the disk takes them: they are there when the block is over."""
-    found: dict[Key, bytes] = {}
-
-    def compute() -> None:
-        for name, parts in payloads.items():
-            digest = hashlib.sha256()
-            for part in parts:
-                digest.update(part)
-            found[name] = digest.digest()
-
-    thread = Thread(target=compute)
-    thread.start()
-    try:
-        yield found
-    finally:
-        thread.join()

@@ -79,7 +79,8 @@ class Spending:
         """Reserve what a run costs at its planned end, before its first message; refused if it passes the budget.
 
         `loss_after` is the run's own accountant: what it would cost with fewer rounds. A run that goes on is asked
-        again if it had given something back.
+        again if it had given something back. Its data stays the same from its first message on; before that, a wrong
+        table can be replaced, and what is reserved stays reserved, in the same lineage.
         """
         found = self.lineage(lineage)
         before = self._run(planned.run)
@@ -87,7 +88,7 @@ class Spending:
             raise InputError(f"run {planned.name}: in lineage {before.lineage}", "a run is in one", "drop --lineage")
         salt = self._salt()
         stored = _salted_run(salt, planned)
-        if before is not None and before.planned.data != stored.data:
+        if before is not None and before.round > 0 and before.planned.data != stored.data:
             raise InputError(
                 f"run {planned.name}: other data than it began with",
                 "a run goes on as it began",
@@ -120,11 +121,21 @@ class Spending:
                 self.database.add(SPENT, run, {"round": stage.round})
         return max(stage.round, before.round)
 
+    def recorded(self, run: str) -> int | None:
+        """The last round of a run that is covered by what is recorded; None where the run is not in this ledger."""
+        found = self._run(run)
+        return None if found is None else found.round
+
     def settle(self, run: str) -> None:
         """A run has ended: what it did not send is given back, where that is proven."""
         if self._known(run).is_open:
             with self.database.transaction():
                 self.database.add(SETTLED, run, {})
+
+    def withdraw(self, run: str) -> None:
+        """A run has ended before its first message: what it reserved is free again, whatever the run is."""
+        if self._known(run).round == 0:
+            self.settle(run)
 
     def _require_own_noise(self, stored: PlannedRun) -> None:
         """Refuse a run with the noise of another: what both sent, subtracted, has none."""

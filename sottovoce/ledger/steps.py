@@ -10,22 +10,20 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os import urandom
 from typing import NamedTuple
 
 from sottovoce.errors import InputError
-from sottovoce.ledger.database import Database, Entry, Name, Parts, damaged
+from sottovoce.ledger.database import Database, Entry, damaged
 from sottovoce.ledger.mask_keys import MaskKeys, enter_masks, masked_places
-from sottovoce.ledger.payloads import hashed, hashed_meanwhile
+from sottovoce.ledger.payloads import hashed
 from sottovoce.ledger.places import Place, Receipt
+from sottovoce.ledger.tags import KEY_BYTES, stored_tag, tag_of, with_keys
 
 STEP, RECEIVED, COINS, NOISE, END = "step", "received", "coins", "noise", "end"
 SENT, MESSAGE, OWN = "sent", "message", "own"
 """Of a receiver the hash of its bytes is stored, and the bytes once for all that get the same."""
 SECRET = (OWN, COINS, NOISE)
 """Kinds of bytes that never leave the member."""
-SALT_BYTES = 32
-"""Stored in front of what was computed and drawn, so that its hash, which stays, tells nothing once it is deleted."""
 
 
 class PendingMessage(NamedTuple):
@@ -107,12 +105,11 @@ class Steps:
             raise InputError(f"{place}: not recorded, and {newest} is", "steps are recorded in their order", "skip it")
         sent = _digests(outgoing)
         messages = {sent[name]: (payload,) for name, payload in outgoing.items()}
-        kept, drawn = _salted(given), _salted({} if noise is None else noise.by_round)
-        with hashed_meanwhile({**kept, **drawn}) as hashes:
-            stored = self.database.write({**messages, **kept, **drawn})
-        body = {SENT: sent, OWN: {name: hashes[name].hex() for name in kept}}
+        kept, drawn = with_keys(given), with_keys({} if noise is None else noise.by_round)
+        stored = self.database.write({**messages, **kept, **drawn})
+        body = {SENT: sent, OWN: {name: tag_of(*one) for name, one in kept.items()}}
         if noise is not None:
-            body[NOISE] = {str(round): hashes[round].hex() for round in drawn}
+            body[NOISE] = {str(round): tag_of(*one) for round, one in drawn.items()}
         with self.database.transaction():
             self.database.add(STEP, self._key(place), body)
             if masks is not None:
@@ -195,8 +192,10 @@ class Steps:
         if entry is None:
             return None
         received = None if self._lost(place) else self._received(place)
-        stored = self._payloads(place, OWN, entry.body[OWN])
-        own = {name: payload[SALT_BYTES:] for name, payload in stored.items()}
+        stored = self._stored(place, OWN)
+        for name, payload in stored.items():
+            self._check(place, stored_tag(payload), entry.body[OWN].get(name))
+        own = {name: payload[KEY_BYTES:] for name, payload in stored.items()}
         return StepRecord(
             place=place, sent=entry.body[SENT], received=received,
             outgoing=self._outgoing(place),
@@ -215,8 +214,8 @@ class Steps:
             if len(digests) >= len(stored) and _place(entry.key) <= min(stored):
                 break
         for place, payload in stored.items():
-            self._check(place, payload, digests.get(str(place.round)))
-        return {place.round: payload[SALT_BYTES:] for place, payload in stored.items()}
+            self._check(place, stored_tag(payload), digests.get(str(place.round)))
+        return {place.round: payload[KEY_BYTES:] for place, payload in stored.items()}
 
     def erase_noise(self) -> None:
         """Delete it: no round follows."""
@@ -319,12 +318,6 @@ class Steps:
         stored = self._stored(place, RECEIVED)
         return {name for name, payload in stored.items() if digest_of(payload) != digests.get(name)}
 
-    def _payloads(self, place: Place, kind: str, digests: Mapping[str, str]) -> dict[str, bytes]:
-        stored = self._stored(place, kind)
-        for name, payload in stored.items():
-            self._check(place, payload, digests.get(name))
-        return stored
-
     def _stored(self, place: Place, kind: str) -> dict[str, bytes]:
         query = "SELECT * FROM payloads WHERE key = ? AND kind = ? ORDER BY name"
         rows = self.database.rows(query, (self._key(place), kind))
@@ -334,15 +327,16 @@ class Steps:
         """What is stored of messages, by receiver."""
         sent, messages = self._sent(place), self._stored(place, MESSAGE)
         for digest, payload in messages.items():
-            self._check(place, payload, digest)
+            self._check(place, digest_of(payload), digest)
         receivers = {name: digest.decode() for name, digest in self._stored(place, SENT).items()}
         for name, digest in receivers.items():
             if digest != sent.get(name) or digest not in messages:
                 raise self._differs(place)
         return {name: messages[digest] for name, digest in receivers.items()}
 
-    def _check(self, place: Place, payload: bytes, digest: str | None) -> None:
-        if digest_of(payload) != digest:
+    def _check(self, place: Place, found: str | None, recorded: str | None) -> None:
+        """Of stored bytes, the hash or tag as it is and as it was."""
+        if found is None or found != recorded:
             raise self._differs(place)
 
     def _differs(self, place: Place) -> InputError:
@@ -363,10 +357,6 @@ class Steps:
 def digest_of(payload: bytes) -> str:
     """The hash by which a message is known in entries and receipts."""
     return hashlib.sha256(payload).hexdigest()
-
-
-def _salted(payloads: Mapping[Name, bytes]) -> dict[Name, Parts]:
-    return {name: (urandom(SALT_BYTES), payload) for name, payload in payloads.items()}
 
 
 def _digests(payloads: Mapping[str, bytes]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.limits import Cost
@@ -165,10 +166,20 @@ def _surprising(step: StepMatrices, view: View) -> int:
     if len(step.mixings) > 1 or view.secure_sum:
         return _seen(step, view)
     weights, members = step.mixings[0].weights, np.asarray(view.members, dtype=np.intp)
-    heard = np.unique(weights[members].indices)
-    unheard = np.ones(step.mixings[0].n)
-    unheard[heard] = unheard[members] = 0.0
-    return int(np.count_nonzero(abs(weights[heard]) @ unheard))
+    heard = np.unique(weights.indices[_entries(weights.indptr, members)[0]])
+    unheard = np.ones(step.mixings[0].n, dtype=bool)
+    unheard[heard] = unheard[members] = False
+    entries, rows = _entries(weights.indptr, heard)
+    return len(np.unique(rows[unheard[weights.indices[entries]] & (weights.data[entries] != 0)]))
+
+
+def _entries(indptr: NDArray[np.integer], rows: NDArray[np.integer]) -> tuple[NDArray[np.intp], NDArray[np.integer]]:
+    """Where the entries of some rows of a sparse matrix are, and the row of each."""
+    counts = indptr[rows + 1] - indptr[rows]
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(indptr[rows] - ends + counts, counts), np.repeat(
+        rows, counts
+    )
 
 
 def _links(step: StepMatrices) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from sottovoce.core.limits import Cost, duration_text
 from sottovoce.privacy.account_cost import account_cost
@@ -24,10 +25,14 @@ class AccountEstimate:
     what: str
     whole: Cost
     kinds: tuple[Kind, ...]
-    quick: tuple[Kind, ...]
+    cost_of: Callable[[Sequence[Kind]], Cost]
 
-    @property
-    def smaller(self) -> str:
+    @cached_property
+    def quick(self) -> tuple[Kind, ...]:
+        """The kinds that take seconds; computed only where somebody is told."""
+        return tuple(kind for kind in self.kinds if self.cost_of([kind]).seconds <= QUICK_SECONDS)
+
+    def smaller_work(self) -> str:
         """What to type to take less."""
         if 0 < len(self.quick) < len(self.kinds):
             return f"take {self._options}, fewer rounds, a smaller graph or one --victim"
@@ -66,5 +71,4 @@ def estimate_account(
         return sum(each, Cost())
 
     what = f"the account of {system.algorithm.name} on {system.topology.name}, {system.rounds:,} rounds, for {view}"
-    quick = tuple(kind for kind in kinds if cost_of([kind]).seconds <= QUICK_SECONDS)
-    return AccountEstimate(what, cost_of(kinds), tuple(kinds), quick)
+    return AccountEstimate(what, cost_of(kinds), tuple(kinds), cost_of)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.participation import Participation
 from sottovoce.privacy.absorption import Coupling
+from sottovoce.tracing.linear_system import map_equal_steps
 
 Array = NDArray[np.float64]
 
@@ -45,20 +46,31 @@ def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: P
     for pattern in scheme.patterns(len(rounds)):
         part = np.zeros(len(rounds), dtype=bool)
         part[pattern] = True
+        at_once = _absorbed_at_once(rounds, victims, part)
         ends = {*range(min(LATE, len(rounds))), len(rounds)}
-        costs.append(np.min([_late(rounds, victims, part, late, growth) for late in ends], axis=0))
+        options = [at_once[len(rounds) - late] + _late(rounds, victims, part, late, growth) for late in ends]
+        costs.append(np.min(options, axis=0))
     return np.max(costs, axis=0)
+
+
+def _absorbed_at_once(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_]) -> Array:
+    """What it costs victims to absorb at once, in no round, in the first, in the first two, and so on; T + 1 x V."""
+
+    def share(coupling: Coupling) -> Array:
+        jump = coupling.jump[victims]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(jump > 0, jump / coupling.fresh[victims], 0.0) ** 2
+
+    each_TV = np.where(part[:, None], np.array(map_equal_steps(share, rounds)), 0.0)
+    return np.concatenate([np.zeros((1, len(victims))), np.cumsum(each_TV, axis=0)])
 
 
 def _late(
     rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_], late: int, growth: float
 ) -> Array:
+    """What the last rounds cost, in which nobody absorbs but those who are heard; nothing has travelled before."""
     cost = np.zeros(len(victims))
-    first = len(rounds) - late  # until then a victim absorbs at once, and nothing travels
-    for coupling in (rounds[t] for t in np.flatnonzero(part[:first])):
-        jump = coupling.jump[victims]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            cost = cost + np.where(jump > 0, jump / coupling.fresh[victims], 0.0) ** 2
+    first = len(rounds) - late
     p = np.zeros((len(rounds[0].fresh), len(victims)))
     for t, coupling in enumerate(rounds[first:], start=first):
         drift = (p > 0) & coupling.takes[:, None]

@@ -140,15 +140,20 @@ class KindBounds:
         return _Bound(self._exact_losses(self.view), TrainingProof.NOT_PROVEN, tuple(kind.of() for kind in assumed))
 
     def _any_training(self) -> _Bound:
-        """The best of: noisy gradients that reach the view, clipped growth, the exact loss where it is closed."""
+        """The best of: noisy gradients that reach the view, clipped growth, the exact loss where it is closed.
+
+        The exact loss of a closed view is what a change of fixed streams costs: nothing that is proven is below it.
+        """
         self._require_training()
         options, reasons = [], []
-        for bound in (self._given_noisy_gradients, self._clipped_growth):
+        closed, open_because = self._closed_view(or_all_messages=False)
+        for bound in (self._given_noisy_gradients, *([self._clipped_growth] if closed is None else [])):
             try:
                 options.append(bound())
             except Unaccountable as refusal:
                 reasons.append(str(refusal))
-        closed, open_because = self._closed_view(or_all_messages=not options)
+        if closed is None and not options:
+            closed, open_because = self._closed_view(or_all_messages=True)
         if closed is not None:
             options.append(self._exact_losses(closed))
         if not options:

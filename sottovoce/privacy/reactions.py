@@ -39,6 +39,28 @@ def open_by_steps(observation: Observation) -> int | None:
     return None
 
 
+@once_for_each
+def knows_every_state(observation: Observation) -> bool:
+    """Whether a view knows the states of all nodes before every round, from what it has seen: then rounds stand alone.
+
+    False, too, where that cannot be shown.
+    """
+    steps = dict.fromkeys(observation.steps)
+    if any(_holds_more(_fresh(step.out), _fresh(step.observed)).any() for step in steps):
+        return False
+    return len(_known_throughout(observation)) == observation.system.n
+
+
+def nothing_fresh(rows: Inputs, seen: Inputs) -> bool:
+    """Whether what is fresh in some rows of a round, gradients and noise, is a combination of that in others."""
+    return not _differs_from_all(_fresh(rows), _fresh(seen)).any()
+
+
+def _fresh(parts: Inputs) -> sparse.csr_array:
+    """Gradients and noise of rows, without states."""
+    return sparse.csr_array(sparse.hstack([parts.gradient, parts.noise], format="csr"))
+
+
 def _known_throughout(observation: Observation) -> set[int]:
     """The nodes all of whose states follow, round after round, from what was seen and from such states before.
 
@@ -71,12 +93,15 @@ def _touches(rows: sparse.csr_array, columns: NDArray[np.bool_]) -> NDArray[np.b
 def _new_and_unseen(step: ObservedStep, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """In which components what is new is no combination of what is new in observations of known states."""
     usable = np.flatnonzero(~_touches(step.observed.state, ~known))
-    rows = sparse.csr_array(sparse.hstack([step.observed.gradient, step.observed.noise], format="csr")[usable])
-    out = sparse.csr_array(sparse.hstack([step.out.gradient, step.out.noise], format="csr"))
-    fitted = np.zeros((out.shape[0], 0))
-    if len(usable):
-        fitted = np.linalg.lstsq(rows.toarray().T, out.toarray().T, rcond=1e-12)[0].T
-    return _differs(out, sparse.csr_array(fitted), rows)
+    return _differs_from_all(_fresh(step.out), _fresh(step.observed)[usable])
+
+
+def _differs_from_all(wanted: sparse.csr_array, rows: sparse.csr_array) -> NDArray[np.bool_]:
+    """Which wanted rows are no combination of others, the one of least squares."""
+    fitted = np.zeros((wanted.shape[0], 0))
+    if rows.shape[0]:
+        fitted = np.linalg.lstsq(rows.toarray().T, wanted.toarray().T, rcond=1e-12)[0].T
+    return _differs(wanted, sparse.csr_array(fitted), rows)
 
 
 def _not_combined(step: ObservedStep) -> NDArray[np.bool_]:

@@ -97,7 +97,7 @@ def gradients_of(experiment: Experiment, data: NodeData) -> Gradients:
     precision = getattr(torch, experiment.machine.precision)
     job = task(
         dataset, data.shards, find_model(experiment.model.name, dataset, **experiment.model.settings),
-        engine=experiment.machine.engine, dtype=precision,
+        engine=experiment.machine.engine, dtype=precision, device=experiment.machine.device,
     )  # fmt: skip
     return job.gradients(
         training.batch, training.clip, training.bound, local_steps=training.local_steps,

@@ -141,7 +141,8 @@ def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: C
         raise _unlike_a_run(path, f"{about['rounds']} rounds and {about['lines']} lines of metrics")
     before = training_run.before().loop_state
     try:
-        loop_state = _restored(about["carry"], _CheckpointFiles(path, about["parts"], stored), transport, before)
+        files = _CheckpointFiles(path, about["parts"], stored, training_run.task.device)
+        loop_state = _restored(about["carry"], files, transport, before)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         if isinstance(error, InputError):
             raise
@@ -211,10 +212,13 @@ def _restored(nesting: Nesting, files: _CheckpointFiles, transport: Transport, b
 
 
 class _CheckpointFiles:
-    """The file of rank 0, and the parts of other ranks, each with the numbers of the nodes whose rows it holds."""
+    """The file of rank 0, and the parts of other ranks, each with the numbers of the nodes whose rows it holds.
 
-    def __init__(self, path: Path, parts: list[str], stored: Arrays) -> None:
-        self.path, self._stored = path, stored
+    `device` is where tensors are to lie.
+    """
+
+    def __init__(self, path: Path, parts: list[str], stored: Arrays, device: torch.device) -> None:
+        self.path, self._stored, self.device = path, stored, device
         self.nodes = {path: stored["nodes"]} if parts else {}
         for name in parts:
             part = path.with_name(Path(name).name)
@@ -265,4 +269,4 @@ class _StoredArray:
         return self._kind(read_rows(self.files.path, self.name, nodes))
 
     def _kind(self, values: Reals) -> Rows:
-        return torch.from_numpy(values) if self.is_torch else arrays.read_only(values)
+        return torch.from_numpy(values).to(self.files.device) if self.is_torch else arrays.read_only(values)

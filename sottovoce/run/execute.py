@@ -63,14 +63,21 @@ from sottovoce.run.fingerprint import (
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.lock import check_token, locked, make_folder, write_token, writing_into_run
 from sottovoce.run.metrics import Measurement, average_model
-from sottovoce.run.noise_key_file import named_source, public_settings, read_noise_key, write_noise_key
+from sottovoce.run.noise_key_file import planned_source, public_settings, read_noise_key, write_noise_key
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.private_facts import PrivateFacts, read_private_facts, write_private_facts
 from sottovoce.run.recorded_inputs import record_graph
 from sottovoce.run.recording import recorder_in, remove_recordings_after
 from sottovoce.run.run_accountant import RunAccountant
-from sottovoce.run.run_ledger import LedgerFile, RunLedger, check_same_choice, planned_run, run_identity
+from sottovoce.run.run_ledger import (
+    LedgerFile,
+    RunLedger,
+    check_entered,
+    check_same_choice,
+    planned_run,
+    run_identity,
+)
 from sottovoce.run.simulation import measured_rounds
 from sottovoce.run.stored_accounts import StoredAccounts
 from sottovoce.run.training_run import RunState, TrainingRun
@@ -111,7 +118,7 @@ def run_experiment(
     privacy = coordinator.on_rank_zero(partial(_privacy_document, files, experiment, accountant, digest))
     loss_after = _loss_after(experiment, accountant)
     if ledger is not None and not coordinator.on_rank_zero(files.private.exists):
-        planned = named_source(experiment) or NoiseKey.fresh()
+        planned = coordinator.on_every_rank(lambda: planned_source(files, experiment, digest))
         _entry(ledger, experiment, privacy, digest, planned, coordinator).check(loss_after)
     with ExitStack() as locks:
         result = coordinator.on_rank_zero(lambda: _lock_folder(locks, files, experiment, resume))
@@ -129,6 +136,8 @@ def run_experiment(
         part = _part_of(training_run.keyed(key), transport)
         checkpoint = coordinator.on_every_rank(lambda: _last_checkpoint(files, part, digest, coordinator))
         coordinator.require_equal({"checkpoint": checkpoint.state.rounds})
+        if entry is not None:
+            entry.require_recorded(checkpoint.state.rounds)
         begun = PrivateFacts(digest, in_ledger=ledger is not None)
         coordinator.on_rank_zero(lambda: _prepare_folder(files, experiment, part.topology, privacy, checkpoint, begun))
         recorder = recorder_in(folder, part, experiment.record, coordinator.rank)
@@ -200,6 +209,11 @@ def _result_unless_locked(
     result, begun = _finished_result(files, experiment, resume), read_private_facts(files)
     if begun is not None:
         check_same_choice(files.folder, entered=begun.in_ledger, wanted=ledger is not None, finished=result is not None)
+        if begun.in_ledger and ledger is not None and files.noise_key.exists():
+            key = read_noise_key(files, experiment, begun.fingerprint)
+            assert isinstance(key, NoiseKey), "runs with secret noise are in no ledger"
+            played = 0 if result is None else experiment.training.rounds
+            check_entered(ledger, run=run_identity(begun.fingerprint, key), name=experiment.name, played=played)
     if result is None and files.lock.exists():
         with locked(files.lock):  # only a test; `_lock_folder` takes the lock for good
             pass

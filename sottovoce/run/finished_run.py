@@ -11,6 +11,7 @@ from sottovoce.config import Document, Experiment, parse_experiment
 from sottovoce.core.compression import Identity
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError, Unaccountable
+from sottovoce.learning.devices import CPU
 from sottovoce.learning.table_data import OF_ITS_OWN
 from sottovoce.learning.tables import Table
 from sottovoce.privacy.observation import Observation, observe
@@ -120,7 +121,9 @@ def buildable(experiment: Experiment, data: Path | None, *, own: bool = False, w
     """The settings with files that the user names, and for a key in a file some other key: it may have been taken out.
 
     A run whose settings name a key stays one that can be repeated, which its guarantees say. Without rows, tables of
-    nodes are not looked for.
+    nodes are not looked for. Whoever looks at a run needs no device that it was trained on.
     """
     found = experiment if own else with_named_files(experiment, data, with_rows=with_rows)
-    return found.model_copy(update={"noise_key": NoiseKey.fresh().hexadecimal}) if found.noise_key == IN_FILE else found
+    at_home = {"machine": found.machine.model_copy(update={"device": CPU.type})}
+    key = {"noise_key": NoiseKey.fresh().hexadecimal} if found.noise_key == IN_FILE else {}
+    return found.model_copy(update={**at_home, **key})

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.core.arrays import to_numpy
 from sottovoce.core.json_numbers import JSON
 from sottovoce.distributed.coordinator import Coordinator, SingleProcess
 from sottovoce.errors import Diverged
@@ -71,7 +72,7 @@ def measure(
     coordinator, models = coordinator or SingleProcess(), training_run.models(state)
     average = average_model(training_run, state, coordinator)
     evaluation = training_run.task.evaluate(models, test_rows, average)
-    distances = (models - average).double().square().sum(1).numpy()
+    distances = to_numpy((models - average).double().square().sum(1))
     own = _Figures(
         training_run.transport.nodes, np.stack([evaluation.loss, evaluation.metric, distances]), state.wire_bytes
     )  # fmt: skip

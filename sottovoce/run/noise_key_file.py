@@ -84,6 +84,13 @@ def read_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) ->
     return _run_key(key.hexadecimal, experiment)
 
 
+def planned_source(files: RunFiles, experiment: Experiment, fingerprint: str) -> RandomSource:
+    """The source that a run will have: one that was killed before its first round has a key in its folder already."""
+    if files.noise_key.exists():
+        return read_noise_key(files, experiment, fingerprint)
+    return named_source(experiment) or NoiseKey.fresh()
+
+
 def noise_check(files: RunFiles, experiment: Experiment) -> str | None:
     """What two runs with the same noise have in common; None where the folder holds no key."""
     found = None if experiment.noise == "secret" else files.document(files.noise_key)

@@ -86,11 +86,11 @@ def map_in_processes(act: Callable[[Item], Answer], items: Sequence[Item], jobs:
                 "with fewer --jobs"
             ) from None
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
             stopped.set()
             for process in set(multiprocessing.active_children()) - others:
                 if process.pid is not None:
                     os.kill(process.pid, signal.SIGINT)
+            pool.shutdown(cancel_futures=True)  # waits: a process that has only begun still needs what it was handed
             raise
 
 

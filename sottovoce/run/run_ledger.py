@@ -66,6 +66,14 @@ class RunLedger:
                 if database.is_usable:
                     self._spending.settle(self._planned.run)
 
+    def require_recorded(self, played: int) -> None:
+        """Refuse to go on after so many rounds if fewer are recorded."""
+        self._coordinator.on_rank_zero(lambda: self._require_recorded(played))
+
+    def _require_recorded(self, played: int) -> None:
+        recorded = None if self._spending is None else self._spending.recorded(self._planned.run)
+        _require_ahead(self._file.path, self._planned.name, recorded, played)
+
     def before(self, round: int) -> None:
         """Record what a round costs, before it is played."""
         if self._covered < round <= self._planned.rounds:
@@ -130,4 +138,23 @@ def check_same_choice(folder: Path, *, entered: bool, wanted: bool, finished: bo
         raise InputError(
             f"{folder}: a finished run that is in no ledger", "a run is entered before its first round",
             "run it again with another --out",
+        )  # fmt: skip
+
+
+def check_entered(file: LedgerFile, *, run: str, name: str, played: int) -> None:
+    """Refuse a ledger that knows less of a run than its folder: it is another one, or an older copy was put back."""
+    recorded = None
+    if file.path.exists():
+        with open_ledger(file.path, read_only=True) as database:
+            recorded = Spending(database).recorded(run)
+    _require_ahead(file.path, name, recorded, played)
+
+
+def _require_ahead(path: Path, name: str, recorded: int | None, played: int) -> None:
+    if recorded is None or recorded < played:
+        known = "does not have it" if recorded is None else f"has recorded {recorded}"
+        raise InputError(
+            f"{path}: run {name} began in a ledger and has played {played} rounds, and this one {known}",
+            "rounds are recorded before they are played, so it is another ledger, or an older copy of it",
+            "name the one in which the run began; if that is lost, count its whole budget as spent",
         )  # fmt: skip

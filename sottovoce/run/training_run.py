@@ -24,6 +24,7 @@ from sottovoce.core.sensitivity import largest
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Nodes, Transport
 from sottovoce.errors import InputError
+from sottovoce.learning.devices import CPU
 from sottovoce.learning.partitioning import check_names
 from sottovoce.learning.tasks import Gradients, Task
 from sottovoce.privacy.sampled_batches import SampledNodes
@@ -97,6 +98,11 @@ class TrainingRun:
             raise InputError(
                 f"secret noise of {self.algorithm.name} over processes",
                 "nodes share some of it, and processes draw it by themselves", "use one process, or leave noise out",
+            )  # fmt: skip
+        if not everyone and self.task.device != CPU:
+            raise InputError(
+                f'machine.device "{self.task.device}" over processes', "they exchange what lies in main memory",
+                'use one process, or device "cpu"',
             )  # fmt: skip
         gradients = self.gradients if everyone else self.gradients.hosted(transport.nodes)
         return replace(self, transport=transport, gradients=gradients)

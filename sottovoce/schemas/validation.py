@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -32,71 +32,137 @@ KINDS: Mapping[type, tuple[str, ...]] = {
 """The names that schemas have for the types of values that are read from JSON."""
 
 
-@cache
-def _schema(name: str) -> Rule:
-    return schema(name)
+ANYTHING = ""
+"""The name of the rule that allows every value that can be written."""
+
+NOT_ALLOWED, NO_KEY, MISSING = "has a value that is not allowed", "is no key of it", "is missing"
+
+Problem = tuple[str, str]
+"""Where in a value it is, and what."""
+
+Check = Callable[[Any], Problem | None]
 
 
 def problem_in(document: object, name: str) -> str | None:
     """What in a document does not fit the schema of that name, and where; None where everything fits."""
-    found = _schema(name)
-    return _problem(document, found, found.get("$defs", {}), "")
+    found = _schema_check(name)(document)
+    if found is None:
+        return None
+    place, what = found
+    return f"{place!r:.{SHOWN}} {what}" if what is NO_KEY else f"{place or 'it'} {what}"
 
 
-def _problem(value: object, rule: Rule, shared: Rule, place: str) -> str | None:
+@cache
+def _schema_check(name: str) -> Check:
+    """The schema of that name as a function: rules are looked up once, and not for each of a thousand values."""
+    found = schema(name)
+    return _check(found, _SharedChecks({ANYTHING: {}, **found.get("$defs", {})}))
+
+
+class _SharedChecks:
+    """Those parts of a schema that others refer to, perhaps themselves among them."""
+
+    def __init__(self, rules: Rule) -> None:
+        self._rules, self._made = rules, dict[str, Check]()
+
+    def check(self, name: str) -> Check:
+        def look_up(value: object) -> Problem | None:
+            if name not in self._made:
+                self._made[name] = _check(self._rules[name], self)
+            return self._made[name](value)
+
+        return look_up
+
+
+def _check(rule: Rule, shared: _SharedChecks) -> Check:
     if "$ref" in rule:
-        return _problem(value, shared[rule["$ref"].rpartition("/")[2]], shared, place)
+        return shared.check(rule["$ref"].rpartition("/")[2])
     if "anyOf" in rule:
-        problems = [_problem(value, option, shared, place) for option in rule["anyOf"]]
-        return None if None in problems else _deepest(problems)
-    if not _fits(value, rule):
-        return f"{place or 'it'} has a value that is not allowed"
-    if isinstance(value, dict):
-        return _problem_in_object(value, rule, shared, place)
-    if isinstance(value, list) and "items" in rule:
-        parts = (_problem(part, rule["items"], shared, f"{place}[{at}]") for at, part in enumerate(value))
-        return next((problem for problem in parts if problem is not None), None)
-    return None
+        return _check_of_any([_check(option, shared) for option in rule["anyOf"]])
+    within_object = _object_check(rule, shared)
+    within_list = _list_check(_check(rule["items"], shared)) if "items" in rule else None
+    is_plain = rule.keys().isdisjoint((*BOUNDS, "enum", "const", "pattern", "minItems", "maxItems"))
+    types = _types(rule.get("type"))
+
+    def check(value: Any) -> Problem | None:
+        kind = type(value)
+        if kind not in types or not (is_plain or _fits(value, rule)):
+            return "", NOT_ALLOWED
+        if kind is dict:
+            return within_object(value)
+        if kind is list:
+            return None if within_list is None else within_list(value)
+        return None if _is_writable(value) else ("", NOT_ALLOWED)
+
+    return check
 
 
-def _deepest(problems: list[str | None]) -> str:
-    """The problem of the option that fits best: the one that is found farthest inside."""
-    return max((problem or "" for problem in problems), key=lambda problem: len(problem.partition(" ")[0]))
+def _check_of_any(options: Sequence[Check]) -> Check:
+    def check(value: object) -> Problem | None:
+        problems = []
+        for option in options:
+            problem = option(value)
+            if problem is None:
+                return None
+            problems.append(problem)
+        return max(problems, key=lambda found: len(found[0]))  # of the option that fits best: it is farthest inside
+
+    return check
 
 
-def _problem_in_object(value: dict[str, object], rule: Rule, shared: Rule, place: str) -> str | None:
-    known: Rule = rule.get("properties", {})
-    other = rule.get("additionalProperties", True)
-    for key, part in value.items():
-        where = f"{place}.{key}" if place else key
-        if (other is False and key not in known) or not _fits(key, rule.get("propertyNames", {})):
-            return f"{where!r:.{SHOWN}} is no key of it"
-        own = known.get(key, other)
-        problem = _problem(part, own if isinstance(own, Mapping) else {}, shared, where)
-        if problem is not None:
-            return problem
-    missing = next((key for key in rule.get("required", ()) if key not in value), None)
-    return None if missing is None else f"{f'{place}.' if place else ''}{missing} is missing"
+def _list_check(check_item: Check) -> Check:
+    def check(value: list[object]) -> Problem | None:
+        for at, part in enumerate(value):
+            problem = check_item(part)
+            if problem is not None:
+                return _inside(f"[{at}]", problem)
+        return None
+
+    return check
+
+
+def _object_check(rule: Rule, shared: _SharedChecks) -> Check:
+    known = {key: _check(one, shared) for key, one in rule.get("properties", {}).items()}
+    other, names = rule.get("additionalProperties", True), rule.get("propertyNames", {})
+    check_other = _check(other, shared) if isinstance(other, Mapping) else shared.check(ANYTHING) if other else None
+    required = frozenset(rule.get("required", ()))
+
+    def check(value: dict[str, object]) -> Problem | None:
+        for key, part in value.items():
+            check_part = known.get(key)
+            if check_part is None:
+                check_part = check_other if _is_writable(key) else None
+            if check_part is None or (names and not _fits(key, names)):
+                return key, NO_KEY
+            problem = check_part(part)
+            if problem is not None:
+                return _inside(key, problem)
+        missing = required - value.keys()
+        return (min(missing), MISSING) if missing else None
+
+    return check
+
+
+def _inside(part: str, problem: Problem) -> Problem:
+    """The same problem, as seen from a value that holds this part."""
+    place, what = problem
+    return f"{part}{'.' if place and not place.startswith('[') else ''}{place}", what
 
 
 def _fits(value: object, rule: Rule) -> bool:
-    """Whether a value is of the type, among the values and within the bounds that a rule allows."""
-    kinds = rule.get("type")
+    """Whether a value is among those, and within the bounds, that a rule allows."""
     return (
-        _is_one_of(value, kinds)
-        and _is_writable(value)
-        and ("enum" not in rule or any(_same(value, one) for one in rule["enum"]))
+        ("enum" not in rule or any(_same(value, one) for one in rule["enum"]))
         and ("const" not in rule or _same(value, rule["const"]))
         and ("pattern" not in rule or not isinstance(value, str) or re.search(rule["pattern"], value) is not None)
         and _is_within(value, rule)
     )
 
 
-def _is_one_of(value: object, kinds: str | list[str] | None) -> bool:
-    names = KINDS.get(type(value), ())
-    if kinds is None:
-        return bool(names)
-    return kinds in names if isinstance(kinds, str) else any(name in kinds for name in names)
+def _types(kinds: str | list[str] | None) -> frozenset[type]:
+    """The types of values that are of one of these kinds; of any without them."""
+    wanted = [kinds] if isinstance(kinds, str) else kinds
+    return frozenset(one for one, names in KINDS.items() if wanted is None or not set(names).isdisjoint(wanted))
 
 
 def _same(value: object, other: object) -> bool:

@@ -128,6 +128,38 @@ def test_the_headline_is_that_of_the_worst_coalition(n, colluders, equal):
     assert "rounding of floating-point numbers is not covered" not in words
 
 
+def what_a_member_sees(sigmas, member, rounds):
+    """A of victim 0 and B, by hand: the sums of all rounds less what the member knows, and the model at the end."""
+    n = len(sigmas)
+    sums = np.kron(np.eye(rounds), np.where(np.arange(n) == member, 0.0, sigmas) / n)
+    gains = np.eye(rounds) / n
+    return (np.vstack([rows, -0.7 * rows.sum(axis=0)]) for rows in (gains, sums))
+
+
+@pytest.mark.parametrize("models", ["average", "all"])
+@pytest.mark.parametrize(("participation", "times"), [("every", 6), ("2x3", 2)])
+def test_models_at_the_end_tell_a_member_nothing_that_the_sums_did_not(models, participation, times):
+    sigmas, member = [0.5, 1.0, 3.0, 2.0], 2
+    built, net = exact(4, sigma=sigmas, step_size=0.7)
+    A, B = what_a_member_sees(sigmas, member, 6)
+    M = A.T @ np.linalg.pinv(B @ B.T) @ A
+    rounds = np.arange(0, 6, 6 // times)
+    wanted = np.abs(M[np.ix_(rounds, rounds)]).sum()
+    asked = {"participation": participation, "final_models": models, "covering": False}
+    found = account(trace(built, net, rounds=6), "node:2", **asked).of(0).mu ** 2
+    assert wanted * (1 - 1e-12) <= found <= wanted * (1 + 3e-5)
+
+
+def test_an_account_is_as_short_for_long_runs_with_their_models():
+    """10,000 rounds: a matrix with their square in entries would take 800 MB for each victim."""
+    sigmas = [50.0, 100.0, 300.0, 200.0]
+    built, net = exact(4, sigma=sigmas)
+    found = account(trace(built, net, rounds=10_000), "node:2", final_models="average")
+    wanted = 10_000 / (50.0**2 + 100.0**2 + 200.0**2)
+    assert wanted <= found.of(0).mu ** 2 <= wanted * (1 + 3e-5)
+    assert found.mu**2 == pytest.approx(oracle(4, sigmas, 1, 10_000), rel=3e-5)
+
+
 def test_a_receiver_that_takes_off_its_own_noise_learns_more_than_an_outsider():
     """n = 3: with no colluder counted mu^2 would be 1 where the receiver, who knows its own noise, has 1.5."""
     built, net = exact(3, sigma=1.0)

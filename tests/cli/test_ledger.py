@@ -62,6 +62,8 @@ def test_a_run_reserves_spends_and_is_refused_beyond_the_budget(folder, sotto):
     assert float(rows[-1]["epsilon_of_lineage"]) == needed
     assert float(rows[3]["epsilon_spent"]) == compose([GaussianLoss(mu)]).epsilon(DELTA)
     assert "Of several runs, mu squared adds" in sotto("ledger my.ledger")[1]
+    code, out, err = sotto("ledger my.ledger --csv --json")
+    assert (code, out, "--csv with --json" in err) == (2, "", True)
 
 
 def test_lines_of_metrics_say_what_has_been_spent(folder, sotto):
@@ -104,6 +106,55 @@ def test_a_stopped_run_gives_back_and_goes_on_in_its_ledger_only(folder, sotto, 
     (lineage,) = json.loads(sotto("ledger my.ledger --json")[1])["lineages"]
     assert lineage["counted"] == compose([GaussianLoss(mu)]).epsilon(DELTA)
     assert sotto("run try.toml --ledger my.ledger")[0] == 0
+
+
+def test_a_ledger_that_was_put_back_is_refused_by_the_run_that_is_ahead_of_it(folder, sotto, monkeypatch):
+    """The folder of a run serves as a receipt: before the run was entered, in the middle, and after its end."""
+    real = execute._Training._line
+
+    def stop(training, measurement):
+        if measurement.round == 2:
+            for end in ("", "-wal"):
+                shutil.copy(f"my.ledger{end}", f"middle.ledger{end}")
+        if measurement.round == 4:
+            raise KeyboardInterrupt
+        return real(training, measurement)
+
+    assert sotto("ledger my.ledger --budget 60.5")[0] == 0
+    shutil.copy("my.ledger", "before.ledger")
+    monkeypatch.setattr(execute._Training, "_line", stop)
+    assert sotto("run try.toml --ledger my.ledger")[0] == 130
+    monkeypatch.setattr(execute._Training, "_line", real)
+    for older, words in (("before", "0 rounds, and this one does not have it"), ("none", "this one does not have it"),
+                         ("middle", "3 rounds, and this one has recorded 2")):  # fmt: skip
+        code, out, err = sotto(f"run try.toml --resume --ledger {older}.ledger")
+        assert (code, out, words in err) == (2, "", True)
+    assert not (folder / "none.ledger").exists()
+    assert sotto("run try.toml --resume --ledger my.ledger")[0] == 0
+    assert "epsilon 60.5 at" in sotto("ledger my.ledger")[1]
+    for older, words in (("before", "6 rounds, and this one does not have it"), ("middle", "has recorded 2")):
+        code, out, err = sotto(f"run try.toml --ledger {older}.ledger")
+        assert (code, out, words in err) == (2, "", True)
+
+
+def test_a_run_that_was_killed_as_soon_as_it_was_entered_is_not_counted_twice(folder, sotto, monkeypatch):
+    assert sotto("run try.toml --out plain")[0] == 0
+    assert (
+        sotto(f"ledger my.ledger --budget {compose([GaussianLoss(mu_of(folder, 'plain'))]).epsilon(DELTA)!r}")[0] == 0
+    )
+
+    def stop(*_):
+        for end in ("", "-wal"):
+            shutil.copy(f"my.ledger{end}", f"killed.ledger{end}")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(execute, "_prepare_folder", stop)
+        assert sotto("run try.toml --ledger my.ledger")[0] == 130
+    assert sotto("run try.toml --ledger killed.ledger --out other")[0] == 3
+    assert sotto("run try.toml --ledger killed.ledger")[0] == 0
+    (lineage,) = json.loads(sotto("ledger killed.ledger --json")[1])["lineages"]
+    assert [run["state"] for run in lineage["runs"]] == ["finished"]
 
 
 def test_several_runs_together(folder, sotto):

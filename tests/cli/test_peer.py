@@ -61,6 +61,7 @@ def test_secure_sums_from_the_agreement_to_fingerprints_and_a_simulation(sotto, 
     (clinics / "settings.toml").write_text("secure_sum = true\n" + sums.replace("dp-d-sgd", "dp-fedavg"))
     code, out, err = sotto("peer agree settings.toml Hill.member.toml Mercy.member.toml North.member.toml")
     assert (code, "if no member's folder is put back from a copy while all its neighbours lie" in err) == (0, True)
+    assert "One missing member makes every sum fail in that round" in err
     assert "every single node; larger coalitions are not covered" in out, out
     code, _, err = sotto("peer join agreement.toml --folder Hill --data none.csv")
     assert (code, "none.csv" in err) == (2, True)
@@ -69,9 +70,11 @@ def test_secure_sums_from_the_agreement_to_fingerprints_and_a_simulation(sotto, 
     assert (code, "fingerprints of clinics were not confirmed" in err) == (2, True)
     code, _, err = sotto("peer check agreement.toml --folder Hill")
     fingerprint = read_member(clinics / "Mercy.member.toml").spoken_fingerprint
-    assert (code, f"Mercy  {fingerprint}" in err, "--confirmed" in err) == (1, True, True)
-    _, _, err = sotto("peer check agreement.toml --folder Hill --confirmed")
+    told = "If all of them are right, type: sotto peer check agreement.toml --folder Hill --confirmed"
+    assert (code, f"Mercy  {fingerprint}" in err, told in err) == (1, True, True)
+    _, _, err = sotto(told.partition("sotto ")[2])
     assert fingerprint not in err
+    assert "Noted in Hill/confirmed.json: the fingerprints of all 3 members were compared and are right." in err
     assert json.loads((clinics / "Hill" / "confirmed.json").read_text()).popitem()[1]["Mercy"] == fingerprint
     code, out, err = sotto(f"run agreement.toml --data {table.parent} --json")
     assert (code, err, json.loads(out)["algorithm"]) == (0, "", "secure-average")

@@ -72,6 +72,7 @@ def test_a_run_and_its_sweep_are_refused_before_anything_is_written(sotto, tmp_p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "try.toml").write_text(SMALL)
     monkeypatch.setattr(limits, "free_memory", lambda: 1e4)
+    monkeypatch.setattr(limits, "LITTLE_SHARE", 0.0)
     code, _, err = sotto("run try.toml")
     assert (code, err.count("\n")) == (2, 1)
     assert "parameters each takes about" in err

@@ -23,5 +23,13 @@ def test_what_is_written_is_read_back(document):
     assert tomllib.loads(to_toml(document)) == document
 
 
+def test_nothing_that_is_written_can_move_a_cursor_or_turn_letters_round():
+    """Names of columns come from tables of others, and a file is looked at on a terminal."""
+    hidden = "".join(map(chr, (0, 7, 27, 127, 0x9B, 0x200E, 0x202E, 0x2028, 0xE0001)))
+    written = to_toml({"name": f"a{hidden}b", f"c{hidden}": 1, "é": "ü"})
+    assert written.replace("\n", "").isprintable()
+    assert tomllib.loads(written) == {"name": f"a{hidden}b", f"c{hidden}": 1, "é": "ü"}
+
+
 def test_none_is_left_out():
     assert to_toml({"a": None, "b": {"c": None, "d": 1}}) == "[b]\nd = 1\n"

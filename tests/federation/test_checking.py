@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import threading
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from sottovoce.federation import checking
 from sottovoce.federation.agreement import parse_agreement
 from sottovoce.federation.assembly import assemble_agreement
 from sottovoce.federation.checking import check_neighbours, check_rules
@@ -75,6 +77,34 @@ def test_who_is_not_there_and_who_has_another_agreement_is_named(clinics):
     assert found[2].neighbours[0].problem == "Hill has another agreement: it differs in privacy.delta, nonce."
     assert [checks.disagree for checks in found.values()] == [True] * 3
     assert [one.same_agreement for one in found[2].neighbours] == [False, True]
+
+
+class LateReturn:
+    """A stream whose writer hears late that a chunk was written: whoever reads it may have left by then."""
+
+    def __init__(self, context):
+        self._context = context
+
+    def __getattr__(self, name):
+        return getattr(self._context, name)
+
+    async def write(self, chunk):
+        await self._context.write(chunk)
+        await asyncio.sleep(PATIENCE)
+
+
+class LateLinks(GrpcLinks):
+    async def _answer_comparison(self, request, context):
+        await super()._answer_comparison(request, LateReturn(context))
+
+
+def test_what_a_neighbour_tells_is_noted_before_it_has_its_answer_and_leaves(clinics, monkeypatch):
+    monkeypatch.setattr(checking, "GrpcLinks", LateLinks)
+    identities, agreement = clinics
+    other = parse_agreement({**agreement.document, "nonce": "0" * 64}, "other")
+    found = checked(identities, {0: agreement, 1: other, 2: other}, PATIENCE)
+    assert [one.differing for one in found[0].neighbours] == [("nonce",)] * 2
+    assert found[2].neighbours[0].differing == ("nonce",)
 
 
 def test_whoever_checks_takes_no_messages(tmp_path):

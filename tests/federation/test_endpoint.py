@@ -13,7 +13,7 @@ from sottovoce import algorithm, metropolis
 from sottovoce.federation.endpoint import Endpoint
 from sottovoce.federation.frames import ABSENCE, Frame, Hello, Kind, Reason, Refused
 from sottovoce.federation.links import FIRST
-from sottovoce.federation.mailbox import LinkRules, PayloadRule
+from sottovoce.federation.mailbox import KEPT, LinkRules, PayloadRule
 from sottovoce.ledger.places import Place, Receipt
 from tests.federation.members import AGREEMENT, Federation
 
@@ -61,6 +61,20 @@ def test_messages_go_to_those_that_said_hello_and_to_others_when_they_do():
     assert end.transmitted == [(1, Kind.HELLO, FIRST), (1, Kind.MESSAGE, FIRST)]
     end.arrived(3, hello(FIRST, 3))
     assert end.transmitted[2:] == [(3, Kind.MESSAGE, FIRST)]
+
+
+def test_nobody_waits_for_messages_that_their_sender_keeps_no_more():
+    """A member that comes back may find that the others are faster than it is: it goes on, and joins them later."""
+    end, waited = Noting(), []
+    end.arrived(1, hello(Place(KEPT, 0), 1))
+    end.arrived(2, message(FIRST, 2))
+    waiting = Thread(target=lambda: waited.append(end.receive(FIRST, {1, 2}, 60.0)))
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive(), "it may still send them"
+    end.arrived(1, hello(Place(KEPT + 1, 0), 1))
+    waiting.join(20.0)
+    assert [dict(heard) for heard in waited] == [{2: PAYLOAD}]
 
 
 def test_who_is_absent_says_so_also_to_those_that_come_later_and_is_not_waited_for():

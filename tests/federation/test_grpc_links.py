@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+
 import pytest
 
 from sottovoce.errors import SottovoceError
 from sottovoce.federation.event_loop import EventLoop
+from sottovoce.federation.frame_stream import CHUNK, FrameStream
+from sottovoce.federation.frames import Frame, FrameReader, Kind
 from sottovoce.federation.link_events import Connected, Lost
 from sottovoce.federation.link_settings import LinkSettings, Pauses
 from sottovoce.federation.neighbour_check import check_neighbour
 from sottovoce.federation.tls import dials
 from sottovoce.ledger.places import Place
-from tests.federation.grpc_members import PATIENCE, Federation, payload, play, until
+from tests.federation.grpc_members import AGREEMENT, PATIENCE, Federation, payload, play, until
 from tests.federation.proxy import Proxy
 
 
@@ -52,6 +57,26 @@ def test_large_messages_cost_little_more_than_their_bytes(tmp_path):
             assert second.receive(place, {0}, PATIENCE) == {0: payload(round, size)}
         assert first.unacknowledged(Place(3, 0), {1}, PATIENCE) == set()
     assert 3 * size < first.wire_bytes < 1.001 * 3 * size
+
+
+def test_short_frames_share_the_first_chunk_of_the_message_after_them():
+    short = [Frame(AGREEMENT, Place(round, 0), 2, Kind.ACKNOWLEDGEMENT, bytes(32)) for round in range(3)]
+    message = Frame(AGREEMENT, Place(3, 0), 2, Kind.MESSAGE, payload(1, 2 * CHUNK))
+    chunks: deque[bytes] = deque()
+
+    async def write(chunk):
+        chunks.append(chunk)
+
+    async def read():
+        return chunks.popleft()
+
+    async def both_ways():
+        stream = FrameStream(read, write, FrameReader(AGREEMENT, 2 * CHUNK), PATIENCE)
+        await stream.send(message, after=short)
+        assert [len(chunk) for chunk in chunks][:-1] == [CHUNK, CHUNK]
+        return [await stream.receive() for _ in range(4)]
+
+    assert asyncio.run(both_ways()) == [*short, message]
 
 
 def test_a_cut_wire_is_noticed_and_what_was_sent_meanwhile_arrives_later(tmp_path):

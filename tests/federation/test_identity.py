@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import hashlib
 import json
 import os
@@ -14,7 +15,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from sottovoce.core.files import write_text
 from sottovoce.errors import InputError
+from sottovoce.federation import identity
 from sottovoce.federation.identity import (
     check_certificate,
     create_identity,
@@ -22,7 +25,7 @@ from sottovoce.federation.identity import (
     locked_identity,
     tls_name,
 )
-from sottovoce.federation.member import read_member
+from sottovoce.federation.member import check_address, read_member
 
 
 @pytest.fixture
@@ -99,6 +102,44 @@ def test_nothing_is_overwritten(mercy, tmp_path):
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.parametrize("written", [0, 1, 2])
+def test_an_identity_that_a_full_disk_prevented_is_made_by_the_next_attempt(tmp_path, monkeypatch, written):
+    done = []
+
+    def write_until_full(path, text, **more):
+        if len(done) == written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        done.append(path)
+        write_text(path, text, **more)
+
+    with monkeypatch.context() as full:
+        full.setattr(identity, "write_text", write_until_full)
+        with pytest.raises(OSError, match="No space left"):
+            create_identity("Mercy", tmp_path / "peer", address="mercy.example:7443")
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} <= {"lock"}
+    check_made_again(tmp_path)
+
+
+@pytest.mark.parametrize("handed_out", [True, False])
+def test_what_a_killed_process_left_of_an_identity_is_replaced(mercy, tmp_path, handed_out):
+    """Unless the folder has been used: whoever threw the keys away after a run keeps the rest."""
+    (mercy.folder / "identity.json").unlink()
+    (mercy.folder / "ledger.db").touch()
+    with pytest.raises(InputError, match="an identity is never overwritten"):
+        create_identity("Mercy", mercy.folder, address="mercy.example:7443")
+    (mercy.folder / "ledger.db").unlink()
+    if not handed_out:
+        (tmp_path / "Mercy.member.toml").unlink()
+    assert check_made_again(tmp_path) != mercy
+
+
+def check_made_again(folder):
+    made = create_identity("Mercy", folder / "peer", address="mercy.example:7443")
+    assert load_identity(folder / "peer") == made
+    assert read_member(folder / "Mercy.member.toml") == made.member
+    return made
+
+
 def test_one_process_at_a_time(mercy):
     with locked_identity(mercy.folder) as found:
         assert found == mercy
@@ -113,6 +154,10 @@ def test_one_process_at_a_time(mercy):
         ("../Mercy", "mercy.example:7443", True, "a name has"),
         ("Mercy", "mercy.example", True, "HOST:PORT"),
         ("Mercy", "mercy.example:70000", True, "HOST:PORT"),
+        ("Mercy", f"{'a' * 64}.example:7443", True, "63 between two dots"),
+        ("Mercy", f"{'a.' * 126}ab:7443", True, "at most 253 characters"),
+        ("Mercy", "mercy..example:7443", True, "HOST:PORT"),
+        ("Mercy", "[::1::]:7443", True, "HOST:PORT"),
         ("Mercy", None, True, "listens and has no address"),
     ],
 )
@@ -120,6 +165,11 @@ def test_wrong_names_and_addresses_leave_nothing_behind(tmp_path, name, address,
     with pytest.raises(InputError, match=reason):
         create_identity(name, tmp_path / "peer", address=address, listen=listen)
     assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[2001:db8::1]", "localhost", f"{'a' * 63}.example", f"{'a.' * 126}a"])
+def test_hosts_of_every_kind_are_addresses(host):
+    check_address(f"{host}:7443", "here")
 
 
 def test_a_member_that_does_not_listen_needs_no_address(tmp_path):

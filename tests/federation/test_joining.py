@@ -18,6 +18,7 @@ from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
 from sottovoce.ledger.steps import Place as LedgerPlace
 from sottovoce.ledger.steps import Steps
+from sottovoce.run import run_accountant, stored_accounts
 from sottovoce.run.claim_recomputation import stored_headline_unlike_settings
 from tests.federation.clinics import QUICK, Clinics
 from tests.federation.kills import KEPT, UNSTORED, Kills
@@ -160,6 +161,34 @@ def test_who_goes_on_does_not_account_for_the_run_again(tmp_path, kills):
     assert files["Hill"].read_text() == files["Mercy"].read_text()
 
 
+def test_a_start_that_was_killed_while_it_accounted_leaves_what_it_had_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(stored_accounts, "INTERVAL", 0.0)
+    clinics = Clinics(tmp_path)
+    agreement, other = clinics.agree(rounds=3), clinics.agree(rounds=3)
+    views, before = [], run_accountant.account
+
+    def counted(system, view, **settings):
+        views.append((str(view), system.rounds))
+        if len(views) == killed_at:
+            raise Killed
+        return before(system, view, **settings)
+
+    monkeypatch.setattr(run_accountant, "account", counted)
+    killed_at = 5
+    with pytest.raises(Killed):
+        accounted_run.account_run(agreement, {})
+    finished, killed_at = {view for view, _ in views[:4] if view.startswith("node:")}, 0  # others decide the noise
+    assert len(finished) == 2
+    views.clear()
+    resumed = accounted_run.account_run(agreement, {}).privacy
+    assert finished.isdisjoint(view for view, rounds in views if rounds == 3)
+    accounted_run.forget_accounts(agreement, resumed)
+    views.clear()
+    assert accounted_run.account_run(other, {}).privacy == resumed
+    assert finished <= {view for view, rounds in views if rounds == 3}, "of another agreement nothing is taken"
+
+
 @pytest.mark.parametrize("changed", ["edited", "gone", "damaged", "other version"])
 def test_figures_that_are_not_those_of_the_ledger_are_computed_again(tmp_path, kills, changed):
     clinics = Clinics(tmp_path)
@@ -205,6 +234,61 @@ def test_a_step_in_which_nobody_was_heard_is_in_the_ledger(tmp_path, kills):
     clinics.join(agreement, "Hill", settings=alone)
     with clinics.ledger("Hill") as database:
         assert [Steps(database, agreement.hash).step(LedgerPlace(round, 0)).received for round in range(2)] == [{}, {}]
+    waited = [(event, facts["members"]) for event, facts in clinics.events["Hill"] if event in ("waiting", "missing")]
+    assert waited == [("waiting", ["Mercy"]), ("missing", ["Mercy"])], "each is told once, not in every round"
+
+
+@pytest.mark.parametrize("ledger", ["older", "gone"])
+def test_a_ledger_that_is_behind_the_runs_own_folder_is_refused_where_no_neighbour_is(tmp_path, kills, ledger):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=3)
+    alone = QUICK.model_copy(update={"patience": 0.2, "gather": 0.2})
+    kills.planned |= {("Hill", KEPT, Place(0, 0)), ("Hill", UNSTORED, Place(2, 0))}
+    files = [tmp_path / "Hill" / f"ledger.db{end}" for end in ("", "-wal", "-shm")]
+
+    def joined():
+        return clinics.play({"Hill": lambda: clinics.join(agreement, "Hill", settings=alone, resume=True)})["Hill"]
+
+    assert isinstance(joined(), Killed)
+    copies = {path: path.read_bytes() for path in files if path.exists()}
+    assert isinstance(joined(), Killed)
+    for path in files:
+        path.unlink(missing_ok=True)
+    for path, content in copies.items() if ledger == "older" else ():
+        path.write_bytes(content)
+        path.chmod(0o600)
+    last = "round 0, step 0" if ledger == "older" else "none"
+    for _ in range(2):
+        refusal = joined()
+        assert isinstance(refusal, InputError)
+        assert f"tells of round 1, and the last step here is of {last}" in str(refusal)
+
+
+def test_a_table_can_be_replaced_until_the_first_message(sotto, tmp_path, kills, monkeypatch):
+    """Whoever gave a wrong one stops before round 1 and gives another; who has sent something goes on with its own."""
+    monkeypatch.chdir(tmp_path)
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=3)
+    right, wrong = (tmp_path / f"{name}.csv" for name in ("Hill", "Mercy"))
+    line = f"peer join agreement.toml --data {wrong} --folder Hill"
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(joining._MemberRun, "play", _interrupt)
+        code, _, err = sotto(line)
+    assert code == 130
+    assert f"To go on, type sotto {line} --resume\n" in err
+    results = clinics.run(agreement)
+    assert results["Hill"]["heard"]["steps"] == 3
+    with clinics.ledger("Hill") as database:
+        (run,) = Spending(database).lineage(DEFAULT).runs
+    assert run.round == 3
+    shutil.copy(wrong, right)
+    (clinics.run_folder(agreement, "Hill") / "result.json").unlink()
+    with pytest.raises(InputError, match="other data than it began with"):
+        clinics.join(agreement, "Hill", resume=True)
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def test_a_run_that_would_pass_the_budget_is_refused_with_the_rounds_that_would_fit(tmp_path):
@@ -236,6 +320,9 @@ def test_members_with_different_agreements_exchange_nothing_and_both_say_so(tmp_
         assert isinstance(ends[name], InputError), ends[name]
         assert f"{neighbour} has another agreement than " in str(ends[name])
         assert "it differs in nonce;" in str(ends[name])
+        with clinics.ledger(name) as database:
+            found = Spending(database).lineage(DEFAULT)
+        assert (len(found.runs), found.counted.epsilon(1e-5)) == (1, 0.0), "nothing was sent: nothing stays reserved"
     assert kills.seen == {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -106,7 +107,8 @@ def test_a_stolen_folder_that_is_restored_is_refused(tmp_path):
         real = Kills.pass_by
 
         def passing(self, moment, place):
-            if (moment, Place(*place)) == ("stored", Place(1, 0)) and not (tmp_path / "copy").exists():
+            here = threading.current_thread().name, moment, Place(*place)
+            if here == ("Mercy", "stored", Place(1, 0)):
                 shutil.copytree(tmp_path / "Mercy", tmp_path / "copy")
             real(self, moment, place)
 

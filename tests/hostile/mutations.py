@@ -27,7 +27,8 @@ KEYS = {
     "algorithm.sigma": "1.0", "algorithm.step_size": "0.5", "privacy.delta": "1e-5", "privacy.view": '"everyone"',
     "privacy.adjacency": '"record"', "privacy.attackers": '"all"', "metrics.every": "2", "metrics.test_rows": "10",
     "record.attackers": "[0, 1]", "record.every": "1", "record.limit_mb": "10.0", "machine.threads": "1",
-    "machine.precision": '"float32"', "machine.checkpoint_seconds": "30.0", "about.claim": '"none"',
+    "machine.precision": '"float32"', "machine.device": '"cpu"', "machine.checkpoint_seconds": "30.0",
+    "about.claim": '"none"',
 }  # fmt: skip
 """A setting of nearly every kind."""
 

@@ -114,3 +114,17 @@ def test_numbers_that_no_run_has(sotto, line):
     assert err.startswith("sotto: ")
     assert err.count("\n") == 1
     assert "unexpected" not in err
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("poisson:0.01 --records 1000000000000000", "they are whole numbers from 1 to 10,000,000; give 80"),
+        ("cyclic-poisson:0.01x100000000", "every part needs a record, and a node holds at most 10,000,000; use fewer"),
+    ],
+)
+def test_more_records_than_a_node_holds_are_named_as_what_they_are(asked, said, sotto):
+    line = f"account --graph ring:3 --rounds 10 --sigma 5 --adjacency record --participation {asked}"
+    code, out, err = sotto(line)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err

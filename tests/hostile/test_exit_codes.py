@@ -177,7 +177,7 @@ EXITS = {
     "cli/attack.py": ["Exit"],
     "cli/app.py": ["Exit", "exit"],
     "cli/run.py": ["_exit", "SystemExit", "SystemExit"],
-    "core/processes.py": ["_exit"],
+    "core/processes.py": ["_exit", "_exit"],
 }
 """Where a command, or a process of one, is not ended by an error: findings, and what was said before."""
 

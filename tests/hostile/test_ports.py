@@ -8,14 +8,19 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import time
+from contextlib import ExitStack
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from torch.distributed import TCPStore
 
+from sottovoce.distributed import rank_store
 from sottovoce.distributed.communication import Communicator
-from sottovoce.distributed.rank_store import RankStore
+from sottovoce.distributed.launch import MEETING
+from sottovoce.distributed.rank_store import RankStore, open_store
 from sottovoce.distributed.ranks import Ranks
 from tests.distributed.ranks import Pool
 from tests.federation.grpc_members import Federation, play
@@ -65,6 +70,49 @@ def test_strangers_at_the_store_of_torchrun():
         for thread in threads:
             thread.join(PATIENCE)
     assert sorted(outcomes) == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+@pytest.fixture
+def join(monkeypatch):
+    """Opens the store at a port as a rank would."""
+
+    def joined(port, tell, seconds):
+        monkeypatch.delenv(MEETING, raising=False)
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        return open_store(1, 1, timedelta(seconds=seconds), tell)
+
+    return joined
+
+
+def test_a_rank_that_waits_at_the_store_says_so(join, monkeypatch):
+    """At a port where somebody listens and never answers, until that one goes: torch would wait without end."""
+    monkeypatch.setattr(rank_store, "FIRST_LINE_SECONDS", 0.05)
+    lines = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+
+        def tell(line):
+            lines.append(line)
+            silent.close()
+
+        with pytest.raises(RuntimeError):
+            join(port, tell, seconds=1)
+    assert lines[0].startswith(f"rank 1 waits for all ranks to meet at 127.0.0.1:{port}: 0 s; ")
+    assert "other programs hold connections to this port" in lines[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_joins_behind_silent_connections_is_not_silent_itself(join):
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=PATIENCE))
+    with ExitStack() as until:
+        for _ in range(300):
+            stranger = until.enter_context(socket.socket())
+            stranger.setblocking(False)  # the queue of those who wait to be taken may be full
+            stranger.connect_ex(("127.0.0.1", store.port))
+        told = [time.monotonic()]
+        join(store.port, lambda _: told.append(time.monotonic()), seconds=PATIENCE)
+    assert all(after - before < 10 for before, after in pairwise([*told, time.monotonic()]))
 
 
 @pytest.mark.slow

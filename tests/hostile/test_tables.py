@@ -47,6 +47,7 @@ def test_a_table_that_is_too_large_is_refused_before_it_is_read(name, sotto, tmp
     write, found = TABLES[name]
     write(tmp_path / name)
     monkeypatch.setattr(limits, "free_memory", lambda: 2e7)
+    monkeypatch.setattr(limits, "LITTLE_SHARE", 0.0)
     begun = time.process_time()
     code, out, err = sotto("data inspect", str(tmp_path / name))
     assert (code, out, err.count("\n")) == (2, "", 1), err

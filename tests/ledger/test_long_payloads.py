@@ -68,14 +68,47 @@ def test_long_payloads_are_on_the_disk_before_the_entry_that_names_them(path, mo
     assert seen == [(None, 1)]
 
 
-def test_what_never_left_is_overwritten_after_use(path):
-    record(path, FIRST, b"m", noise=StoredNoise(1, {1: long(b"n")}))
+def test_what_never_left_is_overwritten_by_the_next_record(path):
+    """By its payloads where they are long enough, otherwise with zeros, up to the last byte."""
+    record(path, FIRST, b"m", model=long(b"o"), noise=StoredNoise(1, {1: long(b"n")}))
     with open_ledger(path) as database:
-        Steps(database, "run").record_step(NEXT, {"anna": b"a"}, noise=StoredNoise(2, {}))
+        steps, size = Steps(database, "run"), beside(path).stat().st_size
+        steps.record_step(NEXT, {"anna": b"a"}, noise=StoredNoise(2, {}))
+        steps.record_received(NEXT, {"anna": long(b"x")[:-50]})
         left = beside(path).read_bytes()
-    assert b"rrrr" not in left
-    assert b"nnnn" not in left
-    assert long(b"m") in left
+        assert len(left) == size
+        for letter in (b"r", b"o", b"n"):
+            assert letter * 4 not in left
+        assert long(b"m") in left
+        assert steps.step(NEXT).incoming == {"anna": long(b"x")[:-50]}
+
+
+def test_what_never_left_is_overwritten_when_the_ledger_is_closed_or_opened_after_a_kill(path):
+    record(path, FIRST, b"m")
+    with open_ledger(path) as database:
+        Steps(database, "run").record_step(NEXT, {"anna": b"a"})
+        shutil.copy(path, path.parent / "copy")
+        shutil.copy(f"{path}-wal", path.parent / "copy-wal")
+        shutil.copy(beside(path), path.parent / "copy.payloads")
+    assert b"rrrr" not in beside(path).read_bytes()
+    assert b"rrrr" in (path.parent / "copy.payloads").read_bytes()
+    with open_ledger(path.parent / "copy"):
+        assert b"rrrr" not in (path.parent / "copy.payloads").read_bytes()
+
+
+def test_what_is_dropped_without_a_flush_is_overwritten_only_after_one(path):
+    """A power failure may undo the record that dropped it, and name it again."""
+    with open_ledger(path) as database:
+        steps = Steps(database, "run")
+        steps.record_step(FIRST, {"anna": long(b"m")})
+        steps.acknowledge(FIRST, "anna")
+        steps.record_received(FIRST, {"anna": b"x"})
+        assert steps.pending() == []
+        steps.database.write({"message": (long(b"z"),)})
+        assert long(b"m") in beside(path).read_bytes()
+        steps.record_step(NEXT, {"anna": b"b"})
+        steps.database.write({"message": (long(b"z"),)})
+        assert b"mmmm" not in beside(path).read_bytes()
 
 
 def test_a_place_is_not_used_again_before_the_record_that_frees_it_is_whole(path):

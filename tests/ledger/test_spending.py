@@ -107,9 +107,48 @@ def test_budgets_belong_to_lineages(spending):
 
 def test_data_is_known_by_a_salted_hash_and_stays_the_same(spending, tmp_path):
     spending.reserve(planned(data="fingerprint of rows"))
+    spending.spend("a" * 64, 1)
     with pytest.raises(InputError, match="other data than it began with"):
         spending.reserve(planned(data="fingerprint of other rows"))
     assert b"fingerprint of rows" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_wrong_table_is_replaced_before_the_first_message_and_frees_nothing(spending):
+    spending.add_lineage("other")
+    spending.set_budget(Budget(epsilon_of(1.0, DELTA), DELTA))
+    spending.reserve(planned(mu=0.8, data="wrong"))
+    before = spending.lineage("data").counted.mu
+    with pytest.raises(InputError, match="a run is in one"):
+        spending.reserve(planned(mu=0.8, data="right"), "other")
+    spending.reserve(planned(mu=0.8, data="right"))
+    assert (len(spending.lineage("data").runs), spending.lineage("data").counted.mu) == (1, before)
+    with pytest.raises(Unaccountable, match="would bring lineage data"):
+        spending.reserve(planned(mu=1.2, data="right"))
+    spending.spend("a" * 64, 1)
+    with pytest.raises(InputError, match="other data than it began with"):
+        spending.reserve(planned(mu=0.8, data="wrong"))
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_link_is_no_ledger(tmp_path, read_only):
+    """Whoever names the file itself holds another lock."""
+    with open_ledger(tmp_path / "ledger"):
+        pass
+    (tmp_path / "link").symlink_to("ledger")
+    with pytest.raises(InputError, match="is a link"), open_ledger(tmp_path / "link", read_only=read_only):
+        pass
+
+
+def test_what_was_reserved_and_never_used_is_free_again(spending):
+    spending.set_budget(Budget(epsilon_of(1.0, DELTA), DELTA))
+    spending.reserve(planned(mu=0.9, run="a"))
+    spending.withdraw("a")
+    spending.reserve(planned(mu=0.9, run="b"))
+    spending.spend("b", 1)
+    spending.withdraw("b")
+    assert spending.lineage("data").counted.mu == pytest.approx(0.9)
+    with pytest.raises(Unaccountable, match="would bring lineage data"):
+        spending.reserve(planned(mu=0.9, run="a"))
 
 
 def test_a_ledger_says_the_same_when_it_is_opened_again(tmp_path):

@@ -11,8 +11,10 @@ import stat
 import time
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sottovoce.errors import InputError, SottovoceError
+from sottovoce.ledger import tags
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.places import Place, Receipt
 from sottovoce.ledger.spending import Spending
@@ -226,3 +228,26 @@ def test_no_hash_of_what_was_drawn_can_be_guessed_after_it_is_deleted(steps):
     for guessed in (b"gradient", b"row"):
         assert digest_of(guessed) not in left
     assert not steps.database.rows("SELECT * FROM payloads WHERE kind IN ('own', 'noise')")
+
+
+def test_tags_of_what_never_leaves_are_those_of_aes_gcm_and_each_has_a_key_of_its_own(steps, monkeypatch):
+    monkeypatch.setattr(tags, "PIECE", 7)
+    for place in (FIRST, NEXT):
+        steps.record_step(place, {"anna": b"sent"}, released=b"the same gradient")
+    first, second = (entry.body["own"]["released"] for entry in steps.database.entries("step"))
+    assert first != second
+    (row,) = steps.database.rows("SELECT bytes FROM payloads WHERE kind = 'own'")
+    key, payload = row["bytes"][: tags.KEY_BYTES], row["bytes"][tags.KEY_BYTES :]
+    assert second == AESGCM(key).encrypt(bytes(12), b"", payload).hex()
+
+
+@pytest.mark.parametrize("byte", [0, 31, 32, 47])
+def test_one_changed_byte_of_what_never_leaves_is_noticed(steps, byte):
+    steps.record_step(FIRST, {"anna": b"sent"}, released=b"released numbers")
+    (row,) = steps.database.rows("SELECT bytes FROM payloads WHERE kind = 'own'")
+    edited = bytearray(row["bytes"])
+    edited[byte] ^= 1
+    for damage in (bytes(edited), row["bytes"][:byte]):
+        steps.database.rows("UPDATE payloads SET bytes = ? WHERE kind = 'own'", (damage,))
+        with pytest.raises(InputError, match="stored bytes of round 1, step 0 differ from their hash"):
+            steps.step(FIRST)

@@ -25,7 +25,7 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact import gram as gram_route
 from sottovoce.privacy.exact import routes, stationary
 from sottovoce.privacy.exact.deflation import Deflated
-from sottovoce.privacy.exact.elimination import eliminate_known_messages
+from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
 from sottovoce.privacy.exact.gram import _few
 from sottovoce.privacy.exact.whitening import Singular
 from sottovoce.privacy.observation import observe
@@ -393,6 +393,41 @@ def test_a_view_without_what_was_said_is_the_same_view(case: Case):
         heard = any(step.observed.state.shape[0] for step in smaller.steps)
         found = direct[:, None, None] * np.eye(view_of.gradient_rounds) + (routes.dense(smaller) if heard else 0)
         np.testing.assert_allclose(found, routes.dense(view_of), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", rest_slow(IDENTITY))
+@pytest.mark.parametrize("models", ["none", "average", "all"])
+def test_losses_with_final_models_are_not_below_the_pseudo_inverse_nor_above_the_long_way(case: Case, models):
+    """Whatever closed form is taken, and whatever is left out because it follows from the rest."""
+    system = trace(case.algorithm, case.topology, rounds=4)
+    for view in (views.node(1), views.coalition(0, 2), views.everyone(), views.node(1, secure_sum=True)):
+        view_of = observe(system, views.with_final_models(view, models))
+        found = routes.squared(view_of, EVERY)
+        assert (found >= (1 - 2e-5) * worst(routes.dense(view_of)) - 1e-9).all()
+        assert (found <= (1 + 2e-5) * worst(routes.losses(view_of)) + 1e-9).all()
+
+
+def worst(M_VTT):
+    """mu^2 of every victim; infinite where its M is, or where noise cancels but for rounding."""
+    there = np.isfinite(M_VTT).all(axis=(1, 2))
+    found = np.full(len(M_VTT), np.inf)
+    found[there] = worst_case(M_VTT[there], EVERY, M_VTT.shape[1])
+    return np.where(found > routes.CANCELLED, np.inf, found)
+
+
+def test_models_are_left_out_only_where_they_follow_from_what_was_seen():
+    def left_out(name, spec, view, models, **settings):
+        view_of = seen(name, uniform(spec), views.with_final_models(view, models), 5, **settings)
+        return without_implied_models(view_of) is not view_of
+
+    for models in ("average", "all"):
+        assert left_out("secure-average", "complete:5", views.node(1), models)
+        assert left_out("secure-average", "complete:5", views.coalition(0, 3), models, sigma=[1.0, 2.0, 0.5, 1.0, 3.0])
+        assert left_out("dp-d-sgd", "complete:5", views.node(1), models)
+        assert not left_out("dp-d-sgd", "ring:5", views.node(1), models)  # two nodes are not heard
+        assert not left_out("secure-gossip", "ring:5", views.node(1), models)
+        assert not left_out("dp2sgd", "complete:5", views.node(1), models)  # a model keeps its last gradient
+        assert not left_out("zip-dl", "complete:5", views.everyone(), models)
 
 
 def test_a_hub_is_left_with_those_who_know_somebody_else():

@@ -172,6 +172,13 @@ def test_nothing_in_an_export_is_unpickled_or_followed(handed_on):
         read_exported_model(handed_on)
 
 
+@pytest.mark.parametrize("cells", [["P7", "P7"], ["", "P7"], ["P7", 2000 * "x"]], ids=["twice", "empty", "long"])
+def test_a_dropped_column_that_tells_no_rows_apart_stays_out(handed_on, wards, cells):
+    (wards / "new.csv").write_text(f"patient,age,ward\n{cells[0]},50,east\n{cells[1]},60,west\n")
+    said = read_exported_model(handed_on).predict(wards / "new.csv")
+    assert (said.row_names, len(said)) == (None, 2)
+
+
 DAMAGE = [
     ('"name": "logistic"', '"name": "net.py:Small"', "it is code of its author"),
     ('"name": "logistic"', '"name": "mlp"', "parameters of another model"),
@@ -207,6 +214,13 @@ def test_commands(sotto, handed_on, wards):
     code, out, err = sotto("predict model --data new.csv --out said.csv")
     assert (code, err) == (0, "")
     assert (wards / "said.csv").read_text().startswith("again,probability of no,probability of yes\n")
+    (wards / "new.csv").write_text("patient,age,ward\nP7,50,east\nP8,,west\n")
+    assert sotto("predict model --data new.csv --out said.csv")[0] == 0
+    heading, *rows = (wards / "said.csv").read_text().splitlines()
+    assert (heading.split(",")[:2], [row.split(",")[0] for row in rows]) == (["patient", "again"], ["P7", "P8"])
+    code, out, err = sotto("predict model --data new.csv --json")
+    fits(json.loads(out), "predict")
+    assert json.loads(out)["row_names"] == {"column": "patient", "cells": ["P7", "P8"]}
     code, out, err = sotto("export runs/wards --node 2 --json")
     assert (code, err) == (0, "")
     fits(json.loads(out), "export")

@@ -180,7 +180,7 @@ class Entering:
             noise[:, z : z + S] = part.noise.toarray()
         for inverse_TT, places in self._correlated:
             own = part.noise.toarray()[:, places]
-            noise.reshape(len(noise), -1, S)[:, :, places] = inverse_TT[t][None, :, None] * own[:, None, :]
+            noise.reshape(len(noise), len(inverse_TT), S)[:, :, places] = inverse_TT[t][None, :, None] * own[:, None, :]
         gradient[:, g : g + part.gradient.shape[1]] = part.gradient.toarray()
         return noise, gradient
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
+from sottovoce.privacy.reactions import knows_every_state, nothing_fresh
 
 ROUNDING = 1e-14
 """Share of the terms of a difference below which it is zero."""
@@ -39,6 +40,36 @@ def eliminate_known_messages(observation: Observation) -> tuple[Observation, NDA
     direct = (sparse.diags_array(1 / noise) @ step.observed.gradient[alone].power(2)).sum(axis=0)
     smaller = _needed(replace(step, observed=Inputs(*(part[~alone] for part in step.observed))))
     return replace(observation, steps=(smaller,) * len(observation.steps)), direct
+
+
+def without_implied_models(observation: Observation) -> Observation:
+    """The view without models that are published after the last round, where these tell nothing that is new.
+
+    Then all rounds are alike again. What can be computed from the rest of a view adds nothing to its loss.
+    """
+    if len(observation.steps) < 2:
+        return observation
+    before, last = observation.steps[-2:]
+    seen = before.observed.state.shape[0]
+    if before is last or not _begins_alike(before, last, seen):
+        return observation
+    alike = replace(observation, steps=(*observation.steps[:-1], before))
+    models = Inputs(*(part[seen:] for part in last.observed))
+    return alike if nothing_fresh(models, before.observed) and knows_every_state(alike) else observation
+
+
+def _begins_alike(before: ObservedStep, last: ObservedStep, seen: int) -> bool:
+    """Whether a round is another one, entry by entry, but for more that is seen at its end."""
+    first = Inputs(*(part[:seen] for part in last.observed))
+    return (
+        np.array_equal(before.noise_columns, last.noise_columns)
+        and before.takes_gradients == last.takes_gradients
+        and all(map(_equal, (*before.observed, *before.out), (*first, *last.out)))
+    )
+
+
+def _equal(one: sparse.csr_array, other: sparse.csr_array) -> bool:
+    return one.shape == other.shape and (one != other).nnz == 0
 
 
 def _subtract(step: ObservedStep) -> Inputs:

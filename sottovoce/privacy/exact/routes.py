@@ -27,14 +27,14 @@ from sottovoce.core.progress import report_progress
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import UNCOVERED, deflated, well_conditioned
-from sottovoce.privacy.exact.elimination import eliminate_known_messages
+from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
 from sottovoce.privacy.exact.gram import gram
 from sottovoce.privacy.exact.kalman import kalman
 from sottovoce.privacy.exact.rank import exact_rank
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings, starts
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, observe
-from sottovoce.privacy.reactions import open_by_steps
+from sottovoce.privacy.reactions import knows_every_state, open_by_steps
 from sottovoce.privacy.views import ViewKind
 from sottovoce.privacy.worst_case import worst_case
 from sottovoce.tracing.linear_system import map_equal_steps
@@ -57,6 +57,7 @@ rounding, which protects nobody."""
 
 def squared(observation: Observation, scheme: Participation) -> Array:
     """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise."""
+    observation = without_implied_models(observation)
     if not any(part.noise.nnz for step in observation.steps for part in (step.observed, step.out)):
         return np.where(_reached(observation), np.inf, 0.0)
     if tells_all_noisy_gradients(observation):
@@ -134,11 +135,11 @@ def tells_all_noisy_gradients(observation: Observation) -> bool:
 
 
 def sees_one_fresh_sum(observation: Observation) -> bool:
-    """Whether all that is seen of a round is one sum of its own gradients and noise: then rounds stand alone."""
-    return observation.system.correlation is None and all(
-        not step.observed.state.nnz and step.observed.gradient.shape[0] <= 1
-        for step in dict.fromkeys(observation.steps)
-    )
+    """Whether all that is new in a round is one sum of its own gradients and noise: then rounds stand alone."""
+    steps = dict.fromkeys(observation.steps)
+    if observation.system.correlation is not None or any(step.observed.state.shape[0] > 1 for step in steps):
+        return False
+    return not any(step.observed.state.nnz for step in steps) or knows_every_state(observation)
 
 
 def _of_fresh_sums(observation: Observation, scheme: Participation) -> Array:
