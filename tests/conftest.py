@@ -7,6 +7,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from sottovoce.cli import main, progress_lines
+from tests.browser import open_page
 from tests.forked import ENVIRONMENT, Command, forking
 
 DATA = Path(os.environ.get("SOTTOVOCE_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -116,3 +118,34 @@ def own_cache(tmp_path, monkeypatch):
 def pytest_terminal_summary(terminalreporter):
     skipped = [report for report in terminalreporter.stats.get("skipped", []) if MISSING in str(report.longrepr)]
     terminalreporter.write_line(f"{len(skipped)} tests skipped for want of a data set")
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """The installed browser; tests that need it are skipped without."""
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no browser is installed: apt-get install chromium")
+    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with driver.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium):
+    """`opened(file, width=360)` is its page from disk, offline; nothing may complain and nothing may be asked for."""
+    contexts, wrong = [], []
+
+    def show(file: Path, *, width: int = 1280, height: int = 900, dark: bool = False):
+        context = chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", offline=True
+        )
+        contexts.append(context)
+        return open_page(context, file, wrong)
+
+    yield show
+    for context in contexts:
+        context.close()
+    assert wrong == []

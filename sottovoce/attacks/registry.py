@@ -45,6 +45,7 @@ class PageFigure(StrEnum):
 
     ROC_CURVE = "roc"
     RECONSTRUCTION_TABLE = "checks"
+    PICTURES = "pictures"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +162,7 @@ ATTACKS = (
     Attack(
         name="inversion", module="inversion", options=frozenset({Option.PICTURE}), several_runs=False,
         description="The **inversion** attack looks for inputs whose gradient is a neighbour's first message.",
+        page_figure=PageFigure.PICTURES,
     ),
 )  # fmt: skip
 """Membership attacks first, from the adversary who knows least to the one who knows most."""

@@ -1,24 +1,28 @@
-"""The demonstration: digits on 16 nodes, without noise and with three kinds of it at the same epsilon.
+"""The demonstration: what neighbours see without noise, and what three kinds of it cost at the same epsilon.
 
 `demo.toml` says what is run, as any sweep; runs, accounts and attacks are those of the other commands.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Protocol
 
+from sottovoce.algorithms.registry import algorithm_spec
 from sottovoce.attacks.on_sweeps import check_attacks
-from sottovoce.attacks.run_attacks import attack_unless_stored, own_result, store_attack
-from sottovoce.attacks.run_reconstruction import reconstruct_run
+from sottovoce.attacks.registry import AttackOptions, PictureResult, attack_by_name
+from sottovoce.attacks.run_attacks import attack_unless_stored, own_result, run_attack, store_attack
 from sottovoce.config import Document, apply_overrides, read_settings_file
 from sottovoce.core.files import check_folder
 from sottovoce.core.json_numbers import to_json
 from sottovoce.privacy.guarantee import PrivacyFigure
+from sottovoce.report.pairwise_leakage import FigureKind, pairwise_leakage
+from sottovoce.report.picture_gallery import stored_pictures
+from sottovoce.run.build_topology import topology_of
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.parallel import run_experiments
@@ -28,9 +32,7 @@ from sottovoce.run.sweep_results import FinishedSweepRun
 
 RECIPE = Path(__file__).with_name("demo.toml")
 
-TITLE = "What 16 nodes learn from each other"
-
-MEMBERSHIP_ATTACK, ATTACKER = "threshold", 0
+MEMBERSHIP_ATTACK, ATTACKER = "likelihood", 0
 
 
 class ShowProgress(Protocol):
@@ -41,40 +43,47 @@ class ShowProgress(Protocol):
 
 @dataclass(frozen=True)
 class DemonstratedRun:
-    """One of the runs: how well it did, its guarantees, and what two attacks on it achieved.
+    """One of the runs: how well it did, what is promised, and what two attacks by neighbours achieved.
 
-    `gradient_error` is the smallest error with which node 0 can reconstruct the gradient of another node.
+    Attacks are None where nodes hear nothing but sums.
     """
 
     finished: FinishedSweepRun
     folder: Path
     privacy: PrivacyDocument
-    attack: Document
-    gradient_error: float
+    membership: Document | None
+    inversion: Document | None
 
     @property
-    def proven(self) -> bool:
-        """Whether a finite epsilon is proven against everyone."""
-        return self.privacy.headline is not None and math.isfinite(self.privacy.headline.epsilon)
+    def likeness(self) -> float | None:
+        """Half of a neighbour's pictures are correlated so much, or more, with what node 0 made of its message."""
+        if self.inversion is None:
+            return None
+        return float(median(one for victim in self.inversion["victims"] for one in victim["likeness"]))
 
     @property
-    def models_covered(self) -> bool:
-        """Whether the epsilons hold for models that are published at the end, too."""
-        return self.privacy.headline is not None and self.privacy.headline.covers_final_models
+    def by_distance(self) -> list[Document]:
+        """The largest epsilon that is proven at each number of hops, the nearest first."""
+        found = pairwise_leakage(self.privacy, topology_of(self.finished.run.experiment, None).n)
+        ways = {} if found is None else found["ways"]
+        return [
+            {"distance": one["distance"], "epsilon": one["most"]}
+            for one in ways.get(FigureKind.PROVEN, {"by_distance": []})["by_distance"]
+        ]
 
     def document(self) -> Document:
-        """As JSON; `proven_for` says what the epsilons are about: a record, or all data of a node, which covers it."""
+        """As JSON."""
         last, config = self.finished.result["metrics"], self.finished.run.experiment
+        attack = self.membership
         return {
             "algorithm": config.algorithm.name, "folder": str(self.folder), "sigma": self.privacy.sigma,
             "accuracy": last["accuracy"], "bytes": last["bytes"], "proven_for": self.privacy.adjacency,
             "delta": self.privacy.delta, "everyone": _guarantee_document(self.privacy.headline),
-            "worst_node": _guarantee_document(largest_node_epsilon(self.privacy)),
-            "models_covered": self.models_covered,
-            "attack": {
-                "name": MEMBERSHIP_ATTACK, "auc": self.attack["auc"], "confidence": self.attack["confidence"]
+            "by_distance": self.by_distance,
+            "attack": None if attack is None else {
+                "name": MEMBERSHIP_ATTACK, "auc": attack["auc"], "confidence": attack["confidence"]
             },
-            "sharpest_gradient": "inf" if math.isinf(self.gradient_error) else self.gradient_error,
+            "likeness": self.likeness,
         }  # fmt: skip
 
 
@@ -104,34 +113,32 @@ def demonstrate(out: Path, settings: list[str], progress: ShowProgress, *, jobs:
     from sottovoce.report.page import write_page
 
     with progress("page"):
-        page = write_page(out / str(document["name"]) / "report.html", [one.folder for one in attacked], title=TITLE)
+        page = write_page(out / str(document["name"]) / "report.html", [one.folder for one in attacked])
     return Demonstration(page, tuple(attacked))
 
 
 def _attack(finished: FinishedSweepRun, out: Path) -> DemonstratedRun:
     folder = out / finished.run.experiment.name
     files = RunFiles(folder)
+    heard = algorithm_spec(finished.run.experiment.algorithm.name).sums_of is None
     return DemonstratedRun(
         finished=finished, folder=folder, privacy=PrivacyDocument.read(files.document(files.privacy) or {}),
-        gradient_error=_gradient_error(folder), attack=attack_unless_stored([folder], MEMBERSHIP_ATTACK),
+        membership=attack_unless_stored([folder], MEMBERSHIP_ATTACK) if heard else None,
+        inversion=_invert(folder) if heard else None,
     )  # fmt: skip
 
 
-def _gradient_error(folder: Path) -> float:
-    """The smallest gradient reconstruction error; a result of the same attacker that this user stored is only read."""
-    found = own_result([folder], "reconstruction")
-    if found is None or found["attacker"] != ATTACKER:
-        found = store_attack([folder], "reconstruction", reconstruct_run(open_run(folder), ATTACKER).document())
-    return min(float(one["deviation"]) for one in found["nodes"])
+def _invert(folder: Path) -> Document:
+    """Gradient inversion by node 0, stored with its pictures: these rows may be seen by anybody.
 
-
-def largest_node_epsilon(privacy: PrivacyDocument) -> PrivacyFigure | None:
-    """The largest epsilon that is proven for a single node as the adversary; None where not all have a proof."""
-    headlines = [view.headline for view in privacy.node_views.values()]
-    proven = [headline for headline in headlines if headline is not None]
-    if not proven or len(proven) < len(headlines):
-        return None
-    return max(proven, key=lambda headline: headline.epsilon)
+    A result of the same attacker that this user stored is only read.
+    """
+    found = own_result([folder], "inversion")
+    if found is not None and found["attacker"] == ATTACKER and "pictures" in found:
+        return found
+    result = run_attack(attack_by_name("inversion"), [open_run(folder, own=True)], AttackOptions(attacker=ATTACKER))
+    assert isinstance(result, PictureResult)
+    return store_attack([folder], "inversion", {**result.document(), "pictures": stored_pictures(result)})
 
 
 def _guarantee_document(headline: PrivacyFigure | None) -> Document | None:

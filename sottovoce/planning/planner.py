@@ -315,6 +315,11 @@ def plan(question: Question, progress: Progress | None = None, found: Callable[[
     return Plan(question, tuple(ranked), tuple(refused))
 
 
+def plan_one(question: Question, algorithm: str) -> Entry:
+    """One algorithm with its own settings at the sigma that meets the target."""
+    return _best(question, _Candidate(algorithm))
+
+
 def _best(question: Question, one: _Candidate) -> Entry:
     """The algorithm at the sigma that meets the target; of several sizes of secrets the one that does best."""
     spec = one.spec

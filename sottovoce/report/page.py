@@ -27,6 +27,7 @@ from sottovoce.config import Document
 from sottovoce.core.files import check_writable, write_text
 from sottovoce.core.json_numbers import from_json
 from sottovoce.report.figures import COLOURS
+from sottovoce.report.picture_gallery import compared_pictures
 from sottovoce.report.rounding import finite, rounded
 from sottovoce.report.run_labels import RunLabel, run_labels
 from sottovoce.report.run_summary import run_summary
@@ -45,7 +46,7 @@ POINTS = 400
 
 SCRIPTS = (
     "chart.js", "frame.js", "graph.js", "pairs.js", "learning.js", "attacks.js", "trade_offs.js", "guarantees.js",
-    "controls.js",
+    "planner.js", "controls.js",
 )  # fmt: skip
 """In the order in which they need each other; they share one scope."""
 
@@ -120,7 +121,18 @@ def document(runs: Sequence[RunDocuments], title: str) -> Document:
             for number, (label, run) in enumerate(zip(_labels(runs), runs, strict=True))
         ],
         "series": [_average(runs, members) for members in series],
+        "pictures": _pictures(runs),
+        "plans": json.loads(_asset("plans.json")),
     }
+
+
+def _pictures(runs: Sequence[RunDocuments]) -> str | None:
+    """What neighbours saw of pictures, as SVG, where a run was attacked whose rows may be seen."""
+    (attack,) = page_attacks(PageFigure.PICTURES)
+    labels = [str(label) for label in _labels(runs)]
+    return compared_pictures({
+        label: run.attacks[attack.name] for label, run in zip(labels, runs, strict=True) if attack.name in run.attacks
+    })  # fmt: skip
 
 
 # --- runs that differ only by their seed are one series; series that differ only by their noise lie on one curve -----

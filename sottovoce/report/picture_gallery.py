@@ -13,6 +13,8 @@ from xml.sax.saxutils import escape
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from sottovoce.attacks.registry import PictureResult
+from sottovoce.config import Document
 from sottovoce.errors import InputError
 
 SIDE, GAP, LABEL = 72, 8, 150
@@ -31,6 +33,35 @@ def gallery(rows: Mapping[str, Sequence[ArrayLike]], shape: tuple[int, ...]) -> 
         for number, values in enumerate(pictures):
             parts += _pixels(_colours(np.asarray(values, dtype=float), shape), LABEL + number * (SIDE + GAP), top)
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def stored_pictures(result: PictureResult) -> Document:
+    """The pictures of an attack's result for `attack.json`, as whole numbers up to 255.
+
+    These are rows that were trained on: only for data that anybody may see.
+    """
+    rows = {name: [_levels(np.asarray(one, dtype=float)) for one in found] for name, found in result.pictures().items()}
+    return {"shape": list(result.picture_shape), **rows}
+
+
+def _levels(values: NDArray[np.float64]) -> list[int]:
+    low, high = values.min(), values.max()
+    found: list[int] = np.round(255 * (values - low) / ((high - low) or 1.0)).astype(int).tolist()
+    return found
+
+
+def compared_pictures(inversions: Mapping[str, Document]) -> str | None:
+    """The rows of a neighbour's batch, and below them what inversion of each run, by its label, made of its message.
+
+    Runs on other batches than the first are left out; None where no run has pictures.
+    """
+    stored = {label: one["pictures"] for label, one in inversions.items() if "pictures" in one}
+    if not stored:
+        return None
+    first = next(iter(stored.values()))
+    same = {label: one for label, one in stored.items() if one["batches"] == first["batches"]}
+    rows = {"the pictures": first["batches"], **{label: one["found"] for label, one in same.items()}}
+    return gallery(rows, tuple(first["shape"]))
 
 
 def _colours(values: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.int64]:

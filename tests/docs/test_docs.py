@@ -160,6 +160,7 @@ def test_commands_that_a_page_shows_work(page, sotto, tmp_path, monkeypatch):
 
 TYPED = sorted(page for page in (ROOT / "docs").glob("*.md") if re.search('^```.* title="', page.read_text(), re.M))
 TYPED += [ROOT / "docs" / "index.md"]
+LONG = {"eight-hospitals": pytest.mark.slow}
 BEFORE = ("make ", "source ")
 """Commands that set up what tests have already."""
 
@@ -176,7 +177,7 @@ def typed(session: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.usefixtures("repeatable_keys")
-@pytest.mark.parametrize("page", TYPED, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=LONG.get(page.stem, ()), id=page.stem) for page in TYPED])
 def test_commands_of_a_page_print_what_it_says(page, sotto, tmp_path, monkeypatch, capsys):
     """In the order of the page, with the files that it tells to save, in a folder where recipes are at hand."""
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import shutil
 import statistics
@@ -25,6 +24,7 @@ from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.wording import KINDS
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.run_documents import read_runs
+from tests.browser import inside, open_page
 
 AGAIN = "sotto run {}/config.json --set "
 EVIL = "</script><script>window.bad=1</script>"
@@ -59,13 +59,6 @@ def runs(tmp_path_factory):
         return out / name
 
     return find
-
-
-def inside(page: Path) -> dict:
-    """The data of a page."""
-    found = re.findall(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), flags=re.DOTALL)
-    assert len(found) == 1
-    return json.loads(found[0])
 
 
 def stored(folder: Path, name: str = "privacy.json") -> dict:
@@ -400,48 +393,6 @@ def test_a_runs_own_page_is_written_once_and_renewed_by_attacks(runs, tmp_path):
 
 
 # --- in a browser --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    """The installed browser; tests that need it are skipped without."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.skip("no browser is installed: apt-get install chromium")
-    driver = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with driver.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        yield browser
-        browser.close()
-
-
-def open_page(context, file: Path, wrong: list[str]):
-    """The page of a file when it is drawn; complaints and requests are appended to `wrong`."""
-    page = context.new_page()
-    page.on("console", lambda message: wrong.append(message.text))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("request", lambda request: request.url != file.as_uri() and wrong.append(request.url))
-    page.goto(file.as_uri())
-    page.wait_for_selector("#graph figure h3")
-    return page
-
-
-@pytest.fixture
-def opened(chromium):
-    """`opened(file, width=360)` is its page from disk, offline; nothing may complain and nothing may be asked for."""
-    contexts, wrong = [], []
-
-    def show(file: Path, *, width: int = 1280, height: int = 900, dark: bool = False):
-        context = chromium.new_context(
-            viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", offline=True
-        )
-        contexts.append(context)
-        return open_page(context, file, wrong)
-
-    yield show
-    for context in contexts:
-        context.close()
-    assert wrong == []
 
 
 @pytest.fixture(scope="module")

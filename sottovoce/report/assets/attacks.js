@@ -91,6 +91,24 @@ function drawRoc() {
   });
 }
 
+function drawPictures() {
+  const place = at("pictures");
+  if (!data.pictures || place.firstChild) return;
+  const found = made("figure"),
+    drawing = made("div", null, "gallery");
+  drawing.innerHTML = data.pictures;
+  drawing.firstChild.setAttribute("aria-label", "Pictures of two neighbours, and what was reconstructed of them");
+  found.append(
+    made("h3", "What a neighbour can see of the pictures"),
+    drawing,
+    made(
+      "figcaption",
+      "Above, the pictures of a node's first batch; below each, run by run, the closest that a neighbour makes of the one message that the node then sent.",
+    ),
+  );
+  place.append(found);
+}
+
 function drawChecks() {
   const place = at("checks"),
     { audit, solved } = run();
@@ -156,5 +174,6 @@ function drawChecks() {
   }
 }
 
+register({ id: "pictures", section: "attacks", draw: drawPictures });
 register({ id: "roc", section: "attacks", draw: drawRoc });
 register({ id: "checks", section: "attacks", draw: drawChecks });

@@ -2,9 +2,13 @@
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const at = (id) => document.getElementById(id);
-// A page begins with a run that protects somebody, if there is one.
-const protective = data.runs.findIndex((one) => typeof one.epsilon === "number");
-const state = { run: Math.max(0, protective), attacker: null, figureKind: null };
+// A page begins with a run that protects somebody, best with one in which what is proven differs from node to node.
+const colourful = ({ leaks }) =>
+  leaks && leaks.ways.proven && new Set(leaks.ways.proven.by_distance.map((one) => one.most)).size > 1;
+const protective = [(one) => colourful(one), () => true]
+  .map((wanted) => data.runs.findIndex((one) => typeof one.epsilon === "number" && wanted(one)))
+  .find((number) => number >= 0);
+const state = { run: protective ?? 0, attacker: null, figureKind: null };
 const DASH = ["solid", "dash", "dot", "dashdot", "longdash"];
 const SYMBOL = Object.keys(SYMBOLS).filter((name) => name !== "star");
 const better = data.less_is_better ? "lower is better" : "higher is better";
