@@ -7,7 +7,7 @@ concave, and above epsilon as a function of mu. So no figure is ever below what 
 
 Graphs look the same from each of their nodes, so that node 0 stands for every adversary.
 
-`python -m sottovoce.planning.plan_grid > sottovoce/report/assets/plans.json` computes what the page carries.
+`python -m sottovoce.planning.plan_grid sottovoce/report/assets/plans.json` computes what the page carries.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import json
 import math
 import sys
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 
 from sottovoce.algorithms.registry import algorithm_spec
 from sottovoce.config import Document
+from sottovoce.core.files import write_text
 from sottovoce.core.topologies import metropolis
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.accountant import account
@@ -100,4 +102,4 @@ def _up(value: float) -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(plan_grid(), separators=(",", ":")) + "\n")
+    write_text(Path(sys.argv[1]), json.dumps(plan_grid(), separators=(",", ":")) + "\n")

@@ -1,7 +1,7 @@
 """Documents held to the schemas of this package, without a library: those of a run's files, as they are read back.
 
     >>> problem_in({"round": -1}, "metrics.jsonl"), problem_in({"round": 3}, "metrics.jsonl")
-    ('round has a value that is not allowed', 'loss is missing')
+    ('round has a value that is not allowed', 'bytes is missing')
 
 What no run writes is refused besides: numbers that are not finite or too large for a computer, and text with control
 characters, which a terminal might obey. Values are not repeated in what is said of them: some are secret.
