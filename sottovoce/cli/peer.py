@@ -13,7 +13,7 @@ from sottovoce.cli.options import Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, show_elapsed
 from sottovoce.core.limits import size_text
 from sottovoce.core.processes import ends_when_stopped
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, PeerLost
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
@@ -224,6 +224,7 @@ def join(
         from sottovoce.federation.member_settings import read_member_settings
 
     leave_with_launcher()
+    given = {"--data": data, "--folder": folder, "--patience": patience, "--log": log}
     agreed = read_agreement(agreement)
     with locked_identity(folder) as identity:
         member_number(agreed, identity)
@@ -239,9 +240,10 @@ def join(
             with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
                 result = join_federation(identity, agreed, table, settings, resume=resume, watch=Watch(tell, event))
         except KeyboardInterrupt:
-            given = {"--data": data, "--folder": folder, "--patience": patience, "--log": log}
             print_note(f"To go on, type {_resuming_line(agreement, given)}")
             raise
+        except PeerLost as lost:
+            raise PeerLost(f"{lost}; here, type {_resuming_line(agreement, given)}") from None
     answer(result, as_json, _result_table(result))
 
 
@@ -252,7 +254,7 @@ def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
 
 
 def _result_table(result: "Document") -> Table:
-    from sottovoce.report.wording import heard_text
+    from sottovoce.report.wording import heard_text, sums_text
     from sottovoce.run.sweep_results import metric_of
 
     last, headline = result["metrics"], result["headline"]
@@ -264,8 +266,10 @@ def _result_table(result: "Document") -> Table:
         "epsilon": "none is proven"
         if headline is None
         else f"{round_up(headline['epsilon'])} at delta {result['delta']:g}, {headline['kind']}",
-        "sent": f"{last['messages']:,} messages, {size_text(last['wire_bytes'])} with headers and acknowledgements",
+        "sent": f"{last['messages']:,} messages, {size_text(last['bytes'])}",
+        "sent since it was last started": f"{size_text(last['wire_bytes'])} with headers and acknowledgements",
         **({"heard": heard_text(result["heard"])} if "heard" in result else {}),
+        **sums_text(result),
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",
     }

@@ -320,8 +320,10 @@ class GrpcLinks(Endpoint):
             if edge.connection is connection:
                 edge.connection = None
                 self.lost(edge.number)
-            if connection.was_greeted:
-                self._report(Left(edge.number) if self.has_ended(edge.number) else Lost(edge.number, reason))
+            if connection.was_greeted and self.has_ended(edge.number):
+                self._report(Left(edge.number))
+            elif connection.was_greeted and not self._stopping:
+                self._report(Lost(edge.number, reason))
             if time.monotonic() - began > self._settings.longest_pause:
                 edge.pauses.reset()
 

@@ -88,6 +88,12 @@ def heard_over_run(folder: Path) -> Document:
         return {"steps": len(steps), "members": {name: heard[name] for name in senders}}
 
 
+def sums_known(folder: Path) -> int:
+    """Of the run in a folder: in how many rounds this member knew its secure sum."""
+    with _as_written(folder / ATTENDANCE):
+        return sum(parse_json(line).get("sum_known", False) for line in whole_lines(folder / ATTENDANCE))
+
+
 @contextmanager
 def _as_written(path: Path) -> Iterator[None]:
     try:

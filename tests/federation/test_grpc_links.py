@@ -107,6 +107,7 @@ def test_a_member_that_restarts_gets_what_it_has_not_acknowledged(tmp_path):
             assert second.unacknowledged(Place(2, 0), {0}, PATIENCE) == set()
             receipt = second.receipts()[0]
         until(lambda: any(isinstance(one, Lost) for one in made.events[0]))
+        assert made.events[1] == [Connected(0)], "who closes its connections has lost nobody"
         first.send(Place(2, 0), {1: payload(2)})
         with made.links(1, {0}, at=Place(2, 0)) as again:
             assert again.receive(Place(2, 0), {0}, PATIENCE) == {0: payload(2)}
