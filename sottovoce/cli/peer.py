@@ -96,12 +96,13 @@ def agree(
     require_peers()
     from sottovoce.core.files import check_writable, write_text
     from sottovoce.federation.assembly import assemble_agreement
-    from sottovoce.federation.guarantees import agreed_guarantees
 
+    agreement = assemble_agreement(settings, members)
     check_writable(out)
     if out.exists():
         raise InputError(f"{out} exists", "an agreement is never overwritten", "name another with --out")
-    agreement = assemble_agreement(settings, members)
+    from sottovoce.federation.guarantees import agreed_guarantees  # after what is quick: it takes seconds
+
     with show_elapsed("what the agreement guarantees"), ends_when_stopped():
         guarantees = agreed_guarantees(agreement)
     write_text(out, agreement.toml())
@@ -138,7 +139,8 @@ def _confirm(folder: Path, agreement: "Agreement", confirmed: bool) -> None:
         confirm(folder, agreement)
         count = len(agreement.members)
         print_note(
-            f"Noted in {folder / CONFIRMED}: the fingerprints of all {count} members were compared and are right."
+            f"Noted in {folder / CONFIRMED}: the fingerprints of all {count} members were compared and are right. "
+            "That stays noted, whatever is found next."
         )
 
 
@@ -238,7 +240,9 @@ def join(
             print_note(f"Of this table {table.clipped:,} numbers lie outside the ranges of their columns: clipped.")
         try:
             with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
-                result = join_federation(identity, agreed, table, settings, resume=resume, watch=Watch(tell, event))
+                result = join_federation(
+                    identity, agreed, table, settings, resume=resume, watch=Watch(tell, event), file=agreement
+                )
         except KeyboardInterrupt:
             print_note(f"To go on, type {_resuming_line(agreement, given)}")
             raise

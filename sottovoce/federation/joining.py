@@ -118,13 +118,15 @@ def join_federation(
     *,
     resume: bool,
     watch: Watch,
+    file: Path = Path("agreement.toml"),
 ) -> Document:
     """Take part until the last round, and return the result; a run that was begun goes on with `resume`.
 
+    `file` is what the user calls the agreement, for what errors say to type.
     Nothing is sent before what the run costs is reserved in the member's ledger.
     """
     member, files = member_number(agreement, identity), RunFiles(run_folder(identity.folder, agreement))
-    require_confirmed(identity.folder, agreement)
+    require_confirmed(identity.folder, agreement, file)
     finished = files.document(files.result)
     if finished is not None:
         write_page_of(files.folder, again=False)  # a process may have been killed before it wrote it
@@ -153,7 +155,9 @@ def join_federation(
         forget_accounts(agreement, privacy)
         guarantees = PrivacyDocument.read(privacy)
         masks = None if keys is None else PairMasks(identity.member.name, keys.keys())
-        run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member, masks)
+        run = _MemberRun(
+            identity, agreement, settings, guarantees, training_run, journal, files, watch, member, masks, file
+        )  # fmt: skip
         until.enter_context(threads(agreement.experiment.machine.threads))
         try:
             seconds, scores = run.play(begun)
@@ -249,6 +253,7 @@ class _MemberRun:
     watch: Watch
     member: int
     masks: PairMasks | None
+    file: Path
 
     def play(self, begun: tuple[int, bytes] | None) -> tuple[float, Document]:
         """Play the rounds that are left, and write the model at the end; the seconds it took, and how well it does."""
@@ -310,14 +315,13 @@ class _MemberRun:
         """Refuse to begin where a neighbour has another agreement; one that comes later is only reported."""
         differing = links.differences(COMPARISON)
         for one in sorted(links.disagreeing()):
-            keys = differing.get(one)
+            keys, name = differing.get(one), self.agreement.names[one]
             differs = f": it differs in {named_keys(keys)}" if keys else ""
             raise InputError(
-                f"{self.agreement.names[one]} has another agreement than {self.agreement.hash[:8]}{differs}",
-                "all members take part in the same one",
-                "find out who has the right file; both values are shown by "
-                f"sotto peer check AGREEMENT --folder {self.identity.folder} --against THE-OTHER",
-            )
+                f"{name} has another agreement than {self.file}{differs}", "all members take part in the same one",
+                f"find out who has the right file; save theirs as {name}.agreement.toml to see both values with "
+                f"sotto peer check {self.file} --folder {self.identity.folder} --against {name}.agreement.toml",
+            )  # fmt: skip
 
     def _transport(self, links: GrpcLinks, attendance: TextIO) -> PeerTransport:
         names, absences = self.agreement.names, Absences()

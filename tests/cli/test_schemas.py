@@ -171,6 +171,7 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
                 "wire_bytes",
                 "attacks",
                 "signature",
+                "sums_known",
                 "code",
             }
 

@@ -128,7 +128,13 @@ def test_one_port_serves_one_process(tmp_path):
     with made.links(0, {1}) as first:
         taken = made.links(1, {0})
         taken._bind = f"127.0.0.1:{first.port}"
-        with pytest.raises(SottovoceError, match=r"cannot listen at .* a port is used by one process"), taken:
+        with (
+            pytest.raises(
+                SottovoceError,
+                match=r"cannot listen at .*: another process does.* give another bind in .*/settings\.toml",
+            ),
+            taken,
+        ):
             pass
 
 
