@@ -32,7 +32,7 @@ SHOWN = {
     "Equivocation": "{member} sent two different messages for one place; the second was not used.",
     "missing": "Round {round} went on without {members}; so will others, until {they are} heard again.",
     "sum_failed": "The sum of round {round} over {over} failed: there was no message from {members}. The round is "
-    "spent, and this member's model stays as it was; so it will be in every round until {they are} heard again.",
+    "spent, and this member's model stays as it was. So it is in every round until {members} {is} heard again.",
     "absent": "Absent from round {first} up to round {last}, so that no mask is used twice.",
     "back": "{members} {was} heard again, in round {round}.",
     "unended": "The run ended here before {members} had all messages: {they} may find nobody when coming back.",
@@ -99,9 +99,9 @@ def shown_text(name: str, facts: dict[str, JSON]) -> str:
     """
     members = facts.get("members")
     several = isinstance(members, list) and len(members) > 1
-    agreeing = ("they are", "they", "were") if several else ("it is", "it", "was")
+    agreeing = ("they are", "they", "are", "were") if several else ("it is", "it", "is", "was")
     words = {key: _words(value) for key, value in facts.items()}
-    return SHOWN[name].format(**dict(zip(("they are", "they", "was"), agreeing, strict=True)), **words)
+    return SHOWN[name].format(**dict(zip(("they are", "they", "is", "was"), agreeing, strict=True)), **words)
 
 
 def _words(value: JSON) -> JSON:

@@ -261,7 +261,7 @@ class PeerTransport(ShardTransport):
         if gone and self.sums is not None and self.sums.over_all:
             raise PeerLost(
                 f"{self._who(gone)} did not answer in round {place.round} either; no sum over all members is known "
-                f"without every one of them; {GO_ON}"
+                f"while one of them is missing; {GO_ON}"
             )
 
     def exchange(
