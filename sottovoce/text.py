@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,15 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c.encode("unicode_escape").decode() if is_hidden(c) else c for c in text)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    >>> join_names(["Hill"]), join_names(["Hill", "Mercy", "North"])
+    ('Hill', 'Hill, Mercy and North')
+    """
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
 
 
 def is_hidden(character: str) -> bool:

@@ -13,7 +13,7 @@ from sottovoce.cli.options import Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, show_elapsed
 from sottovoce.core.limits import size_text
 from sottovoce.core.processes import ends_when_stopped
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, PeerLost
 from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
@@ -96,12 +96,13 @@ def agree(
     require_peers()
     from sottovoce.core.files import check_writable, write_text
     from sottovoce.federation.assembly import assemble_agreement
-    from sottovoce.federation.guarantees import agreed_guarantees
 
+    agreement = assemble_agreement(settings, members)
     check_writable(out)
     if out.exists():
         raise InputError(f"{out} exists", "an agreement is never overwritten", "name another with --out")
-    agreement = assemble_agreement(settings, members)
+    from sottovoce.federation.guarantees import agreed_guarantees  # after what is quick: it takes seconds
+
     with show_elapsed("what the agreement guarantees"), ends_when_stopped():
         guarantees = agreed_guarantees(agreement)
     write_text(out, agreement.toml())
@@ -138,7 +139,8 @@ def _confirm(folder: Path, agreement: "Agreement", confirmed: bool) -> None:
         confirm(folder, agreement)
         count = len(agreement.members)
         print_note(
-            f"Noted in {folder / CONFIRMED}: the fingerprints of all {count} members were compared and are right."
+            f"Noted in {folder / CONFIRMED}: the fingerprints of all {count} members were compared and are right. "
+            "That stays noted, whatever is found next."
         )
 
 
@@ -224,6 +226,7 @@ def join(
         from sottovoce.federation.member_settings import read_member_settings
 
     leave_with_launcher()
+    given = {"--data": data, "--folder": folder, "--patience": patience, "--log": log}
     agreed = read_agreement(agreement)
     with locked_identity(folder) as identity:
         member_number(agreed, identity)
@@ -237,11 +240,14 @@ def join(
             print_note(f"Of this table {table.clipped:,} numbers lie outside the ranges of their columns: clipped.")
         try:
             with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
-                result = join_federation(identity, agreed, table, settings, resume=resume, watch=Watch(tell, event))
+                result = join_federation(
+                    identity, agreed, table, settings, resume=resume, watch=Watch(tell, event), file=agreement
+                )
         except KeyboardInterrupt:
-            given = {"--data": data, "--folder": folder, "--patience": patience, "--log": log}
             print_note(f"To go on, type {_resuming_line(agreement, given)}")
             raise
+        except PeerLost as lost:
+            raise PeerLost(f"{lost}; here, type {_resuming_line(agreement, given)}") from None
     answer(result, as_json, _result_table(result))
 
 
@@ -252,7 +258,7 @@ def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
 
 
 def _result_table(result: "Document") -> Table:
-    from sottovoce.report.wording import heard_text
+    from sottovoce.report.wording import heard_text, sums_text
     from sottovoce.run.sweep_results import metric_of
 
     last, headline = result["metrics"], result["headline"]
@@ -264,8 +270,10 @@ def _result_table(result: "Document") -> Table:
         "epsilon": "none is proven"
         if headline is None
         else f"{round_up(headline['epsilon'])} at delta {result['delta']:g}, {headline['kind']}",
-        "sent": f"{last['messages']:,} messages, {size_text(last['wire_bytes'])} with headers and acknowledgements",
+        "sent": f"{last['messages']:,} messages, {size_text(last['bytes'])}",
+        "sent since it was last started": f"{size_text(last['wire_bytes'])} with headers and acknowledgements",
         **({"heard": heard_text(result["heard"])} if "heard" in result else {}),
+        **sums_text(result),
         "folder": result["folder"],
         "page": f"{result['folder']}/report.html",
     }

@@ -35,6 +35,8 @@ def status(folder: Folder = Path("peer"), as_json: Json = False) -> None:
     found = member_status(folder)
     answer(_status_document(found), as_json, _runs_table(found))
     if not as_json:
+        for line in _now(found):
+            print_line(line)
         for lineage in found.lineages:
             at = DELTA if lineage.budget is None else lineage.budget.delta
             print_line()
@@ -52,6 +54,23 @@ def _runs_table(found: "MemberStatus") -> Table:
     return table
 
 
+def _now(found: "MemberStatus") -> "Iterator[str]":
+    """Of each run that has not ended, of which round attendance is, and when that was; and whether a process is at it.
+
+    A member that is gone was heard in the last round that ended: that it is missing shows when the next one does.
+    """
+    for run in found.runs:
+        if run.last_step is not None and not run.finished:
+            when = f"{run.last_step:%Y-%m-%d %H:%M:%S} UTC"
+            yield f"{run.agreement.name}: heard and missing are those of round {run.rounds - 1}, which ended at {when}."
+    if any(not run.finished for run in found.runs):
+        yield (
+            f"A process takes part for {found.member.name}. Whom it waits for now stands on its screen and in its log."
+            if found.running
+            else f"No process takes part for {found.member.name} now: go on with sotto peer join ... --resume."
+        )
+
+
 def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
     from sottovoce.core.json_numbers import to_json
 
@@ -61,11 +80,12 @@ def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
             "finished": run.finished, "round": run.rounds, "rounds": run.agreement.training.rounds,
             "epsilon_spent": to_json(run.epsilon_spent), "epsilon_planned": to_json(run.epsilon_planned),
             "heard": list(run.heard), "missing": list(run.missing),
+            "last_step": None if run.last_step is None else run.last_step.isoformat(timespec="seconds"),
         }
         for run in found.runs
     ]  # fmt: skip
     lineages: list[JSON] = [lineage_document(lineage, DELTA) for lineage in found.lineages]
-    return {"member": found.member.name, "runs": runs, "lineages": lineages}
+    return {"member": found.member.name, "running": found.running, "runs": runs, "lineages": lineages}
 
 
 @peer.command()

@@ -14,11 +14,15 @@ MISSES = 2
 
 @dataclass(frozen=True)
 class StepAttendance:
-    """Who was heard in one gossip step, and who should have been and was not."""
+    """Who was heard in one gossip step, and who should have been and was not.
+
+    `sum_known` says whether a secure sum is known; None without secure sums.
+    """
 
     place: Place
     heard: frozenset[MemberNumber]
     missing: frozenset[MemberNumber]
+    sum_known: bool | None = None
 
 
 class Absences:

@@ -36,13 +36,13 @@ def is_confirmed(folder: Path, agreement: Agreement) -> bool:
     return not agreement.has_secure_sums or _confirmed(folder).get(agreement.hash) == fingerprints(agreement)
 
 
-def require_confirmed(folder: Path, agreement: Agreement) -> None:
-    """Refuse to take part in secure sums with keys that nobody compared."""
+def require_confirmed(folder: Path, agreement: Agreement, file: Path) -> None:
+    """Refuse to take part in secure sums with keys that nobody compared; `file` is where the agreement stands."""
     if not is_confirmed(folder, agreement):
         raise InputError(
-            f"fingerprints of {agreement.name} were not confirmed",
+            f"the fingerprints of {agreement.name} were not confirmed",
             "with secure sums every member compares every fingerprint with its owner, over the telephone say",
-            f"compare those that sotto peer check AGREEMENT --folder {folder} shows, then type it with --confirmed",
+            f"type sotto peer check {file} --folder {folder} to see them; if all are right, again with --confirmed",
         )
 
 

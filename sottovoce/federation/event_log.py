@@ -5,47 +5,84 @@ from __future__ import annotations
 import datetime
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from sottovoce.core.files import explaining, open_to_append
 from sottovoce.core.json_numbers import JSON
+from sottovoce.federation.comparison import named_keys
+from sottovoce.federation.frames import Reason
+from sottovoce.federation.link_events import Awaited, Disagreed, FrameRefused, LinkEvent, Lost, StrangerRefused
+from sottovoce.federation.mailbox import Equivocation
+from sottovoce.text import join_names
 
 SHOWN = {
+    "finished": "This run had ended before: nothing was played, and what follows is its result.",
     "gather": "Waiting for {members}, {seconds:g} seconds at most.",
     "waiting": "Waiting for {members} in round {round}.",
     "ending": "This member has played its last round, and waits for {members} to do so.",
     "Connected": "{member} is connected.",
     "Lost": "{member} is lost: {reason}.",
     "Left": "{member} has ended its run.",
-    "Disagreed": "{member} has another agreement: it differs in {keys}.",
+    "OtherAgreement": "{member} has another agreement.",
+    "Disagreed": "The agreement of {member} differs in {keys}.",
     "FrameRefused": "A message of {member} was refused: {reason}.",
     "StrangerRefused": "Somebody who is no neighbour tried to connect, and was refused.",
     "Equivocation": "{member} sent two different messages for one place; the second was not used.",
-    "missing": "Round {round} went on without {members}; so will others, until it is heard again.",
-    "back": "{members} was heard again, in round {round}.",
-    "unended": "The run ended here before {members} had its last messages: it may find nobody when it comes back.",
+    "missing": "Round {round} went on without {members}; so will others, until {they are} heard again.",
+    "sum_failed": "The sum of round {round} over {over} failed: there was no message from {members}. The round is "
+    "spent, and this member's model stays as it was. So it is in every round until {members} {is} heard again.",
+    "absent": "Absent from round {first} up to round {last}, so that no mask is used twice.",
+    "back": "{members} {was} heard again, in round {round}.",
+    "unended": "The run ended here before {members} had all messages: {they} may find nobody when coming back.",
 }
 """What is told on stderr of some events. Nothing in an event comes from anybody's rows."""
+
+OUT_OF_TURN = (Reason.TOO_EARLY, Reason.TOO_OLD)
+"""Why messages of honest neighbours are refused, too: one is ahead or behind, and sends again what is still needed."""
+
+SAID_AT_THE_START = ("OtherAgreement", "Disagreed")
+"""What ends a member that has not begun, with an error that says the same."""
+
+
+def link_event(event: LinkEvent, names: Sequence[str], rounds: int) -> tuple[str, dict[str, JSON]]:
+    """The name and the facts of what happened on a link, with members by name."""
+    name, facts = type(event).__name__, dict[str, JSON]()
+    if isinstance(event, Awaited):
+        facts = {"members": [names[one] for one in event.members], "round": event.round}
+        name = "waiting" if event.round < rounds else "ending"
+    elif not isinstance(event, StrangerRefused):
+        facts["member"] = names[event.sender if isinstance(event, Equivocation) else event.neighbour]
+    if isinstance(event, Disagreed):
+        facts["keys"] = named_keys(event.keys)
+    if isinstance(event, Lost):
+        facts["reason"] = event.reason
+    if isinstance(event, FrameRefused):
+        facts["reason"] = event.reason.value
+        name = "OutOfTurn" if event.reason in OUT_OF_TURN else name
+        name = "OtherAgreement" if event.reason is Reason.AGREEMENT else name
+    return name, facts
 
 
 @contextmanager
 def event_log(path: Path | None, show: Callable[[str], None]) -> Iterator[Callable[[str, dict[str, JSON]], None]]:
     """What is to be called with the name of an event and its facts, from any thread."""
     rule, remedy = "events are appended to it", "name another file with --log"
-    one_at_a_time = threading.Lock()
+    one_at_a_time, gathering = threading.Lock(), False
     with explaining(path or Path(), rule, remedy):
         lines = None if path is None else open_to_append(path)
 
     def tell(name: str, facts: dict[str, JSON]) -> None:
+        nonlocal gathering
         with one_at_a_time:
+            gathering = name == "gather" or (gathering and name != "begin")
             if lines is not None:
                 now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
                 lines.write(json.dumps({"time": now, "event": name, **facts}) + "\n")
                 lines.flush()
-            if name in SHOWN:
-                show(SHOWN[name].format(**{key: _words(value) for key, value in facts.items()}))
+            if name in SHOWN and not (gathering and name in SAID_AT_THE_START):
+                show(shown_text(name, facts))
 
     try:
         yield tell
@@ -54,5 +91,18 @@ def event_log(path: Path | None, show: Callable[[str], None]) -> Iterator[Callab
             lines.close()
 
 
+def shown_text(name: str, facts: dict[str, JSON]) -> str:
+    """The sentence of an event.
+
+    >>> shown_text("back", {"members": ["Mercy", "North", "South"], "round": 7})
+    'Mercy, North and South were heard again, in round 7.'
+    """
+    members = facts.get("members")
+    several = isinstance(members, list) and len(members) > 1
+    agreeing = ("they are", "they", "are", "were") if several else ("it is", "it", "is", "was")
+    words = {key: _words(value) for key, value in facts.items()}
+    return SHOWN[name].format(**dict(zip(("they are", "they", "is", "was"), agreeing, strict=True)), **words)
+
+
 def _words(value: JSON) -> JSON:
-    return ", ".join(map(str, value)) if isinstance(value, list) else value
+    return join_names(list(map(str, value))) if isinstance(value, list) else value

@@ -40,6 +40,7 @@ from sottovoce.federation.link_settings import LinkSettings, Pauses
 from sottovoce.federation.links import FIRST, MemberNumber
 from sottovoce.federation.mailbox import LinkRules
 from sottovoce.federation.member import Member
+from sottovoce.federation.member_settings import FILE as SETTINGS
 from sottovoce.federation.neighbour_check import CLOCK, version_in
 from sottovoce.federation.secure_grpc import grpc
 from sottovoce.federation.tls import (
@@ -184,8 +185,8 @@ class GrpcLinks(Endpoint):
             self.port = server.add_secure_port(self._bind, acceptor_credentials(self._identity, neighbours))
         except RuntimeError:
             raise SottovoceError(
-                f"this member cannot listen at {self._bind}; the address is one of this machine, and a port is used by "
-                "one process at a time; end the other process, or correct bind in its settings"
+                f"cannot listen at {self._bind}: another process does, or it is no address of this machine; "
+                f"end that process, or give another bind in {self._identity.folder / SETTINGS}"
             ) from None
         await server.start()
 
@@ -320,8 +321,10 @@ class GrpcLinks(Endpoint):
             if edge.connection is connection:
                 edge.connection = None
                 self.lost(edge.number)
-            if connection.was_greeted:
-                self._report(Left(edge.number) if self.has_ended(edge.number) else Lost(edge.number, reason))
+            if connection.was_greeted and self.has_ended(edge.number):
+                self._report(Left(edge.number))
+            elif connection.was_greeted and not self._stopping:
+                self._report(Lost(edge.number, reason))
             if time.monotonic() - began > self._settings.longest_pause:
                 edge.pauses.reset()
 

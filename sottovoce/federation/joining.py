@@ -22,6 +22,7 @@ from typing import TextIO
 import numpy as np
 
 from sottovoce.config import Document
+from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.arrays import numpy_dtype, to_numpy
 from sottovoce.core.files import open_to_append, owner_only, write, write_text
 from sottovoce.core.json_numbers import JSON, to_json
@@ -38,18 +39,19 @@ from sottovoce.federation.attendance import Absences, StepAttendance
 from sottovoce.federation.clock import MonotonicClock
 from sottovoce.federation.comparison import named_keys
 from sottovoce.federation.confirmation import require_confirmed
+from sottovoce.federation.event_log import link_event
 from sottovoce.federation.grpc_links import GrpcLinks
 from sottovoce.federation.identity import Identity
 from sottovoce.federation.ledger_journal import LedgerJournal
-from sottovoce.federation.link_events import Awaited, Disagreed, FrameRefused, LinkEvent, Lost, StrangerRefused
+from sottovoce.federation.link_events import LinkEvent
 from sottovoce.federation.link_rules import link_rules
 from sottovoce.federation.links import FIRST
-from sottovoce.federation.mailbox import Equivocation, LinkRules
+from sottovoce.federation.mailbox import LinkRules
 from sottovoce.federation.masked_sums import mask_partners
 from sottovoce.federation.member_folder import ATTENDANCE, LEDGER, run_folder, whole_lines
 from sottovoce.federation.member_settings import MemberSettings
 from sottovoce.federation.member_state import decode_state, encode_state
-from sottovoce.federation.member_status import check_not_behind, heard_over_run
+from sottovoce.federation.member_status import check_not_behind, heard_over_run, sums_known
 from sottovoce.federation.pair_secrets import mask_keys, pair_secrets
 from sottovoce.federation.peer_transport import PeerTransport, peer_transport
 from sottovoce.learning.tables import Table, read_table
@@ -116,16 +118,19 @@ def join_federation(
     *,
     resume: bool,
     watch: Watch,
+    file: Path = Path("agreement.toml"),
 ) -> Document:
     """Take part until the last round, and return the result; a run that was begun goes on with `resume`.
 
+    `file` is what the user calls the agreement, for what errors say to type.
     Nothing is sent before what the run costs is reserved in the member's ledger.
     """
     member, files = member_number(agreement, identity), RunFiles(run_folder(identity.folder, agreement))
-    require_confirmed(identity.folder, agreement)
+    require_confirmed(identity.folder, agreement, file)
     finished = files.document(files.result)
     if finished is not None:
         write_page_of(files.folder, again=False)  # a process may have been killed before it wrote it
+        watch.event("finished", {})
         return finished
     with ExitStack() as until:
         until.enter_context(owner_only())
@@ -150,7 +155,9 @@ def join_federation(
         forget_accounts(agreement, privacy)
         guarantees = PrivacyDocument.read(privacy)
         masks = None if keys is None else PairMasks(identity.member.name, keys.keys())
-        run = _MemberRun(identity, agreement, settings, guarantees, training_run, journal, files, watch, member, masks)
+        run = _MemberRun(
+            identity, agreement, settings, guarantees, training_run, journal, files, watch, member, masks, file
+        )  # fmt: skip
         until.enter_context(threads(agreement.experiment.machine.threads))
         try:
             seconds, scores = run.play(begun)
@@ -246,6 +253,7 @@ class _MemberRun:
     watch: Watch
     member: int
     masks: PairMasks | None
+    file: Path
 
     def play(self, begun: tuple[int, bytes] | None) -> tuple[float, Document]:
         """Play the rounds that are left, and write the model at the end; the seconds it took, and how well it does."""
@@ -278,6 +286,7 @@ class _MemberRun:
             "headline": privacy["headline"], "metrics": self.files.lines()[-1], "held_out": scores,
             "seconds": round(seconds, 3), "folder": str(self.files.folder), "member": self.identity.member.name,
             "heard": heard_over_run(self.files.folder),
+            **({} if self.masks is None else {"sums_known": sums_known(self.files.folder)}),
         }  # fmt: skip
         write_text(self.files.result, _json(result), private=True)
         write_page_of(self.files.folder, again=False)
@@ -306,35 +315,40 @@ class _MemberRun:
         """Refuse to begin where a neighbour has another agreement; one that comes later is only reported."""
         differing = links.differences(COMPARISON)
         for one in sorted(links.disagreeing()):
-            keys = differing.get(one)
+            keys, name = differing.get(one), self.agreement.names[one]
             differs = f": it differs in {named_keys(keys)}" if keys else ""
             raise InputError(
-                f"{self.agreement.names[one]} has another agreement than {self.agreement.hash[:8]}{differs}",
-                "all members take part in the same one",
-                "find out who has the right file; both values are shown by "
-                f"sotto peer check AGREEMENT --folder {self.identity.folder} --against THE-OTHER",
-            )
+                f"{name} has another agreement than {self.file}{differs}", "all members take part in the same one",
+                f"find out who has the right file; save theirs as {name}.agreement.toml to see both values with "
+                f"sotto peer check {self.file} --folder {self.identity.folder} --against {name}.agreement.toml",
+            )  # fmt: skip
 
     def _transport(self, links: GrpcLinks, attendance: TextIO) -> PeerTransport:
         names, absences = self.agreement.names, Absences()
+        algorithm, topology = self.training_run.algorithm, self.training_run.topology
+        over = "all members" if sums_over_all(algorithm) else "this member's neighbours"
 
         def on_step(step: StepAttendance) -> None:
             heard, missing = ([names[one] for one in sorted(some)] for some in (step.heard, step.missing))
             line = {"round": step.place.round, "step": step.place.step, "heard": heard, "missing": missing}
+            if step.sum_known is not None:
+                line["sum_known"] = step.sum_known
             attendance.write(json.dumps(line) + "\n")
             attendance.flush()
             for event, some in absences.changed_by(step).items():
-                members: list[JSON] = [names[one] for one in sorted(some)]
-                self.watch.event(event, {"round": step.place.round, "members": members})
+                facts: dict[str, JSON] = {"round": step.place.round, "members": [names[one] for one in sorted(some)]}
+                if event == "missing" and step.sum_known is not None:
+                    event, facts = "sum_failed", {**facts, "over": over}
+                self.watch.event(event, facts)
 
         def on_end(unended: Set[int]) -> None:
             if unended:
                 self.watch.event("unended", {"members": [names[one] for one in sorted(unended)]})
 
-        algorithm, topology = self.training_run.algorithm, self.training_run.topology
         return peer_transport(
             algorithm, topology, links.rules, links, patience=self.settings.patience, journal=self.journal,
             clock=MonotonicClock(), on_step=on_step, on_end=on_end, masks=self.masks,
+            on_absence=lambda first, last: self.watch.event("absent", {"first": first, "last": last}),
         )  # fmt: skip
 
     def _source(self) -> SecretSource:
@@ -360,18 +374,7 @@ class _MemberRun:
             self.watch.event("round", {"round": state.rounds, "rounds": total, "epsilon": epsilon})
 
     def _report(self, event: LinkEvent) -> None:
-        name, facts = type(event).__name__, dict[str, JSON]()
-        if isinstance(event, Awaited):
-            facts = {"members": [self.agreement.names[one] for one in event.members], "round": event.round}
-            name = "waiting" if event.round < self.training_run.rounds else "ending"
-        elif not isinstance(event, StrangerRefused):
-            number = event.sender if isinstance(event, Equivocation) else event.neighbour
-            facts["member"] = self.agreement.names[number]
-        if isinstance(event, Disagreed):
-            facts["keys"] = named_keys(event.keys)
-        if isinstance(event, Lost | FrameRefused):
-            facts["reason"] = event.reason.value if isinstance(event, FrameRefused) else event.reason
-        self.watch.event(name, facts)
+        self.watch.event(*link_event(event, self.agreement.names, self.training_run.rounds))
 
 
 def own_figures(part: TrainingRun, state: RunState, test_rows: int | None) -> dict[str, JSON]:

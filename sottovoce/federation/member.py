@@ -67,6 +67,11 @@ class Member(Section):
 
 def read_member(path: Path) -> Member:
     """The member whose public part a file holds."""
+    if not path.exists():
+        raise InputError(
+            f"{path}: No such file", f"every member hands over its NAME{SUFFIX}, which sotto peer init writes",
+            "check the path",
+        )  # fmt: skip
     member = parse_section(Member, read_settings_file(path), str(path))
     check_member(member, str(path))
     return member

@@ -6,12 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sottovoce.config import Document
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement, read_agreement
-from sottovoce.federation.identity import public_part
+from sottovoce.federation.identity import LOCK, public_part
 from sottovoce.federation.member import Member
 from sottovoce.federation.member_folder import ATTENDANCE, LEDGER, whole_lines
 from sottovoce.ledger.database import open_ledger
@@ -19,6 +20,7 @@ from sottovoce.ledger.lineages import Lineage
 from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import Spending
 from sottovoce.run.layout import RunFiles
+from sottovoce.run.lock import is_locked
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.text import parse_json
 
@@ -27,7 +29,7 @@ from sottovoce.text import parse_json
 class RunStatus:
     """One run of a member: the rounds that were played, and who was heard in the last step and who was missing.
 
-    Epsilon is None where nothing is proven.
+    Epsilon is None where nothing is proven, `last_step`, the time at which that step ended, before the first one.
     """
 
     agreement: Agreement
@@ -38,24 +40,26 @@ class RunStatus:
     epsilon_planned: float | None
     heard: tuple[str, ...]
     missing: tuple[str, ...]
+    last_step: datetime | None
 
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """A member, its runs by name, and the lineages of data in its ledger."""
+    """A member, whether a process takes part for it, its runs by name, and the lineages of data in its ledger."""
 
     member: Member
+    running: bool
     runs: tuple[RunStatus, ...]
     lineages: tuple[Lineage, ...]
 
 
 def member_status(folder: Path) -> MemberStatus:
-    """What the folder of a member says; nothing is locked or changed."""
+    """What the folder of a member says; nothing is changed, or kept locked."""
     member = public_part(folder)
     lineages = _lineages(folder / LEDGER)
     recorded = {run.planned.run: run.round for lineage in lineages for run in lineage.runs}
     runs = sorted(path for path in (folder / "runs").glob("*") if (path / "agreement.toml").exists())
-    return MemberStatus(member, tuple(_run_status(path, recorded) for path in runs), lineages)
+    return MemberStatus(member, is_locked(folder / LOCK), tuple(_run_status(path, recorded) for path in runs), lineages)
 
 
 def last_attendance(folder: Path) -> tuple[int, tuple[str, ...], tuple[str, ...]]:
@@ -88,6 +92,12 @@ def heard_over_run(folder: Path) -> Document:
         return {"steps": len(steps), "members": {name: heard[name] for name in senders}}
 
 
+def sums_known(folder: Path) -> int:
+    """Of the run in a folder: in how many rounds this member knew its secure sum."""
+    with _as_written(folder / ATTENDANCE):
+        return sum(parse_json(line).get("sum_known", False) for line in whole_lines(folder / ATTENDANCE))
+
+
 @contextmanager
 def _as_written(path: Path) -> Iterator[None]:
     try:
@@ -104,7 +114,8 @@ def _run_status(folder: Path, recorded: Mapping[str, int]) -> RunStatus:
     privacy = None if document is None else PrivacyDocument.read(document)
     sent, total = max(rounds, recorded.get(agreement.hash, 0)), agreement.training.rounds
     spent, planned = (None if privacy is None else privacy.epsilon_after(at) for at in (sent, total))
-    return RunStatus(agreement, folder, files.result.exists(), rounds, spent, planned, heard, missing)
+    ended = datetime.fromtimestamp((folder / ATTENDANCE).stat().st_mtime, UTC) if rounds else None
+    return RunStatus(agreement, folder, files.result.exists(), rounds, spent, planned, heard, missing, ended)
 
 
 def _lineages(ledger: Path) -> tuple[Lineage, ...]:

@@ -26,8 +26,9 @@ from torch import Tensor
 from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, sums_over_all
 from sottovoce.core.arrays import Rows
-from sottovoce.core.fixed_point import Words, encoded
+from sottovoce.core.fixed_point import Integers, Words, encoded
 from sottovoce.core.gossip_step import GossipStep
+from sottovoce.core.integer_weights import IntegerWeights
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
 from sottovoce.core.pair_masks import PairMasks
 from sottovoce.core.random_streams import RandomSource
@@ -50,6 +51,9 @@ from sottovoce.federation.patience import Patience
 from sottovoce.federation.recorded_inputs import RecordedInputs
 from sottovoce.ledger.payloads import Payloads
 from sottovoce.ledger.places import Place
+from sottovoce.text import join_names
+
+GO_ON = "when everybody is there again, every member that stopped goes on with --resume"
 
 
 def peer_transport(
@@ -63,6 +67,7 @@ def peer_transport(
     clock: Clock,
     on_step: Callable[[StepAttendance], None],
     on_end: Callable[[Set[MemberNumber]], None] = lambda unended: None,
+    on_absence: Callable[[int, int], None] = lambda first, last: None,
     masks: PairMasks | None = None,
 ) -> PeerTransport:
     """The transport of one member, with an algorithm on a fixed topology.
@@ -70,7 +75,7 @@ def peer_transport(
     `patience` is in seconds a round. `journal` records each step before it is sent, and is replayed; links of a member
     that goes on begin at its newest place. `on_step` is told who was heard, in steps that are replayed too. `on_end` is
     told at the end of the run which neighbours have not reached it, and were waited for in vain. `masks` are those of
-    secure sums, where the algorithm has them.
+    secure sums, where the algorithm has them; `on_absence` is told the first and the last round that is sat out.
     """
     names = topology.names or tuple(f"node {node}" for node in range(topology.n))
     return PeerTransport(
@@ -84,6 +89,7 @@ def peer_transport(
         journal=journal,
         on_step=on_step,
         on_end=on_end,
+        on_absence=on_absence,
         sums=None if masks is None else MaskedSums(rules.member, names, masks, sums_over_all(algorithm)),
     )
 
@@ -103,6 +109,7 @@ class PeerTransport(ShardTransport):
     journal: Journal
     on_step: Callable[[StepAttendance], None]
     on_end: Callable[[Set[MemberNumber]], None]
+    on_absence: Callable[[int, int], None]
     sums: MaskedSums | None
     keep_received = False
 
@@ -140,10 +147,9 @@ class PeerTransport(ShardTransport):
         it has from this member. A member that has sent nothing begins with the others.
         """
         if unmet:
-            who = ", ".join(self.names[one] for one in sorted(unmet))
             raise PeerLost(
-                f"{who} did not say where it stands; with secure sums every neighbour does, so that no mask is used "
-                "twice; go on with --resume when it is there"
+                f"there was no answer from {self._who(unmet)}; with secure sums a member goes on when every neighbour "
+                f"has said where it stands, so that no mask is used twice; {GO_ON}"
             )
         received = [receipt.place.round for receipt in self.links.receipts().values()]
         if newest is None and not received:
@@ -152,6 +158,7 @@ class PeerTransport(ShardTransport):
         fresh = min(max(begun, 1 + max(claimed + received)), last)
         if fresh > begun:
             self.links.abstain(Place(begun, 0), Place(fresh, 0))
+            self.on_absence(begun, fresh - 1)
         return fresh
 
     def _is_recorded(self, place: Place) -> bool:
@@ -200,50 +207,61 @@ class PeerTransport(ShardTransport):
         grid = gossip_step.grid
         if not isinstance(grid, SumGrid):
             raise Unaccountable("a sum of numbers that are no integers cannot be masked: it would show single messages")
-        total = self._masked_total(gossip_step, grid, sent)
-        return self._read(lambda: torch.from_numpy(grid.average(total))[None])
+        return self._averaged(gossip_step, grid, sent, lambda total: torch.from_numpy(grid.average(total))[None])
 
     def neighbour_sums(self, gossip_step: GossipStep, grid: ModelGrid, sent: ShardedRows) -> ShardedRows:
         """The average over this member's neighbours, of which it sees none."""
-        total = self._masked_total(gossip_step, grid, sent)
-        average = partial(grid.average, self.rules.member, total)
-        return self._read(lambda: as_tensor(arrays.convert(average()[None], sent.own)))
+        average = partial(grid.average, self.rules.member)
+        return self._averaged(
+            gossip_step, grid, sent, lambda total: as_tensor(arrays.convert(average(total)[None], sent.own))
+        )
 
-    def _read(self, average: Callable[[], Tensor]) -> ShardedRows:
-        """A sum out of range is one that failed: somebody sent what the agreement does not allow."""
-        try:
-            return ShardedRows(self.shard, average())
-        except Diverged as beyond:
-            raise SumFailed(str(beyond)) from None
+    def _averaged(
+        self, gossip_step: GossipStep, grid: IntegerSums, sent: ShardedRows, average: Callable[[Words], Tensor]
+    ) -> ShardedRows:
+        """The average of this member's set, from its sum; `SumFailed` where a message is missing.
 
-    def _masked_total(self, gossip_step: GossipStep, grid: IntegerSums, sent: ShardedRows) -> Words:
-        """The sum over this member's set; `SumFailed` where a message is missing."""
+        A sum out of range is one that failed, too: somebody sent what the agreement does not allow.
+        """
         if self.sums is None:
             raise Unaccountable("messages between members are not masked: a secure sum would show single ones")
         place, weights = Place(gossip_step.round, gossip_step.step), grid.weights
         integers = encoded(arrays.to_numpy(sent.own)[0], grid.step)
+        heard = self._exchange_masked(self.sums, weights, integers, place)
+        missing, found = self.sums.missing(weights, heard.keys()), None
+        failure = f"messages of {len(missing)} members are missing at {place}"
+        if not missing:
+            try:
+                found = average(self.sums.total(weights, integers, heard))
+            except Diverged as beyond:
+                failure = str(beyond)
+        self.on_step(StepAttendance(place, frozenset(heard.keys()), missing, sum_known=found is not None))
+        self._stop_if_gone(place, missing)
+        if found is None:
+            raise SumFailed(failure)
+        return ShardedRows(self.shard, found)
+
+    def _exchange_masked(
+        self, sums: MaskedSums, weights: IntegerWeights, integers: Integers, place: Place
+    ) -> Mapping[MemberNumber, bytes]:
+        """Record what is sent under masks, then send it; what is received. What an earlier process recorded is kept."""
         recorded = self.journal.replayed(place)
         if recorded is None:
             self.journal.check_receipts(self.links.receipts())
-            recorded = RecordedStep(self.sums.frames(weights, integers, place), None, {})
+            recorded = RecordedStep(sums.frames(weights, integers, place), None, {})
             self.journal.before_send(place, recorded.sent)
         self.links.send(place, recorded.sent)
         heard = self.hear(place, self.rules.senders) if recorded.received is None else recorded.received
         self.forget_old(place)
-        missing = self.sums.missing(weights, heard.keys())
-        self.on_step(StepAttendance(place, frozenset(heard.keys()), missing))
-        if missing:
-            self._stop_if_gone(place, missing)
-            raise SumFailed(f"messages of {len(missing)} members are missing at {place}")
-        return self.sums.total(weights, integers, heard)
+        return heard
 
     def _stop_if_gone(self, place: Place, missing: frozenset[MemberNumber]) -> None:
         """Where every sum is over all members, and one of them is gone, further rounds would only be spent."""
-        gone = sorted(one for one in missing if self.attendance.given_up(one))
+        gone = frozenset(one for one in missing if self.attendance.given_up(one))
         if gone and self.sums is not None and self.sums.over_all:
             raise PeerLost(
-                f"{', '.join(self.names[one] for one in gone)} did not answer in round {place.round} either, and no "
-                "sum over all members is known without it; go on with --resume when it is there again"
+                f"{self._who(gone)} did not answer in round {place.round} either; no sum over all members is known "
+                f"while one of them is missing; {GO_ON}"
             )
 
     def exchange(
@@ -309,6 +327,9 @@ class PeerTransport(ShardTransport):
         """Keep what was sent in this round and shortly before this place."""
         self.links.forget(self.rules.oldest_kept(place))
 
+    def _who(self, members: Set[MemberNumber]) -> str:
+        return join_names([self.names[one] for one in sorted(members)])
+
     def _awaited(self, members: Set[MemberNumber], place: Place) -> frozenset[MemberNumber]:
         """Those worth waiting for: not who was missed, nor who is too far ahead to keep messages of this place."""
         if self.why_all is not None:
@@ -319,10 +340,9 @@ class PeerTransport(ShardTransport):
 
     def _note(self, place: Place, heard: Set[MemberNumber], missing: Set[MemberNumber]) -> None:
         if missing and self.why_all is not None:
-            who = ", ".join(self.names[one] for one in sorted(missing))
             raise PeerLost(
-                f"{who} did not answer in round {place.round}, step {place.step}; {self.why_all}; "
-                "go on with --resume when it is there again"
+                f"{self._who(missing)} did not answer in round {place.round}, step {place.step}; {self.why_all}; "
+                f"{GO_ON}"
             )
         self.attendance.note(heard, missing, self.links.claims())
 

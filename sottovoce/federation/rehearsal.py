@@ -46,6 +46,9 @@ from sottovoce.run.layout import RunFiles
 from sottovoce.run.sweep_results import metric_of
 from sottovoce.text import parse_json
 
+EVENTS = ".events.jsonl"
+"""How the name of a member's log ends."""
+
 POLL_SECONDS = 0.2
 """Seconds between two looks at how members do."""
 
@@ -121,9 +124,12 @@ def _play(folder: Path, tables: Mapping[str, Path], tell: Callable[[], None]) ->
 
 def _failure(name: str, code: int, messages: Path) -> SottovoceError:
     """Why a member has ended before its time; the code to exit with is its own."""
-    how = f"ended with code {code}: {_last_line(messages)}"
+    said = _last_line(messages)
+    how = f"ended with code {code}: {said}" if said else f"ended with code {code} and gave no reason"
     if code < 0:
-        how = f"was ended by {signal.Signals(-code).name}; what it wrote stands in {messages}"
+        how = f"was ended by {signal.Signals(-code).name}"
+    if code < 0 or not said:
+        how += f"; what it wrote stands in {messages}, what happened to it in {messages.with_name(f'{name}{EVENTS}')}"
     failure = SottovoceError(f"{name} {how}")
     failure.exit_code = max(1, code)
     return failure
@@ -183,7 +189,7 @@ def _member(folder: Path, name: str, table: Path, lifted: bool) -> None:
             os.dup2(file.fileno(), stream.fileno())
     sys.argv = [
         "sotto", "peer", "join", str(folder / "agreement.toml"), "--json", "--folder", str(folder / name),
-        "--data", str(table), "--log", str(folder / f"{name}.events.jsonl"), "--confirmed",
+        "--data", str(table), "--log", str(folder / f"{name}{EVENTS}"), "--confirmed",
         *(["--yes"] if lifted else []),
     ]  # fmt: skip
     runpy.run_module("sottovoce", run_name="__main__")
@@ -223,4 +229,4 @@ def _member_progress(folder: Path, agreement: Agreement, name: str, rows: int) -
 
 def _last_line(path: Path) -> str:
     lines = path.read_bytes().decode(errors="replace").splitlines() if path.exists() else []
-    return lines[-1].removeprefix("sotto: ") if lines else "it said nothing"
+    return lines[-1].removeprefix("sotto: ") if lines else ""

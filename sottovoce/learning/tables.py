@@ -65,9 +65,10 @@ def _check_heading(cells: Arrays, columns: Columns, where: str, also: tuple[str,
     unknown = [name for name in cells if name not in (*needed, columns.target)]
     if lacking or unknown:
         what = f"no column {lacking[0]!r}" if lacking else f"column {unknown[0]!r}"
+        otherwise = "give the table that column" if lacking else "list the column under drop"
         raise InputError(
             f"{where}: {what}", "a table has exactly the columns that are described",
-            "correct the heading, or list the column under drop",
+            f"correct the heading, or {otherwise}",
         )  # fmt: skip
 
 

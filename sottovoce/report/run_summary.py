@@ -28,6 +28,7 @@ from sottovoce.report.wording import (
     not_covered,
     protects,
     scores_text,
+    sums_text,
 )
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.privacy_document import PrivacyDocument
@@ -202,6 +203,7 @@ def _facts(run: RunDocuments, n: int, names: Sequence[str] | None) -> list[list[
         ["seed", f"{settings.seed}, public"],
         ["noise key", _noise_key_sentence(settings, of_member=member is not None)],
         *([["heard", heard_text(run.result["heard"])]] if "heard" in run.result else []),
+        *([name, text] for name, text in sums_text(run.result).items()),
         ["folder", str(run.folder)],
     ]
 

@@ -16,6 +16,7 @@ from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.report.rounding import percent
 from sottovoce.run.privacy_document import PrivacyDocument
+from sottovoce.text import join_names
 
 KINDS = {
     "any-training": "Proven for any training: whatever the model is, and however nodes react to what they hear.",
@@ -61,7 +62,7 @@ def adversary(view: View, names: Sequence[str] | None = None) -> str:
 
     >>> from sottovoce.privacy import views
     >>> adversary(views.node(3)), adversary(views.coalition(3, 5))
-    ('node 3, with what it receives', 'nodes 3,5 together, with what they receive')
+    ('node 3, with what it receives', 'nodes 3 and 5 together, with what they receive')
     >>> adversary(views.node(1), ["Hill", "Mercy"])
     'node 1 (Mercy), with what it receives'
     >>> adversary(views.everyone(secrets_of=tuple(range(20))))
@@ -78,7 +79,7 @@ def adversary(view: View, names: Sequence[str] | None = None) -> str:
     if view.kind is ViewKind.ANY_COALITION:
         return f"{together(view.size)}, with what they receive"
     if view.kind is ViewKind.COALITION:
-        members = ",".join(_node(member, names) for member in view.members)
+        members = join_names([_node(member, names) for member in view.members])
         if len(view.members) == 1:
             return f"node {members}, with what it receives"
         return f"nodes {members} together, with what they receive"
@@ -155,14 +156,23 @@ def headline_sentence(privacy: PrivacyDocument, names: Sequence[str] | None = No
     if headline is None:
         reasons = privacy.refusals or [line for view in privacy.views[:1] for line in view.refusals]
         return f"Nothing is proven for this run: {'; '.join(reasons) or 'no kind of proof applies'}."
-    who, about = adversary(headline.view, names), protects(privacy.adjacency, headline.change)
+    about = protects(privacy.adjacency, headline.change)
     if math.isinf(headline.epsilon):
+        who = adversary(headline.view, names)
         return f"Nothing is hidden: epsilon is infinite. No figure limits what can be learned about {about}, by {who}."
     accuracy = percent(headline.guessing_accuracy(privacy.delta))
     return (
-        f"Proven: guessing which of two data sets was used ({about}), {who} is right at most {accuracy:g} % of the "
-        f"time. That is epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}. It holds {privacy.covers}."
+        f"Proven: guessing which of two data sets was used ({about}), {_who_is(headline.view, names)} right at most "
+        f"{accuracy:g} % of the time. That is epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}. "
+        f"It holds {privacy.covers}."
     )
+
+
+def _who_is(view: View, names: Sequence[str] | None) -> str:
+    """The adversary as the subject of a sentence, with its verb."""
+    several = view.size > 1 if view.kind is ViewKind.ANY_COALITION else len(view.members) > 1
+    pause = "" if view.kind is ViewKind.EVERYONE and view.final_models is FinalModels.NONE else ","
+    return f"{adversary(view, names)}{pause} {'are' if several else 'is'}"
 
 
 def scores_text(scores: Document) -> str:
@@ -211,6 +221,16 @@ def confusion_text(scores: Document) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+def sums_text(result: Document) -> dict[str, str]:
+    """Of a member with secure sums: in how many rounds it knew its sum; nothing of other runs.
+
+    >>> sums_text({"rounds": 40, "sums_known": 38})
+    {'secure sums': 'known in 38 of 40 rounds'}
+    """
+    known = result.get("sums_known")
+    return {} if known is None else {"secure sums": f"known in {known:,} of {result['rounds']:,} rounds"}
 
 
 def heard_text(heard: Document) -> str:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import IO
 
 from sottovoce.core.files import explaining, make_private_folder, open_to_append
 from sottovoce.errors import InputError
-from sottovoce.regular_files import read_bytes
+from sottovoce.regular_files import open_file, read_bytes
 from sottovoce.run.layout import RunFiles
+
+ASKING = 0.05
+"""Seconds in which whoever only asks about a lock has let go of it."""
 
 
 def write_token(files: RunFiles) -> str:
@@ -45,14 +50,36 @@ def writing_into_run(path: Path) -> AbstractContextManager[None]:
     return explaining(path, "a run writes into its folder", "use another --out")
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds a lock now. To ask takes it for an instant, together with others who ask."""
+    if not path.exists():
+        return False
+    with open_file(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
     """One process at a time; the lock dies with its process."""
     with writing_into_run(path):
         file = open_to_append(path)  # what is written there stays, for the run that another process is at
     with file:
+        if not _take_lock(file):
+            raise InputError(f"{path.parent}: another process is at it", "one run at a time", "wait for it")
+        yield
+
+
+def _take_lock(file: IO[str]) -> bool:
+    """Take the lock, if nobody has it for longer than `is_locked` does."""
+    for pause in (ASKING, 0.0):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(f"{path.parent}: another process is at it", "one run at a time", "wait for it") from None
-        yield
+            time.sleep(pause)
+        else:
+            return True
+    return False

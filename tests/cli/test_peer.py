@@ -64,10 +64,11 @@ def test_secure_sums_from_the_agreement_to_fingerprints_and_a_simulation(sotto, 
     assert "One missing member makes every sum fail in that round" in err
     assert "every single node; larger coalitions are not covered" in out, out
     code, _, err = sotto("peer join agreement.toml --folder Hill --data none.csv")
-    assert (code, "none.csv" in err) == (2, True)
+    assert (code, "none.csv: No such file; a table is read from it; check the path" in err) == (2, True)
     table = write_tables(clinics) / "Hill.csv"
     code, _, err = sotto(f"peer join agreement.toml --folder Hill --data {table}")
     assert (code, "fingerprints of clinics were not confirmed" in err) == (2, True)
+    assert "type sotto peer check agreement.toml --folder Hill to see them" in err
     code, _, err = sotto("peer check agreement.toml --folder Hill")
     fingerprint = read_member(clinics / "Mercy.member.toml").spoken_fingerprint
     told = "If all of them are right, type: sotto peer check agreement.toml --folder Hill --confirmed"
@@ -87,6 +88,8 @@ REFUSED = [
     ("peer agree settings.toml Hill.member.toml", "rows of Mercy"),
     ("peer agree settings.toml settings.toml", "settings.toml: seed; there is no such key"),
     ("peer agree nothing.toml Hill.member.toml", "nothing.toml: No such file"),
+    ("peer agree setings.toml Hill.member.toml --out settings.toml", "setings.toml: No such file"),
+    ("peer agree settings.toml Hil.member.toml", "Hil.member.toml: No such file; every member hands over its NAME"),
     ("peer check agreement.toml --folder Hill --wait nan", "nan is no number of seconds"),
     ("peer join agreement.toml --folder Hill --data t.csv --patience inf", "inf is no number of seconds"),
 ]

@@ -172,6 +172,7 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
                 "attacks",
                 "pictures",
                 "signature",
+                "sums_known",
                 "code",
             }
 

@@ -107,6 +107,7 @@ def test_a_member_that_restarts_gets_what_it_has_not_acknowledged(tmp_path):
             assert second.unacknowledged(Place(2, 0), {0}, PATIENCE) == set()
             receipt = second.receipts()[0]
         until(lambda: any(isinstance(one, Lost) for one in made.events[0]))
+        assert made.events[1] == [Connected(0)], "who closes its connections has lost nobody"
         first.send(Place(2, 0), {1: payload(2)})
         with made.links(1, {0}, at=Place(2, 0)) as again:
             assert again.receive(Place(2, 0), {0}, PATIENCE) == {0: payload(2)}
@@ -127,7 +128,13 @@ def test_one_port_serves_one_process(tmp_path):
     with made.links(0, {1}) as first:
         taken = made.links(1, {0})
         taken._bind = f"127.0.0.1:{first.port}"
-        with pytest.raises(SottovoceError, match=r"cannot listen at .* a port is used by one process"), taken:
+        with (
+            pytest.raises(
+                SottovoceError,
+                match=r"cannot listen at .*: another process does.* give another bind in .*/settings\.toml",
+            ),
+            taken,
+        ):
             pass
 
 

@@ -12,6 +12,7 @@ from sottovoce import export_model, parse_experiment, read_exported_model
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation import accounted_run, joining
 from sottovoce.federation.faults import Killed
+from sottovoce.federation.identity import locked_identity
 from sottovoce.federation.member_settings import BudgetSettings
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.places import Place
@@ -20,6 +21,7 @@ from sottovoce.ledger.steps import Place as LedgerPlace
 from sottovoce.ledger.steps import Steps
 from sottovoce.run import run_accountant, stored_accounts
 from sottovoce.run.claim_recomputation import stored_headline_unlike_settings
+from tests.cli.test_schemas import fits
 from tests.federation.clinics import QUICK, Clinics
 from tests.federation.kills import KEPT, UNSTORED, Kills
 
@@ -49,6 +51,7 @@ def test_a_run_ends_at_all_members_each_with_its_model_result_and_ledger(tmp_pat
         assert heard == [(round, list(neighbours[name]), []) for round in range(4)]
         assert result["heard"] == {"steps": 4, "members": dict.fromkeys(neighbours[name], 4)}
         assert clinics.join(agreement, name) == result, "a finished run is not played again"
+        assert clinics.events[name][-1] == ("finished", {})
         check_export(folder, name)
         with clinics.ledger(name) as database:
             spent = Spending(database).lineage(DEFAULT)
@@ -238,6 +241,24 @@ def test_a_step_in_which_nobody_was_heard_is_in_the_ledger(tmp_path, kills):
     assert waited == [("waiting", ["Mercy"]), ("missing", ["Mercy"])], "each is told once, not in every round"
 
 
+def test_status_says_of_which_round_attendance_is_and_whether_a_process_is_at_it(sotto, tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=2)
+    clinics.join(agreement, "Hill", settings=QUICK.model_copy(update={"patience": 0.2, "gather": 0.2}))
+    (clinics.run_folder(agreement, "Hill") / "result.json").unlink()
+    line = f"peer status --folder {tmp_path / 'Hill'}"
+    _, out, _ = sotto(line)
+    assert "clinics: heard and missing are those of round 1, which ended at 2" in out
+    assert "No process takes part for Hill now" in out
+    with locked_identity(tmp_path / "Hill"):
+        _, out, _ = sotto(line)
+        assert "A process takes part for Hill." in out
+        _, out, _ = sotto(f"{line} --json")
+    found = json.loads(out)
+    fits(found, "peer-status")
+    assert (found["running"], found["runs"][0]["last_step"][-6:]) == (True, "+00:00")
+
+
 @pytest.mark.parametrize("ledger", ["older", "gone"])
 def test_a_ledger_that_is_behind_the_runs_own_folder_is_refused_where_no_neighbour_is(tmp_path, kills, ledger):
     clinics = Clinics(tmp_path)
@@ -318,7 +339,8 @@ def test_members_with_different_agreements_exchange_nothing_and_both_say_so(tmp_
     })  # fmt: skip
     for name, neighbour in (("Hill", "Mercy"), ("Mercy", "Hill")):
         assert isinstance(ends[name], InputError), ends[name]
-        assert f"{neighbour} has another agreement than " in str(ends[name])
+        assert f"{neighbour} has another agreement than agreement.toml: " in str(ends[name])
+        assert f"--folder {tmp_path / name} --against {neighbour}.agreement.toml" in str(ends[name])
         assert "it differs in nonce;" in str(ends[name])
         with clinics.ledger(name) as database:
             found = Spending(database).lineage(DEFAULT)

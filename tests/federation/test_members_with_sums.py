@@ -60,7 +60,7 @@ def test_members_hold_one_model_and_their_ledgers_show_every_mask(tmp_path):
     assert [result for result in results.values() if isinstance(result, BaseException)] == []
     found = final_models(clinics, agreement)
     assert (found == found[0]).all()
-    assert results["Hill"]["algorithm"] == "secure-average"
+    assert (results["Hill"]["algorithm"], results["Hill"]["sums_known"]) == ("secure-average", 4)
     clinics.check_masks(agreement)
     with clinics.ledger("Mercy") as database:
         label = MaskKeys(database, agreement.hash).label
@@ -151,6 +151,12 @@ def test_killed_at_every_moment_of_a_round_and_joined_again(tmp_path, monkeypatc
     assert {len(digests) for digests in kills.seen.values()} == {1}
     clinics.check_masks(agreement)
     assert {clinics.lines(agreement, name, "metrics.jsonl")[-1]["round"] for name in clinics.names} == {rounds}
+    known = [line["sum_known"] for line in clinics.lines(agreement, "Hill", "attendance.jsonl")]
+    assert sum(known) == results["Hill"]["sums_known"] < rounds
+    over = "all members" if algorithm == AVERAGE else "this member's neighbours"
+    failed = [facts for event, facts in clinics.events["Hill"] if event == "sum_failed"]
+    assert {(*facts["members"], facts["over"], known[facts["round"]]) for facts in failed} == {("Mercy", over, False)}
+    assert rounds - 1 in [facts["last"] for event, facts in clinics.events["Mercy"] if event == "absent"]
 
 
 @pytest.mark.slow

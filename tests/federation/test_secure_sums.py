@@ -232,7 +232,7 @@ def test_without_abstaining_the_same_masks_would_show_what_changed(monkeypatch):
 
 def test_who_does_not_say_where_it_stands_ends_a_restart():
     members = federation(faults=Faults().kill(1, Place(2, 0)), rounds=9)
-    with pytest.raises(PeerLost, match="node 0, node 1, node 3 did not say where it stands; with secure sums"):
+    with pytest.raises(PeerLost, match="no answer from node 0, node 1 and node 3; with secure sums"):
         members.run({0: lambda: None, 1: lambda: None, 3: lambda: None})
 
 

@@ -1,0 +1,54 @@
+"""What a member's screen and its log say of an event."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sottovoce.federation.event_log import event_log, link_event
+from sottovoce.federation.frames import Reason
+from sottovoce.federation.link_events import Disagreed, FrameRefused
+
+NAMES = ("Hill", "Mercy", "South")
+
+SENTENCES = [
+    ("missing", {"round": 3, "members": ["Mercy"]},
+     "Round 3 went on without Mercy; so will others, until it is heard again."),
+    ("missing", {"round": 3, "members": ["Mercy", "South"]},
+     "Round 3 went on without Mercy and South; so will others, until they are heard again."),
+    ("sum_failed", {"round": 8, "members": ["South"], "over": "all members"},
+     "The sum of round 8 over all members failed: there was no message from South. The round is spent, and this "
+     "member's model stays as it was. So it is in every round until South is heard again."),
+    ("absent", {"first": 5, "last": 6}, "Absent from round 5 up to round 6, so that no mask is used twice."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "facts", "sentence"), SENTENCES)
+def test_sentences_agree_with_the_number_of_members(name, facts, sentence):
+    shown = []
+    with event_log(None, shown.append) as tell:
+        tell(name, facts)
+    assert shown == [sentence]
+
+
+def test_a_message_out_of_turn_is_logged_and_looks_like_no_attack(tmp_path):
+    shown, path = [], tmp_path / "log.jsonl"
+    with event_log(path, shown.append) as tell:
+        for reason in (Reason.TOO_EARLY, Reason.RANGE):
+            tell(*link_event(FrameRefused(1, reason), NAMES, 4))
+    assert shown == [f"A message of Mercy was refused: {Reason.RANGE.value}."]
+    assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["OutOfTurn", "FrameRefused"]
+
+
+def test_another_agreement_is_told_once_before_the_start_and_at_any_time_after_it():
+    shown, events = [], (FrameRefused(1, Reason.AGREEMENT), Disagreed(1, ("seed",)))
+    with event_log(None, shown.append) as tell:
+        tell("gather", {"members": ["Mercy"], "seconds": 1.0})
+        for event in events:
+            tell(*link_event(event, NAMES, 4))
+        assert len(shown) == 1, "the error that ends the member says it"
+        tell("begin", {"without": []})
+        for event in events:
+            tell(*link_event(event, NAMES, 4))
+    assert shown[1:] == ["Mercy has another agreement.", "The agreement of Mercy differs in seed."]
