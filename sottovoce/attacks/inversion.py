@@ -87,8 +87,13 @@ def _labels(job: Task, start: Tensor, gradient: Tensor, rows: int) -> Tensor:
 
 def closest_correlation(found: Tensor, rows: Tensor) -> Tensor:
     """For each row its largest correlation with anything that was found; 1 is the same up to brightness."""
+    return _correlations(found, rows).max(dim=1).values
+
+
+def _correlations(found: Tensor, rows: Tensor) -> Tensor:
+    """Of each row with each picture that was found."""
     one, other = (torch.nn.functional.normalize(part - part.mean(1, keepdim=True), dim=1) for part in (rows, found))
-    return (one @ other.T).max(dim=1).values
+    return one @ other.T
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +109,11 @@ class InvertedBatch:
     def correlations(self) -> list[float]:
         """For each row of the batch its correlation with the closest picture found."""
         return [round(float(one), 4) for one in closest_correlation(self.found, self.batch)]
+
+    @property
+    def closest(self) -> Tensor:
+        """For each row of the batch the picture found that is most like it."""
+        return self.found[_correlations(self.found, self.batch).argmax(dim=1)]
 
     def document(self) -> Document:
         """As JSON."""
@@ -143,10 +153,10 @@ class Inversion:
         return ["Each row is correlated with the closest picture that was found: 1 is the same picture."]
 
     def pictures(self) -> dict[str, list[Tensor]]:
-        """The rows of all batches, and below them what was found."""
+        """The rows of all batches, and below each what was found that is closest to it."""
         return {
             "batches": [row for batch in self.batches for row in batch.batch],
-            "found": [row for batch in self.batches for row in batch.found],
+            "found": [row for batch in self.batches for row in batch.closest],
         }
 
 

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -31,6 +32,9 @@ POLL_SECONDS = 0.02
 FIRST_LINE_SECONDS, LINE_SECONDS = 3.0, 8.0
 """A rank that has to wait for the store says so after the first, and then again each time the second has passed."""
 
+MEETING_TIMEOUTS = 2
+"""A rank gives up the store after so many times the timeout: torch waits so long for the store, then for the ranks."""
+
 
 def open_store(rank: int, size: int, timeout: timedelta, tell: Callable[[str], None]) -> Store:
     """The store of torch: a file, or the address of torchrun, for each attempt another; `tell` hears of long waits."""
@@ -41,30 +45,43 @@ def open_store(rank: int, size: int, timeout: timedelta, tell: Callable[[str], N
         raise InputError("RANK without MASTER_ADDR and MASTER_PORT", "ranks meet at an address", "start with torchrun")
     is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     port = whole_number("MASTER_PORT", most=65535)
-    with _telling(f"rank {rank} waits for all ranks to meet at {host}:{port}", tell):
-        store = TCPStore(host, port, size, is_master=is_master, timeout=timeout)
+
+    def connect() -> Store:
+        return TCPStore(host, port, size, is_master=is_master, timeout=timeout)
+
+    store = _met(connect, f"rank {rank}", f"{host}:{port}", MEETING_TIMEOUTS * timeout.total_seconds(), tell)
     return PrefixStore(f"sottovoce/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-@contextmanager
-def _telling(what: str, tell: Callable[[str], None]) -> Iterator[None]:
-    """Say now and then what is waited for, and what may be in the way: torch takes connections one after the other."""
-    done, begun = threading.Event(), time.monotonic()
+def _met(connect: Callable[[], Store], who: str, where: str, seconds: float, tell: Callable[[str], None]) -> Store:
+    """What `connect` returns, in a thread of its own: torch waits without end for one who listens and never answers.
 
-    def write_lines() -> None:
-        seconds = FIRST_LINE_SECONDS
-        while not done.wait(seconds):
-            waited = f"{time.monotonic() - begun:.0f} s"
-            tell(f"{what}: {waited}; some have not come, or other programs hold connections to this port")
-            seconds = LINE_SECONDS
+    Says now and then what is waited for, and what may be in the way: torch takes connections one after the other.
+    """
+    store: Future[Store] = Future()
 
-    thread = threading.Thread(target=write_lines, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    def fill() -> None:
+        try:
+            store.set_result(connect())
+        except BaseException as error:
+            store.set_exception(error)
+
+    threading.Thread(target=fill, daemon=True).start()
+    begun, pause = time.monotonic(), FIRST_LINE_SECONDS
+    while True:
+        left = begun + seconds - time.monotonic()
+        if wait([store], min(pause, max(0.0, left))).done:
+            return store.result()
+        waited, pause = f"{time.monotonic() - begun:.0f} s", LINE_SECONDS
+        if time.monotonic() - begun >= seconds:
+            raise PeerLost(
+                f"{who} gave up after {waited}: not all ranks came to {where}, or the program that listens there is "
+                "another one; start all ranks with a MASTER_ADDR and MASTER_PORT that no other program uses"
+            )
+        tell(
+            f"{who} waits for all ranks to meet at {where}: {waited}; some have not come, or other programs hold "
+            "connections to this port"
+        )
 
 
 def strange_value(key: str) -> PeerLost:

@@ -156,7 +156,7 @@ def _members(run: RunDocuments, names: Sequence[str] | None, n: int) -> list[Doc
             "name": str(node) if names is None else names[node],
             "records": held.get(str(node) if names is None else names[node]),
             "guess": _guess(own.get(node) if own else privacy.headline, privacy.delta),
-            "closest": _closest(privacy, node, names),
+            "closest": _closest(privacy, node, names, n),
         }
         for node in range(n)
     ]
@@ -177,16 +177,17 @@ def _by_victim(privacy: PrivacyDocument) -> dict[int, PrivacyFigure]:
     return found
 
 
-def _closest(privacy: PrivacyDocument, victim: int, names: Sequence[str] | None) -> Document | None:
-    """The single node that can learn most about another, with its figure; None where none is accounted for."""
+def _closest(privacy: PrivacyDocument, victim: int, names: Sequence[str] | None, n: int) -> Document | None:
+    """The single node that can learn most about another, with its figure; None unless all others are accounted for."""
     found: list[tuple[float, int, PrivacyFigure]] = []
-    for attacker, view in privacy.node_views.items():
-        proven = [one for one in view.guarantees if one.victim == victim and one.proven_for_training]
-        if attacker != victim and proven:
-            best = min(proven, key=lambda one: one.epsilon)
-            found.append((best.epsilon, -attacker, best))
-    if not found:
-        return None
+    views = privacy.node_views_with_models or privacy.node_views
+    for attacker in set(range(n)) - {victim}:
+        view = views.get(attacker)
+        proven = [one for one in view.guarantees if one.victim == victim and one.proven_for_training] if view else []
+        if not proven:
+            return None
+        best = min(proven, key=lambda one: one.epsilon)
+        found.append((best.epsilon, -attacker, best))
     _, attacker, figure = max(found, key=lambda one: one[:2])
     return {"name": str(-attacker) if names is None else names[-attacker], "guess": _guess(figure, privacy.delta)}
 

@@ -170,6 +170,7 @@ def test_objects_admit_no_other_keys_and_need_all_but_a_few(name):
                 "run",
                 "wire_bytes",
                 "attacks",
+                "pictures",
                 "signature",
                 "code",
             }

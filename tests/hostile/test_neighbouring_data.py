@@ -103,7 +103,7 @@ RUN_FILES = [path for path in sorted(ROOT.glob("recipes/*.toml")) if not path.na
 RECIPES = {path.stem: path for path in (*RUN_FILES, ROOT / "sottovoce/demo/demo.toml")}
 GRAPHS = {
     r"erdos-renyi:\d+,p=[\d.]+": "erdos-renyi:6,p=0.9", r"regular:\d+,d=\d+": "regular:6,d=4",
-    r"complete:\d+": "complete:6", r"exponential:\d+": "exponential:6", r"file:.*": "ring:6",
+    r"complete:\d+": "complete:6", r"ring:\d+": "ring:6", r"exponential:\d+": "exponential:6", r"file:.*": "ring:6",
 }  # fmt: skip
 BATCHES = {
     r"cycle:\d+x\d+": "cycle:2x2", r"poisson:.*": "poisson:0.5", r"cyclic-poisson:.*": "cyclic-poisson:0.5x2",
@@ -119,6 +119,7 @@ def in_small(experiment: Experiment) -> dict[str, Any]:
     smaller = next(re.sub(f"^{old}", new, graph) for old, new in GRAPHS.items() if re.match(old, graph))
     recorded = found["record"]["attackers"]
     few = {"colluders": min(found["privacy"]["colluders"], 2)} if found["privacy"].get("colluders") else {}
+    few |= {"attackers": [0]} if isinstance(found["privacy"]["attackers"], list) else {}
     return merge(found, {
         "name": "small", "machine": {"checkpoint_seconds": 1000.0}, "data": {"rows": 8},
         "topology": {"graph": smaller},

@@ -22,6 +22,7 @@ from sottovoce.distributed.communication import Communicator
 from sottovoce.distributed.launch import MEETING
 from sottovoce.distributed.rank_store import RankStore, open_store
 from sottovoce.distributed.ranks import Ranks
+from sottovoce.errors import PeerLost
 from tests.distributed.ranks import Pool
 from tests.federation.grpc_members import Federation, play
 from tests.federation.test_checking import checked, clinics
@@ -100,6 +101,14 @@ def test_a_rank_that_waits_at_the_store_says_so(join, monkeypatch):
             join(port, tell, seconds=1)
     assert lines[0].startswith(f"rank 1 waits for all ranks to meet at 127.0.0.1:{port}: 0 s; ")
     assert "other programs hold connections to this port" in lines[0]
+
+
+def test_a_rank_gives_up_a_store_that_never_answers(join):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        pytest.raises(PeerLost, match=r"rank 1 gave up after 0 s: not all ranks came to 127\.0\.0\.1:\d+, or"),
+    ):
+        join(silent.getsockname()[1], lambda _: None, seconds=0.1)
 
 
 @pytest.mark.slow

@@ -274,6 +274,14 @@ def test_lines_of_members_are_about_the_worst_single_node(runs, tmp_path):
         assert guesses[int(line["closest"]["name"])][victim] == worst
 
 
+def test_nobody_is_said_to_learn_most_where_some_nodes_are_not_accounted_for(runs):
+    (run,) = read_runs([runs("convex")])
+    some = tuple(view for view in run.privacy.stored_views if not view["view"].startswith("node:5"))
+    assert len(some) < len(run.privacy.stored_views)
+    members = plain_words(replace(run, privacy=replace(run.privacy, stored_views=some)), None, 8, None)["members"]
+    assert [line["closest"] is None for line in members] == [True] * 5 + [False] + [True] * 2
+
+
 def test_a_number_about_one_node_is_told_as_such(runs):
     (run,) = read_runs([runs("noisy")])
     headline = replace(run.privacy.headline, view=views.node(3))

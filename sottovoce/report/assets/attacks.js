@@ -103,7 +103,7 @@ function drawPictures() {
     drawing,
     made(
       "figcaption",
-      "Above, the pictures of a node's first batch; below, what a neighbour makes of the one message that the node then sent, run by run.",
+      "Above, the pictures of a node's first batch; below each, run by run, the closest that a neighbour makes of the one message that the node then sent.",
     ),
   );
   place.append(found);
