@@ -9,6 +9,7 @@ from dataclasses import replace
 from sottovoce.algorithms.registry import has_independent_noise
 from sottovoce.config import Document
 from sottovoce.core.final_models import FinalModels
+from sottovoce.errors import InputError
 from sottovoce.privacy.assumptions import FINAL_MODELS, Assumption, AssumptionKind
 from sottovoce.privacy.covering_views import together
 from sottovoce.privacy.rounding import round_up
@@ -194,8 +195,13 @@ def _nodes_text(figures: Document) -> str:
 
 def confusion_text(scores: Document) -> str:
     """The confusion matrix in words: of each class, how many rows are taken for which."""
-    names = [one["class"] for one in scores["by_class"]]
-    rows = zip(names, scores["confusion"], strict=True)
+    names, counted = [one["class"] for one in scores["by_class"]], scores["confusion"]
+    if [len(counts) for counts in counted] != [len(names)] * len(names):
+        raise InputError(
+            f"a confusion matrix of {len(counted)} rows for {len(names)} classes",
+            "it has a row and a column for each class", "restore result.json, or run again",
+        )  # fmt: skip
+    rows = zip(names, counted, strict=True)
     return "; ".join(
         f"{name}: {', '.join(f'{count:,} as {other}' for other, count in zip(names, counts, strict=True) if count)}"
         for name, counts in rows
