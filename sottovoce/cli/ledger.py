@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +12,8 @@ from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import changed_data
 from sottovoce.cli.options import Delta, Json, check_one_form
-from sottovoce.cli.output import Table, answer, print_sentence, show
+from sottovoce.cli.output import Table, answer, print_note, print_sentence, show
 from sottovoce.cli.terminal import print_line
-from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_down, round_up
 
 if TYPE_CHECKING:
@@ -29,11 +29,15 @@ def ledger_(
     file: Annotated[Path, typer.Argument(help="The file of sotto run --ledger.")],
     budget: Annotated[float | None, typer.Option(help="Set what may be spent, an epsilon at --delta.")] = None,
     delta: Delta = 1e-5,
-    lineage: Annotated[str | None, typer.Option(help="--budget: of which lineage; the first unless given.")] = None,
+    lineage: Annotated[
+        str | None, typer.Option(help="Show this one alone; with --budget, set that of this one, not of the first.")
+    ] = None,
     new_lineage: Annotated[
         str | None, typer.Option(help="Declare data about people of whom none are in another lineage.")
     ] = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Epsilon as it was spent, one line each time.")] = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Epsilon as it was spent, one line each time; not the table.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """What was promised, spent and left, by lineage of data. Example: sotto ledger my.ledger --budget 4"""
@@ -41,17 +45,16 @@ def ledger_(
     from sottovoce.ledger.spending import Spending
 
     check_one_form(as_csv, as_json)
-    if lineage is not None and budget is None:
-        raise InputError("--lineage without --budget", "it says whose budget is set", "add --budget 4, say")
     if budget is not None or new_lineage is not None:
         _write(file, budget, delta, lineage, new_lineage)
     with open_ledger(file, read_only=True) as database:
         database.verify()
         spending = Spending(database)
+        shown = spending.lineages() if lineage is None else [spending.lineage(lineage)]
         if as_csv:
-            print_line(_csv(spending, delta).rstrip("\n"))
+            print_line(_csv(spending, {one.name for one in shown}, delta).rstrip("\n"))
         else:
-            _answer(file, spending.lineages(), delta, as_json)
+            _answer(file, shown, delta, as_json)
 
 
 def _write(file: Path, budget: float | None, delta: float, lineage: str | None, new_lineage: str | None) -> None:
@@ -68,7 +71,10 @@ def _write(file: Path, budget: float | None, delta: float, lineage: str | None, 
         if new_lineage is not None:
             spending.add_lineage(new_lineage)
         if wanted is not None:
+            before = spending.lineage(lineage or DEFAULT).budget
             spending.set_budget(wanted, lineage or DEFAULT)
+            if before not in (None, wanted):
+                print_note(f"The budget of lineage {lineage or DEFAULT} was {before}, and is {wanted} now.")
 
 
 def _answer(file: Path, lineages: "list[Lineage]", delta: float, as_json: bool) -> None:
@@ -118,13 +124,14 @@ def lineage_table(lineage: "Lineage", delta: float) -> Table:
     """The runs on a lineage, and their total."""
     from sottovoce.privacy.composition import compose
 
-    table = [["run", "state", "rounds", "epsilon promised", "spent", "counted"]]
+    table = [["run", "state", "epsilon promised", "spent", "up to round", "counted"]]
     for run in lineage.runs:
         losses = (run.planned.loss, run.spent, run.counted)
-        figures = [round_up(compose([loss]).epsilon(delta)) for loss in losses]
-        table.append([run.planned.name, run.state, f"{run.round} of {run.planned.rounds}", *figures])
+        promised, spent, counted = (round_up(compose([loss]).epsilon(delta)) for loss in losses)
+        covered = f"{run.round} of {run.planned.rounds}"
+        table.append([run.planned.name, run.state, promised, spent, covered, counted])
     spent, counted = (round_up(total.epsilon(delta)) for total in (lineage.spent, lineage.counted))
-    return [*table, [f"lineage {lineage.name}", "", "", "", spent, counted]]
+    return [*table, [f"lineage {lineage.name}", "", "", spent, "", counted]]
 
 
 def lineage_lines(lineage: "Lineage", delta: float, file: Path) -> list[str]:
@@ -133,10 +140,10 @@ def lineage_lines(lineage: "Lineage", delta: float, file: Path) -> list[str]:
     if lineage.budget is None:
         lines.append(f"No budget is set: sotto ledger {file} --budget 10 --delta 1e-5, say.")
     else:
-        left, mu = lineage.epsilon_left(), lineage.mu_left()
-        further = "" if mu is None else f"; a Gaussian run of mu up to {round_down(mu)} would fit"
-        whole = repr(lineage.budget.epsilon).removesuffix(".0")
-        lines.append(f"Budget: epsilon {whole} at delta {delta:g}; left: {round_down(left or 0.0)}{further}.")
+        mu, passed = lineage.mu_left(), lineage.counted.epsilon(delta) - lineage.budget.epsilon
+        further = f"; a Gaussian run of mu up to {round_down(mu)} would fit" if mu else ""
+        left = f"passed by {round_up(passed)}" if passed > 0 else f"left: {round_down(lineage.epsilon_left() or 0.0)}"
+        lines.append(f"Budget: {lineage.budget}; {left}{further}.")
     if len(lineage.runs) > 1:
         lines.append(f"Of several runs, {lineage.counted.rule}; the total is not the sum of their epsilons.")
         lines.append(changed_data(lineage.adjacency, lineage.counted.change))
@@ -150,14 +157,14 @@ def lineage_lines(lineage: "Lineage", delta: float, file: Path) -> list[str]:
     return lines
 
 
-def _csv(spending: "Spending", delta: float) -> str:
-    """Each time that a run spent more: what the run and its lineage had spent by then."""
+def _csv(spending: "Spending", shown: Set[str], delta: float) -> str:
+    """Each time that a run on the lineages that are shown spent more: what it and its lineage had spent by then."""
     from sottovoce.privacy.composition import compose
 
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(COLUMNS)
-    for lineage, run in spending.history():
+    for lineage, run in ((one, run) for one, run in spending.history() if one.name in shown):
         at = delta if lineage.budget is None else lineage.budget.delta
         spent, planned = (compose([loss]).epsilon(at) for loss in (run.spent, run.planned.loss))
         facts = (lineage.name, run.planned.name, run.round, run.planned.rounds)

@@ -22,6 +22,9 @@ Table = list[list[str]]
 PATIENCE = 2.0
 """Seconds after which progress is shown."""
 
+RECENT = 120.0
+"""Seconds back to which rounds tell how fast the next ones are."""
+
 
 @dataclass
 class Verbosity:
@@ -181,19 +184,17 @@ def _bar(what: str, rate: bool, note: Callable[[int], str] | None) -> Iterator[C
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    begun = time.monotonic()
     speed = (TextColumn("{task.fields[speed]}"),) if rate else ()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *speed, TimeRemainingColumn())
-    first: list[int] = []
 
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=RECENT) as bar:
         task = bar.add_task(what, total=None, speed="")
 
         def tell(done: int, total: int) -> None:
-            first.append(done) if not first else None
-            per_second = (done - first[0]) / max(time.monotonic() - begun, 1e-9)
-            after = "" if note is None else f", {note(done)}"
-            bar.update(task, completed=done, total=total, speed=f"{per_second:.1f} rounds/s{after}")
+            bar.update(task, completed=done, total=total)
+            recent = bar.tasks[0].speed if rate else None  # the remaining time is found with it, too
+            told = ("" if recent is None else f"{recent:.1f} rounds/s", "" if note is None else note(done))
+            bar.update(task, speed=", ".join(filter(None, told)))
 
         yield tell
 

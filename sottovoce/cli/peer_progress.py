@@ -101,6 +101,8 @@ def rehearse(
     Example: sotto peer rehearse agreement.toml --data tables
     """
     require_peers()
+    from sottovoce.core.json_numbers import to_json
+
     with _shown_progress() as tell:
         from sottovoce.federation.rehearsal import rehearse as rehearse_members
 
@@ -108,7 +110,7 @@ def rehearse(
     members: list[JSON] = [
         {
             "name": one.name, "rows": one.rows, "round": one.rounds, "metric": one.metric, "value": one.value,
-            "epsilon_spent": one.epsilon, "heard": list(one.heard), "missing": list(one.missing),
+            "epsilon_spent": to_json(one.epsilon), "heard": list(one.heard), "missing": list(one.missing),
         }
         for one in found
     ]  # fmt: skip
@@ -126,7 +128,7 @@ def _rehearsal_table(agreement: "Agreement", found: "Sequence[MemberProgress]") 
         rounds = f"{one.rounds} of {agreement.training.rounds}"
         if one.rounds == 0:
             rounds = "waiting" if one.ready else "preparing"
-        epsilon = "" if one.metric is None else _epsilon(one.epsilon)
+        epsilon = _epsilon(one.epsilon) if one.rounds else ""
         table.append([one.name, rounds, value, epsilon, _names(one.missing), str(len(one.heard)), f"{one.rows:,}"])
     return table
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from sottovoce.config import Document
 from sottovoce.errors import InputError
@@ -33,11 +34,11 @@ ACCOUNTED = "accounted"
 
 @dataclass(frozen=True)
 class AccountedRun:
-    """A run and its `privacy.json`. `loss_after`, what fewer rounds would cost, is known where it was just computed."""
+    """A run and its `privacy.json`. `loss_after` says what fewer rounds would cost."""
 
     training_run: TrainingRun
     privacy: Document
-    loss_after: Callable[[int], Loss] | None
+    loss_after: Callable[[int], Loss]
 
 
 def account_run(agreement: Agreement, tables: Mapping[str, Table]) -> AccountedRun:
@@ -71,7 +72,10 @@ def record_account(database: Database, agreement: Agreement, privacy: Document) 
 def recorded_run(
     database: Database, files: RunFiles, agreement: Agreement, tables: Mapping[str, Table]
 ) -> AccountedRun | None:
-    """The run as it was accounted for before; None where that is not known, or was something else."""
+    """The run as it was accounted for before; None where that is not known, or was something else.
+
+    What fewer rounds would cost is not known from then: whoever asks waits until the run is accounted for anew.
+    """
     digest = _recorded_digest(database, agreement)
     try:
         privacy = None if digest is None else files.document(files.privacy)
@@ -86,7 +90,8 @@ def recorded_run(
     training_run = build_run_at(with_secret_noise(agreement), per_node, tables)
     if public_fingerprint(agreement.experiment, training_run) != privacy.get("fingerprint"):
         return None
-    return AccountedRun(training_run, privacy, None)
+    anew = cache(lambda: account_run(agreement, tables))
+    return AccountedRun(training_run, privacy, lambda rounds: anew().loss_after(rounds))
 
 
 def _recorded_digest(database: Database, agreement: Agreement) -> str | None:

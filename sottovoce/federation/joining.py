@@ -32,7 +32,7 @@ from sottovoce.core.processes import ends_when_stopped, signals_wait
 from sottovoce.core.secret_source import SecretSource
 from sottovoce.core.threads import threads
 from sottovoce.core.topologies import Topology
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.accounted_run import AccountedRun, account_run, forget_accounts, record_account, recorded_run
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.attendance import Absences, StepAttendance
@@ -200,7 +200,19 @@ def _reserve(
     planned = planned_run(
         PrivacyDocument.read(accounted.privacy), run=agreement.hash, name=agreement.name, data=_fingerprint(table)
     )
-    spending.reserve(planned, settings.lineage, loss_after=accounted.loss_after)
+    try:
+        spending.reserve(planned, settings.lineage, loss_after=accounted.loss_after)
+    except Unaccountable as refusal:
+        raise Unaccountable(f"{refusal}; {_agree_anew(agreement)}") from refusal
+
+
+def _agree_anew(agreement: Agreement) -> str:
+    """What to do where a run costs more than a member may spend."""
+    target = agreement.privacy.epsilon
+    less = "fewer training.rounds or more noise"
+    if target is not None:
+        less = f"a privacy.epsilon below {target:g} (fewer rounds alone would get less noise, and cost the same)"
+    return f"no member can change that alone: agree anew with sotto peer agree, on {less}"
 
 
 def _spend(spending: Spending, agreement: Agreement) -> Callable[[int], None]:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -33,7 +33,7 @@ from sottovoce.core.limits import limits_are_lifted
 from sottovoce.core.processes import end_with_parent, signals_blocked, unblock_signals
 from sottovoce.core.toml_text import to_toml
 from sottovoce.errors import InputError, SottovoceError
-from sottovoce.federation.agreement import Agreement, parse_agreement
+from sottovoce.federation.agreement import AgreedMember, Agreement, parse_agreement
 from sottovoce.federation.assembly import NONCE_BYTES, assemble_agreement
 from sottovoce.federation.identity import create_identity, erase_keys
 from sottovoce.federation.loopback import LOOPBACK, free_ports
@@ -43,6 +43,7 @@ from sottovoce.federation.member_settings import FILE
 from sottovoce.federation.member_status import last_attendance
 from sottovoce.learning.table_files import find_table
 from sottovoce.run.layout import RunFiles
+from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.sweep_results import metric_of
 from sottovoce.text import parse_json
 
@@ -58,7 +59,11 @@ ENDING_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class MemberProgress:
-    """How far a member is. Metrics are those on its own held-out rows; None before the first ones."""
+    """How far a member is. Metrics are those on its own held-out rows; None before the first ones.
+
+    Epsilon is that of the round after those that were played, which may have been sent already; None where nothing is
+    proven, and before the first round.
+    """
 
     name: str
     rows: int
@@ -211,20 +216,36 @@ def _ended_with_this(processes: dict[str, BaseProcess]) -> Iterator[None]:
 
 
 def _progress(folder: Path, agreement: Agreement) -> list[MemberProgress]:
-    return [_member_progress(folder / member.name, agreement, member.name, member.rows) for member in agreement.members]
+    """How far all members are. Their figures are the same, and are read from the first who has them."""
+    files = [RunFiles(run_folder(folder / member.name, agreement)) for member in agreement.members]
+    ready = next((one.folder for one in files if one.privacy.exists()), None)
+    privacy, rounds = None if ready is None else _guarantees(ready), agreement.training.rounds
+    return [
+        _member_progress(one, member, rounds, privacy) for one, member in zip(files, agreement.members, strict=True)
+    ]
 
 
-def _member_progress(folder: Path, agreement: Agreement, name: str, rows: int) -> MemberProgress:
-    files = RunFiles(run_folder(folder, agreement))
+@lru_cache(maxsize=1)
+def _guarantees(folder: Path) -> PrivacyDocument | None:
+    """What `privacy.json` says, which is asked several times a second."""
+    files = RunFiles(folder)
+    document = files.document(files.privacy)
+    return None if document is None else PrivacyDocument.read(document)
+
+
+def _member_progress(
+    files: RunFiles, member: AgreedMember, total: int, privacy: PrivacyDocument | None
+) -> MemberProgress:
     rounds, heard, missing = last_attendance(files.folder)
-    lines = whole_lines(files.metrics)
-    ready = files.privacy.exists()
-    if not lines:
-        return MemberProgress(name, rows, ready, rounds, None, None, None, heard, missing)
-    last = parse_json(lines[-1])
-    metric, epsilon = metric_of(last), last["epsilon"]
-    spent = None if epsilon is None else epsilon["spent"]
-    return MemberProgress(name, rows, ready, rounds, metric, last[metric]["mean"], spent, heard, missing)
+    metric, value = None, None
+    for line in whole_lines(files.metrics)[-1:]:
+        last = parse_json(line)
+        metric = metric_of(last)
+        value = last[metric]["mean"]
+    spent = None if privacy is None or not rounds else privacy.epsilon_after(min(rounds + 1, total))
+    return MemberProgress(
+        member.name, member.rows, files.privacy.exists(), rounds, metric, value, spent, heard, missing
+    )
 
 
 def _last_line(path: Path) -> str:

@@ -31,6 +31,9 @@ class Budget:
         if not 0 < self.delta < 1:
             raise InputError(f"a budget at delta {self.delta}", "it lies between 0 and 1", "give 1e-5, say")
 
+    def __str__(self) -> str:
+        return f"epsilon {repr(self.epsilon).removesuffix('.0')} at delta {self.delta:g}"
+
 
 class Stage(NamedTuple):
     """What a run has cost after a round."""

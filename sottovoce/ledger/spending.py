@@ -193,7 +193,7 @@ def _check_budget(lineage: Lineage, planned: PlannedRun, loss_after: Callable[[i
     if fits(planned.loss):
         return
     total = compose([*others, planned.loss]).epsilon(budget.delta)
-    remedy = "more noise is needed"
+    remedy = "fewer rounds or more noise are needed"
     if loss_after is not None:
         left = _most_rounds(lambda rounds: fits(loss_after(rounds)), planned.rounds)
         remedy = f"{left} of its {planned.rounds} rounds would still fit" if left else "not one round would still fit"

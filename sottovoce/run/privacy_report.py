@@ -25,7 +25,14 @@ from sottovoce.privacy import views
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss, StatedLoss, loss_document
-from sottovoce.privacy.covering_views import NODE_ROUNDS, Coverage, coverage, covering_views, insiders_know_more
+from sottovoce.privacy.covering_views import (
+    NODE_ROUNDS,
+    Coverage,
+    coverage,
+    covering_views,
+    hides_in_sums,
+    insiders_know_more,
+)
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
@@ -39,6 +46,10 @@ from sottovoce.tracing.linear_system import LinearSystem
 
 STAGES = 20
 """At so many rounds at most epsilon is reported, in runs of up to NODE_ROUNDS nodes times rounds."""
+
+STAGE_SECONDS = 20.0
+"""Where several adversaries are asked, so many accounts are made in all, or more if they take no longer than this by
+an estimate: the rounds must not depend on the machine."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +136,7 @@ class PrivacyReport:
             return []
         mu, epsilon = last.mu, last.epsilon
         found: list[dict[str, JSON]] = []
-        for rounds in reversed(_stages(total, self.every, STAGES // len(self._held_against(last)))):
+        for rounds in reversed(_stages(total, self.every, self._most_stages(last))):
             if rounds < total:
                 mu = None if mu is None else min(self._mu_after(rounds, last), mu)
                 now = self._sampled_after(rounds, last.view) if mu is None else epsilon_of(mu, self.delta)
@@ -159,8 +170,23 @@ class PrivacyReport:
         return replace(loss, epsilon=self._sampled_after(rounds, last.view))
 
     def _held_against(self, last: PrivacyFigure) -> list[View]:
-        """The adversaries of whom the headline is the worst: its own alone, unless neighbours share secrets."""
-        return [found.view for found in self._counted] if insiders_know_more(self.accountant.system) else [last.view]
+        """The adversaries of whom the headline is the worst: its own alone, unless neighbours share secrets.
+
+        Of one secure sum over all, any coalition of a size is among them, which stands for each single node.
+        """
+        system = self.accountant.system
+        if not insiders_know_more(system):
+            return [last.view]
+        held = [found.view for found in self._counted]
+        return [view for view in held if len(view.members) != 1] if hides_in_sums(system) else held
+
+    def _most_stages(self, last: PrivacyFigure) -> int:
+        """At how many rounds epsilon is reported at most."""
+        held = self._held_against(last)
+        if len(held) == 1:
+            return STAGES
+        seconds = sum(self.accountant.headline_cost(view).seconds for view in held)
+        return max(STAGES // len(held), min(STAGES, int(STAGE_SECONDS / seconds)))
 
     @one_thread()
     def _mu_after(self, rounds: int, last: PrivacyFigure) -> float:

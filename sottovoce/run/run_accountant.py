@@ -15,6 +15,7 @@ from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.accountant import Account, account
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive, taken_step_size
+from sottovoce.privacy.covering_views import coalitions
 from sottovoce.privacy.guarantee import KINDS, Kind
 from sottovoce.privacy.views import View
 from sottovoce.run.stored_accounts import StoredAccounts
@@ -87,6 +88,12 @@ class RunAccountant:
     def headline_account(self, view: View) -> Account:
         """The account with the kinds only that can be its headline."""
         return self._account(self.system, view, self.proven_kinds)
+
+    def headline_cost(self, view: View) -> Cost:
+        """What the account of all rounds takes that a headline rests on, as estimated."""
+        scheme = self._participation(self.system)
+        each = (account_cost(self.system, one, self.proven_kinds, scheme) for one in coalitions(view, self.system))
+        return sum(each, Cost())
 
     def headline_after(self, rounds: int, view: View) -> Account:
         """What the headline would rest on if the run had ended after so many rounds; of each end and view once."""

@@ -12,6 +12,7 @@ import pytest
 
 from sottovoce.cli import run as run_command
 from sottovoce.privacy.composition import GaussianLoss, SampledLoss, compose
+from sottovoce.privacy.rounding import round_up
 from sottovoce.run import execute
 from tests.cli.test_schemas import fits
 
@@ -184,7 +185,6 @@ def test_several_runs_together(folder, sotto):
         ("account nowhere", 2, "no run"),
         ("account nowhere --graph ring:4", 2, "runs with options of a graph"),
         ("ledger none.ledger", 2, "no such file"),
-        ("ledger none.ledger --lineage b", 2, "--lineage without --budget"),
         ("ledger my.ledger --budget 0", 2, "it is positive and finite"),
         ("run try.toml --lineage b", 2, "--lineage without --ledger"),
         ("run try.toml --ledger my.ledger --lineage b", 2, "--new-lineage b"),
@@ -196,6 +196,24 @@ def test_what_makes_no_sense_is_refused_in_one_line(folder, sotto, line, code, w
     found, out, err = sotto(line)
     assert (found, out, err.count("\n")) == (code, "", 1)
     assert words in err
+
+
+def test_one_lineage_is_shown_alone_and_a_budget_says_what_it_was_and_by_how_much_it_is_passed(folder, sotto):
+    assert sotto("run try.toml --ledger my.ledger")[0] == 0
+    spent = compose([GaussianLoss(mu_of(folder, "runs"))]).epsilon(DELTA)
+    code, out, err = sotto("ledger my.ledger --new-lineage b --lineage b --budget 2")
+    assert (code, "lineage b" in out, "lineage data" in out, err) == (0, True, False, "")
+    assert [one["lineage"] for one in json.loads(sotto("ledger my.ledger --lineage b --json")[1])["lineages"]] == ["b"]
+    assert sotto("ledger my.ledger --lineage b --csv")[1].count("\n") == 1
+    code, out, err = sotto("ledger my.ledger --lineage dtaa")
+    assert (code, out, "my.ledger has: data, b" in err) == (2, "", True)
+    assert sotto(f"ledger my.ledger --budget {spent!r}")[1].count("left: 0.\n") == 1, "and no run of mu 0"
+    code, out, err = sotto("ledger my.ledger --budget 0.5")
+    assert (
+        err
+        == f"The budget of lineage data was epsilon {spent!r} at delta 1e-05, and is epsilon 0.5 at delta 1e-05 now.\n"
+    )
+    assert f"Budget: epsilon 0.5 at delta 1e-05; passed by {round_up(spent - 0.5)}.\n" in out
 
 
 def test_a_lineage_that_nobody_declared_is_refused_and_no_file_is_left(folder, sotto):

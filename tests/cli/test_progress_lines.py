@@ -1,4 +1,4 @@
-"""Lines of progress where stderr is no terminal."""
+"""Lines of progress where stderr is no terminal, and the rate on a bar where it is one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import threading
 
 import pytest
+import rich.progress
 
 from sottovoce.cli import options, output, progress_lines
 from sottovoce.cli.progress_lines import Activity, activity, lines_written
@@ -60,3 +61,23 @@ def test_a_command_writes_lines_on_stderr_and_its_answer_on_stdout(sotto, monkey
     assert re.search(r"^sotto: tracing dp-d-sgd on ring:6: \d+ s$", err, re.MULTILINE)
     monkeypatch.setattr(output, "lines_written", lambda _: pytest.fail("asked to be quiet"))
     assert sotto("--quiet account --graph ring:6 --json") == (0, out, "")
+
+
+def test_rate_and_remaining_time_are_those_of_the_same_rounds_whatever_was_done_before(monkeypatch):
+    clock, made = [0.0], []
+
+    class Timed(rich.progress.Progress):
+        def __init__(self, *columns, **options):
+            super().__init__(*columns, get_time=lambda: clock[0], auto_refresh=False, **options)
+            made.append(self)
+
+    monkeypatch.setattr(rich.progress, "Progress", Timed)
+    with output._bar("clinics", True, lambda done: f"epsilon {done}") as tell:
+        clock[0] = 60.0
+        tell(5, 40)
+        (task,) = made[0].tasks
+        assert (task.fields["speed"], task.time_remaining) == ("epsilon 5", None)
+        for done in range(6, 21):
+            clock[0] += 0.5
+            tell(done, 40)
+        assert (task.fields["speed"], task.time_remaining) == ("2.0 rounds/s, epsilon 20", 10)

@@ -312,15 +312,23 @@ def _interrupt(*_):
     raise KeyboardInterrupt
 
 
-def test_a_run_that_would_pass_the_budget_is_refused_with_the_rounds_that_would_fit(tmp_path):
+def test_a_run_that_would_pass_the_budget_is_refused_with_the_rounds_that_would_fit(tmp_path, monkeypatch):
     clinics = Clinics(tmp_path)
     agreement = clinics.agree(rounds=4)
-    little = QUICK.model_copy(update={"budget": BudgetSettings(epsilon=2.1, delta=1e-5)})
-    with pytest.raises(Unaccountable, match="2 of its 4 rounds would still fit") as refusal:
+    little, enough = (
+        QUICK.model_copy(update={"budget": BudgetSettings(epsilon=one, delta=1e-5)}) for one in (2.1, 9.0)
+    )
+    wanted = "2 of its 4 rounds would still fit; no member .* alone: agree anew .* on a privacy.epsilon below 3"
+    with pytest.raises(Unaccountable, match=wanted) as refusal:
         clinics.join(agreement, "Hill", settings=little)
     assert refusal.value.exit_code == 3
     with clinics.ledger("Hill") as database:
         assert Spending(database).lineage(DEFAULT).runs == ()
+    monkeypatch.setattr(joining._MemberRun, "play", _interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        clinics.join(agreement, "Hill", settings=enough)
+    with pytest.raises(Unaccountable, match=wanted):  # its figures are those of privacy.json now
+        clinics.join(agreement, "Hill", settings=little)
 
 
 def test_an_agreement_with_other_keys_of_this_member_is_refused(tmp_path):

@@ -20,10 +20,12 @@ import pytest
 
 from sottovoce.cli.peer_progress import _fitting, _rehearsal_table
 from sottovoce.errors import InputError
+from sottovoce.federation.accounted_run import account_run
 from sottovoce.federation.agreement import Agreement, read_agreement
 from sottovoce.federation.assembly import read_draft
 from sottovoce.federation.joining import _keep_lines
-from sottovoce.federation.rehearsal import MemberProgress, _failure, _listening, _rehearsed
+from sottovoce.federation.member_folder import run_folder
+from sottovoce.federation.rehearsal import MemberProgress, _failure, _listening, _progress, _rehearsed
 from sottovoce.learning.columns import read_columns
 from sottovoce.learning.split_tables import split_table
 from tests.cli.test_schemas import fits
@@ -86,6 +88,20 @@ def test_a_table_fits_a_terminal_of_any_width(tmp_path):
         lines = _fitting(table, width)
         assert max(map(len, lines)) < width
         assert all(line.startswith(whole[: min(width - 1, 15)]) for line, whole in zip(lines, wide, strict=True))
+
+
+def test_what_is_shown_as_spent_is_never_below_what_is_recorded_for_the_round_at_hand(tmp_path):
+    """A member that has played one round may have sent the next, which the ledger has at the figure of a later one."""
+    agreed = agreement_in(tmp_path)
+    privacy = account_run(agreed, {}).privacy
+    assert [one["round"] for one in privacy["over_rounds"]] == [1, 4]
+    folder = run_folder(tmp_path / "Hill", agreed)
+    folder.mkdir(parents=True)
+    (folder / "privacy.json").write_text(json.dumps(privacy))
+    assert _progress(tmp_path, agreed)[0].epsilon is None
+    (folder / "attendance.jsonl").write_text('{"round": 0, "step": 0, "heard": [], "missing": []}\n')
+    found = _progress(tmp_path, agreed)[0]
+    assert (found.rounds, found.epsilon) == (1, privacy["headline"]["epsilon"])
 
 
 def test_tables_of_the_recipe_fit_it_and_share_no_row(sotto, tmp_path, monkeypatch):

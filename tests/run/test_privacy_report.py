@@ -110,6 +110,23 @@ def test_epsilon_over_rounds_is_that_of_runs_that_end_earlier():
     assert stages[-1]["epsilon"] == found.headline.epsilon
 
 
+def test_a_secure_sum_tells_epsilon_at_as_many_rounds_as_gossip():
+    """By hand: an attacker knows its own noise, and that of four nodes is left in every sum."""
+    net = weigh("complete:5", "uniform")
+
+    def report(rounds):
+        began = begun(algorithm("secure-average", sigma=20.0), net, rounds=rounds, adjacency="user")
+        return report_privacy(began, delta=DELTA, attackers="all")
+
+    stages = report(300).over_rounds()
+    assert len(stages) == 21
+    for one in stages:
+        assert one["mu"] == pytest.approx(math.sqrt(one["round"] / 4) / 20, rel=1e-4)
+    early = report(stages[2]["round"])
+    assert stages[2]["mu"] == pytest.approx(early.headline.mu, rel=1e-9)
+    assert stages[2]["mu"] >= max(found.mu for found in early.accounts) * (1 - 1e-9)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "batch"),
     [
