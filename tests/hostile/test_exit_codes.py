@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -74,12 +75,12 @@ def another_rank(monkeypatch) -> str:
     return "run try.toml"
 
 
-def end_this_process(*_, **__):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def killed_sweep(monkeypatch) -> str:
-    monkeypatch.setattr("sottovoce.run.parallel._attempt", end_this_process)
+    def end(*_):
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", lambda *_: object())
+    monkeypatch.setattr("sottovoce.run.parallel.as_completed", end)
     Path("try.toml").write_text("seeds = [0, 1]\n" + SETTINGS)
     return "run try.toml --jobs 2"
 
