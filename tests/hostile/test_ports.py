@@ -97,7 +97,7 @@ def test_a_rank_that_waits_at_the_store_says_so(join, monkeypatch):
             lines.append(line)
             silent.close()
 
-        with pytest.raises(RuntimeError):
+        with pytest.raises((RuntimeError, PeerLost)):  # torch's error, or the rank's own where torch takes longer
             join(port, tell, seconds=1)
     assert lines[0].startswith(f"rank 1 waits for all ranks to meet at 127.0.0.1:{port}: 0 s; ")
     assert "other programs hold connections to this port" in lines[0]
