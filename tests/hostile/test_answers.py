@@ -458,7 +458,8 @@ def test_python_takes_names(at_named_run):
 def test_pages_call_nodes_by_their_names(at_named_run):
     (shown,) = inside(at_named_run / "report.html")["runs"]
     assert shown["labels"] == sorted(NAMES)
-    assert adversary(views.coalition(NODE, 0), sorted(NAMES)).startswith(f"nodes 0 (Anna),{NODE} (Mercy) together")
+    both = adversary(views.coalition(NODE, 0), sorted(NAMES))
+    assert both.startswith(f"nodes 0 (Anna) and {NODE} (Mercy) together")
     _, scripts = (at_named_run / "report.html").read_text().split("// What all figures share")
     assert not re.search(r"String\((attackers\[a\]|one\.node|i)\)|about \$\{i\}|node \$\{solved", scripts)
 
