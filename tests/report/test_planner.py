@@ -96,6 +96,15 @@ def test_no_answer_is_below_the_accountants(algorithm, page, opened):
         assert all(one <= told for one, told in zip(exact, leaks, strict=True)), (exact, leaks)
 
 
+def test_the_ends_of_the_table_are_told_upwards(page, opened):
+    """Whatever the last bit of a quotient is: a neighbour learns the whole target, and nobody less than the least."""
+    shown = opened(page)
+    for name in GRAPHS:
+        for rounds in ROUNDS:
+            assert asked(shown, graph=name, rounds=rounds, epsilon=EPSILONS[-1])[1][0] >= 0.999 * EPSILONS[-1]
+            assert min(asked(shown, epsilon=EPSILONS[0])[1]) >= EPSILONS[0]
+
+
 def test_controls_answer_at_once_by_keyboard_and_say_what_was_not_computed(page, opened):
     shown = opened(page, width=390, height=800)
     before, _ = asked(shown, epsilon=4)

@@ -22,7 +22,11 @@ function planned(grid, { graph, algorithm, batches, rounds, epsilon, records, pa
     sigma,
     average: moved * point.average,
     node: moved * point.node,
-    leaks: point.by_distance.map((one) => Math.min(epsilon, chord(grid.mus, grid.epsilons, one / sigma) ?? grid.epsilons[0])),
+    leaks: point.by_distance.map((one) => {
+      const lost = one / sigma;
+      const least = grid.epsilons[0];
+      return lost < grid.mus[0] ? least : Math.min(epsilon, chord(grid.mus, grid.epsilons, lost) ?? epsilon);
+    }),
   };
 }
 
