@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -75,12 +74,12 @@ def another_rank(monkeypatch) -> str:
     return "run try.toml"
 
 
-def killed_sweep(monkeypatch) -> str:
-    def end(*_):
-        raise BrokenProcessPool
+def end_this_process(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", lambda *_: object())
-    monkeypatch.setattr("sottovoce.run.parallel.as_completed", end)
+
+def killed_sweep(monkeypatch) -> str:
+    monkeypatch.setattr("sottovoce.run.parallel._attempt", end_this_process)
     Path("try.toml").write_text("seeds = [0, 1]\n" + SETTINGS)
     return "run try.toml --jobs 2"
 
