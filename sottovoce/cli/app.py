@@ -17,6 +17,7 @@ from sottovoce._version import __version__
 from sottovoce.cli.output import narrated, verbosity
 from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
 from sottovoce.core import processes
+from sottovoce.core.own_code import as_own_failure
 from sottovoce.core.processes import Terminated
 from sottovoce.errors import SottovoceError, file_error, shortened
 
@@ -124,6 +125,8 @@ def _stopped_by_termination() -> Iterator[list[int]]:
 
 def explained(error: BaseException) -> tuple[str, int]:
     """What went wrong in one line, and the code to exit with."""
+    if isinstance(error, Exception):
+        error = as_own_failure(error)
     if isinstance(error, SottovoceError):
         return str(error), error.exit_code
     if isinstance(error, OSError):

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from sottovoce.errors import InputError, file_error
+from sottovoce.errors import InputError, SottovoceError, file_error
 from sottovoce.regular_files import read_bytes
 
 if TYPE_CHECKING:
@@ -155,7 +155,8 @@ def _load(path: Path, source: bytes) -> ModuleType:
             exec(compile(source, str(path), "exec"), vars(module))
         except Exception as error:
             del sys.modules[module.__name__]
-            where = _line(error, path)
+            line = error.lineno if isinstance(error, SyntaxError) else _line(error, path)
+            where = "" if line is None else f", line {line}"
             raise InputError(
                 f"{path}{where}: {type(error).__name__}: {error}", "code that settings name must load", "correct it"
             ) from error
@@ -163,16 +164,28 @@ def _load(path: Path, source: bytes) -> ModuleType:
     return _modules[key]
 
 
-def _line(error: Exception, path: Path) -> str:
-    """Where in the file something went wrong."""
-    if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
-    lines, trace = [], error.__traceback__
+def as_own_failure(error: Exception) -> Exception:
+    """An error that came out of code that settings name, as one about its file and line; any other as it is."""
+    if isinstance(error, SottovoceError | MemoryError):
+        return error
+    for path, _ in _modules:
+        line = _line(error, path)
+        if line is not None:
+            return InputError(
+                f"{path}, line {line}: {type(error).__name__}: {error}", "code of your own raised this",
+                "correct it; --verbose before the command shows the way there",
+            )  # fmt: skip
+    return error
+
+
+def _line(error: Exception, path: Path) -> int | None:
+    """Where in the file something went wrong; None if elsewhere."""
+    line, trace = None, error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == str(path):
-            lines.append(trace.tb_lineno)
+            line = trace.tb_lineno
         trace = trace.tb_next
-    return f", line {lines[-1]}" if lines else ""
+    return line
 
 
 # --- packages --------------------------------------------------------------------------------------------------------

@@ -113,6 +113,15 @@ def test_sweeps_and_ranks_load_code_in_their_processes(written, command, more):
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize("more", [[], ["--jobs", "2", "--set", "seeds=[0, 1]"]])
+def test_code_that_fails_in_a_round_is_named_with_its_line(written, sotto, more):
+    """It is no defect of ours, which would have another code, and a line that asks for a report."""
+    (written / "mine.py").write_text(saved(PAGE, "mine.py").replace("return self.layers(rows)", "return {}[0]"))
+    code, out, err = sotto("", "run", "written/mine.toml", *QUICK, *more)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert re.search(r"mine\.py, line \d+: .*; code of your own raised this; correct it", err), err
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
