@@ -1,6 +1,7 @@
 """`sotto plan`: which algorithm to take, before anything is trained."""
 
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,13 +26,13 @@ from sottovoce.cli.options import (
     ViewSpec,
     Yes,
 )
-from sottovoce.cli.output import PATIENCE, answer, print_note, progress, verbosity
+from sottovoce.cli.output import PATIENCE, answer, print_note, progress_kept, verbosity
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sottovoce.planning.planner import Entry, Plan, Question
 
@@ -85,30 +86,41 @@ def plan_(
             view=view, final_models=and_final_models, adjacency=adjacency, participation=participation,
             weights=weights, convex=convex, colluders=colluders,
         )  # fmt: skip
-    with progress("algorithms") as tell:
-        found = plan(question, tell, _shown_early())
+    with progress_kept("algorithms", "Nothing is kept.") as tell, _rows_shown_early() as show:
+        found = plan(question, tell, show)
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
     answer(_document(found), as_json, found.table(), *_words(found))
 
 
-def _shown_early() -> "Callable[[Entry], None]":
-    """Shows rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always."""
+@contextmanager
+def _rows_shown_early() -> "Iterator[Callable[[Entry], None]]":
+    """Shows rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always.
+
+    Those that were not shown yet are when it is stopped.
+    """
     from sottovoce.planning.planner import noise_text
 
     begun, waiting = time.monotonic(), list[str]()
+
+    def show() -> None:
+        for line in waiting:
+            print_note(line)
+        waiting.clear()
 
     def tell(entry: "Entry") -> None:
         waiting.append(
             f"sotto: {entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {noise_text(entry.error_node)}"
         )
         if verbosity.verbose or (verbosity.shows_progress and time.monotonic() - begun > PATIENCE):
-            for line in waiting:
-                print_note(line)
-            waiting.clear()
+            show()
 
-    return tell
+    try:
+        yield tell
+    except KeyboardInterrupt:
+        show()
+        raise
 
 
 def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":
