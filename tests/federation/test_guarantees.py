@@ -161,3 +161,12 @@ def test_noise_on_single_messages_is_on_no_grid_and_figures_say_so(plain):
     found = agreed_guarantees(varied(plain, {**FIXED, **settings})).document
     assert found["grid_step"] is None
     assert "rounding of floating-point numbers is not covered" in json.dumps(found["headline"])
+
+
+def test_noise_in_models_is_that_of_averages(plain):
+    everyone = {"topology.graph": "edges:Hill--Mercy,Hill--North,Mercy--North", "topology.weights": "uniform"}
+    agreement = varied(plain, {**FIXED, **everyone, "training.rounds": 6})
+    found = agreed_guarantees(agreement)
+    noise = np.array([found.privacy.noise_of(node) for node in range(3)])
+    each_round = agreement.algorithm.step_size * np.sqrt((noise**2).sum()) / 3
+    np.testing.assert_allclose(found.noise_in_models, np.sqrt(6) * each_round, rtol=1e-9)
