@@ -115,9 +115,10 @@ def agree(
     with show_elapsed("what the agreement guarantees"), ends_when_stopped():
         guarantees = agreed_guarantees(agreement)
     write_text(out, agreement.toml())
+    edges = "1 edge" if agreement.graph.edges == 1 else f"{agreement.graph.edges} edges"
     answer(
         _agreement_document(agreement, guarantees, out), as_json, _members_table(agreement, guarantees), "",
-        f"{out}: {agreement.name}, {len(agreement.members)} members, {agreement.graph.edges} edges",
+        f"{out}: {agreement.name}, {len(agreement.members)} members, {edges}",
         f"hash {agreement.hash}", guarantees.sentence,
     )  # fmt: skip
     if not as_json and guarantees.members:
