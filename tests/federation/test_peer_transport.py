@@ -31,11 +31,10 @@ def test_members_play_the_run_of_the_simulation(case):
     assert members.network.refused == {}
 
 
-def test_float32_and_noise_on_a_grid_are_the_same_bits_too():
-    method = algorithm("dp-d-sgd", sigma=1.0, step_size=0.1)
-    method = with_exact_noise(method, metropolis("ring:5"))
-    assert method.exact_noise
-    members = Federation(method, metropolis("ring:5"), dtype=torch.float32)
+@pytest.mark.parametrize(("name", "dtype"), [("dp-d-sgd", torch.float32), ("zip-dl", torch.float64)])
+def test_float32_and_noise_on_a_grid_are_the_same_bits_too(name, dtype):
+    net = metropolis("star:5")
+    members = Federation(with_exact_noise(algorithm(name, sigma=1.0, step_size=0.1), net, True), net, dtype=dtype)
     ends = members.run()
     assert torch.equal(torch.cat([ends[member] for member in range(5)]), members.simulated())
 
