@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.class_correlation import ClassCorrelation
+from sottovoce.core.class_correlation import of_node
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import Noise, NoiseTerm
@@ -66,9 +66,10 @@ def grid_step(algorithm: Algorithm, mixing: Mixing) -> float:
     0.5
     """
     correlation = algorithm.noise.correlation
-    first = 1.0 if correlation is None else float(abs(correlation.matrix(1)[0, 0]))
-    own = _own_noise(in_units_of_largest(algorithm.noise.local(mixing), algorithm.sensitivity))
-    least = largest(algorithm.sensitivity) * float(min(own)) / first
+    own = np.array(_own_noise(in_units_of_largest(algorithm.noise.local(mixing), algorithm.sensitivity)))
+    if correlation is not None:
+        own /= [abs(float(of_node(correlation, node).matrix(1)[0, 0])) for node in range(len(own))]
+    least = largest(algorithm.sensitivity) * float(own.min())
     return math.ldexp(1.0, math.frexp(least)[1] - 1) / STEPS
 
 
@@ -105,8 +106,6 @@ def why_not_exact(noise: Noise, mixing: Mixing) -> str | None:
     """Why released values cannot be put on a grid so that rounding is covered; None where they can."""
     if noise.edge(mixing):
         return "its noise is on single messages, and what it hides there is sent again in others"
-    if isinstance(noise.correlation, ClassCorrelation):
-        return "classes of nodes have a C each, and sums on a grid are decided by one C for all"
     if not _own_noise(noise.local(mixing)):
         return "not every node adds noise of its own to what it releases"
     return None

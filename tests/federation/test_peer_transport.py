@@ -31,11 +31,18 @@ def test_members_play_the_run_of_the_simulation(case):
     assert members.network.refused == {}
 
 
-def test_float32_and_noise_on_a_grid_are_the_same_bits_too():
-    method = algorithm("dp-d-sgd", sigma=1.0, step_size=0.1)
-    method = with_exact_noise(method, metropolis("ring:5"))
-    assert method.exact_noise
-    members = Federation(method, metropolis("ring:5"), dtype=torch.float32)
+@pytest.mark.parametrize(
+    "method",
+    [
+        algorithm("dp-d-sgd", sigma=1.0, step_size=0.1),
+        algorithm("mafalda", sigma=1.0, rounds=12, participation="2x6", classes=2),
+    ],
+    ids=lambda method: method.name,
+)
+def test_float32_and_noise_on_a_grid_are_the_same_bits_too(method):
+    net = metropolis("star:5")
+    method = with_exact_noise(method.on(net), net, True)
+    members = Federation(method, net, dtype=torch.float32)
     ends = members.run()
     assert torch.equal(torch.cat([ends[member] for member in range(5)]), members.simulated())
 
