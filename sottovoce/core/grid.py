@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.class_correlation import ClassCorrelation
+from sottovoce.core.class_correlation import of_node
 from sottovoce.core.compression import Identity
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip import Gossip
@@ -80,9 +80,10 @@ def least_noise(algorithm: Algorithm, mixing: Mixing) -> float:
     noise, sensitivity = algorithm.noise, algorithm.sensitivity
     if isinstance(noise, ZeroSum):
         return abs(algorithm.step_size) * float(_message_noise(noise, mixing, sensitivity).min())
-    first = 1.0 if noise.correlation is None else float(abs(noise.correlation.matrix(1)[0, 0]))
-    least = float(min(_own_noise(in_units_of_largest(noise.local(mixing), sensitivity)))) / first
-    return largest(sensitivity) * least
+    own = np.array(_own_noise(in_units_of_largest(noise.local(mixing), sensitivity)))
+    if noise.correlation is not None:
+        own /= [abs(float(of_node(noise.correlation, node).matrix(1)[0, 0])) for node in range(len(own))]
+    return largest(sensitivity) * float(own.min())
 
 
 def power_of_two_below(value: float) -> float:
@@ -131,8 +132,6 @@ def why_not_exact(algorithm: Algorithm, topology: Topology) -> str | None:
     noise, mixing = algorithm.noise, topology.at(0)
     if noise.edge(mixing):
         return _why_not_on_messages(algorithm, topology)
-    if isinstance(noise.correlation, ClassCorrelation):
-        return "classes of nodes have a C each, and sums on a grid are decided by one C for all"
     if not _own_noise(noise.local(mixing)):
         return "not every node adds noise of its own to what it releases"
     return None
