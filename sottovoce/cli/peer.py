@@ -51,7 +51,7 @@ RANGE_IS_NARROW = (
     "least ten times that to either side, on a smaller step size or on fewer rounds."
 )
 
-Folder = Annotated[Path, typer.Option(help="Private folder of this member.")]
+Folder = Annotated[Path, typer.Option(help="This member's private folder.")]
 
 
 def _finite(seconds: float | None) -> float | None:
@@ -71,7 +71,7 @@ def init(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Make the keys of a member, and the file to hand to the others.
+    """Make the keys of a member, and the file to give to the others.
 
     Example: sotto peer init Mercy --address mercy.example:7443
     """
@@ -94,11 +94,11 @@ def init(
 def agree(
     settings: Annotated[Path, typer.Argument(help="Settings of the run, a TOML file; see docs/peers.md.")],
     members: Annotated[list[Path], typer.Argument(help="The NAME.member.toml of every member.")],
-    out: Annotated[Path, typer.Option(help="Where the agreement is written.")] = Path("agreement.toml"),
+    out: Annotated[Path, typer.Option(help="File for the agreement.")] = Path("agreement.toml"),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Put an agreement together, and say what it guarantees to whom, without anybody's rows.
+    """Assemble an agreement, and show what it guarantees to whom. Nobody's rows are needed.
 
     Example: sotto peer agree settings.toml *.member.toml --out agreement.toml
     """
@@ -139,7 +139,8 @@ def _failing_sums(agreement: "Agreement") -> str:
 
 
 Confirmed = Annotated[
-    bool, typer.Option("--confirmed", help="All fingerprints were compared with their owners; for secure sums.")
+    bool,
+    typer.Option("--confirmed", help="For secure sums: note that all fingerprints were compared with their owners."),
 ]
 
 
@@ -176,13 +177,13 @@ def check(
     agreement: AgreementFile,
     folder: Folder = Path("peer"),
     wait: Annotated[
-        float, typer.Option(min=0, callback=_finite, help="Try again for so many seconds, until all is well.")
+        float, typer.Option(min=0, callback=_finite, help="Try again for this many seconds, until everything is fine.")
     ] = 0.0,
-    against: Annotated[Path | None, typer.Option(help="Another member's agreement, to be compared first.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Another member's agreement, to compare with first.")] = None,
     confirmed: Confirmed = False,
     as_json: Json = False,
 ) -> None:
-    """Reach every neighbour: one line each. Exit code 1 if something is wrong, 2 if an agreement differs.
+    """Check the connection to every neighbour. Exit code 1 if something is wrong, 2 if agreements differ.
 
     Example: sotto peer check agreement.toml --wait 60
     """
@@ -215,11 +216,11 @@ def join(
     agreement: AgreementFile,
     data: Annotated[Path | None, typer.Option(help="This member's table: .csv, .parquet or .npz.")] = None,
     folder: Folder = Path("peer"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was begun.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was begun.")] = False,
     patience: Annotated[
         float | None, typer.Option(min=0.1, callback=_finite, help="Seconds that a round may wait for neighbours.")
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="Append what happens to this file, as JSON lines.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Append events to this file, as JSON lines.")] = None,
     confirmed: Confirmed = False,
     yes: Yes = False,
     as_json: Json = False,

@@ -27,7 +27,7 @@ DELTA = 1e-5
 
 @peer.command()
 def status(folder: Folder = Path("peer"), as_json: Json = False) -> None:
-    """What this member has done and spent; works while it takes part. Example: sotto peer status --folder peer"""
+    """Show what this member has done and spent, also while it takes part. Example: sotto peer status --folder peer"""
     require_peers()
     from sottovoce.federation.member_folder import LEDGER
     from sottovoce.federation.member_status import member_status
@@ -90,13 +90,13 @@ def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
 
 @peer.command()
 def rehearse(
-    agreement: Annotated[Path, typer.Argument(help="An agreement, or the settings that one is made of.")],
-    data: Annotated[Path, typer.Option(help="Folder with a table for each member, named like it.")],
+    agreement: Annotated[Path, typer.Argument(help="An agreement, or the settings for one.")],
+    data: Annotated[Path, typer.Option(help="Folder with a table for each member, named after the member.")],
     out: Annotated[Path, typer.Option(help="New folder for the members' folders.")] = Path("rehearsal"),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """All members on this machine, each a process of its own, with throw-away keys.
+    """Run all members on this machine, each in a process of its own, with throw-away keys.
 
     Example: sotto peer rehearse agreement.toml --data tables
     """

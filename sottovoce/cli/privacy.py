@@ -45,28 +45,34 @@ def _kinds() -> Iterable[str]:
 @with_setting
 def account_(
     setting: Setting,
-    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs: what they tell together.")] = None,
-    sigma: Annotated[float, typer.Option(help="Standard deviation of the noise over sensitivity.")] = 1.0,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, to account for together.")] = None,
+    sigma: Annotated[float, typer.Option(help="Standard deviation of the noise divided by the sensitivity.")] = 1.0,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Only this kind of guarantee; may be given more than once.", autocompletion=offering(_kinds)),
+        typer.Option(help="Only this kind of guarantee; may be repeated.", autocompletion=offering(_kinds)),
     ] = None,
     optimised: Annotated[
-        bool, typer.Option("--optimised", help="convex-training: the tightest policy, however long it takes.")
+        bool, typer.Option("--optimised", help="convex-training: find the tightest policy, however long it takes.")
     ] = False,
-    published: Annotated[bool, typer.Option("--published", help="Also the papers' formulas, for comparison.")] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Also show the papers' formulas, for comparison.")
+    ] = False,
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
-    all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every node as attacker; draws a heat map.")] = False,
+    all_pairs: Annotated[
+        bool, typer.Option("--all-pairs", help="Take every node as the attacker, and draw a heat map.")
+    ] = False,
     sample: Annotated[
-        int | None, typer.Option(min=1, help="--all-pairs: so many attackers, drawn at random with --seed.")
+        int | None, typer.Option(min=1, help="--all-pairs: only this many attackers, drawn at random with --seed.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
-    data: Annotated[Path | None, typer.Option(help="RUN --view: folder of files that the run names.")] = None,
+    out: Annotated[Path | None, typer.Option(help="--all-pairs: file to store figures in and to resume from.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With RUN and --view: folder of the files that the run names.")
+    ] = None,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
+    """Show what a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
     from sottovoce.privacy.account_table import table_by_distance
     from sottovoce.privacy.accountant import account
 
@@ -219,7 +225,7 @@ def calibrate_(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """The sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
+    """Find the sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
     from sottovoce.privacy.accountant import headline_kinds
     from sottovoce.privacy.calibration import Target, calibrated_system
 

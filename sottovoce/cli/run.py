@@ -41,36 +41,37 @@ BEFORE = "data and guarantees, before the first round"
 def run(
     file: Annotated[Path, typer.Argument(help="A TOML file: settings (see docs/run.md) or an agreement.")],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting, e.g. training.rounds=50; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", help="Change a setting, for example training.rounds=50; may be repeated."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an unfinished run stopped.")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder that runs are written into.")] = Path("runs"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for runs.")] = Path("runs"),
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Runs of a sweep at once; one per core unless given.")
+        int | None, typer.Option(min=1, max=64, help="Number of runs of a sweep at once; default: one per core.")
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Only runs of a sweep whose name contains this.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only the runs of a sweep whose names contain this.")] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Spread the nodes of one run over so many processes.")
+        int | None, typer.Option(min=1, max=256, help="Spread the nodes of one run over this many processes.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds after which a process that does not answer is given up.")
+        float, typer.Option(min=1, help="Seconds after which a process that does not answer counts as lost.")
     ] = 120.0,
     ledger: Annotated[
-        Path | None, typer.Option(help="Reserve in this ledger what the run costs; refused if it passes the budget.")
+        Path | None,
+        typer.Option(help="Reserve the cost of the run in this ledger; the run is refused if it exceeds the budget."),
     ] = None,
-    lineage: Annotated[
-        str | None, typer.Option(help="--ledger: which lineage of data; the first unless given.")
-    ] = None,
+    lineage: Annotated[str | None, typer.Option(help="--ledger: which lineage of data; default: the first.")] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Also train without noise, and each node alone: what joining buys.")
+        bool,
+        typer.Option("--baselines", help="Also train without noise, and each node alone, to show what joining gains."),
     ] = False,
     trackers: Track = None,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
+    """Train; metrics, guarantees and checkpoints go to runs/NAME. Example: sotto run recipes/digits.toml"""
     if not math.isfinite(timeout):
         raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
     how = Execution(
