@@ -88,9 +88,13 @@ def _formats(figures: Path | None, formats: list[str] | None) -> "list[Format]":
     from sottovoce.report.figure_files import parse_format
 
     if figures is None and formats:
-        raise InputError(f"--format {formats[0]} without --figures", "figures are written there", "add --figures DIR")
+        raise InputError(
+            f"--format {formats[0]} without --figures",
+            "figures are written into the folder of --figures",
+            "add --figures DIR",
+        )
     if figures is not None and figures.exists() and not figures.is_dir():
-        raise InputError(f"{figures} is no folder", "figures are written into one", "name another")
+        raise InputError(f"{figures} is not a folder", "figures are written into a folder", "name another")
     return list(dict.fromkeys(parse_format(word) for word in formats or ["svg"]))
 
 
@@ -120,7 +124,9 @@ def report(
     from sottovoce.run.run_documents import read_runs
 
     if run.is_dir() and not RunFiles(run).config.exists():
-        raise InputError(f"{run}: not the folder of one run", "a report is about one", "give runs/NAME of sotto run")
+        raise InputError(
+            f"{run}: not the folder of one run", "a report is about one run", "give runs/NAME of sotto run"
+        )
     found = read_runs([run])
     shown = RunFiles(run).page if out is None else out
     target = shown if out is None else check_writable(out)
@@ -154,7 +160,7 @@ def _findings(run: "RunDocuments", data: Path | None, as_json: bool) -> list[str
             found = stored_headline_unlike_settings(run.folder, run.experiment, data)
         except InputError as error:
             if not as_json:
-                print_note(f"Not computed anew, {run.folder}: {error}")
+                print_note(f"Not computed again, {run.folder}: {error}")
         except Unaccountable as refusal:
             found = [f"privacy.json: its settings give no guarantee: {refusal}"]
     return [f"{run.folder}: {finding}" for finding in found]

@@ -112,7 +112,9 @@ def inspect(
     found = guess_columns(file, cells, target)
     place = file.with_suffix(".columns.toml") if out is None else out
     if place.exists():
-        raise InputError(f"{place} exists", "what you edited is not overwritten", "name another with --out")
+        raise InputError(
+            f"{place} exists", "a file that you may have edited is not overwritten", "name another file with --out"
+        )
     write_text(place, columns_text(found), private=True)
     empty = {name: count_missing(column, found.missing_words) for name, column in cells.items()}
     columns = [
@@ -156,7 +158,7 @@ def split(
 
     check_folder(out)
     if out.exists():
-        raise InputError(f"{out} exists", "tables are never overwritten", "name another with --out")
+        raise InputError(f"{out} exists", "tables are never overwritten", "name another folder with --out")
     draft = read_draft(settings)
     columns = read_columns(draft.data.columns, settings.parent, str(settings))
     found = split_table(name, columns, draft.rows, draft.seed)

@@ -139,7 +139,7 @@ def lineage_lines(lineage: "Lineage", delta: float, file: Path) -> list[str]:
     """The budget, what is left of it, and how the total was found."""
     lines = []
     if lineage.budget is None:
-        lines.append(f"No budget is set: sotto ledger {file} --budget 10 --delta 1e-5, say.")
+        lines.append(f"No budget is set. To set one: sotto ledger {file} --budget 10 --delta 1e-5")
     else:
         mu, passed = lineage.mu_left(), lineage.counted.epsilon(delta) - lineage.budget.epsilon
         further = f"; a Gaussian run of mu up to {round_down(mu)} would fit" if mu else ""
@@ -152,8 +152,8 @@ def lineage_lines(lineage: "Lineage", delta: float, file: Path) -> list[str]:
         lines.append(f"Totals hold {lineage.covers}.")
     if any(run.state == "stopped" and not run.planned.refundable for run in lineage.runs):
         lines.append(
-            "A stopped run with sampled batches, or with a figure about single nodes, counts in full: no proof gives "
-            "back."
+            "A stopped run with sampled batches, or with a figure about single nodes, counts in full: "
+            "nothing is proven to be given back."
         )
     return lines
 

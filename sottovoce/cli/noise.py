@@ -77,7 +77,9 @@ def noise_(
         _sampled(net, target, cache=not no_cache, out=out, as_json=as_json)
         return
     if epsilon is not None or delta is not None:
-        raise InputError("a target without --sampled", "C depends on none where batches are fixed", "add --sampled")
+        raise InputError(
+            "a target without --sampled", "without random batches, C does not depend on a target", "add --sampled"
+        )
     with gap_shown(gap) as report:
         found = factorize(
             net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
@@ -116,7 +118,9 @@ class SampledTarget(NamedTuple):
 def _fits_sampling(given: "Mapping[str, bool]", rounds: int | None, epsilon: float | None) -> None:
     for option, there in given.items():
         if there:
-            raise InputError(f"{option} with --sampled", "batches and bands are chosen there", f"leave out {option}")
+            raise InputError(
+                f"{option} with --sampled", "--sampled chooses batches and bands itself", f"leave out {option}"
+            )
     if rounds is None or epsilon is None:
         missing = "--rounds" if rounds is None else "--epsilon"
         raise InputError(f"--sampled without {missing}", "the best batches depend on it", f"add {missing}")
@@ -131,7 +135,9 @@ def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path |
     from sottovoce.matrix_factorization.sampled_noise import sampled_noise
 
     if out is not None and target.rounds > LONGEST:
-        raise InputError(f"--out with {target.rounds} rounds", f"C of {LONGEST} is the largest file", "leave out --out")
+        raise InputError(
+            f"--out with {target.rounds} rounds", f"a file holds C for at most {LONGEST} rounds", "leave out --out"
+        )
     with progress("numbers of parts") as tell:
         found = sampled_noise(
             net, rounds=target.rounds, share=target.share, epsilon=target.epsilon, delta=target.delta,

@@ -114,7 +114,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 def check_one_form(as_csv: bool, as_json: bool) -> None:
     """Refuse to print one answer in two forms."""
     if as_csv and as_json:
-        raise InputError("--csv with --json", "one form is printed", "leave one of them out")
+        raise InputError("--csv with --json", "the answer is printed in one form", "leave one of them out")
 
 
 Weights = Annotated[str, typer.Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering(_weights))]
@@ -212,7 +212,7 @@ class Setting:
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
-            raise InputError(f"delta = {self.delta}", "it lies between 0 and 1", "give 1e-5, say")
+            raise InputError(f"delta = {self.delta}", "it must lie between 0 and 1", "give 1e-5, for example")
 
     @functools.cached_property
     def spec(self) -> "AlgorithmSpec[AlgorithmSettings]":
@@ -230,7 +230,9 @@ class Setting:
         from sottovoce.core.topologies import random_edges, weigh, weights_for
 
         if not self.graph:
-            raise InputError("no --graph", "messages travel along the edges of one", "add --graph ring:30, say")
+            raise InputError(
+                "no --graph", "messages travel along the edges of a graph", "add --graph ring:30, for example"
+            )
         spec = self.spec
         named = {
             "chebyshev": self.chebyshev or None, "gossip_steps": self.gossip_steps, "compression": self.compression,
@@ -263,7 +265,7 @@ class Setting:
         if by_chance and self.adjacency != "record":
             raise InputError(
                 f"--participation {self.participation} with --adjacency {self.adjacency}",
-                "a node whose data changes takes part in every round", "add --adjacency record",
+                "if all data of a node changes, it shows in every round", "add --adjacency record",
             )  # fmt: skip
         records = [fewest_records(self.participation)] if self.records is None else parse_records(self.records)
         return declare_records(self.participation, nodes=nodes, records=records, adjacency=self.adjacency)

@@ -31,19 +31,19 @@ app.add_typer(peer, name="peer")
 
 SUMS_ASSUME = (
     "Secure sums hold if every member has compared every fingerprint with its owner (sotto peer check AGREEMENT "
-    "--folder FOLDER shows them), and if no member's folder is put back from a copy while all its neighbours lie. "
+    "--folder FOLDER shows them), and if no member's folder is restored from a copy while all its neighbours lie. "
     "Members can spoil sums unseen. Whoever steals keys later can read frames that were recorded: delete identity.json "
     "after the run."
 )
 
 SUMS_FAIL = (
-    "{missing} in that round: whoever lacks a sum keeps the model it had, and the round is spent all the same. Where a "
-    "sum fails at one member and not at another, their models part, which costs accuracy and no privacy: see "
-    "docs/missing-members.md."
+    "{missing} in that round: a member without its sum keeps the model it had, and the round is spent all the same. If "
+    "a sum fails at one member and not at another, their models diverge from each other, which costs accuracy but no "
+    "privacy: see docs/missing-members.md."
 )
 
 RANGE_IN_DEVIATIONS = 10
-"""A range is narrow if it is not so many standard deviations of the noise in models."""
+"""A range is narrow if it is less than this many standard deviations of the noise in models."""
 
 RANGE_IS_NARROW = (
     "By the last round noise alone will have moved each value of a model by about {noise:.4g} (its standard "
@@ -57,7 +57,7 @@ Folder = Annotated[Path, typer.Option(help="This member's private folder.")]
 def _finite(seconds: float | None) -> float | None:
     """Refuse a time that never ends, or is no number."""
     if seconds is not None and not math.isfinite(seconds):
-        raise typer.BadParameter(f"{seconds} is no number of seconds.")
+        raise typer.BadParameter(f"{seconds} is not a number of seconds.")
     return seconds
 
 
@@ -87,7 +87,7 @@ def init(
     }  # fmt: skip
     answer(shown, as_json, [["", ""], *([key.replace("_", " "), _word(value)] for key, value in shown.items())])
     if not as_json:
-        print_note(f"Hand {public} to the others; never {folder}. Compare fingerprints over the telephone.")
+        print_note(f"Give {public} to the others, and never {folder}. Compare fingerprints by telephone.")
 
 
 @peer.command()
@@ -109,7 +109,7 @@ def agree(
     agreement = assemble_agreement(settings, members)
     check_writable(out)
     if out.exists():
-        raise InputError(f"{out} exists", "an agreement is never overwritten", "name another with --out")
+        raise InputError(f"{out} exists", "an agreement is never overwritten", "name another file with --out")
     from sottovoce.federation.guarantees import agreed_guarantees  # after what is quick: it takes seconds
 
     with show_elapsed("what the agreement guarantees"), ends_when_stopped():
@@ -153,7 +153,7 @@ def _confirm(folder: Path, agreement: "Agreement", confirmed: bool) -> None:
         count = len(agreement.members)
         print_note(
             f"Noted in {folder / CONFIRMED}: the fingerprints of all {count} members were compared and are right. "
-            "That stays noted, whatever is found next."
+            "This note stays, whatever the check finds next."
         )
 
 
@@ -163,7 +163,7 @@ def _show_unconfirmed(path: Path, folder: Path, agreement: "Agreement") -> None:
 
     if is_confirmed(folder, agreement):
         return
-    print_note("With secure sums every member compares every fingerprint with its owner, over the telephone say:")
+    print_note("With secure sums every member compares every fingerprint with its owner, for example by telephone:")
     for name, fingerprint in fingerprints(agreement).items():
         print_note(f"  {name}  {fingerprint}")
     print_note(f"If all of them are right, type: sotto peer check {path} --folder {folder} --confirmed")
@@ -206,7 +206,10 @@ def check(
         found = check_neighbours(identity, agreed, number, bind=settings.bind, wait=wait)
     answer(_checks_document(agreed, found), as_json, _checks_table(found))
     if identity.member.listen and not found.answered:
-        print_note("Another process listens at this member's port, sotto peer join say: neighbours were only asked.")
+        print_note(
+            "Another process, perhaps sotto peer join, listens at this member's port: this check asked, and did not "
+            "answer."
+        )
     if not found.fine:
         raise typer.Exit(2 if found.disagree else 1)
 
@@ -250,7 +253,9 @@ def join(
         with ends_when_stopped():
             table = member_table(agreed, identity, settings, data)
         if table.clipped:
-            print_note(f"Of this table {table.clipped:,} numbers lie outside the ranges of their columns: clipped.")
+            print_note(
+                f"{table.clipped:,} numbers of this table lie outside the ranges of their columns and were clipped."
+            )
         try:
             with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
                 result = join_federation(
@@ -301,7 +306,7 @@ def _compare(path: Path, agreement: "Agreement", other: Path) -> None:
     if difference is not None:
         raise InputError(
             f"{path} and {other} differ in {difference}", "all members take part in the same agreement",
-            "hand the right file to whoever has the other one",
+            "give the right file to whoever has the other one",
         )  # fmt: skip
     print_note(f"{path} and {other} are the same agreement.")
 

@@ -122,11 +122,13 @@ def _question_of_file(file: Path, data: Path | None, epsilon: float | None, cont
     odd = next((name for name in given if name not in taken), None)
     if odd is not None:
         raise InputError(
-            f"--{odd.replace('_', '-')} with {file}", "the run file says it", "leave it out, or change the file"
+            f"--{odd.replace('_', '-')} with {file}",
+            "the run file already says this",
+            "leave it out, or change the file",
         )
     runs = expand_sweep(read_settings_file(file), str(file))
     if len(runs) != 1:
-        raise InputError(f"{file}: a sweep of {len(runs)} runs", "a plan is about one", "give the file of one run")
+        raise InputError(f"{file}: a sweep of {len(runs)} runs", "a plan is about one run", "give the file of one run")
     question = planned_question(runs[0].experiment, data, epsilon)
     return replace(question, convex=True) if context.params["convex"] else question
 

@@ -73,7 +73,7 @@ def run(
 ) -> None:
     """Train; metrics, guarantees and checkpoints go to runs/NAME. Example: sotto run recipes/digits.toml"""
     if not math.isfinite(timeout):
-        raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
+        raise InputError(f"--timeout {timeout}", "it must be a number of seconds", "leave it out for 120")
     how = Execution(
         data=data,
         out=out,
@@ -84,7 +84,9 @@ def run(
     )
     place = place_among_ranks()
     if baselines and (place is not None or (processes or 1) > 1):
-        raise InputError("--baselines with --processes", "they are trained in one process", "leave one of them out")
+        raise InputError(
+            "--baselines with --processes", "baselines are trained in one process", "leave one of them out"
+        )
     with code_from(_code_beside(file) if code is None else code):
         if place is not None:
             _run_as_rank(place.rank, partial(_single_experiment, file, settings or [], only, out), timeout, how)
@@ -97,7 +99,7 @@ def run(
             _run_one(plan.runs[0].experiment, how, baselines)
         else:
             if baselines:
-                raise InputError("--baselines with a sweep", "they are those of one run", "give the file of one run")
+                raise InputError("--baselines with a sweep", "baselines belong to one run", "give the file of one run")
             if ledger is not None:
                 raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
             _run_sweep(plan, jobs, how)
@@ -117,7 +119,7 @@ def _code_beside(file: Path) -> Path | None:
 def _ledger_file(path: Path | None, lineage: str | None) -> "LedgerFile | None":
     if path is None:
         if lineage is not None:
-            raise InputError("--lineage without --ledger", "lineages are in a ledger", "add --ledger FILE")
+            raise InputError("--lineage without --ledger", "a lineage is part of a ledger", "add --ledger FILE")
         return None
     from sottovoce.run.run_ledger import LedgerFile
 
@@ -197,7 +199,7 @@ def _single_experiment(file: Path, settings: list[str], only: str | None, out: P
     plan = _read_plan(file, settings, only, out)
     if not plan.single_run:
         raise InputError(
-            f"{file}: a sweep over processes", "the nodes of one run are spread over them",
+            f"{file}: a sweep over processes", "--processes spreads the nodes of one run",
             "use --jobs for several runs at once, or the settings of one run",
         )  # fmt: skip
     return plan.runs[0].experiment
@@ -234,7 +236,7 @@ def _note_read(folders: list[Path], as_json: bool) -> None:
         which = str(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
         print_note(
             f"Finished before, and only read: {which}. Files were checked against each other and the settings, and "
-            "guarantees were not computed anew; sotto compare does that."
+            "guarantees were not computed again; sotto compare does that."
         )
 
 

@@ -104,9 +104,9 @@ def _own_noise(terms: tuple[NoiseTerm, ...]) -> tuple[float, ...]:
 def why_not_exact(noise: Noise, mixing: Mixing) -> str | None:
     """Why released values cannot be put on a grid so that rounding is covered; None where they can."""
     if noise.edge(mixing):
-        return "its noise is on single messages, and what it hides there is sent again in others"
+        return "its noise is on single messages, and what is hidden in one message is sent again in others"
     if isinstance(noise.correlation, ClassCorrelation):
-        return "classes of nodes have a C each, and sums on a grid are decided by one C for all"
+        return "each class of nodes has its own C, and exact noise needs one C for all nodes"
     if not _own_noise(noise.local(mixing)):
         return "not every node adds noise of its own to what it releases"
     return None
@@ -125,7 +125,9 @@ def with_exact_noise(algorithm: Algorithm, topology: Topology, wanted: ExactNois
     """
     refusal = why_not_exact(algorithm.noise, topology.at(0))
     if wanted is True and refusal is not None:
-        raise InputError(f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out, or use dp-d-sgd, say")
+        raise InputError(
+            f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out, or use dp-d-sgd, for example"
+        )
     by_default = algorithm.exact_noise or (refusal is None and algorithm.noise.correlation is None)
     exact = {"auto": by_default, "where-possible": refusal is None}.get(str(wanted), wanted is True)
     if exact == algorithm.exact_noise:
