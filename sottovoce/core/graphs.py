@@ -62,7 +62,7 @@ class Graph:
 
     @cached_property
     def names(self) -> tuple[str, ...] | None:
-        """What its source calls the nodes, in their order; None where it has no names but 0..n-1.
+        """The names of the nodes in its source, in order; None if they have only the numbers 0..n-1.
 
         >>> graph("florentine").names[:2], graph("ring:5").names
         (('Acciaiuoli', 'Medici'), None)

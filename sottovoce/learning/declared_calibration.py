@@ -42,7 +42,7 @@ def calibrate(
     """The smallest sigma that is proven to give (epsilon, delta)-DP, rounded up; `settings` are those of `account`.
 
     The algorithm's own sigma is replaced. `participation` may also be `poisson:SHARE`, `fixed:SIZE` or
-    `cyclic-poisson:SHARExB`, with `adjacency="record"`: then sampling is counted for the view `everyone`. `fixed` needs
+    `cyclic-poisson:SHARExB`, with `adjacency="record"`: then sampling is counted if that is proven. `fixed` needs
     `records`, one number or one for each node, and gives a sigma for each node if they differ.
     """
     how = settings.get("participation", "every")
