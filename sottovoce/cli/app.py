@@ -43,12 +43,14 @@ def _version(show: bool) -> None:
 @app.callback(invoke_without_command=True)
 def _sotto(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say on stderr what is done and how long it takes.")
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Tables on stdout as CSV; sentences go to stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors on stderr.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Report on stderr what is being done and how long it takes.")
+    ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print tables as CSV on stdout, and sentences on stderr.")] = False,
 ) -> None:
     """Private learning without a server.
 

@@ -82,7 +82,7 @@ def map_in_processes(act: Callable[[Item], Answer], items: Sequence[Item], jobs:
                 yield waiting[done], done.result()
         except BrokenProcessPool:
             raise SottovoceError(
-                "a process of the sweep was ended from outside, perhaps for want of memory; go on with --resume, "
+                "a process of the sweep was ended from outside, perhaps because memory ran out; go on with --resume, "
                 "with fewer --jobs"
             ) from None
         except BaseException:
