@@ -257,11 +257,13 @@ class Setting:
 
     def _declared(self, nodes: int) -> "DeclaredRecords | None":
         """The records of so many nodes, where their number or how they are drawn is given."""
-        from sottovoce.learning.declared_records import declare_records, draws_by_chance, fewest_records, parse_records
+        from sottovoce.core.participation import draws_by_chance
 
         by_chance = draws_by_chance(self.participation)
         if self.records is None and not by_chance:
             return None
+        from sottovoce.learning.declared_records import declare_records, fewest_records, parse_records
+
         if by_chance and self.adjacency != "record":
             raise InputError(
                 f"--participation {self.participation} with --adjacency {self.adjacency}",

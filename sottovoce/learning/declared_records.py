@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise import PerNode
-from sottovoce.core.participation import SAMPLED, SHUFFLED, Participation, parse_participation
+from sottovoce.core.participation import SAMPLED, SHUFFLED, Participation, draws_by_chance, parse_participation
 from sottovoce.core.sensitivity import per_node
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, parse_batches
@@ -81,11 +81,6 @@ def declare_records(
         )
     held = list(records) * (nodes if len(records) == 1 else 1)
     return DeclaredRecords(parse_batches(_batches(participation), held), parse_adjacency(adjacency))
-
-
-def draws_by_chance(participation: str) -> bool:
-    """Whether batches are drawn by chance, rather than as `every` and `KxB` say."""
-    return participation.partition(":")[0] in ("poisson", "fixed", SAMPLED)
 
 
 def fewest_records(participation: str) -> int:
