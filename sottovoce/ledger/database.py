@@ -272,7 +272,9 @@ def _make_and_lock(path: Path) -> IO[str]:
                 "wait until the other process has ended",
             ) from None
         except OSError as error:
-            raise file_error(error.filename or path, error, "the ledger must be writable", "name a file of yours") from None
+            raise file_error(
+                error.filename or path, error, "the ledger must be writable", "name a file of yours"
+            ) from None
         _check_file(path)
         failed.pop_all()
     return lock
