@@ -21,11 +21,11 @@ from sottovoce.cli.options import Code, Json, Yes, offering
 from sottovoce.cli.output import answer, print_note, progress, show_elapsed, show_findings
 from sottovoce.errors import InputError, Unaccountable
 
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; SOTTOVOCE_DATA if left out.")]
 Attacker = Annotated[
     str | None, typer.Option(help="Only this node, by number or name; all that were recorded unless given.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of what is sampled.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampling.")]
 Jobs = Annotated[int | None, typer.Option(min=1, max=64, help="Runs at once; one per core unless given.")]
 
 
@@ -63,7 +63,7 @@ def attack(
     shadows: Annotated[
         int, typer.Option(min=2, help=_help(Option.SHADOWS, "shadow runs; below 16 by RMIA, else LiRA."))
     ] = AttackOptions.shadows,
-    confidence: Annotated[float, typer.Option(help="Of the intervals.")] = AttackOptions.confidence,
+    confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = AttackOptions.confidence,
     seed: Seed = 0,
     jobs: Jobs = None,
     data: Data = None,
@@ -118,8 +118,10 @@ def audit(
     attacker: Annotated[
         str | None, typer.Option(help="Who listens to the victim of input canaries, by number or name.")
     ] = None,
-    repetitions: Annotated[int, typer.Option(min=100, help="Of the mechanism, with gradient canaries.")] = 10_000,
-    confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = 0.999,
+    repetitions: Annotated[
+        int, typer.Option(min=100, help="How often the mechanism is repeated, with gradient canaries.")
+    ] = 10_000,
+    confidence: Annotated[float, typer.Option(help="Confidence of each lower bound.")] = 0.999,
     seed: Seed = 0,
     jobs: Jobs = None,
     data: Data = None,

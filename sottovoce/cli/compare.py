@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.")],
     out: Annotated[Path | None, typer.Option("--out", help="The page; beside the runs unless given.")] = None,
-    title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of data sets; SOTTOVOCE_DATA if left out.")
+    ] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write each figure as a file into this folder.")] = None,
     formats: Annotated[
         list[str] | None,
@@ -98,8 +100,10 @@ def _formats(figures: Path | None, formats: list[str] | None) -> "list[Format]":
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     out: Annotated[Path | None, typer.Option("--out", help="The page; report.html of the run unless given.")] = None,
-    pdf: Annotated[bool, typer.Option("--pdf", help="Print it to A4 as well, by a browser that is installed.")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
+    pdf: Annotated[bool, typer.Option("--pdf", help="Also print it to A4, with an installed browser.")] = False,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of data sets; SOTTOVOCE_DATA if left out.")
+    ] = None,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,

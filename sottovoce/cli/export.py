@@ -47,7 +47,7 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="A .csv file for the predictions; else they are printed.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What an exported model says of new rows. Example: sotto predict runs/hospitals/export --data new.csv"""
+    """Predict new rows with an exported model. Example: sotto predict runs/hospitals/export --data new.csv"""
     from sottovoce.core.files import check_writable, write_text
     from sottovoce.learning.exported_model import read_exported_model
 

@@ -58,7 +58,9 @@ app.add_typer(data_commands, name="data")
 @data_commands.callback()
 def data(
     context: typer.Context,
-    folder: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--data", help="Folder of data sets; SOTTOVOCE_DATA if left out.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Which data sets are found where, and how to get the others. Example: sotto data --data ~/data"""

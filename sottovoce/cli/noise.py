@@ -30,7 +30,9 @@ def noise_(
     objective: Annotated[str, typer.Option(help="Error of: all models, the last ones, the network average.")] = "all",
     structure: Annotated[str, typer.Option(help="dense, banded or toeplitz.")] = "dense",
     bands: Annotated[int | None, typer.Option(min=1, help="banded, toeplitz: how many; B if left out.")] = None,
-    restart: Annotated[int | None, typer.Option(min=1, help="Fresh noise every so many rounds.")] = None,
+    restart: Annotated[
+        int | None, typer.Option(min=1, help="Start anew with fresh noise every so many rounds.")
+    ] = None,
     view: Annotated[
         list[str] | None, typer.Option(help="Optimise for node:A or coalition:A,B; may be repeated.")
     ] = None,
@@ -48,7 +50,7 @@ def noise_(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Noise that costs least, or with --sampled noise and batches.
+    """Find the noise that harms models least; with --sampled, the batches too.
 
     Example: sotto noise --graph florentine --weights uniform --participation 4x16
     """

@@ -86,7 +86,8 @@ def _lift_limits(context: typer.Context, yes: bool) -> bool:
 
 
 Yes = Annotated[
-    bool, typer.Option("--yes", callback=_lift_limits, help="Also what takes much memory, or longer than ten minutes.")
+    bool,
+    typer.Option("--yes", callback=_lift_limits, help="Go ahead even if it takes much memory, or over ten minutes."),
 ]
 
 

@@ -26,6 +26,7 @@ from sottovoce.cli.options import (
     Yes,
 )
 from sottovoce.cli.output import PATIENCE, answer, print_note, progress, verbosity
+from sottovoce.cli.terminal import print_line
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
@@ -35,11 +36,16 @@ if TYPE_CHECKING:
 
     from sottovoce.planning.planner import Entry, Plan, Question
 
+SERVED_WITH = ("serve", "port", "graph")
+"""Options of the page."""
+
 
 @app.command("plan")
 def plan_(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="A run file, which says all but --epsilon.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A run file, in place of options; --epsilon may be added.")
+    ] = None,
     graph: GraphSpec = "",
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon; else that of the run file.")] = None,
     records: Annotated[str | None, typer.Option(help=RECORDS)] = None,
@@ -57,9 +63,13 @@ def plan_(
     ] = 1,
     delta: Delta = 1e-5,
     yes: Yes = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve a page to plan with, in a browser on this machine, until Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of that page; 0 is any free one.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Every algorithm at a target epsilon, ranked by the noise it leaves in models. No training.
+    """Rank all algorithms at a target epsilon, by the noise that they leave in models. Nothing is trained.
 
     Example: sotto plan --graph ring:16 --records 80 --rounds 50 --adjacency record --participation 10x5 --epsilon 4
     """
@@ -67,6 +77,9 @@ def plan_(
     from sottovoce.learning.declared_records import parse_records
     from sottovoce.planning.planner import Question, plan
 
+    if serve or port:
+        _serve(context, graph, port)
+        return
     if file is not None:
         question = _question_of_file(file, data, epsilon, context)
     else:
@@ -91,6 +104,27 @@ def plan_(
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
     answer(_document(found), as_json, found.table(), *_words(found))
+
+
+def _serve(context: typer.Context, graph: str, port: int) -> None:
+    """The planner in a browser, until Ctrl-C."""
+    from sottovoce.core.graphs import graph as build
+    from sottovoce.report.plan_server import PlanServer
+
+    odd = next((name for name in context.params if _is_given(context, name) and name not in SERVED_WITH), None)
+    if odd is not None or not context.params["serve"]:
+        what = "--port without --serve" if odd is None else f"{_option(odd)} with --serve"
+        raise InputError(what, "the page itself asks for all but --graph", "give --serve, --graph and --port only")
+    if graph:
+        build(graph)
+    with PlanServer(port, (graph,) if graph else ()) as server:
+        print_line(f"Planner: {server.url}")
+        print_note("Open it in a browser on this machine. Ctrl-C ends it.")
+        server.serve_forever()
+
+
+def _option(name: str) -> str:
+    return "a run file" if name == "file" else f"--{name.removeprefix('as_').replace('_', '-')}"
 
 
 def _shown_early() -> "Callable[[Entry], None]":
@@ -121,9 +155,7 @@ def _question_of_file(file: Path, data: Path | None, epsilon: float | None, cont
     given = [name for name in context.params if _is_given(context, name)]
     odd = next((name for name in given if name not in taken), None)
     if odd is not None:
-        raise InputError(
-            f"--{odd.replace('_', '-')} with {file}", "the run file says it", "leave it out, or change the file"
-        )
+        raise InputError(f"{_option(odd)} with {file}", "the run file says it", "leave it out, or change the file")
     runs = expand_sweep(read_settings_file(file), str(file))
     if len(runs) != 1:
         raise InputError(f"{file}: a sweep of {len(runs)} runs", "a plan is about one", "give the file of one run")

@@ -45,7 +45,7 @@ def _kinds() -> Iterable[str]:
 @with_setting
 def account_(
     setting: Setting,
-    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs: what they tell together.")] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, accounted for together.")] = None,
     sigma: Annotated[float, typer.Option(help="Standard deviation of the noise over sensitivity.")] = 1.0,
     kind: Annotated[
         list[str] | None,
@@ -66,7 +66,7 @@ def account_(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
+    """What an adversary can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
     from sottovoce.privacy.account_table import table_by_distance
     from sottovoce.privacy.accountant import account
 
@@ -219,7 +219,7 @@ def calibrate_(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """The sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
+    """Find the sigma that meets a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
     from sottovoce.privacy.accountant import headline_kinds
     from sottovoce.privacy.calibration import Target, calibrated_system
 

@@ -44,18 +44,18 @@ def run(
         list[str] | None, typer.Option("--set", help="Change a setting, e.g. training.rounds=50; may be repeated.")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an unfinished run stopped.")] = False,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; else SOTTOVOCE_DATA.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="Folder of data sets; SOTTOVOCE_DATA if left out.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder that runs are written into.")] = Path("runs"),
     jobs: Annotated[
         int | None, typer.Option(min=1, max=64, help="Runs of a sweep at once; one per core unless given.")
     ] = None,
     only: Annotated[str | None, typer.Option(help="Only runs of a sweep whose name contains this.")] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, max=256, help="Spread the nodes of one run over so many processes.")
+        int | None, typer.Option(min=1, max=256, help="Spread the nodes of one run over this many processes.")
     ] = None,
-    timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds after which a process that does not answer is given up.")
-    ] = 120.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for a process that does not answer.")] = 120.0,
     ledger: Annotated[
         Path | None, typer.Option(help="Reserve in this ledger what the run costs; refused if it passes the budget.")
     ] = None,
@@ -63,7 +63,7 @@ def run(
         str | None, typer.Option(help="--ledger: which lineage of data; the first unless given.")
     ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Also train without noise, and each node alone: what joining buys.")
+        bool, typer.Option("--baselines", help="Also train without noise, and each node alone, to compare.")
     ] = False,
     trackers: Track = None,
     code: Code = None,

@@ -59,7 +59,7 @@ class Coupling:
 def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
     """The rounds of a system as the coupling sees them; refuses what the bound is not proven for."""
     if view.kind is not ViewKind.COALITION:
-        raise Unaccountable(f"the absorption bound is about nodes that hear a part; the view is {view}")
+        raise Unaccountable(f"it bounds what single nodes and coalitions learn, and the view is {view}")
     if system.correlation is not None:
         raise Unaccountable(f"{system.algorithm.name}: noise correlated over rounds is not fresh, so it cannot absorb")
     system = system.publishing(view.final_models)
