@@ -106,5 +106,5 @@ def test_controls_answer_at_once_by_keyboard_and_say_what_was_not_computed(page,
     assert after["sigma"] > before["sigma"]
     assert leaks == sorted(leaks, reverse=True)
     shown.locator("#plan-rounds").fill("5000")
-    assert "ask sotto plan for more" in shown.inner_text("#plan-answer")
+    assert "For more, ask sotto plan" in shown.inner_text("#plan-answer")
     assert shown.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
