@@ -42,6 +42,15 @@ SUMS_FAIL = (
     "docs/missing-members.md."
 )
 
+RANGE_IN_DEVIATIONS = 10
+"""A range is narrow if it is not so many standard deviations of the noise in models."""
+
+RANGE_IS_NARROW = (
+    "By the last round noise alone will have moved each value of a model by about {noise:.4g} (its standard "
+    "deviation), and a member whose model leaves message_range, {least:g} to {most:g}, stops: agree on a range of at "
+    "least ten times that to either side, on a smaller step size or on fewer rounds."
+)
+
 Folder = Annotated[Path, typer.Option(help="Private folder of this member.")]
 
 
@@ -106,13 +115,17 @@ def agree(
     with show_elapsed("what the agreement guarantees"), ends_when_stopped():
         guarantees = agreed_guarantees(agreement)
     write_text(out, agreement.toml())
+    edges = "1 edge" if agreement.graph.edges == 1 else f"{agreement.graph.edges} edges"
     answer(
         _agreement_document(agreement, guarantees, out), as_json, _members_table(agreement, guarantees), "",
-        f"{out}: {agreement.name}, {len(agreement.members)} members, {agreement.graph.edges} edges",
+        f"{out}: {agreement.name}, {len(agreement.members)} members, {edges}",
         f"hash {agreement.hash}", guarantees.sentence,
     )  # fmt: skip
     if not as_json and guarantees.members:
         print_note("What a member can learn alone holds if all of them follow the agreement: see docs/peers.md.")
+    least, most = agreement.message_range
+    if not as_json and RANGE_IN_DEVIATIONS * guarantees.noise_in_models > min(-least, most):
+        print_note(RANGE_IS_NARROW.format(noise=guarantees.noise_in_models, least=least, most=most))
     if not as_json and agreement.has_secure_sums:
         print_note(SUMS_ASSUME)
         print_note(SUMS_FAIL.format(missing=_failing_sums(agreement)))

@@ -119,7 +119,7 @@ def guess_bounds(terms: tuple[NoiseTerm, ...], n: int) -> NoiseBounds:
     for term in terms:
         matrix = term.matrix.whole()
         most = int(np.diff(matrix.indptr).max(initial=0))
-        sizes = np.asarray(abs(matrix).sum(axis=1)).ravel()
+        sizes = term.matrix.absolute_sums()
         largest += sizes * LARGEST / 2
         error += sizes * (GUESS_ERROR + (most + len(terms) + 2) * LARGEST / 2 * SINGLE / 2)
     return NoiseBounds(error, largest)

@@ -56,6 +56,19 @@ def test_what_agree_prints(sotto, clinics):
     assert (clinics / "agreement.toml").read_text() == before
 
 
+def test_a_range_that_noise_is_likely_to_leave_is_named(sotto, clinics):
+    narrow = SETTINGS.replace("seed = 3", "seed = 3\nmessage_range = [-10.0, 1.0]")
+    said = []
+    for number, text in enumerate([SETTINGS, narrow]):
+        (clinics / "settings.toml").write_text(text)
+        code, _, err = sotto(
+            f"peer agree settings.toml {' '.join(f'{name}.member.toml' for name in ROWS)} --out {number}.toml"
+        )
+        assert code == 0
+        said.append("leaves message_range, -10 to 1, stops" in " ".join(err.split()))
+    assert said == [False, True]
+
+
 def test_secure_sums_from_the_agreement_to_fingerprints_and_a_simulation(sotto, clinics):
     sums = SETTINGS.replace('graph = "path:3"', 'graph = "complete:3"\nweights = "uniform"')
     (clinics / "settings.toml").write_text("secure_sum = true\n" + sums.replace("dp-d-sgd", "dp-fedavg"))

@@ -227,14 +227,13 @@ def test_drawn_ahead_or_not_releases_the_same(monkeypatch):
         (algorithm("dp-csgp", sigma=1.0), "push", True),
         (algorithm("decor", sigma=0.0, sigma_pair=2.0), "metropolis", False),
         (algorithm("dp-d-sgd", sigma=(0.0, 1.0, 1.0, 1.0)), "metropolis", False),
-        (algorithm("zip-dl", sigma=1.0), "metropolis", False),
         (algorithm("rss-nb", sigma=1.0), "metropolis", False),
         (algorithm("d-psgd"), "metropolis", False),
     ],
 )  # fmt: skip
 def test_exact_noise_is_offered_by_where_noise_is_added(built, weights, allowed):
     net = weigh("ring:4", weights)
-    assert (why_not_exact(built.noise, net.at(0)) is None) is allowed
+    assert (why_not_exact(built, net) is None) is allowed
     assert with_exact_noise(built, net).exact_noise is allowed
     if not allowed:
         with pytest.raises(InputError, match="exact_noise with"):
@@ -257,7 +256,6 @@ def test_correlated_noise_is_exact_on_request():
     assert with_exact_noise(chosen, net).exact_noise
     assert not with_exact_noise(chosen, net, False).exact_noise
     assert with_exact_noise(algorithm("anti-pgd", sigma=1.0), net, "where-possible").exact_noise
-    assert not with_exact_noise(algorithm("zip-dl", sigma=1.0), net, "where-possible").exact_noise
 
 
 @pytest.mark.parametrize("name", CASES)
