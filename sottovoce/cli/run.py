@@ -95,11 +95,9 @@ def run(
         if plan.single_run:
             _run_one(plan.runs[0].experiment, how, baselines)
         else:
-            if baselines:
-                raise InputError("--baselines with a sweep", "they are those of one run", "give the file of one run")
             if ledger is not None:
                 raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
-            _run_sweep(plan, jobs, how)
+            _run_sweep(plan, jobs, how, baselines)
 
 
 def _code_beside(file: Path) -> Path | None:
@@ -335,7 +333,7 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
         raise SystemExit(launch(arguments, processes))
 
 
-def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
+def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, baselines: bool) -> None:
     """Carry out all runs, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
     from sottovoce.run.parallel import run_experiments
@@ -345,6 +343,11 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
     before = _finished([run.experiment for run in plan.runs], how.out)
     with progress(name) as tell:
         finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, progress=tell)
+    if baselines:
+        from sottovoce.run.baselines import with_baselines
+
+        with progress("baselines") as tell:
+            finished = with_baselines(finished, how.out, data=how.data, jobs=jobs, progress=tell)
     page = write_results(how.out / name, name, about, finished, plan.command)
     rows = sweep_rows(finished)
     if how.trackers:

@@ -279,6 +279,12 @@ class Gradients:
         """The same with batches that are drawn from this key."""
         return self._like(self.task, replace(self.batches, key=key), self.nodes)
 
+    def unweighed(self) -> Gradients:
+        """The same with nodes that count alike."""
+        found = self._like(self.task, self.batches, self.nodes)
+        found.weigh_nodes = "equal"
+        return found
+
     def _like(self, job: Task, drawn: Batches, nodes: NDArray[np.intp]) -> Gradients:
         found = Gradients(job, drawn, self.clipping, self.local_steps, self.step_size, self.weigh_nodes)
         found.nodes = nodes
