@@ -32,9 +32,9 @@ def answer_for_pairs(
     from sottovoce.privacy.guarantee import Kind
 
     if system.only_gradients:
-        raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; drop --all-pairs")
+        raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; leave out --all-pairs")
     if system.n < 2:
-        raise InputError("--all-pairs on one node", "a pair has two", "take a larger graph")
+        raise InputError("--all-pairs on one node", "a pair needs two nodes", "use a larger graph")
     delta, averaging = setting.delta, system.algorithm.averaging
     scheme = parse_participation(setting.scheme)
     attackers = list(range(system.n)) if sample is None else all_pairs.sampled_attackers(system.n, sample, setting.seed)
@@ -72,7 +72,7 @@ def answer_for_pairs(
         lines.append(
             f"Proven for any pair: epsilon {round_up(best.epsilon(delta))} (mu {round_up(best.mu)}), {best.kind}."
         )
-    legend = "Row: who learns; column: about whom; darker is more, logarithmic."
+    legend = "Row: who learns. Column: about whom. Darker is more, on a logarithmic scale."
     answer(document, as_json, table, *lines, legend, all_pairs.heat_map(mu))
 
 

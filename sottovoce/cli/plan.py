@@ -39,27 +39,27 @@ if TYPE_CHECKING:
 @app.command("plan")
 def plan_(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="A run file, which says all but --epsilon.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A run file, in place of options; --epsilon and --data may be added.")
+    ] = None,
     graph: GraphSpec = "",
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon; else that of the run file.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon; default: that of the run file.")] = None,
     records: Annotated[str | None, typer.Option(help=RECORDS)] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets, with a run file.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="With a run file: folder of data sets.")] = None,
     rounds: Rounds = ROUNDS,
-    dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Parameters of the model.")] = 1000,
+    dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Number of parameters of the model.")] = 1000,
     view: ViewSpec = "everyone",
     and_final_models: AndFinalModels = "none",
     weights: SuitedWeights = None,
     convex: Convex = False,
     adjacency: AdjacencySpec = ADJACENCY,
     participation: Part = "every",
-    colluders: Annotated[
-        int, typer.Option(min=1, help="How many nodes may work together where algorithms have secure sums.")
-    ] = 1,
+    colluders: Annotated[int, typer.Option(min=1, help="Algorithms with secure sums: how many nodes may collude.")] = 1,
     delta: Delta = 1e-5,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Every algorithm at a target epsilon, ranked by the noise it leaves in models. No training.
+    """Rank every algorithm at a target epsilon by the noise that it leaves in models. Nothing is trained.
 
     Example: sotto plan --graph ring:16 --records 80 --rounds 50 --adjacency record --participation 10x5 --epsilon 4
     """
@@ -122,11 +122,13 @@ def _question_of_file(file: Path, data: Path | None, epsilon: float | None, cont
     odd = next((name for name in given if name not in taken), None)
     if odd is not None:
         raise InputError(
-            f"--{odd.replace('_', '-')} with {file}", "the run file says it", "leave it out, or change the file"
+            f"--{odd.replace('_', '-')} with {file}",
+            "the run file already says this",
+            "leave it out, or change the file",
         )
     runs = expand_sweep(read_settings_file(file), str(file))
     if len(runs) != 1:
-        raise InputError(f"{file}: a sweep of {len(runs)} runs", "a plan is about one", "give the file of one run")
+        raise InputError(f"{file}: a sweep of {len(runs)} runs", "a plan is about one run", "give the file of one run")
     question = planned_question(runs[0].experiment, data, epsilon)
     return replace(question, convex=True) if context.params["convex"] else question
 

@@ -45,28 +45,34 @@ def _kinds() -> Iterable[str]:
 @with_setting
 def account_(
     setting: Setting,
-    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs: what they tell together.")] = None,
-    sigma: Annotated[float, typer.Option(help="Standard deviation of the noise over sensitivity.")] = 1.0,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, to account for together.")] = None,
+    sigma: Annotated[float, typer.Option(help="Standard deviation of the noise divided by the sensitivity.")] = 1.0,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="Only this kind of guarantee; may be given more than once.", autocompletion=offering(_kinds)),
+        typer.Option(help="Only this kind of guarantee; may be repeated.", autocompletion=offering(_kinds)),
     ] = None,
     optimised: Annotated[
-        bool, typer.Option("--optimised", help="convex-training: the tightest policy, however long it takes.")
+        bool, typer.Option("--optimised", help="convex-training: find the tightest policy, however long it takes.")
     ] = False,
-    published: Annotated[bool, typer.Option("--published", help="Also the papers' formulas, for comparison.")] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Also show the papers' formulas, for comparison.")
+    ] = False,
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
-    all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every node as attacker; draws a heat map.")] = False,
+    all_pairs: Annotated[
+        bool, typer.Option("--all-pairs", help="Take every node as the attacker, and draw a heat map.")
+    ] = False,
     sample: Annotated[
-        int | None, typer.Option(min=1, help="--all-pairs: so many attackers, drawn at random with --seed.")
+        int | None, typer.Option(min=1, help="--all-pairs: only this many attackers, drawn at random with --seed.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
-    data: Annotated[Path | None, typer.Option(help="RUN --view: folder of files that the run names.")] = None,
+    out: Annotated[Path | None, typer.Option(help="--all-pairs: file to store figures in and to resume from.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With RUN and --view: folder of the files that the run names.")
+    ] = None,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """What a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
+    """Show what a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
     from sottovoce.privacy.account_table import table_by_distance
     from sottovoce.privacy.accountant import account
 
@@ -79,9 +85,13 @@ def account_(
         answer_for_runs(runs, setting, data, as_json)
         return
     if data is not None:
-        raise InputError("--data without a run", "it has the files that a run names", "name the folder of a run")
+        raise InputError(
+            "--data without a run", "--data is the folder of the files that a run names", "name the folder of a run"
+        )
     if code is not None:
-        raise InputError("--code without a run", "--algorithm FILE.py:NAME is looked for here", "leave it out")
+        raise InputError(
+            "--code without a run", "--algorithm FILE.py:NAME is looked for in the current folder", "leave it out"
+        )
     kinds = _asked_kinds(kind, published)
     _fits_together(setting, all_pairs, {"--published": published, "--kind": bool(kind), "--optimised": optimised})
     _only_of_pairs(all_pairs, sample, out)
@@ -122,7 +132,7 @@ def account_(
             lines = sampled_words(result, sampled, setting.delta)
         elif result.headline is not None:
             lines = headline_words(result, result.headline, setting.delta, setting.labels)
-        lines += [f"Sampling counts for nothing: {reason}." for reason in unsampled]
+        lines += [f"Sampling is not counted: {reason}." for reason in unsampled]
         for line in [*lines, *node_lines(setting, nodes)]:
             print_sentence(line)
 
@@ -164,9 +174,9 @@ def _telling_when_stopped(work: Activity) -> Iterator[None]:
 
 def _check_lipschitz(lipschitz: float | None, published: bool) -> None:
     if lipschitz is not None and not published:
-        raise InputError("--lipschitz without --published", "only papers' formulas use it", "add --published")
+        raise InputError("--lipschitz without --published", "only the papers' formulas use it", "add --published")
     if lipschitz is not None and not 0 <= lipschitz < math.inf:
-        raise InputError(f"--lipschitz {lipschitz}", "it is finite and not negative", "give 1.0, say")
+        raise InputError(f"--lipschitz {lipschitz}", "it must be finite and not negative", "give 1.0, for example")
 
 
 def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bool]) -> None:
@@ -177,7 +187,9 @@ def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bo
         given["--records"] = setting.records is not None
         for option, there in given.items():
             if there:
-                raise InputError(f"{option} with --all-pairs", "that is about every node, fixed streams", "drop one")
+                raise InputError(
+                    f"{option} with --all-pairs", "--all-pairs is about every node, by fixed streams", "drop one"
+                )
 
 
 def _only_of_graphs(given: Mapping[str, bool]) -> None:
@@ -188,9 +200,11 @@ def _only_of_graphs(given: Mapping[str, bool]) -> None:
 
 def _only_of_pairs(all_pairs: bool, sample: int | None, out: Path | None) -> None:
     if out is not None and not all_pairs:
-        raise InputError("--out without --all-pairs", "only all pairs are kept", "add --all-pairs, or use --json")
+        raise InputError(
+            "--out without --all-pairs", "only the figures of all pairs are stored", "add --all-pairs, or use --json"
+        )
     if sample is not None and not all_pairs:
-        raise InputError("--sample without --all-pairs", "attackers of all pairs are sampled", "add --all-pairs")
+        raise InputError("--sample without --all-pairs", "it samples the attackers of --all-pairs", "add --all-pairs")
 
 
 def _as_published(result: "Account") -> Table:
@@ -219,7 +233,7 @@ def calibrate_(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """The sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
+    """Find the sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
     from sottovoce.privacy.accountant import headline_kinds
     from sottovoce.privacy.calibration import Target, calibrated_system
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", help="Write runs for tensorboard or mlflow, into files here; may be repeated."),
+    typer.Option("--track", help="Also write runs to local files for tensorboard or mlflow; may be repeated."),
 ]
 
 

@@ -141,7 +141,7 @@ def _why_not_on_messages(algorithm: Algorithm, topology: Topology) -> str | None
     """The proof is about one algorithm: what a node keeps is what it had, less what it sent, plus what it got."""
     noise = algorithm.noise
     if not (isinstance(noise, ZeroSum) and noise.closed and _is_plain_gossip(algorithm)):
-        return "its noise is on single messages, and what it hides there is sent again in others"
+        return "its noise is on single messages, and what is hidden in one message is sent again in others"
     if not topology.static:
         return "noise on single messages has to cancel, and receivers may be missing"
     if not _message_noise(noise, topology.at(0), 1.0).all():
@@ -172,7 +172,7 @@ def with_exact_noise(
     >>> [with_exact_noise(algorithm(name, sigma=1.0), ring).exact_noise for name in ("dp-d-sgd", "anti-pgd", "zip-dl")]
     [True, False, False]
     """
-    refusal, remedy = why_not_exact(algorithm, topology), "leave exact_noise out, or use dp-d-sgd, say"
+    refusal, remedy = why_not_exact(algorithm, topology), "leave exact_noise out, or use dp-d-sgd, for example"
     on_messages = bool(algorithm.noise.edge(topology.at(0)))
     if refusal is None and on_messages and not in_float64:
         refusal, remedy = "models on its grid take more bits than float32 has", 'set machine.precision = "float64"'

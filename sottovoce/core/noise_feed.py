@@ -65,7 +65,7 @@ class NoiseFeed:
 
     def __init__(self, seed: int, source: RandomSource, gradient: Gradient, like: Rows) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
+            raise InputError(f"seed {seed!r}", "it must be a whole number", "give 0, for example")
         self.seed, self._source, self._gradient, self._like = seed, source, gradient, like
         self._expected: NoiseTerm | None = None
         self._draws: Prefetcher[Block] | None = None
@@ -121,7 +121,7 @@ class NoiseFeed:
         grad = self._gradient(round, arrays.read_only(point))
         if arrays.is_torch(grad) != arrays.is_torch(point) or not arrays.is_plain(grad) or np.ma.isMaskedArray(grad):
             raise InputError(
-                f"gradient of type {type(grad).__name__}", f"points are {type(point).__name__}", "return the same kind"
+                f"gradient of type {type(grad).__name__}", f"points are {type(point).__name__}", "return the same type"
             )
         if tuple(grad.shape) != tuple(point.shape):
             raise InputError(
@@ -131,7 +131,7 @@ class NoiseFeed:
             raise Diverged(
                 f"gradient with nan or infinity in round {round}",
                 "it would spread to every node",
-                "clip it, lower the step size",
+                "clip it, or lower the step size",
             )
         return grad
 

@@ -104,6 +104,7 @@ def _no_noise_meets_the_target(agreement: Agreement, refusal: Unaccountable) -> 
     name, view = agreement.algorithm.name, agreement.privacy.view
     return Unaccountable(
         f"with {name} no epsilon is proven against {view}, so that no noise meets privacy.epsilon = "
-        f"{agreement.privacy.epsilon:g}; use an algorithm that adds noise to gradients, dp-d-sgd or muffliato-sgd say, "
-        f"or give algorithm.sigma in place of privacy.epsilon, and count on no figure ({refusal})"
+        f"{agreement.privacy.epsilon:g}; use an algorithm that adds noise to gradients, such as dp-d-sgd or "
+        "muffliato-sgd, "
+        f"or give algorithm.sigma in place of privacy.epsilon, and rely on no figure ({refusal})"
     )

@@ -156,7 +156,7 @@ class Cycle(Batches):
         if rounds > self.times * self.apart:
             raise InputError(
                 f"{rounds} rounds of cycle:{self.times}x{self.apart}",
-                f"it ends after {self.times * self.apart}",
+                f"the cycle ends after {self.times * self.apart} rounds",
                 f"use cycle:{-(-rounds // self.apart)}x{self.apart}",
             )
 
@@ -174,7 +174,8 @@ class Shuffled(Cycle):
         super().__post_init__()
         if not self.key.repeatable:
             raise InputError(
-                f"{SHUFFLED}:{self.apart} with secret noise", "an epoch's order has to last for all of its rounds",
+                f"{SHUFFLED}:{self.apart} with secret noise",
+                "the order of an epoch would have to be kept for all of its rounds",
                 "use poisson batches, or leave noise = 'secret' out",
             )  # fmt: skip
 
@@ -327,7 +328,7 @@ def check_parts(batches: Batches, parts: int) -> None:
     if batches.sizes[few] < parts:
         raise InputError(
             f"cycle of {parts} batches on node {few} with {len(batches.shards[few])} rows",
-            "every batch needs a row",
+            "every batch needs at least one row",
             f"use at most {len(batches.shards[few])} batches",
         )
 

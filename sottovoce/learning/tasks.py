@@ -203,7 +203,8 @@ class Task:
             )  # fmt: skip
         if math.isinf(self.model.loss.largest_error):
             raise InputError(
-                f"{wanted} with {self.model.loss.name} loss", "its gradient grows with the error, whatever rows are",
+                f"{wanted} with {self.model.loss.name} loss",
+                "its gradient grows with the error, whatever the rows are",
                 "use clipping per-example with a bound",
             )  # fmt: skip
         if self.feature_norm is None:
@@ -222,7 +223,7 @@ def task(
     dtype: torch.dtype = torch.float32,
     device: str = CPU.type,
 ) -> Task:
-    """Data, partition and model joined; refuses a model that does not fit, or whose examples influence each other."""
+    """Combine data, partition and model; a model that does not fit, or that mixes examples, is refused."""
     check_model(dataset, model, dtype)
     where = find_device(device)
     moved = model if where == CPU else replace(model, module=copy.deepcopy(model.module).to(where))
@@ -255,7 +256,7 @@ class Gradients:
         if local_steps < 1 or (local_steps > 1) != (step_size is not None):
             raise InputError(
                 f"{local_steps} local steps with step size {step_size}",
-                "more than one step needs its size",
+                "several local steps need a step size",
                 "give both",
             )
         if local_steps > 1 and clip.by_example:

@@ -108,9 +108,9 @@ def test_ranks_and_members_draw_for_their_own_nodes_alone():
 
 
 def test_what_is_about_one_matrix_is_refused():
-    with pytest.raises(Unaccountable, match="a C each"):
+    with pytest.raises(Unaccountable, match="has its own C"):
         MIXED.matrix(T)
-    with pytest.raises(InputError, match="each has a C"):
+    with pytest.raises(InputError, match="each class needs a C"):
         ClassCorrelation((0, 2), (Differences(),))
     with pytest.raises(InputError, match="noise of 2 nodes"):
         MIXED.next(0, np.ones((2, 1)), [])

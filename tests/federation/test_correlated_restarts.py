@@ -236,7 +236,7 @@ def test_without_what_it_goes_on_from_noise_is_refused_and_not_drawn_anew(tmp_pa
             members.take_part(1)
         with open_ledger(members.folder / "1.db") as database:
             Steps(database, RUN).erase_noise()
-        with pytest.raises(InputError, match="its noise goes on from that of earlier rounds, which was erased"):
+        with pytest.raises(InputError, match="its noise depends on that of earlier rounds, which was erased"):
             members.take_part(1)
 
     acts = {member: lambda member=member: members.survived(member) for member in (0, 2)}

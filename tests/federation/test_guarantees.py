@@ -137,7 +137,7 @@ def test_secure_sums_are_agreed_on_by_their_key_or_by_the_algorithm(plain, name)
         ({"algorithm.name": "secure-gossip", "secure_sum": False}, "it has secure sums; use dp-d-sgd"),
         ({"topology.graph": "edges:Hill--Mercy,Mercy--North", "secure_sum": True}, "Hill gets a sum over Mercy"),
         ({"secure_sum": True, "privacy.colluders": 2}, "with 2 colluders every sum is over at least 3 others"),
-        ({"algorithm.name": "dp-fedavg", "topology.weights": "uniform"}, "that of a server that all trust"),
+        ({"algorithm.name": "dp-fedavg", "topology.weights": "uniform"}, "added by a trusted server"),
     ],
 )
 def test_secure_sums_that_cannot_be_are_refused_when_they_are_agreed_on(plain, changes, refusal):

@@ -58,7 +58,7 @@ def test_bytes_on_the_wire_are_messages_headers_and_acknowledgements():
 
 
 def test_what_cannot_be_played_by_members_is_refused():
-    with pytest.raises(InputError, match="members have the same neighbours in every round"):
+    with pytest.raises(InputError, match="members must have the same neighbours in every round"):
         Federation(algorithm("dp-d-sgd", sigma=1.0), dropout("ring:6", rate=0.3)).rules(0)
 
 

@@ -405,7 +405,7 @@ def test_two_processes_do_not_share_a_folder(stopped, whole, monkeypatch):
         fcntl.flock(file, fcntl.LOCK_EX)
         with monkeypatch.context() as patch:
             patch.setattr(execute, "build_accountant", lambda *_: pytest.fail("worked for nothing"))
-            with pytest.raises(InputError, match="another process is at it"):
+            with pytest.raises(InputError, match="another process uses it"):
                 resumed(stopped)
     resumed(stopped)
     assert contents(stopped) == whole
