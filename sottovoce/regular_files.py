@@ -44,5 +44,7 @@ def read_bytes(path: Path, *, follow_links: bool = False) -> bytes:
         is_short = os.fstat(file.fileno()).st_size <= LONGEST
         content = file.read(LONGEST + 1) if is_short else b""
     if not is_short or len(content) > LONGEST:  # some files have no size, and some grow
-        raise InputError(f"{path}: longer than {LONGEST:,} bytes", "it is taken for something else", "check it")
+        raise InputError(
+            f"{path}: longer than {LONGEST:,} bytes", "a file of that size is not what is expected here", "check it"
+        )
     return content

@@ -240,13 +240,17 @@ def open_ledger(path: Path, *, read_only: bool = False) -> Iterator[Database]:
 
 def _check_file(path: Path) -> None:
     if not path.exists():
-        raise InputError(f"{path}: no such file", "a ledger is one file", "make it with sotto run --ledger, say")
+        raise InputError(
+            f"{path}: no such file", "a ledger is one file", "make it, for example with sotto run --ledger"
+        )
     if not path.is_file():
         raise InputError(f"{path} is not a file", "a ledger is one file", "name another")
     if path.is_symlink():
-        raise InputError(f"{path} is a link", "under two names, two processes would write one ledger", "name the file")
+        raise InputError(
+            f"{path} is a link", "through a link, two processes could write the same ledger", "name the file"
+        )
     if path.stat().st_mode & 0o077:
-        raise InputError(f"{path}: others can read it", "a ledger is for its owner alone", f"type chmod 600 {path}")
+        raise InputError(f"{path}: others can read it", "only its owner may read a ledger", f"type chmod 600 {path}")
     for beside in (Path(f"{path}{end}") for end in BESIDE):
         if beside.is_symlink() or (beside.exists() and not beside.is_file()):
             raise irregular(beside, os.lstat(beside).st_mode)
@@ -262,9 +266,15 @@ def _make_and_lock(path: Path) -> IO[str]:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
                 flush_folder(path.absolute().parent)
         except BlockingIOError:
-            raise InputError(f"{path}: another process is at it", "one process writes it", "wait for it") from None
+            raise InputError(
+                f"{path}: another process uses it",
+                "only one process at a time can write it",
+                "wait until the other process has ended",
+            ) from None
         except OSError as error:
-            raise file_error(error.filename or path, error, "a ledger is written", "name a file of yours") from None
+            raise file_error(
+                error.filename or path, error, "the ledger must be writable", "name a file of yours"
+            ) from None
         _check_file(path)
         failed.pop_all()
     return lock
@@ -322,7 +332,7 @@ def _check_chain(path: Path, connection: sqlite3.Connection) -> tuple[int, bytes
     except sqlite3.Error as error:
         raise damaged(path, str(error)) from None
     except TypeError:  # bytes in place of text
-        raise damaged(path, f"entry {found + 1} is no text") from None
+        raise damaged(path, f"entry {found + 1} is not text") from None
     return found, before
 
 
@@ -337,8 +347,8 @@ def _hash(before: bytes, number: int, *parts: str) -> bytes:
 def damaged(path: Path, what: str) -> InputError:
     """What to raise where a ledger is not as it was written."""
     return InputError(
-        f"{path}: edited or damaged ({what})", "a ledger is used as it was written",
-        "restore nothing older; keep the file, and count its whole budget as spent",
+        f"{path}: edited or damaged ({what})", "a ledger must be as it was written",
+        "do not restore an older copy; keep the file, and count its whole budget as spent",
     )  # fmt: skip
 
 

@@ -148,9 +148,9 @@ CASES: dict[str, tuple[int, Callable, str]] = {
         2, files({"a.toml": SETTINGS.encode()}, "run a.toml --out a.toml"), "a.toml is not a folder",
     ),
     "a pipe, a device or a link": (2, files({}, "graph file:/dev/null"), "/dev/null is a pipe or a device"),
-    "a folder or a ledger is in use": (2, used_ledger, "my.ledger: another process is at it; one process writes it"),
+    "a folder or a ledger is in use": (2, used_ledger, "my.ledger: another process uses it; only one process"),
     "it would take too much": (
-        2, files({}, "account --graph ring:6 --rounds 10000000"), "unasked at most 10 minutes are taken",
+        2, files({}, "account --graph ring:6 --rounds 10000000"), "without --yes at most 10 minutes are used",
     ),
     "a package of an extra is not installed": (2, no_extra, "cryptography is not installed; this needs the extra"),
     "a folder holds another run": (2, another_run, "runs/try holds a run with another seed; a folder holds one run"),
