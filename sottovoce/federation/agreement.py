@@ -234,6 +234,11 @@ def parse_agreement(document: Document, where: str) -> Agreement:
     if not low < 0 < high:
         raise InputError(f"{where}: message_range = {agreement.message_range}", "0 lies within it", "correct it")
     parse_columns(_without_none(agreement.data.columns.model_dump(mode="json")), where)
+    if agreement.privacy.exact_noise == "fine":
+        raise InputError(
+            f'{where}: privacy.exact_noise = "fine"', "it serves figures for single nodes, and members count on others",
+            "leave it out",
+        )  # fmt: skip
     if agreement.privacy.exact_noise is False:
         raise InputError(
             f"{where}: privacy.exact_noise = false", "members release multiples of a step wherever figures allow it",
