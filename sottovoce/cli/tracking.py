@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", help="Write finished runs for tensorboard or mlflow, into files here; may be repeated."),
+    typer.Option("--track", help="Also write finished runs to local files for tensorboard or mlflow; may be repeated."),
 ]
 
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.algorithm import Algorithm, ExactNoise
 from sottovoce.core.arrays import Plain, numpy_dtype, to_numpy
-from sottovoce.core.class_correlation import ClassCorrelation
+from sottovoce.core.class_correlation import of_node
 from sottovoce.core.compression import Identity
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip import Gossip
@@ -82,9 +82,10 @@ def least_noise(algorithm: Algorithm, mixing: Mixing) -> float:
     noise, sensitivity = algorithm.noise, algorithm.sensitivity
     if isinstance(noise, ZeroSum):
         return abs(algorithm.step_size) * float(_message_noise(noise, mixing, sensitivity).min())
-    first = 1.0 if noise.correlation is None else float(abs(noise.correlation.matrix(1)[0, 0]))
-    least = float(min(_own_noise(in_units_of_largest(noise.local(mixing), sensitivity)))) / first
-    return largest(sensitivity) * least
+    own = np.array(_own_noise(in_units_of_largest(noise.local(mixing), sensitivity)))
+    if noise.correlation is not None:
+        own /= [abs(float(of_node(noise.correlation, node).matrix(1)[0, 0])) for node in range(len(own))]
+    return largest(sensitivity) * float(own.min())
 
 
 def power_of_two_below(value: float) -> float:
@@ -137,8 +138,6 @@ def why_not_exact(algorithm: Algorithm, topology: Topology, *, fine: bool = Fals
         return "a fine grid is for a fixed graph with weights that sum to 1"
     if noise.edge(mixing):
         return _why_not_on_messages(algorithm, topology)
-    if isinstance(noise.correlation, ClassCorrelation):
-        return "classes of nodes have a C each, and sums on a grid are decided by one C for all"
     if not _own_noise(noise.local(mixing)):
         return "not every node adds noise of its own to what it releases"
     return None
@@ -148,7 +147,7 @@ def _why_not_on_messages(algorithm: Algorithm, topology: Topology) -> str | None
     """The proof is about one algorithm: what a node keeps is what it had, less what it sent, plus what it got."""
     noise = algorithm.noise
     if not (isinstance(noise, ZeroSum) and noise.closed and _is_plain_gossip(algorithm)):
-        return "its noise is on single messages, and what it hides there is sent again in others"
+        return "its noise is on single messages, and what is hidden in one message is sent again in others"
     if not topology.static:
         return "noise on single messages has to cancel, and receivers may be missing"
     if not _message_noise(noise, topology.at(0), 1.0).all():
@@ -180,7 +179,8 @@ def with_exact_noise(
     [True, False, False]
     """
     fine = wanted == "fine"
-    refusal, remedy = why_not_exact(algorithm, topology, fine=fine), "leave exact_noise out, or use dp-d-sgd, say"
+    refusal = why_not_exact(algorithm, topology, fine=fine)
+    remedy = "leave exact_noise out, or use dp-d-sgd, for example"
     on_messages = bool(algorithm.noise.edge(topology.at(0)))
     if refusal is None and (on_messages or fine) and not in_float64:
         refusal, remedy = "models on its grid take more bits than float32 has", 'set machine.precision = "float64"'

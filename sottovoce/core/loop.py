@@ -72,13 +72,13 @@ def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -
     if not topology.static:
         raise InputError(
             f"{algorithm.compression.name} on {topology.name}",
-            "compressed differences need receivers that miss none",
+            "receivers of compressed differences must not miss any",
             "use a fixed topology, or identity compression",
         )
     if algorithm.noise.edge(topology.at(0)):
         raise InputError(
             f"{algorithm.compression.name} with noise on single messages",
-            "differences are sent alike to all",
+            "compressed differences are the same for all receivers",
             "use identity compression",
         )
     return algorithm, LoopState(state, value_of(algorithm.message(state)))
@@ -88,14 +88,16 @@ def check_arguments(algorithm: Algorithm, topology: Topology, rounds: int) -> No
     """Refuse a name instead of an algorithm, a graph without weights, or no rounds."""
     if isinstance(algorithm, str):
         raise InputError(
-            f"{algorithm!r} instead of an algorithm", "it is built first", f"algorithm({algorithm!r}, ...)"
+            f"{algorithm!r} instead of an algorithm",
+            "an algorithm is built from its name first",
+            f"algorithm({algorithm!r}, ...)",
         )
     if not isinstance(topology, Topology):
         raise InputError(
             f"a {type(topology).__name__} instead of a topology", "a graph needs weights", "give metropolis(graph)"
         )
     if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 1:
-        raise InputError(f"{rounds!r:.60} rounds", "a whole number from 1 is needed", "give 100, say")
+        raise InputError(f"{rounds!r:.60} rounds", "it must be a whole number, 1 or more", "give 100, for example")
 
 
 def _check_noise(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
@@ -170,8 +172,8 @@ def iterate_rounds(
 ) -> Iterator[PlayedRound]:
     """Run round by round, as `train` does; each `PlayedRound` has what was sent and the state after it.
 
-    `after` goes on where an earlier run stopped: the number of rounds that were played, and the state after the last.
-    `transport` says where the nodes live, and made `x0`; unless it is given, all live in this process.
+    `after` continues an earlier run: it is the number of rounds that were played, and the state after the last.
+    `transport` says in which processes the nodes are, and made `x0`; by default all are in this process.
     """
     algorithm, loop_state = start_run(algorithm, topology, x0, rounds)
     topology.require_connected()
@@ -182,7 +184,7 @@ def iterate_rounds(
         if correlated and not inputs.knows_noise_before(first):
             raise InputError(
                 f"{algorithm.name} with secret noise, from round {first + 1} on",
-                "its noise goes on from that of earlier rounds, which was erased", "start anew, in another folder",
+                "its noise depends on that of earlier rounds, which was erased", "start a new run in another folder",
             )  # fmt: skip
         if topology.static and not algorithm.averaging and algorithm.exact_noise != "fine":
             first_mixing = topology.at(0)
@@ -209,9 +211,9 @@ def train(
 ) -> RowsKind:
     """Run and return where every node ends: one row per node.
 
-    `x0` has a row per node, numpy or torch, and is public. `gradient(round, points)` gets where each node stands and
-    gives back a row for each, clipped by you: see docs/algorithms.md. Noise is drawn from `noise_key`, a fresh one
-    unless it is given, or a `SecretSource`; compression from `seed`, which is public.
+    `x0` has a row for each node, numpy or torch, and is public. `gradient(round, points)` gets the point of each node
+    and returns a row for each, clipped by you: see docs/algorithms.md. Noise is drawn from `noise_key`, which may be a
+    `SecretSource`; by default a fresh key is made. Compression is drawn from `seed`, which is public.
     """
     for played in iterate_rounds(algorithm, topology, x0, gradient, rounds=rounds, seed=seed, noise_key=noise_key):
         last = played
@@ -277,7 +279,8 @@ def _check_neighbour_sums(algorithm: Algorithm, mixing: Mixing) -> None:
     if not isinstance(algorithm.compression, Identity) or algorithm.noise.edge(mixing):
         raise InputError(
             f"{algorithm.name} with secure sums, and compression or noise on single messages",
-            "sums are of whole messages, the same to all", "use identity compression and noise on gradients",
+            "sums are over uncompressed messages that are the same for all receivers",
+            "use identity compression and noise on gradients",
         )  # fmt: skip
 
 
@@ -313,7 +316,8 @@ def _checked_message(algorithm: Algorithm, state: State) -> Message:
         arrays.is_plain(message.weight) and tuple(message.weight.shape) == (message.value.shape[0], 1)
     ):
         raise Unaccountable(
-            "the weight beside a message is public: one number per node that depends on no gradient and no noise; "
+            "the weight beside a message is public: one number for each node, which depends on no gradient and no "
+            "noise; "
             "send private values as the message itself"
         )
     return message

@@ -64,7 +64,7 @@ def code_from(folder: str | Path | None) -> Iterator[None]:
     """A context in which settings may name code that lies in this folder; with None, none may."""
     place = None if folder is None else Path(folder)
     if place is not None and not place.is_dir():
-        raise InputError(f"{place} is no folder", "code is looked for in a folder", "name the folder of your code")
+        raise InputError(f"{place} is not a folder", "code is looked for in a folder", "name the folder of your code")
     before = _folder.set(place)
     try:
         yield
@@ -127,15 +127,18 @@ def _file(name: str, file: str, kind: Offered) -> Path:
     if folder is None:
         raise InputError(
             f"{kind} {name!r} is code, and no folder was named that holds it",
-            "settings load no code by themselves, and run folders hold none",
+            "settings alone load no code, and run folders hold none",
             f"read {file}, then name its folder with --code",
         )
     path, inside = Path(file), (folder / file).resolve()
     if path.is_absolute() or not inside.is_relative_to(folder.resolve()):
-        raise InputError(f"{kind} {name!r} is outside {folder}", "code lies in the folder named", "move it there")
+        raise InputError(
+            f"{kind} {name!r} is outside {folder}", "code must be in the folder that was named", "move it there"
+        )
     if not inside.is_file():
         raise InputError(
-            f"{kind} {name!r}: there is no {file} in {folder}", "code lies beside the run file, or in --code",
+            f"{kind} {name!r}: there is no {file} in {folder}",
+            "code must be beside the run file, or in the folder of --code",
             "check the name, or name the folder with --code",
         )  # fmt: skip
     return inside
@@ -157,7 +160,9 @@ def _load(path: Path, source: bytes) -> ModuleType:
             del sys.modules[module.__name__]
             where = _line(error, path)
             raise InputError(
-                f"{path}{where}: {type(error).__name__}: {error}", "code that settings name must load", "correct it"
+                f"{path}{where}: {type(error).__name__}: {error}",
+                "code that settings name must be loadable",
+                "correct it",
             ) from error
         _modules[key] = module
     return _modules[key]
@@ -197,7 +202,7 @@ def _load_entry_point(found: EntryPoint) -> NamedObject:
     except Exception as error:
         raise InputError(
             f"{found.name} of {package or found.value}: {type(error).__name__}: {error}",
-            "a package that offers it must load", "mend or remove that package",
+            "a package that offers it must be loadable", "fix or remove that package",
         ) from error  # fmt: skip
     file = getattr(sys.modules.get(found.module), "__file__", None)
     source = b"" if file is None else read_bytes(Path(file), follow_links=True)

@@ -144,7 +144,7 @@ class Cycle(Batches):
         if rounds > self.times * self.apart:
             raise InputError(
                 f"{rounds} rounds of cycle:{self.times}x{self.apart}",
-                f"it ends after {self.times * self.apart}",
+                f"the cycle ends after {self.times * self.apart} rounds",
                 f"use cycle:{-(-rounds // self.apart)}x{self.apart}",
             )
 
@@ -157,19 +157,27 @@ class Shuffled(Cycle):
     """
 
     times: int = LONGEST
+    _orders: dict[int, tuple[int, Rows]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.key.repeatable:
             raise InputError(
-                f"{SHUFFLED}:{self.apart} with secret noise", "an epoch's order has to last for all of its rounds",
+                f"{SHUFFLED}:{self.apart} with secret noise",
+                "the order of an epoch would have to be kept for all of its rounds",
                 "use poisson batches, or leave noise = 'secret' out",
             )  # fmt: skip
 
     def rows_of(self, node: int, round: int) -> Rows:
         """Part `round` modulo `apart` of the shard, in the order of its epoch."""
-        shard, epoch = self.shards[node], round // self.apart
-        return part_of(shard[self.key.stream("batch", [node], epoch).permutation(len(shard))], round, self.apart)
+        return part_of(self._order(node, round // self.apart), round, self.apart)
+
+    def _order(self, node: int, epoch: int) -> Rows:
+        """The shard as it is shuffled in an epoch; the last one that was asked for is kept."""
+        if self._orders.get(node, (None,))[0] != epoch:
+            shard = self.shards[node]
+            self._orders[node] = epoch, shard[self.key.stream("batch", [node], epoch).permutation(len(shard))]
+        return self._orders[node][1]
 
     def _of_record(self) -> Participation:
         return Participation(apart=self.apart, shuffled=True)
@@ -315,7 +323,7 @@ def check_parts(batches: Batches, parts: int) -> None:
     if batches.sizes[few] < parts:
         raise InputError(
             f"cycle of {parts} batches on node {few} with {len(batches.shards[few])} rows",
-            "every batch needs a row",
+            "every batch needs at least one row",
             f"use at most {len(batches.shards[few])} batches",
         )
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise import PerNode
-from sottovoce.core.participation import SAMPLED, SHUFFLED, Participation, parse_participation
+from sottovoce.core.participation import SAMPLED, SHUFFLED, Participation, draws_by_chance, parse_participation
 from sottovoce.core.sensitivity import per_node
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, parse_batches
@@ -83,17 +83,13 @@ def declare_records(
     return DeclaredRecords(parse_batches(_batches(participation), held), parse_adjacency(adjacency))
 
 
-def draws_by_chance(participation: str) -> bool:
-    """Whether batches are drawn by chance, rather than as `every` and `KxB` say."""
-    return participation.partition(":")[0] in ("poisson", "fixed", SAMPLED)
-
-
 def fewest_records(participation: str) -> int:
     """With how many records each node can take part so, where nothing depends on their number."""
     if participation.startswith("fixed:"):
         raise InputError(
-            f"participation {participation} without records", "how often one is drawn depends on how many there are",
-            "add --records 200, say",
+            f"participation {participation} without records",
+            "how often a record is drawn depends on how many there are",
+            "add --records 200, for example",
         )  # fmt: skip
     if not participation.startswith(f"{SAMPLED}:"):
         return 1
@@ -114,7 +110,7 @@ def parse_records(text: str) -> list[int]:
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
         raise InputError(
             f"records {text!r:.60}",
-            f"they are whole numbers from 1 to {MOST:,}",
+            f"they must be whole numbers from 1 to {MOST:,}",
             "give 80, or 17,24,126 for three nodes",
         )
     return [int(part) for part in text.split(",")]

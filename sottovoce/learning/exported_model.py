@@ -175,7 +175,8 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
     columns, wanted = parse_columns(described["columns"], f"{place / DESCRIPTION}: columns"), described["model"]
     if wanted["name"] not in BUILDERS:
         raise InputError(
-            f"{place}: model {wanted['name']!r:.60}", "it is code of its author, which is not part of an export",
+            f"{place}: model {wanted['name']!r:.60}",
+            "the model is its author's own code, which is not part of an export",
             f"load {STATE_DICT} or {PARAMETERS} in torch",
         )  # fmt: skip
     stands_in = join_tables(columns, {"rows": 1}, {}, 0).dataset

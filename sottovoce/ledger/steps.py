@@ -102,7 +102,9 @@ class Steps:
             return
         newest = self.newest()
         if newest is not None and place < newest:
-            raise InputError(f"{place}: not recorded, and {newest} is", "steps are recorded in their order", "skip it")
+            raise InputError(
+                f"{place}: not recorded, although {newest} is", "steps must be recorded in order", "skip it"
+            )
         sent = _digests(outgoing)
         messages = {sent[name]: (payload,) for name, payload in outgoing.items()}
         kept, drawn = with_keys(given), with_keys({} if noise is None else noise.by_round)
@@ -133,7 +135,7 @@ class Steps:
         if found:
             return bytes(found[0]["bytes"])
         if self._entry(COINS, place) is not None:
-            raise InputError(f"{place}: its batch was drawn", "a batch is drawn once", "go on after it")
+            raise InputError(f"{place}: its batch was already drawn", "a batch is drawn once", "go on after it")
         with self.database.transaction():
             self.database.add(COINS, self._key(place), {COINS: digest_of(key)})
             self.database.store(self._key(place), COINS, {"": key})
@@ -150,8 +152,8 @@ class Steps:
         other = next((name for name, digest in digests.items() if before.get(name, digest) != digest), None)
         if other is not None:
             raise InputError(
-                f"{place}: another message of {other}", "a member sends one message for a place",
-                "keep the first, and tell whoever runs that member",
+                f"{place}: a second, different message from {other}", "a member sends one message for a place",
+                "keep the first one, and tell whoever runs that member",
             )  # fmt: skip
         lost = self._lost(place)
         new = {name: digest for name, digest in digests.items() if name not in before}
@@ -246,16 +248,21 @@ class Steps:
 
     def check_receipt(self, neighbour: str, receipt: Receipt) -> None:
         """Refuse a ledger that is behind what a neighbour has received, or that has something else at its place."""
-        place, newest, remedy = receipt.place, self.newest(), "take part no more in this agreement with this folder"
+        place, newest, remedy = (
+            receipt.place,
+            self.newest(),
+            "do not take part in this agreement with this folder any more",
+        )
         if newest is None or place > newest:
             behind = "nothing" if newest is None else str(newest)
             raise InputError(
-                f"{self.database.path}: {neighbour} has a message of {place}, and the last one here is of "
-                f"{behind}", "a ledger that was put back would send other noise for the same place", remedy,
+                f"{self.database.path}: {neighbour} has a message of {place}, but the last one in this ledger is of "
+                f"{behind}",
+                "with a ledger that was restored, a member would send different noise for the same place", remedy,
             )  # fmt: skip
         if self._sent(place).get(neighbour) != receipt.digest.hex():
             raise InputError(
-                f"{self.database.path}: {neighbour} has another message of {place} than is recorded",
+                f"{self.database.path}: {neighbour} has a different message of {place} than the one recorded here",
                 "a place has one message", remedy,
             )  # fmt: skip
 

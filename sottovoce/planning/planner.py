@@ -30,12 +30,12 @@ from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise import PerNode
 from sottovoce.core.notebook_html import html_table
-from sottovoce.core.participation import SAMPLED, Participation, parse_participation
+from sottovoce.core.participation import SAMPLED, Participation, draws_by_chance, parse_participation
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology, weigh, weights_for
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.learning.declared_records import DeclaredRecords, declare_records, draws_by_chance
+from sottovoce.learning.declared_records import DeclaredRecords, declare_records
 from sottovoce.matrix_factorization.sampled_noise import numbers_of_parts
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.account_settings import AccountSettings

@@ -64,14 +64,16 @@ class AssumptionKind(Enum):
         "messages are real numbers: rounding is not covered; a proof that covers it adds {extra} times the square root "
         "of the number of parameters to mu, for models that are rounded to the same grid"
     )
-    SAMPLED_BATCHES = "one record is {changed}; batches are drawn anew in each round, and nobody learns who was drawn"
+    SAMPLED_BATCHES = (
+        "one record is {changed}; batches are drawn anew in each round, and nobody learns which records were drawn"
+    )
     NOTHING_OBSERVED = (
-        "no message that the adversary observes depends on this node's data: nothing of it is observed; not covered "
-        "is its model, if it is published"
+        "no message that the adversary observes depends on this node's data: nothing of it is observed; its model, if "
+        "it is published, is not covered"
     )
     REPRODUCIBLE_RUN = "reproducible run: whoever knows the key knows the noise"
     SECRET_NOISE = "secret noise: drawn from the operating system's random bytes, and erased after use"
-    PUBLIC_STATISTICS = "taken to be public, so not covered: {statistics}"
+    PUBLIC_STATISTICS = "assumed to be public, so not covered: {statistics}"
     BELOW_EXACT_LOSS = "BELOW the exact loss{by}: not a bound"
     PAPER = "{source}"
 

@@ -36,7 +36,7 @@ def parse_kind(spec: str) -> Kind:
     try:
         return Kind(spec)
     except ValueError:
-        raise InputError(f"kind {spec!r}", f"known: {', '.join(Kind)}", "choose among them") from None
+        raise InputError(f"kind {spec!r}", f"known: {', '.join(Kind)}", "choose one of them") from None
 
 
 class TrainingProof(Enum):

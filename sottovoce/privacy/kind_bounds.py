@@ -158,7 +158,7 @@ class KindBounds:
 
     def _require_training(self) -> None:
         if self.system.algorithm.averaging:
-            raise Unaccountable(f"{self.system.algorithm.name} does not train: fixed-streams is its proof")
+            raise Unaccountable(f"{self.system.algorithm.name} averages and does not train; its proof is fixed-streams")
 
     def _fixed_streams(self) -> _Bound:
         """The exact loss of fixed streams."""
@@ -207,7 +207,7 @@ class KindBounds:
         )
         rounds, victims = self._coupled(hearing_more), self.observation.victims
         if not may_gain(rounds, len(victims), growth):
-            raise Unaccountable("clipped growth gains nothing over the gradients that reach the view")
+            raise Unaccountable("clipped growth gives no better figure than the noisy gradients that reach the view")
         return late_cost(rounds, victims, self.scheme, growth)
 
     def _coupled(self, view: View) -> tuple[Coupling, ...]:

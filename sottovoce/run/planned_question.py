@@ -22,10 +22,10 @@ def planned_question(experiment: Experiment, data: Path | None = None, epsilon: 
     """
     target = experiment.privacy.epsilon if epsilon is None else epsilon
     if target is None:
-        raise InputError(f"{experiment.name} without a target", "a plan meets one", "add --epsilon 4, say")
+        raise InputError(f"{experiment.name} without a target", "a plan needs a target", "add --epsilon 4, for example")
     changing = next((key for key in ("fresh", "random_edges", "dropout") if getattr(experiment.topology, key)), None)
     if changing is not None:
-        raise InputError(f"topology.{changing} in a plan", "a plan is about a graph that stays", "leave it out")
+        raise InputError(f"topology.{changing} in a plan", "a plan needs a graph that does not change", "leave it out")
     experiment = with_table_facts(experiment, data)
     net = named_after_tables(experiment, topology_of(experiment, data), data)
     assert net.graph is not None

@@ -97,11 +97,12 @@ class TrainingRun:
         if not everyone and not self.noise_key.shared_alike and self._shares_noise():
             raise InputError(
                 f"secret noise of {self.algorithm.name} over processes",
-                "nodes share some of it, and processes draw it by themselves", "use one process, or leave noise out",
+                "nodes share some of it, but each process draws for its own nodes only",
+                "use one process, or leave noise out",
             )  # fmt: skip
         if not everyone and self.task.device != CPU:
             raise InputError(
-                f'machine.device "{self.task.device}" over processes', "they exchange what lies in main memory",
+                f'machine.device "{self.task.device}" over processes', "processes exchange only what is in main memory",
                 'use one process, or device "cpu"',
             )  # fmt: skip
         gradients = self.gradients if everyone else self.gradients.hosted(transport.nodes)
@@ -181,7 +182,9 @@ def prepare_run(
     check_seed(seed)
     if algorithm.averaging:
         raise InputError(
-            f"{algorithm.name} on a task", "it averages values and does not train", "use muffliato-sgd or zip-dl, say"
+            f"{algorithm.name} on a task",
+            "it averages values and does not train",
+            "use muffliato-sgd or zip-dl, for example",
         )
     nodes = len(gradients.task.shards.indices)
     if nodes != topology.n:

@@ -13,10 +13,12 @@ import pytest
 
 from sottovoce import InputError, SecretSource, algorithm, from_matrix, metropolis, train, weigh
 from sottovoce.core import philox, rounded_sum
-from sottovoce.core.correlation import Triangular
+from sottovoce.core.class_correlation import ClassCorrelation
+from sottovoce.core.correlation import Differences, Triangular
 from sottovoce.core.drawn_gaussians import DrawnGaussians
 from sottovoce.core.exact_gaussians import BLOCK, GUESS_ERROR, decimal_number, fine_, fine_numbers, guess_, words_of
 from sottovoce.core.grid import NoiseOnGrid, grid_step, noise_on_grid, why_not_exact, with_exact_noise
+from sottovoce.core.noise import Temporal
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.philox import PhiloxStream
@@ -141,6 +143,10 @@ CASES = {
     "secrets of pairs": algorithm("decor", sigma=0.7, sigma_pair=5.0),
     "differences": algorithm("anti-pgd", sigma=1.5),
     "correlated": algorithm("mf-d-sgd", sigma=1.5, correlation=BAND),
+    "correlated by classes": replace(
+        algorithm("mf-d-sgd", sigma=1.5, correlation=BAND),
+        noise=Temporal(1.5, ClassCorrelation((0, 1, 0, 1, 1, 0), (Differences(), BAND))),
+    ),
 }
 
 

@@ -125,7 +125,7 @@ WRONG = [
     ("x.csv", "0,1,0\n1,0,1\n0,1,0\n", "a square of 3 x 3 cells"),
     ("x.csv", "0,1,0,0\n1,0,1,0\n0,1,0,1\n0,0,1,1\n", "a square of 4 x 4 cells"),
     ("x.csv", "source,target\na,\n", "line 2: 'a,'"),
-    ("x.csv", "clinic,partner\na,b\nb,c\n", "a heading is no edge"),
+    ("x.csv", "clinic,partner\na,b\nb,c\n", "a heading is not an edge"),
     ("x.txt", "a b {'weight': 1}\na b c {}\n", "line 2: 'a b c {}'"),
 ]  # fmt: skip
 

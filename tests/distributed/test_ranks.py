@@ -167,6 +167,11 @@ def test_every_algorithm_trains_the_same_with_the_same_guarantees(rest, pool, al
             "privacy": {"exact_noise": True, "adjacency": "user"},
             "machine": {"precision": "float64"},
         },
+        {
+            "algorithm": {"name": "mafalda", "classes": 2},
+            "topology": {"graph": "star:6"},
+            "privacy": {"exact_noise": True},
+        },
         {"privacy": {"exact_noise": False}},
     ],
     ids=str,

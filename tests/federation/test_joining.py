@@ -127,7 +127,7 @@ def test_a_run_that_was_begun_goes_on_only_with_resume(tmp_path, kills):
     def hill():
         with pytest.raises(Killed):
             clinics.join(agreement, "Hill")
-        with pytest.raises(InputError, match=r"was begun with this folder; .*--resume"):
+        with pytest.raises(InputError, match=r"was already begun with this folder; .*--resume"):
             clinics.join(agreement, "Hill")
         return clinics.join(agreement, "Hill", resume=True)
 
@@ -318,7 +318,9 @@ def test_a_run_that_would_pass_the_budget_is_refused_with_the_rounds_that_would_
     little, enough = (
         QUICK.model_copy(update={"budget": BudgetSettings(epsilon=one, delta=1e-5)}) for one in (2.1, 9.0)
     )
-    wanted = "2 of its 4 rounds would still fit; no member .* alone: agree anew .* on a privacy.epsilon below 3"
+    wanted = (
+        "2 of its 4 rounds would still fit; no member .* alone: make a new agreement .* with a privacy.epsilon below 3"
+    )
     with pytest.raises(Unaccountable, match=wanted) as refusal:
         clinics.join(agreement, "Hill", settings=little)
     assert refusal.value.exit_code == 3

@@ -32,12 +32,19 @@ def test_members_play_the_run_of_the_simulation(case):
 
 
 @pytest.mark.parametrize(
-    ("name", "exact", "dtype"),
-    [("dp-d-sgd", True, torch.float32), ("dp-d-sgd", "fine", torch.float64), ("zip-dl", True, torch.float64)],
+    ("method", "exact", "dtype"),
+    [
+        (algorithm("dp-d-sgd", sigma=1.0, step_size=0.1), True, torch.float32),
+        (algorithm("dp-d-sgd", sigma=1.0, step_size=0.1), "fine", torch.float64),
+        (algorithm("mafalda", sigma=1.0, rounds=12, participation="2x6", classes=2), True, torch.float32),
+        (algorithm("zip-dl", sigma=1.0, step_size=0.1), True, torch.float64),
+    ],
+    ids=lambda found: getattr(found, "name", None),
 )
-def test_float32_and_noise_on_a_grid_are_the_same_bits_too(name, exact, dtype):
+def test_float32_and_noise_on_a_grid_are_the_same_bits_too(method, exact, dtype):
     net = metropolis("star:5")
-    members = Federation(with_exact_noise(algorithm(name, sigma=1.0, step_size=0.1), net, exact), net, dtype=dtype)
+    method = with_exact_noise(method.on(net), net, exact)
+    members = Federation(method, net, dtype=dtype)
     ends = members.run()
     assert torch.equal(torch.cat([ends[member] for member in range(5)]), members.simulated())
 
@@ -52,7 +59,7 @@ def test_bytes_on_the_wire_are_messages_headers_and_acknowledgements():
 
 
 def test_what_cannot_be_played_by_members_is_refused():
-    with pytest.raises(InputError, match="members have the same neighbours in every round"):
+    with pytest.raises(InputError, match="members must have the same neighbours in every round"):
         Federation(algorithm("dp-d-sgd", sigma=1.0), dropout("ring:6", rate=0.3)).rules(0)
 
 

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 
 from sottovoce import Graph, InputError, account, algorithm, simulate, trace, weigh
 from sottovoce.attacks.reconstruction import reconstruct
-from sottovoce.cli.app import app
+from sottovoce.cli.app import app, load_commands
 from sottovoce.config import parse_experiment
 from sottovoce.core.graphs import graph
 from sottovoce.learning import models
@@ -396,6 +396,7 @@ def test_a_run_has_figures_of_single_nodes_with_its_final_models_and_without(ask
 
 
 def options_of(command: str) -> dict[str, object]:
+    load_commands()
     found = typer.main.get_command(app).commands[command]
     return {option.name: option.default for option in found.params}
 

@@ -52,7 +52,7 @@ WRONG = [
     (GOOD | {"age": [[1, 2]]}, "column 'age' of shape"),
     (GOOD | {"age": pandas.to_datetime(["2020-01-01"])}, "column 'age' holds datetime"),
     (GOOD | {"age": ["old"]}, "row 1, column 'age': 'old'; a finite number is needed here"),
-    (GOOD | {"height": [1.8]}, "column 'height'; a table has exactly the columns that are described"),
+    (GOOD | {"height": [1.8]}, "column 'height'; a table must have exactly the columns that are described"),
     (pandas.DataFrame([[1, 2]]), "a column called 0"),
     (pandas.DataFrame([[1, 2]], columns=["age", "age"]), "two columns called 'age'"),
 ]

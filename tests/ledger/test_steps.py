@@ -152,7 +152,7 @@ def test_a_ledger_is_for_one_owner_and_one_process(tmp_path):
         Steps(database, "run").record_step(FIRST, {"anna": b"a"})
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
         assert set(modes.values()) == {0o600}, modes
-        with pytest.raises(InputError, match="another process is at it"), open_ledger(path):
+        with pytest.raises(InputError, match="another process uses it"), open_ledger(path):
             pass
         with open_ledger(path, read_only=True) as other:
             assert Steps(other, "run").newest() == FIRST

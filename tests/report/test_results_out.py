@@ -87,7 +87,7 @@ def test_compare_prints_csv_in_full(swept, sotto):
 
 @pytest.mark.parametrize("line", ["graph ring:5", "account --graph ring:5 --rounds 3", "data"])
 def test_every_table_is_printed_as_csv(line, sotto):
-    """With nothing between its lines: sentences go to stderr."""
+    """With nothing between its lines: sentences on stderr."""
     code, out, _ = sotto("", "--csv", *line.split())
     widths = {len(row) for row in csv.reader(io.StringIO(out))}
     assert (code, len(widths)) == (0, 1)

@@ -116,12 +116,12 @@ def test_sweeps_and_ranks_load_code_in_their_processes(written, command, more):
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ("model.width = 'broad'", "mine.py:Small: TypeError: .*; code of your own raised this"),
-        ("model.height = 3", "mine.py:Small with .*height.*; it cannot be called so"),
-        ("model.shape = 3", "shape = 3 of mine.py:Small; it is a list of whole numbers"),
-        ("model.name = 'mine.py:np'", "model 'mine.py:np' is a module; it is a class of torch modules"),
+        ("model.width = 'broad'", "mine.py:Small: TypeError: .*; your own code raised this error"),
+        ("model.height = 3", "mine.py:Small with .*height.*; it cannot be called with these settings"),
+        ("model.shape = 3", "shape = 3 of mine.py:Small; it must be a list of whole numbers"),
+        ("model.name = 'mine.py:np'", "model 'mine.py:np' is a module; it must be a class of torch modules"),
         ("data.name = 'mine.py:Moving'", "data set 'mine.py:Moving'|mine.py:Moving with"),
-        ("data.name = 'mine.py:Small'", "data set 'mine.py:Small' gives a Small; it gives a Dataset"),
+        ("data.name = 'mine.py:Small'", "data set 'mine.py:Small' gives a Small; it must return a Dataset"),
         ("algorithm.gamma = 2", "setting 'gamma' of mine.py:Momentum; it has: sigma, step_size, beta"),
     ],
 )
