@@ -325,6 +325,12 @@ def _checked_message(algorithm: Algorithm, state: State) -> Message:
 
 def _after(mixing: Mixing, new: State, old: State) -> State:
     """The state after a map: new where nodes are active, old elsewhere, and protected from changes."""
+    if type(new) is not type(old) and (new is None or isinstance(old, tuple)):
+        found = "None" if new is None else f"a {type(new).__name__}"
+        raise InputError(
+            f"{found} as an algorithm's state", f"`local` and `absorb` give a {type(old).__name__}, as `init` does",
+            "return such a state",
+        )  # fmt: skip
     active = None if mixing.active is None or mixing.active.all() else mixing.active
     return _where_active(active, new, old)
 

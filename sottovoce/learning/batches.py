@@ -55,6 +55,10 @@ class Batch(NamedTuple):
     present: NDArray[np.bool_]
 
 
+NODE_WEIGHTS = ("equal", "size")
+"""Every node counts alike, or by its records."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batches:
     """All rows in every round (`full`). `shards` holds the row numbers of each node."""
@@ -76,6 +80,14 @@ class Batches:
     def sizes(self) -> NDArray[np.float64]:
         """Rows of each node."""
         return np.array([len(shard) for shard in self.shards], dtype=float)
+
+    def node_weights(self, weigh_nodes: str) -> NDArray[np.float64]:
+        """What each node multiplies its gradient with: a function of the numbers of records, which are public."""
+        if weigh_nodes not in NODE_WEIGHTS:
+            raise InputError(
+                f"nodes weighed by {weigh_nodes!r:.40}", f"known: {', '.join(NODE_WEIGHTS)}", "choose one of them"
+            )
+        return np.ones(self.nodes) if weigh_nodes == "equal" else self.sizes / self.sizes.mean()
 
     @property
     def divisors(self) -> NDArray[np.float64]:
