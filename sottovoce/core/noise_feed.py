@@ -54,8 +54,8 @@ For fewer a thread does not pay, and on a busy machine it costs: threads that bo
 """
 
 
-COARSE = 0.1
-"""Of a step: where guesses may be further off than this, they are not made."""
+USELESS = 64.0
+"""Steps: where guesses may be further off than this, they decide nothing, and are not made."""
 
 
 Block: TypeAlias = tuple[NDArray[np.intp], Reals]
@@ -165,7 +165,7 @@ class NoiseFeed:
 
     def _fresh_sum(self, values: Reals, noise: NoiseOnGrid, round: int) -> Reals:
         known = guess_bounds(noise.terms, len(values))
-        if known.error_N.max(initial=0.0) > COARSE:
+        if self._guesses is None and known.error_N.max(initial=0.0) > USELESS:
             return self._fine_sum(values, noise, round)
         total: Reals | None = None
         draws = []
