@@ -236,8 +236,8 @@ def parse_agreement(document: Document, where: str) -> Agreement:
     parse_columns(_without_none(agreement.data.columns.model_dump(mode="json")), where)
     if agreement.privacy.exact_noise == "fine":
         raise InputError(
-            f'{where}: privacy.exact_noise = "fine"', "it serves figures for single nodes, and members count on others",
-            "leave it out",
+            f'{where}: privacy.exact_noise = "fine"',
+            "it is for figures about single nodes in simulations; the headline of members is about everyone", "leave it out",
         )  # fmt: skip
     if agreement.privacy.exact_noise is False:
         raise InputError(
