@@ -237,7 +237,8 @@ def parse_agreement(document: Document, where: str) -> Agreement:
     if agreement.privacy.exact_noise == "fine":
         raise InputError(
             f'{where}: privacy.exact_noise = "fine"',
-            "it is for figures about single nodes in simulations; the headline of members is about everyone", "leave it out",
+            "it is for figures about single nodes in simulations; the headline of members is about everyone",
+            "leave it out",
         )  # fmt: skip
     if agreement.privacy.exact_noise is False:
         raise InputError(
