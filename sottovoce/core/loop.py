@@ -33,6 +33,7 @@ from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.grid import noise_on_grid, why_not_exact
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
+from sottovoce.core.message_grid import check_models, message_grid
 from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
@@ -58,7 +59,10 @@ def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -
         )
     check_nodes(algorithm.sensitivity, topology.n)
     algorithm = algorithm.on(topology)
-    _check_noise(algorithm, topology.at(0), rounds)
+    _check_noise(algorithm, topology, rounds)
+    on_grid = message_grid(algorithm, topology.at(0))
+    if on_grid is not None and arrays.is_plain(x0):
+        check_models(algorithm, on_grid, x0)
     state = algorithm.init(arrays.read_only(x0))
     if isinstance(algorithm.compression, Identity):
         return algorithm, LoopState(state, None)
@@ -93,8 +97,9 @@ def check_arguments(algorithm: Algorithm, topology: Topology, rounds: int) -> No
         raise InputError(f"{rounds!r:.60} rounds", "it must be a whole number, 1 or more", "give 100, for example")
 
 
-def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
+def _check_noise(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
     """Refuse noise that would be drawn twice or could not be drawn at all."""
+    mixing = topology.at(0)
     if sums_over_neighbours(algorithm):
         _check_neighbour_sums(algorithm, mixing)
     kinds = [part.sources.kind for part in (*algorithm.noise.local(mixing), *algorithm.noise.edge(mixing))]
@@ -105,7 +110,7 @@ def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
             "they would draw the same numbers",
             "add their variances into one noise",
         )
-    refusal = why_not_exact(algorithm.noise, mixing) if algorithm.exact_noise else None
+    refusal = why_not_exact(algorithm, topology) if algorithm.exact_noise else None
     if refusal is not None:
         raise InputError(f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out")
     if algorithm.noise.correlation is not None:
@@ -176,8 +181,8 @@ def iterate_rounds(
                 "its noise depends on that of earlier rounds, which was erased", "start a new run in another folder",
             )  # fmt: skip
         if topology.static and not algorithm.averaging:
-            exact = algorithm.exact_noise
             first_mixing = topology.at(0)
+            exact = algorithm.exact_noise and not algorithm.noise.edge(first_mixing)
             terms = noise_on_grid(algorithm, first_mixing).in_units if exact else algorithm.noise.local(first_mixing)
             for term in terms[: 0 if exact and (correlated or sums_over_all(algorithm)) else 1]:
                 inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
@@ -218,7 +223,7 @@ def _step_locally(
     """Where the gradient was taken, and the state after the local step."""
     point = algorithm.point(state)
     gradient = inputs.gradient(round, point)
-    if algorithm.exact_noise:
+    if algorithm.exact_noise and not algorithm.noise.edge(mixing):
         if sums_over_all(algorithm):
             released = inputs.discrete_sum(gradient, sum_grid(algorithm, mixing), round)
         else:
@@ -246,7 +251,10 @@ def _gossip_step(algorithm: Algorithm, topology: Topology, round: int, step: int
     mixing.require(algorithm.requires)
     scale = algorithm.step_size * largest(algorithm.sensitivity)
     noise = in_units_of_largest(algorithm.noise.edge(mixing), algorithm.sensitivity)
-    return GossipStep(mixing, noise, scale, sums_over_all(algorithm), round, step, integer_sums(algorithm, mixing))
+    return GossipStep(
+        mixing, noise, scale, sums_over_all(algorithm), round, step,
+        integer_sums(algorithm, mixing), message_grid(algorithm, mixing),
+    )  # fmt: skip
 
 
 def integer_sums(algorithm: Algorithm, mixing: Mixing) -> IntegerSums | None:
@@ -307,6 +315,12 @@ def _checked_message(algorithm: Algorithm, state: State) -> Message:
 
 def _after(mixing: Mixing, new: State, old: State) -> State:
     """The state after a map: new where nodes are active, old elsewhere, and protected from changes."""
+    if type(new) is not type(old) and (new is None or isinstance(old, tuple)):
+        found = "None" if new is None else f"a {type(new).__name__}"
+        raise InputError(
+            f"{found} as an algorithm's state", f"`local` and `absorb` give a {type(old).__name__}, as `init` does",
+            "return such a state",
+        )  # fmt: skip
     active = None if mixing.active is None or mixing.active.all() else mixing.active
     return _where_active(active, new, old)
 

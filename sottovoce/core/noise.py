@@ -72,6 +72,13 @@ class FactoredMatrix:
             return None
         return np.asarray(self.plain.diagonal())
 
+    def absolute_sums(self) -> NDArray[np.float64]:
+        """For each target the sum of its coefficients without their signs, in the parts as they are multiplied."""
+        total = abs(self.plain).sum(axis=1)
+        if self.left is not None and self.right is not None:
+            total = total + abs(self.left) @ abs(self.right).sum(axis=1)
+        return np.asarray(total).ravel()
+
     def used(self) -> NDArray[np.bool_]:
         """Which sources reach a target."""
         found = np.zeros(self.shape[1], dtype=bool)

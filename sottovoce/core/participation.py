@@ -110,6 +110,11 @@ class Participation:
             )
 
 
+def draws_by_chance(participation: str) -> bool:
+    """Whether batches are drawn by chance, rather than as `every` and `KxB` say."""
+    return participation.partition(":")[0] in ("poisson", "fixed", SAMPLED)
+
+
 def parse_participation(spec: str | Participation) -> Participation:
     """`every`, `KxB`: K times, B rounds apart; `shuffle:B`: once in each epoch of B rounds, in any of them; or
     `cyclic-poisson:SHARExB`: every B rounds with probability SHARE.

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sottovoce.config import Document, Experiment
+from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise import NoNoise
 from sottovoce.core.sensitivity import largest
-from sottovoce.errors import Unaccountable
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation.agreement import Agreement
 from sottovoce.federation.masked_sums import check_sums
 from sottovoce.learning.tables import Table
@@ -21,6 +22,7 @@ from sottovoce.run.build import build_accountant
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
 from sottovoce.run.run_accountant import RunAccountant
+from sottovoce.run.training_run import TrainingRun
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,20 @@ def build_agreement(agreement: Agreement, tables: Mapping[str, Table]) -> RunAcc
 
     Noise, batches and figures do not depend on which tables are here.
     """
-    return build_accountant(with_secret_noise(agreement), tables=tables)
+    accountant = build_accountant(with_secret_noise(agreement), tables=tables)
+    _require_grid(accountant.training_run)
+    return accountant
+
+
+def _require_grid(run: TrainingRun) -> None:
+    """Refuse float32 where it alone keeps members from releasing multiples of a step."""
+    possible = with_exact_noise(run.algorithm, run.topology, "where-possible")
+    if possible.exact_noise and not run.algorithm.exact_noise:
+        raise InputError(
+            f'{run.algorithm.name} with precision = "float32"',
+            "members release multiples of a step, and on that grid its models take more bits",
+            'set precision = "float64"',
+        )
 
 
 def with_secret_noise(agreement: Agreement) -> Experiment:

@@ -48,7 +48,7 @@ from sottovoce.federation.links import Links, MemberNumber
 from sottovoce.federation.mailbox import AHEAD, KEPT, LinkRules
 from sottovoce.federation.masked_sums import MaskedSums
 from sottovoce.federation.patience import Patience
-from sottovoce.federation.recorded_inputs import RecordedInputs
+from sottovoce.federation.recorded_inputs import RecordedInputs, decoded_row
 from sottovoce.ledger.payloads import Payloads
 from sottovoce.ledger.places import Place
 from sottovoce.text import join_names
@@ -365,7 +365,7 @@ class PendingMessages:
         senders = self.incoming.keys()
         heard = self.transport.hear(self.place, senders) if self.recorded is None else self.recorded
         for sender, tensor in self.incoming.items():
-            tensor.copy_(_decoded(heard[sender], tensor) if sender in heard else self.absent)
+            tensor.copy_(decoded_row(heard[sender], tensor) if sender in heard else self.absent)
         self.transport.forget_old(self.place)
         missing = frozenset(senders - heard.keys())
         self.transport.on_step(StepAttendance(self.place, frozenset(heard.keys()), missing))
@@ -383,9 +383,3 @@ def _encoded(outgoing: Mapping[int, Tensor]) -> Payloads[MemberNumber]:
 def _little_endian(tensor: Tensor) -> arrays.Reals:
     values = tensor.numpy()
     return values.astype(values.dtype.newbyteorder("<"), copy=False)
-
-
-def _decoded(payload: bytes, like: Tensor) -> Tensor:
-    values = like.numpy()
-    numbers = np.frombuffer(payload, dtype=values.dtype.newbyteorder("<")).astype(values.dtype)
-    return torch.from_numpy(numbers.reshape(values.shape))

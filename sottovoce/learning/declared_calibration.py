@@ -16,10 +16,10 @@ from typing import Unpack
 
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.noise import PerNode
-from sottovoce.core.participation import Participation
+from sottovoce.core.participation import Participation, draws_by_chance
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.learning.declared_records import DeclaredRecords, declare_records, draws_by_chance, fewest_records
+from sottovoce.learning.declared_records import DeclaredRecords, declare_records, fewest_records
 from sottovoce.privacy import calibration
 from sottovoce.privacy.account_settings import AccountSettings
 from sottovoce.privacy.calibration import Target, calibrated_system, with_sigma

@@ -13,6 +13,7 @@ little. Here is what a round is to the coupling.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.grid import grid_step, least_noise
 from sottovoce.core.sensitivity import relative
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.views import View, ViewKind
@@ -59,7 +61,7 @@ class Coupling:
 def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
     """The rounds of a system as the coupling sees them; refuses what the bound is not proven for."""
     if view.kind is not ViewKind.COALITION:
-        raise Unaccountable(f"it bounds what single nodes learn from a part of the messages, and this view is {view}")
+        raise Unaccountable(f"it bounds what single nodes and coalitions learn, and the view is {view}")
     if system.correlation is not None:
         raise Unaccountable(
             f"{system.algorithm.name}: noise that is correlated over rounds is not fresh, so it cannot absorb a "
@@ -68,6 +70,23 @@ def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
     system = system.publishing(view.final_models)
     published = None if view.final_models is FinalModels.NONE else system.steps[-1]
     return map_equal_steps(lambda step: _couple_step(system, step, view, step is published), system.steps)
+
+
+def rounding_is_bounded(system: LinearSystem) -> bool:
+    """Whether `rounding_cost` is proven: one gossip step of single messages on a grid, with weights that sum to 1."""
+    algorithm = system.algorithm
+    plain = algorithm.exact_noise and algorithm.gossip_steps == 1 and not algorithm.secure_sum
+    return plain and all(mixing.row_stochastic for step in dict.fromkeys(system.steps) for mixing in step.mixings)
+
+
+def rounding_cost(system: LinearSystem) -> float:
+    """What rounding models to the grid of messages would add to mu, over the square root of the number of parameters.
+
+    Distances grow by 2 h sqrt(D) in a round, which every node absorbs in the next one: docs/guarantees.md.
+    """
+    algorithm, mixing = system.algorithm, system.topology.at(0)
+    steps = grid_step(algorithm, mixing) / least_noise(algorithm, mixing)
+    return 2 * steps * math.sqrt(system.n * system.rounds) * (1 + 1e-12)
 
 
 def _couple_step(system: LinearSystem, step: StepMatrices, view: View, publishes: bool) -> Coupling:

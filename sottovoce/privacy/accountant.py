@@ -17,7 +17,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
 from sottovoce.privacy.account_estimate import estimate_account
 from sottovoce.privacy.account_table import table_by_distance
-from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
+from sottovoce.privacy.assumptions import Assumption, at_other_noise
 from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, parse_kind
 from sottovoce.privacy.kind_bounds import KindBounds
@@ -114,10 +114,7 @@ class Account:
         smaller = (1 + NOISE_ROUNDING) / factor
 
         def scaled(guarantee: Guarantee) -> Guarantee:
-            assumed = tuple(  # how coarse a grid is depends on the size of the noise
-                rounding(system, covered=True) if one.kind is AssumptionKind.ROUNDING_COVERED else one
-                for one in guarantee.assumptions
-            )
+            assumed = tuple(at_other_noise(one, system) for one in guarantee.assumptions)
             return replace(guarantee, mu=guarantee.mu * smaller, assumptions=assumed)
 
         headline = None if self.headline is None else scaled(self.headline)
@@ -183,7 +180,7 @@ def account(
     wanted = tuple(parse_kind(kind) for kind in kinds)
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz, optimised)
     estimate = estimate_account(system, view, wanted, terms, victims, covering=covering)
-    check_cost(estimate.what, estimate.whole, estimate.smaller_work)
+    check_cost(estimate.what, estimate.whole, "take fewer rounds or a smaller graph")
     found = _account_for(system, view, terms, wanted, victims)
     if not covering or found.headline is None:
         return found

@@ -195,9 +195,10 @@ def prepare_run(
     sensitivity = gradients.sensitivities(protected)
     if math.isfinite(largest(sensitivity)) and not isinstance(algorithm.noise, NoNoise):
         algorithm = replace(algorithm, sensitivity=sensitivity)  # type: ignore[type-var]
-    algorithm = with_exact_noise(algorithm, topology, exact_noise)
+    dtype = gradients.task.dtype
+    algorithm = with_exact_noise(algorithm, topology, exact_noise, in_float64=dtype == torch.float64)
     topology.require_connected()
-    like_start = torch.zeros(topology.n, 1) if same_start else torch.arange(float(topology.n))[:, None]
+    like_start = torch.linspace(0.0, float(not same_start), topology.n, dtype=dtype)[:, None]
     start_run(algorithm, topology, like_start, rounds)  # refuses what does not fit; models come later
     transport = InProcess(topology.n)
     key = NoiseKey.given_or_fresh(noise_key)

@@ -142,7 +142,7 @@ def test_gap_of_a_long_ring():
 def test_names_of_several_words_need_a_comma(tmp_path):
     edges = tmp_path / "edges.csv"
     edges.write_text("St Mary, Mercy\nMercy, North 5\n")
-    assert graph(f"file:{edges}").labels == ("Mercy", "North 5", "St Mary")
+    assert graph(f"file:{edges}").labels == ("St Mary", "Mercy", "North 5")
 
 
 @pytest.mark.parametrize(

@@ -156,11 +156,13 @@ def test_members_release_multiples_of_a_step_also_with_noise_over_rounds_and_of_
     assert any("rounding is covered" in assumption for assumption in found["headline"]["assumptions"])
 
 
-def test_noise_on_single_messages_is_on_no_grid_and_figures_say_so(plain):
+def test_noise_on_single_messages_is_on_a_grid_in_float64_and_refused_in_float32(plain):
     settings = {"algorithm.name": "zip-dl", "privacy.adjacency": "user", "training.clip": "whole-gradient"}
-    found = agreed_guarantees(varied(plain, {**FIXED, **settings})).document
-    assert found["grid_step"] is None
-    assert "rounding of floating-point numbers is not covered" in json.dumps(found["headline"])
+    with pytest.raises(InputError, match=r'zip-dl with precision = "float32"; .*; set precision = "float64"'):
+        agreed_guarantees(varied(plain, {**FIXED, **settings}))
+    found = agreed_guarantees(varied(plain, {**FIXED, **settings, "precision": "float64"})).document
+    assert found["grid_step"] > 0
+    assert "rounding is covered, and adds 0." in json.dumps(found["headline"])
 
 
 def test_noise_in_models_is_that_of_averages(plain):

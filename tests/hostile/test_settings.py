@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from sottovoce.cli import app
+from sottovoce.cli.app import app, load_commands
 from sottovoce.config import DEEPEST
 from sottovoce.run.build import build_accountant
 from tests.hostile.mutations import SETTINGS, mutated
 
+load_commands()
 GROUP = typer.main.get_command(app)
 
 

@@ -32,8 +32,12 @@ from tests.run.test_simulation import job
 from tests.selection import rest_slow
 
 EXAMPLES = [
-    case for case in cases() if not case.algorithm.averaging and case.place in ("complete:4", "fresh", "dropout")
+    case
+    for case in cases()
+    if not case.algorithm.averaging
+    and case.place in (("star:5",) if "classes" in case.example.settings else ("complete:4", "fresh", "dropout"))
 ]
+"""Classes of nodes by degree are on a star, where there are two."""
 ROUNDS = 4
 
 

@@ -133,6 +133,25 @@ def test_wrong_settings_are_refused_in_a_sentence(written, changes, line):
         build_run(parse_experiment(document))
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong", "line"),
+    [
+        (
+            "Moving(mixed, state.velocity)", "Moving(mixed, state.speed)",
+            r"mine\.py, line 31: AttributeError: 'Moving' object has no attribute 'speed'; code of your own raised",
+        ),
+        ("return Moving(mixed, state.velocity)", "return None", "None as an algorithm's state; .* give a Moving"),
+        ("return Moving(mixed, state.velocity)", "return mixed, 0", "a tuple as an algorithm's state"),
+    ],
+)  # fmt: skip
+def test_what_own_code_raises_while_it_runs_is_a_line_that_names_it(written, sotto, right, wrong, line):
+    code = saved(PAGE, "mine.py")
+    assert code.count(right) == 1
+    (written / "mine.py").write_text(code.replace(right, wrong))
+    code, _, err = sotto("", "run", "written/mine.toml", *QUICK)
+    assert (code, err.count("\n"), bool(re.search(line, err))) == (2, 1, True), err
+
+
 def test_models_and_data_of_the_package_are_found_as_before(written):
     digits = find_dataset("digits", None)
     assert find_model("softmax", digits, bias=False).layout.size == 640
