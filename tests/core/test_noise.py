@@ -223,13 +223,19 @@ BAD = {
         "2 rounds with a correlation matrix for 1",
     ),
     "no file": (lambda: algorithm("mf-d-sgd", sigma=1, correlation="none.npz"), "none.npz: No such file"),
-    "unknown setting": (lambda: algorithm("dp-d-sgd", sigma=1, momentum=0.9), "setting 'momentum' of dp-d-sgd; its settings are"),
+    "unknown setting": (
+        lambda: algorithm("dp-d-sgd", sigma=1, momentum=0.9),
+        "setting 'momentum' of dp-d-sgd; its settings are",
+    ),
     "missing setting": (lambda: algorithm("decor", sigma=1), "decor without sigma_pair"),
     "step size": (lambda: algorithm("d-psgd", step_size=0), "step size 0; it must be finite"),
     "sensitivity": (lambda: algorithm("dp-d-sgd", sigma=1, sensitivity=0), "sensitivity 0; it must be positive"),
     "gossip steps": (lambda: algorithm("muffliato-sgd", sigma=1, gossip_steps=0), "0 gossip steps"),
     "order": (lambda: algorithm("d-psgd", order="never"), "order 'never'; known"),
-    "rounds": (lambda: trace(algorithm("d-psgd"), metropolis("path:2"), rounds=0), "0 rounds; it must be a whole number"),
+    "rounds": (
+        lambda: trace(algorithm("d-psgd"), metropolis("path:2"), rounds=0),
+        "0 rounds; it must be a whole number",
+    ),
     "x0": (
         lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((3, 1)), None, rounds=1),
         "x0 has 3 rows; the topology has 2 nodes",
