@@ -9,7 +9,7 @@ import typer
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Weights, Yes
-from sottovoce.cli.output import answer, facts, gap_shown, print_note, progress, short
+from sottovoce.cli.output import answer, facts, gap_shown, print_note, progress_kept, short
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
@@ -138,7 +138,8 @@ def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path |
         raise InputError(
             f"--out with {target.rounds} rounds", f"a file holds C for at most {LONGEST} rounds", "leave out --out"
         )
-    with progress("numbers of parts") as tell:
+    kept = "What was found is stored; the same command takes it from there." if cache else "Nothing is kept."
+    with progress_kept("numbers of parts", kept) as tell:
         found = sampled_noise(
             net, rounds=target.rounds, share=target.share, epsilon=target.epsilon, delta=target.delta,
             objective=target.objective, gap=target.gap, cache=cache, progress=tell,

@@ -182,6 +182,9 @@ class Setting:
     view: ViewSpec = "everyone"
     and_final_models: AndFinalModels = "none"
     victim: Annotated[list[str] | None, typer.Option(help="Only about this node; may be repeated.")] = None
+    within: Annotated[
+        int | None, typer.Option(min=1, help="Only about nodes at most this many hops from those of the view.")
+    ] = None
     weights: SuitedWeights = None
     secure_sum: Annotated[
         bool, typer.Option("--secure-sum", help="Receivers learn only sums of what they receive.")
@@ -302,7 +305,19 @@ class Setting:
         """Only these nodes; None for all."""
         from sottovoce.privacy.views import node_number
 
-        return [node_number(name, self.labels) for name in self.victim] if self.victim else None
+        named = {node_number(name, self.labels) for name in self.victim or ()}
+        near = set() if self.within is None else set(self._neighbourhood(self.within))
+        return None if self.victim is None and self.within is None else sorted(named | near)
+
+    def _neighbourhood(self, hops: int) -> list[int]:
+        """The nodes whose messages can reach a member of the view in so many hops, without the members."""
+        net, members = self.chosen[1], self.adversary.members
+        if not members or net.graph is None:
+            raise InputError(
+                f"--within {hops} with --view {self.view}", "it is about nodes near those of a view",
+                "name a node of the graph, such as --view node:0",
+            )  # fmt: skip
+        return net.graph.reaching(members, hops)
 
     @property
     def labels(self) -> list[str] | None:

@@ -1,8 +1,7 @@
 """`sotto account` and `sotto calibrate`."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,15 @@ from sottovoce.cli.all_pairs import answer_for_pairs
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
 from sottovoce.cli.options import Code, Json, Setting, Yes, offering, settings_document, with_setting
-from sottovoce.cli.output import Table, answer, facts, print_note, print_sentence, show_elapsed
+from sottovoce.cli.output import (
+    Table,
+    answer,
+    facts,
+    print_note,
+    print_sentence,
+    show_elapsed,
+    telling_when_stopped,
+)
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.cli.sampling import (
     calibrated_by_chance,
@@ -27,6 +34,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up, sigma_text
 
 if TYPE_CHECKING:
+    from sottovoce.core.algorithm import Algorithm
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, Kind
     from sottovoce.tracing.linear_system import LinearSystem
@@ -41,16 +49,19 @@ def _kinds() -> Iterable[str]:
     return Kind
 
 
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(help="Only this kind of guarantee; may be repeated.", autocompletion=offering(_kinds)),
+]
+
+
 @app.command("account")
 @with_setting
 def account_(
     setting: Setting,
     runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, to account for together.")] = None,
     sigma: Annotated[float, typer.Option(help="Standard deviation of the noise divided by the sensitivity.")] = 1.0,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this kind of guarantee; may be repeated.", autocompletion=offering(_kinds)),
-    ] = None,
+    kind: Kinds = None,
     optimised: Annotated[
         bool, typer.Option("--optimised", help="convex-training: find the tightest policy, however long it takes.")
     ] = False,
@@ -102,7 +113,7 @@ def account_(
         answer_for_pairs(setting, system, sigma, sample, out, as_json)
         return
     _announce(setting, system, kinds, optimised)
-    with show_elapsed(f"accounting for {setting.view}") as work, _telling_when_stopped(work):
+    with show_elapsed(f"accounting for {setting.view}") as work, telling_when_stopped(lambda: _done_of(work)):
         result = account(
             system,
             setting.adversary,
@@ -144,6 +155,20 @@ def _asked_kinds(named: list[str] | None, published: bool) -> "tuple[Kind, ...]"
     return tuple(kind for kind in Kind if kind in asked or (published and kind is Kind.AS_PUBLISHED))
 
 
+def _proven_kinds(algorithm: "Algorithm", setting: Setting, named: list[str] | None) -> "tuple[Kind, ...]":
+    """Those of the kinds that are asked for that can be a headline; refused where none of them can."""
+    from sottovoce.privacy.accountant import headline_kinds
+
+    asked, proven = _asked_kinds(named, False), headline_kinds(algorithm, convex=setting.convex)
+    if not set(asked) & set(proven):
+        raise InputError(
+            " ".join(f"--kind {kind}" for kind in asked),
+            f"a target is met by a figure that is proven for what runs: {', '.join(proven)}",
+            "take one of these, or add --convex where local steps are convex",
+        )
+    return tuple(kind for kind in proven if kind in asked)
+
+
 def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]", optimised: bool) -> None:
     """Say before work of minutes how long it takes, and what would be quick."""
     from sottovoce.core.adjacency import parse_adjacency
@@ -159,17 +184,12 @@ def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]
         print_note(f"sotto: {estimate.notice}")
 
 
-@contextmanager
-def _telling_when_stopped(work: Activity) -> Iterator[None]:
-    """On Ctrl-C say which kinds were done, how far the one at hand was, and how to have the answer of those."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        done = ", ".join(work.finished) or "no kind"
-        at = f"; {work.reached.removesuffix(', ')} victims" if work.part not in work.finished and work.part else ""
-        again = " ".join(f"--kind {kind}" for kind in work.finished)
-        print_note(f"sotto: done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}.")
-        raise
+def _done_of(work: Activity) -> str:
+    """Which kinds are done, how far the one at hand is, and how to have the answer of those."""
+    done = ", ".join(dict.fromkeys(work.finished)) or "no kind"
+    at = f"; {work.reached.removesuffix(', ')} victims" if work.part not in work.finished and work.part else ""
+    again = " ".join(f"--kind {kind}" for kind in dict.fromkeys(work.finished))
+    return f"done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}."
 
 
 def _check_lipschitz(lipschitz: float | None, published: bool) -> None:
@@ -182,6 +202,7 @@ def _check_lipschitz(lipschitz: float | None, published: bool) -> None:
 def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bool]) -> None:
     if all_pairs:
         given = {**not_of_pairs, "--convex": setting.convex, "--victim": bool(setting.victim)}
+        given["--within"] = setting.within is not None
         given["--view"] = setting.view != "everyone"
         given["--and-final-models"] = setting.and_final_models != "none"
         given["--records"] = setting.records is not None
@@ -230,17 +251,17 @@ def _as_published(result: "Account") -> Table:
 def calibrate_(
     setting: Setting,
     epsilon: Annotated[float, typer.Option(help="Target epsilon of the headline.")],
+    kind: Kinds = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Find the sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
-    from sottovoce.privacy.accountant import headline_kinds
     from sottovoce.privacy.calibration import Target, calibrated_system
 
-    net = setting.chosen[1]
-    with show_elapsed(f"calibrating {setting.algorithm} on {net.name}"):
+    net, what = setting.chosen[1], f"calibrating {setting.algorithm} on {setting.chosen[1].name}"
+    with show_elapsed(what) as work, telling_when_stopped(lambda: _done_of(work)):
         reference, target = setting.system(1.0), Target(epsilon, setting.delta)
-        kinds = headline_kinds(reference.algorithm, convex=setting.convex)
+        kinds = _proven_kinds(reference.algorithm, setting, kind)
         _announce(setting, reference, kinds, optimised=False)
         found = calibrated_system(
             reference, setting.adversary, target, adjacency=setting.adjacency, participation=setting.scheme,

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -144,6 +144,19 @@ class Graph:
             f"{self.name},component=giant",
             tuple(old[i] for i in keep),
         )
+
+    def reaching(self, nodes: Sequence[int], hops: int) -> list[int]:
+        """Other nodes from which messages get to one of these in at most so many hops, in order.
+
+        >>> graph("ring:9").reaching([0], 2)
+        [1, 2, 7, 8]
+        """
+        towards = self.adjacency.tocsc()
+        newest = found = np.unique(np.asarray(nodes, dtype=np.intp))
+        for _ in range(hops):
+            newest = np.setdiff1d(towards[:, newest].indices, found)
+            found = np.union1d(found, newest)
+        return np.setdiff1d(found, nodes).tolist()
 
     def restricted_to(self, active: NDArray[np.bool_]) -> Graph:
         """The same nodes, with only the edges between active ones."""

@@ -169,6 +169,7 @@ class Shuffled(Cycle):
     """
 
     times: int = LONGEST
+    _orders: dict[int, tuple[int, Rows]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,8 +182,14 @@ class Shuffled(Cycle):
 
     def rows_of(self, node: int, round: int) -> Rows:
         """Part `round` modulo `apart` of the shard, in the order of its epoch."""
-        shard, epoch = self.shards[node], round // self.apart
-        return part_of(shard[self.key.stream("batch", [node], epoch).permutation(len(shard))], round, self.apart)
+        return part_of(self._order(node, round // self.apart), round, self.apart)
+
+    def _order(self, node: int, epoch: int) -> Rows:
+        """The shard as it is shuffled in an epoch; the last one that was asked for is kept."""
+        if self._orders.get(node, (None,))[0] != epoch:
+            shard = self.shards[node]
+            self._orders[node] = epoch, shard[self.key.stream("batch", [node], epoch).permutation(len(shard))]
+        return self._orders[node][1]
 
     def _of_record(self) -> Participation:
         return Participation(apart=self.apart, shuffled=True)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -230,6 +230,10 @@ def task(
     return Task(dataset, shards, moved, engine_for(moved, engine), dtype, where)
 
 
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 class Gradients:
     """What the loop calls in each round, and what the accountant needs to know about it.
 
@@ -269,6 +273,7 @@ class Gradients:
         self.local_steps, self.step_size, self.weigh_nodes = local_steps, step_size, weigh_nodes
         self.nodes = np.arange(drawn.nodes)
         self.nonfinite = 0
+        self._gathered: Tensor | None = None
 
     def hosted(self, nodes: NDArray[np.intp]) -> Gradients:
         """The gradients of some nodes alone, with their data alone: the same batches, by the same keys."""
@@ -307,38 +312,44 @@ class Gradients:
         """The same before nodes are weighed."""
         clip, engine = self.clipping, self.task.engine
         if clip.by_example:
-            return self._counted(self._gathered(round, points, lambda at, stack: engine.clipped(at, stack, clip)))
+            parts = [engine.clipped(points[nodes], stack, clip) for nodes, stack in self._stacks(round, points)]
+            return self._counted(Clipped(_joined([part.rows for part in parts]), sum(part.nonfinite for part in parts)))
         total = self._local(round, points)
         return total if clip.kind == "none" else self._counted(clip_rows(total, clip))
 
     def _local(self, round: int, points: Tensor) -> Tensor:
         """The sum of gradients along a node's own steps, which start from the round's point."""
-
-        def total(step: int, at: Tensor) -> Tensor:
-            return self._gathered(step, at, lambda some, stack: Clipped(self.task.engine.total(some, stack), 0)).rows
-
-        first = round * self.local_steps
-        found = total(first, points)
+        engine, first = self.task.engine, round * self.local_steps
+        found = _joined([engine.total(points[nodes], stack) for nodes, stack in self._stacks(first, points)])
+        at: Tensor | None = None
         for step in range(first + 1, first + self.local_steps):
             assert self.step_size is not None
-            found += total(step, torch.add(points, found, alpha=-self.step_size))
+            at = torch.add(points, found, alpha=-self.step_size, out=at)
+            for nodes, stack in self._stacks(step, points):
+                engine.add_total_(found[nodes], at[nodes], stack)
         return found
 
-    def _gathered(self, step: int, points: Tensor, act: Callable[[Tensor, Stack], Clipped]) -> Clipped:
-        """`act` on the batches of one step, so many nodes at a time that their inputs stay in the cache."""
+    def _stacks(self, step: int, points: Tensor) -> Iterator[tuple[slice, Stack]]:
+        """The batches of one step, of so many nodes at a time that their inputs stay in the cache.
+
+        A stack lasts until the next one is asked for: inputs are gathered into the same memory.
+        """
         drawn, divisors = self.batches.draw(step, self.nodes.tolist()), self.batches.divisors[self.nodes]
         at_once = max(1, GATHERED // (drawn.rows.shape[1] * self.task.inputs.shape[1]))
-        parts = []
         for nodes in chunks(len(points), at_once):
             rows, present, divisor = (
                 torch.from_numpy(part[nodes]).to(points.device) for part in (drawn.rows, drawn.present, divisors)
             )
-            weights = present / divisor.unsqueeze(1)
-            inputs = self.task.inputs.index_select(0, rows.flatten()).view(*rows.shape, -1)
-            parts.append(act(points[nodes], Stack(inputs, self.task.targets[rows], weights.to(points.dtype))))
-        if len(parts) == 1:
-            return parts[0]
-        return Clipped(torch.cat([part.rows for part in parts]), sum(part.nonfinite for part in parts))
+            weights = (present / divisor.unsqueeze(1)).to(points.dtype)
+            yield nodes, Stack(self._gather(rows), self.task.targets[rows], weights)
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        """The inputs of these rows, in memory that is kept: new memory costs more than what is copied there."""
+        inputs, count = self.task.inputs, rows.numel()
+        if self._gathered is None or len(self._gathered) < count:
+            self._gathered = inputs.new_empty(count, inputs.shape[1])
+        found = torch.index_select(inputs, 0, rows.flatten(), out=self._gathered[:count])
+        return found.view(*rows.shape, -1)
 
     def _counted(self, clipped: Clipped) -> Tensor:
         self.nonfinite += clipped.nonfinite

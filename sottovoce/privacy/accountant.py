@@ -180,7 +180,7 @@ def account(
     wanted = tuple(parse_kind(kind) for kind in kinds)
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz, optimised)
     estimate = estimate_account(system, view, wanted, terms, victims, covering=covering)
-    check_cost(estimate.what, estimate.whole, estimate.smaller_work)
+    check_cost(estimate.what, estimate.whole, "take fewer rounds or a smaller graph")
     found = _account_for(system, view, terms, wanted, victims)
     if not covering or found.headline is None:
         return found
