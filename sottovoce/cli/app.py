@@ -19,6 +19,7 @@ from sottovoce.cli.deferred_imports import defer_imports
 from sottovoce.cli.output import narrated, verbosity
 from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
 from sottovoce.core import processes
+from sottovoce.core.own_code import raised_in_own_code
 from sottovoce.core.processes import Terminated
 from sottovoce.errors import SottovoceError, file_error, shortened
 
@@ -76,12 +77,14 @@ def _version(show: bool) -> None:
 @app.callback(invoke_without_command=True)
 def _sotto(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say on stderr what is done and how long it takes.")
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Tables on stdout as CSV; sentences go to stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors on stderr.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Report on stderr what is being done and how long it takes.")
+    ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print tables as CSV on stdout, and sentences on stderr.")] = False,
 ) -> None:
     """Private learning without a server.
 
@@ -161,6 +164,9 @@ def explained(error: BaseException) -> tuple[str, int]:
     """What went wrong in one line, and the code to exit with."""
     if isinstance(error, SottovoceError):
         return str(error), error.exit_code
+    own = raised_in_own_code(error)
+    if own is not None:
+        return explained(own)
     if isinstance(error, OSError):
         path = "the system" if error.filename is None else os.fsdecode(error.filename)
         return explained(file_error(path, error, "it is read or written here", "check the path"))

@@ -1,6 +1,7 @@
 """`sotto plan`: which algorithm to take, before anything is trained."""
 
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,41 +26,49 @@ from sottovoce.cli.options import (
     ViewSpec,
     Yes,
 )
-from sottovoce.cli.output import PATIENCE, answer, print_note, progress, verbosity
+from sottovoce.cli.output import PATIENCE, answer, print_note, progress_kept, verbosity
+from sottovoce.cli.terminal import print_line
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sottovoce.planning.planner import Entry, Plan, Question
+
+SERVED_WITH = ("serve", "port", "graph")
+"""Options of the page."""
 
 
 @app.command("plan")
 def plan_(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="A run file, which says all but --epsilon.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A run file, in place of options; --epsilon and --data may be added.")
+    ] = None,
     graph: GraphSpec = "",
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon; else that of the run file.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon; default: that of the run file.")] = None,
     records: Annotated[str | None, typer.Option(help=RECORDS)] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets, with a run file.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="With a run file: folder of data sets.")] = None,
     rounds: Rounds = ROUNDS,
-    dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Parameters of the model.")] = 1000,
+    dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Number of parameters of the model.")] = 1000,
     view: ViewSpec = "everyone",
     and_final_models: AndFinalModels = "none",
     weights: SuitedWeights = None,
     convex: Convex = False,
     adjacency: AdjacencySpec = ADJACENCY,
     participation: Part = "every",
-    colluders: Annotated[
-        int, typer.Option(min=1, help="How many nodes may work together where algorithms have secure sums.")
-    ] = 1,
+    colluders: Annotated[int, typer.Option(min=1, help="Algorithms with secure sums: how many nodes may collude.")] = 1,
     delta: Delta = 1e-5,
     yes: Yes = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve a page to plan with, in a browser on this machine, until Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of that page; 0 is any free one.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Every algorithm at a target epsilon, ranked by the noise it leaves in models. No training.
+    """Rank every algorithm at a target epsilon by the noise that it leaves in models. Nothing is trained.
 
     Example: sotto plan --graph ring:16 --records 80 --rounds 50 --adjacency record --participation 10x5 --epsilon 4
     """
@@ -67,6 +76,9 @@ def plan_(
     from sottovoce.learning.declared_records import parse_records
     from sottovoce.planning.planner import Question, plan
 
+    if serve or port:
+        _serve(context, graph, port)
+        return
     if file is not None:
         question = _question_of_file(file, data, epsilon, context)
     else:
@@ -85,30 +97,62 @@ def plan_(
             view=view, final_models=and_final_models, adjacency=adjacency, participation=participation,
             weights=weights, convex=convex, colluders=colluders,
         )  # fmt: skip
-    with progress("algorithms") as tell:
-        found = plan(question, tell, _shown_early())
+    with progress_kept("algorithms", "Nothing is kept.") as tell, _rows_shown_early() as show:
+        found = plan(question, tell, show)
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
     answer(_document(found), as_json, found.table(), *_words(found))
 
 
-def _shown_early() -> "Callable[[Entry], None]":
-    """Shows rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always."""
+def _serve(context: typer.Context, graph: str, port: int) -> None:
+    """The planner in a browser, until Ctrl-C."""
+    from sottovoce.core.graphs import graph as build
+    from sottovoce.report.plan_server import PlanServer
+
+    odd = next((name for name in context.params if _is_given(context, name) and name not in SERVED_WITH), None)
+    if odd is not None or not context.params["serve"]:
+        what = "--port without --serve" if odd is None else f"{_option(odd)} with --serve"
+        raise InputError(what, "the page itself asks for all but --graph", "give --serve, --graph and --port only")
+    if graph:
+        build(graph)
+    with PlanServer(port, (graph,) if graph else ()) as server:
+        print_line(f"Planner: {server.url}")
+        print_note("Open it in a browser on this machine. Ctrl-C ends it.")
+        server.serve_forever()
+
+
+def _option(name: str) -> str:
+    return "a run file" if name == "file" else f"--{name.removeprefix('as_').replace('_', '-')}"
+
+
+@contextmanager
+def _rows_shown_early() -> "Iterator[Callable[[Entry], None]]":
+    """Shows rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always.
+
+    Those that were not shown yet are when it is stopped.
+    """
     from sottovoce.planning.planner import noise_text
 
     begun, waiting = time.monotonic(), list[str]()
+
+    def show() -> None:
+        for line in waiting:
+            print_note(line)
+        waiting.clear()
 
     def tell(entry: "Entry") -> None:
         waiting.append(
             f"sotto: {entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {noise_text(entry.error_node)}"
         )
         if verbosity.verbose or (verbosity.shows_progress and time.monotonic() - begun > PATIENCE):
-            for line in waiting:
-                print_note(line)
-            waiting.clear()
+            show()
 
-    return tell
+    try:
+        yield tell
+    except KeyboardInterrupt:
+        show()
+        raise
 
 
 def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":
@@ -122,11 +166,13 @@ def _question_of_file(file: Path, data: Path | None, epsilon: float | None, cont
     odd = next((name for name in given if name not in taken), None)
     if odd is not None:
         raise InputError(
-            f"--{odd.replace('_', '-')} with {file}", "the run file says it", "leave it out, or change the file"
+            f"{_option(odd)} with {file}",
+            "the run file already says this",
+            "leave it out, or change the file",
         )
     runs = expand_sweep(read_settings_file(file), str(file))
     if len(runs) != 1:
-        raise InputError(f"{file}: a sweep of {len(runs)} runs", "a plan is about one", "give the file of one run")
+        raise InputError(f"{file}: a sweep of {len(runs)} runs", "a plan is about one run", "give the file of one run")
     question = planned_question(runs[0].experiment, data, epsilon)
     return replace(question, convex=True) if context.params["convex"] else question
 

@@ -53,8 +53,6 @@ from sottovoce.privacy.convexity import DECLARE_NORM
 GATHERED = 1 << 22
 """About so many numbers of a batch are copied together at once: 64 MB at a time took twice as long as 16."""
 
-NODE_WEIGHTS = ("equal", "size")
-"""How nodes are weighed against each other."""
 
 CONVEX = {"squared": "linear", "logistic": "logistic", "cross-entropy": "softmax"}
 """What one linear layer with a loss is called."""
@@ -171,7 +169,8 @@ class Task:
         parts = chunks(len(inputs), self.engine.examples_at_once(1, inputs.shape[1]))
         outputs = torch.cat([self.model.outputs(point, inputs[some]) for some in parts]).double().cpu().numpy()
         targets = self.dataset.test_targets[:rows]
-        return score_predictions(self.model.loss.name, outputs, targets, self.dataset.classes)
+        unit = self.dataset.target_unit
+        return score_predictions(self.model.loss.name, outputs, targets, self.dataset.classes, unit=unit)
 
     @property
     def convex_model(self) -> str | None:
@@ -204,7 +203,8 @@ class Task:
             )  # fmt: skip
         if math.isinf(self.model.loss.largest_error):
             raise InputError(
-                f"{wanted} with {self.model.loss.name} loss", "its gradient grows with the error, whatever rows are",
+                f"{wanted} with {self.model.loss.name} loss",
+                "its gradient grows with the error, whatever the rows are",
                 "use clipping per-example with a bound",
             )  # fmt: skip
         if self.feature_norm is None:
@@ -223,7 +223,7 @@ def task(
     dtype: torch.dtype = torch.float32,
     device: str = CPU.type,
 ) -> Task:
-    """Data, partition and model joined; refuses a model that does not fit, or whose examples influence each other."""
+    """Combine data, partition and model; a model that does not fit, or that mixes examples, is refused."""
     check_model(dataset, model, dtype)
     where = find_device(device)
     moved = model if where == CPU else replace(model, module=copy.deepcopy(model.module).to(where))
@@ -252,10 +252,7 @@ class Gradients:
         step_size: float | None = None,
         weigh_nodes: str = "equal",
     ) -> None:
-        if weigh_nodes not in NODE_WEIGHTS:
-            raise InputError(
-                f"nodes weighed by {weigh_nodes!r:.40}", f"known: {', '.join(NODE_WEIGHTS)}", "choose one of them"
-            )
+        drawn.node_weights(weigh_nodes)  # refuses other words
         if drawn.nodes != len(job.shards.indices):
             raise InputError(
                 f"batches for {drawn.nodes} nodes", f"the task has {len(job.shards.indices)}", "use its shards"
@@ -263,7 +260,7 @@ class Gradients:
         if local_steps < 1 or (local_steps > 1) != (step_size is not None):
             raise InputError(
                 f"{local_steps} local steps with step size {step_size}",
-                "more than one step needs its size",
+                "several local steps need a step size",
                 "give both",
             )
         if local_steps > 1 and clip.by_example:
@@ -288,6 +285,12 @@ class Gradients:
         """The same with batches that are drawn from this key."""
         return self._like(self.task, replace(self.batches, key=key), self.nodes)
 
+    def unweighed(self) -> Gradients:
+        """The same with nodes that count alike."""
+        found = self._like(self.task, self.batches, self.nodes)
+        found.weigh_nodes = "equal"
+        return found
+
     def _like(self, job: Task, drawn: Batches, nodes: NDArray[np.intp]) -> Gradients:
         found = Gradients(job, drawn, self.clipping, self.local_steps, self.step_size, self.weigh_nodes)
         found.nodes = nodes
@@ -295,9 +298,8 @@ class Gradients:
 
     @property
     def node_weights(self) -> NDArray[np.float64]:
-        """What each node multiplies its gradient with: a function of the numbers of records, which are public."""
-        sizes = self.batches.sizes
-        return np.ones(len(sizes)) if self.weigh_nodes == "equal" else sizes / sizes.mean()
+        """What each node multiplies its gradient with."""
+        return self.batches.node_weights(self.weigh_nodes)
 
     def __call__(self, round: int, points: Tensor) -> Tensor:
         """Every node's released gradient at its own point."""

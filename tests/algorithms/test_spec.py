@@ -64,7 +64,7 @@ def test_the_setting_of_the_noise_is_the_one_that_is_given():
         ("muffliato-sgd", {"sigma": 1.0, "chebyshev": 1}, "chebyshev = 1 of muffliato-sgd; it is true or false"),
         ("muffliato-sgd", {"sigma": 1.0, "gossip_steps": 1.5}, "gossip_steps = 1.5 of muffliato-sgd; it is a whole"),
         ("muffliato-sgd", {"sigma": 1.0, "gossip_steps": True}, "gossip_steps = True of muffliato-sgd; it is a whole"),
-        ("d-psgd", {"order": ["step-then-speak"]}, "order = ['step-then-speak'] of d-psgd; it is a word"),
+        ("d-psgd", {"order": ["step-then-speak"]}, "order = ['step-then-speak'] of d-psgd; it must be a string"),
         ("d-psgd", {"order": "never"}, "order 'never'; known: step-then-speak, while-speaking"),
         ("d-psgd", {"sigma": 1.0}, "setting 'sigma' of d-psgd; it has: step_size, order"),
         ("dp-fedavg", {"sigma": [1.0, 2.0]}, "sigma = [1.0, 2.0] of dp-fedavg; it is a number"),

@@ -175,7 +175,7 @@ def test_several_runs_together(folder, sotto):
     assert one["figures"][0]["mu"] == mu_of(folder, "one")
     sotto("run try.toml --out three --set seed=1")
     code, out, _ = sotto("account one/try three/try")
-    assert (code, "no figure of one node" in out, "node:0" in out) == (0, True, False)
+    assert (code, "no figure for single nodes" in out, "node:0" in out) == (0, True, False)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_several_runs_together(folder, sotto):
     [
         ("account", 2, "no --graph"),
         ("account nowhere", 2, "no run"),
-        ("account nowhere --graph ring:4", 2, "runs with options of a graph"),
+        ("account nowhere --graph ring:4", 2, "runs together with --graph or its options"),
         ("ledger none.ledger", 2, "no such file"),
-        ("ledger my.ledger --budget 0", 2, "it is positive and finite"),
+        ("ledger my.ledger --budget 0", 2, "it must be positive and finite"),
         ("run try.toml --lineage b", 2, "--lineage without --ledger"),
         ("run try.toml --ledger my.ledger --lineage b", 2, "--new-lineage b"),
         ("run try.toml --ledger my.ledger --set seeds=[0,1]", 2, "one run is entered at a time"),

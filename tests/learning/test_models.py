@@ -208,7 +208,7 @@ def test_local_steps_are_steps_of_sgd(monkeypatch):
     assert str(job.gradients("cycle:4x6", local_steps=4, step_size=0.2).participation()) == "every"
     with pytest.raises(InputError, match="per-example clipping; a record moves the points"):
         job.gradients("full", "per-example", 1.0, local_steps=2, step_size=0.1)
-    with pytest.raises(InputError, match="more than one step needs its size"):
+    with pytest.raises(InputError, match="several local steps need a step size"):
         job.gradients("full", local_steps=2)
     with pytest.raises(InputError, match="it ends after 20"):
         many.check(6)

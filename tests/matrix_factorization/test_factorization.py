@@ -309,7 +309,7 @@ def test_wrong_weights_and_classes_are_refused():
         factorize(push("star:4"), rounds=4)
     with pytest.raises(InputError, match="labels of shape"):
         factorize_by_class(metropolis("ring:4"), [0, 1], rounds=4)
-    with pytest.raises(InputError, match="count from 0 without gaps"):
+    with pytest.raises(InputError, match="numbered from 0 without gaps"):
         factorize_by_class(metropolis("ring:4"), [0, 2, 0, 2], rounds=4)
 
 
