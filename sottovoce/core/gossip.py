@@ -57,7 +57,7 @@ class Gossip:
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool) or abs(value) > sys.float_info.max:
                 wanted = "a whole number" if name == "gossip_steps" else "a number"
-                raise InputError(f"{name} = {value!r:.40}", f"it is {wanted}", "correct it")
+                raise InputError(f"{name} = {value!r:.40}", f"it must be {wanted}", "correct it")
         if not isinstance(self.compression, Compression):
             raise InputError(
                 f"compression {self.compression!r}", "it must be an operator or its spec", "write rand:0.5"

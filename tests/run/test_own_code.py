@@ -122,7 +122,7 @@ def test_sweeps_and_ranks_load_code_in_their_processes(written, command, more):
         ("model.name = 'mine.py:np'", "model 'mine.py:np' is a module; it must be a class of torch modules"),
         ("data.name = 'mine.py:Moving'", "data set 'mine.py:Moving'|mine.py:Moving with"),
         ("data.name = 'mine.py:Small'", "data set 'mine.py:Small' gives a Small; it must return a Dataset"),
-        ("algorithm.gamma = 2", "setting 'gamma' of mine.py:Momentum; it has: sigma, step_size, beta"),
+        ("algorithm.gamma = 2", "setting 'gamma' of mine.py:Momentum; its settings are: sigma, step_size, beta"),
     ],
 )
 def test_wrong_settings_are_refused_in_a_sentence(written, changes, line):
