@@ -20,7 +20,7 @@ import numpy as np
 from sottovoce import algorithm, graph, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.absorption import couple
-from sottovoce.privacy.absorption_policy import least_cost
+from sottovoce.privacy.absorption_policy import Policy, least_cost
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
@@ -107,6 +107,26 @@ def _facebook(rounds: int, which: Callable[..., int]) -> None:
     tell(f"Facebook, node {attacker} of degree {degree}, T={rounds}, {len(observation.victims)} victims", took)
 
 
+def policies(attacker: str = "2000", most: str = "100") -> None:
+    """Facebook, T = 50: mu of swept policies, all victims at once as the command has it, over optimised ones."""
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis(graph(FACEBOOK)), rounds=50)
+    view = views.node(int(attacker))
+    observation, rounds = observe(system, view), couple(system, view)
+    victims, hops = observation.victims, np.array(observation.distances())
+    swept = least_cost(rounds, victims, EVERY, Policy.SWEPT)
+    tell(f"Facebook, node {attacker}, T=50, swept policies of {len(victims)} victims", time.process_time())
+    for distance in np.unique(hops):
+        there = np.flatnonzero(hops == distance)
+        some = np.sort(np.random.default_rng(0).choice(there, min(int(most), len(there)), replace=False))
+        took, best = time.process_time(), least_cost(rounds, victims[some], EVERY, Policy.OPTIMISED)
+        ratio = np.sqrt(swept[some] / best)
+        tell(
+            f"distance {distance}, {len(some)} of {len(there)} victims: largest {ratio.max():.5f}, "
+            f"median {np.median(ratio):.5f}, least {ratio.min():.5f}",
+            time.process_time() - took,
+        )
+
+
 def facebook_long() -> None:
     """A node of median degree, T = 400."""
     _facebook(400, median_node)
@@ -168,15 +188,18 @@ def ego_long() -> None:
     tell("ego 414, exact with the semidefinite value, T=380, 20x19", took)
 
 
-CASES = {case.__name__: case for case in (commands, against_dense, facebook_long, ego_long, dense_correlation, curves)}
+CASES = {
+    case.__name__: case
+    for case in (commands, against_dense, policies, facebook_long, ego_long, dense_correlation, curves)
+}
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["command"]:
         command(sys.argv[2])
-    elif len(sys.argv) > 2:
+    elif sys.argv[1:2] == ["curve"]:
         curve(*sys.argv[2:])
     elif len(sys.argv) > 1:
-        CASES[sys.argv[1]]()
+        CASES[sys.argv[1]](*sys.argv[2:])
     else:
         for name in CASES:
             subprocess.run([sys.executable, "-m", "benchmarks.privacy", name], check=True)

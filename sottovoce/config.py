@@ -148,7 +148,7 @@ class MetricsSettings(Section):
 
 
 class RecordingSettings(Section):
-    """Which nodes record what they receive, every how many rounds, and how many megabytes at most."""
+    """Which nodes record what they receive, how often, and how many megabytes at most."""
 
     attackers: Literal["all", "none"] | list[int | str] = "none"
     every: int = Field(default=10, ge=1)
@@ -208,8 +208,8 @@ class Experiment(Section):
 def read_settings_file(path: Path) -> Document:
     """A TOML file, or the `config.json` that a run leaves behind."""
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise InputError(f"{path} is a pipe or a device", "settings stand in a TOML file", "name the file")
-    text = read_text(path, "settings stand in a TOML file", "check the path")
+        raise InputError(f"{path} is a pipe or a device", "settings are read from a TOML file", "name the file")
+    text = read_text(path, "settings are read from a TOML file", "check the path")
     try:
         found = parse_json(text) if path.suffix == ".json" else _parse_toml(text)
     except ValueError as error:
@@ -238,7 +238,7 @@ def check_document(document: object, where: str = "") -> None:
     """
     if not isinstance(document, dict):
         raise InputError(
-            f"{where or 'settings'}: a {type(document).__name__}", "settings are tables of keys", "see docs/run.md"
+            f"{where or 'settings'}: a {type(document).__name__}", "settings must be a table of keys", "see docs/run.md"
         )
     key, problem = next(_problems(document, ()), ((), ""))
     if problem:
@@ -262,7 +262,7 @@ def _problems(value: object, key: tuple[object, ...]) -> Iterator[tuple[tuple[ob
         if visible(shown) != shown:
             yield key or (value,), "it has characters that cannot be seen"
     elif isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
-        yield key, f"a whole number of {value.bit_length()} bits is no setting"
+        yield key, f"a whole number of {value.bit_length()} bits is not a valid setting"
 
 
 def apply_overrides(document: Document, settings: list[str]) -> Document:
@@ -281,7 +281,9 @@ def apply_overrides(document: Document, settings: list[str]) -> Document:
             path = _path(_parse_toml(f"{key} = 0"))
         except ValueError:
             raise InputError(
-                f"--set {shortened(setting)}", "it is written key=value", "write --set training.rounds=50, say"
+                f"--set {shortened(setting)}",
+                "it must have the form key=value",
+                "write --set training.rounds=50, for example",
             ) from None
         document = set_key(document, path, _value(text))
     return document
@@ -364,9 +366,9 @@ def _input_error(
     if problem["type"] == "missing":
         return InputError(f"{at} is missing", "it has no default", f"give {path[-1]}")
     if problem["type"] == "model_type":
-        return InputError(f"{at} = {problem['input']!r}", "it is a table of keys", f"write [{key}]")
+        return InputError(f"{at} = {problem['input']!r}", "it must be a table of keys", f"write [{key}]")
     if path == ["noise_key"]:
-        return InputError(at, "it is a string of 32 hexadecimal digits", "put it in quotes, or leave it out")
+        return InputError(at, "it must be a string of 32 hexadecimal digits", "put it in quotes, or leave it out")
     message = re.sub(r"^(Input|String|Value) ", "it ", problem["msg"])
     if problem["type"] == "string_pattern_mismatch":
         message = "letters, digits and . _ = , + - from a letter or digit on, parts divided by /"

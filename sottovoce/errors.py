@@ -19,7 +19,7 @@ import re
 
 
 class SottovoceError(Exception):
-    """Any failure that this package explains itself."""
+    """Any failure that this package explains in its own words."""
 
     exit_code = 1
 
@@ -97,14 +97,14 @@ def file_error(path: str | os.PathLike[str], error: OSError, rule: str, remedy: 
     if error.errno in FORBIDDEN:
         return InputError(found, rule, "give yourself the permission (chmod u+rwX), or name another place")
     if error.errno == errno.EROFS:
-        return InputError(found, rule, "name a place that can be written")
+        return InputError(found, rule, "name a place that you can write to")
     if error.errno == errno.ENAMETOOLONG:
         return InputError(found, "a name has at most 255 bytes, a path 4,096", "use a shorter one")
     if error.errno == errno.ELOOP:
-        return InputError(found, "links that lead to each other lead nowhere", "name the file itself")
+        return InputError(found, "these links lead to each other and to no file", "name the file itself")
     if error.errno in WRONG_PATH:
         return InputError(found, rule, remedy)
-    return SottovoceError(f"{found}; {rule}, and the system failed; look after the disk, then give the command again")
+    return SottovoceError(f"{found}; {rule}, and the system failed; check the disk, then give the command again")
 
 
 def shortened(text: str, longest: int = LONGEST_SHOWN) -> str:

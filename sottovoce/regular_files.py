@@ -43,5 +43,7 @@ def read_bytes(path: Path, *, follow_links: bool = False) -> bytes:
     with open_file(path, follow_links=follow_links) as file:
         content = file.read(LONGEST + 1)
     if len(content) > LONGEST:
-        raise InputError(f"{path}: longer than {LONGEST:,} bytes", "it is taken for something else", "check it")
+        raise InputError(
+            f"{path}: longer than {LONGEST:,} bytes", "a file of that size is not what is expected here", "check it"
+        )
     return content

@@ -19,6 +19,8 @@ from multiprocessing import forkserver, get_context
 from multiprocessing.context import BaseContext
 from pathlib import Path
 
+from sottovoce.core.processes import unblock_signals
+
 ROOT = Path(__file__).parents[1]
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Of the process that is forked, whatever a test has changed in its own; conftest.py adds what the session has."""
@@ -91,6 +93,7 @@ def _sotto(place: Path, arguments: tuple[str, ...], out: Path, err: Path, before
         with path.open("w") as file:
             os.dup2(file.fileno(), stream)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    unblock_signals()  # blocked where the process that is forked was itself first started while processes start
     os.chdir(place)
     sys.argv = ["sotto", *arguments]
     from sottovoce.cli import main, progress_lines

@@ -53,7 +53,7 @@ WRONG = {
     "privacy.epsilom=1": "did you mean privacy.epsilon?",
     "privacy.zzz=1": "privacy.zzz; there is no such key; known here: adjacency, delta, epsilon",
     "colour=red": "colour; there is no such key; known here: name, seed, noise, noise_key, secure_sum, topology",
-    "algorithm.sgima=2": "setting 'sgima' of dp-d-sgd; it has: sigma, step_size",
+    "algorithm.sgima=2": "setting 'sgima' of dp-d-sgd; its settings are: sigma, step_size",
     "model.depth=2": "'depth' of softmax; it has no such setting",
     "topology.seeds=2": "did you mean topology.seed?",
     # wrong types
@@ -61,20 +61,20 @@ WRONG = {
     "training.rounds=3.0": "training.rounds = 3.0",
     "training.rounds=true": "training.rounds = True",
     "training.rounds=[3]": "training.rounds = [3]",
-    "training=5": "training = 5; it is a table of keys; write [training]",
+    "training=5": "training = 5; it must be a table of keys; write [training]",
     "topology.fresh=1": "topology.fresh = 1",
     "topology.graph=7": "topology.graph = 7",
-    "algorithm=dp-d-sgd": "algorithm = 'dp-d-sgd'; it is a table of keys",
+    "algorithm=dp-d-sgd": "algorithm = 'dp-d-sgd'; it must be a table of keys",
     "algorithm.name=3": "algorithm.name = 3",
-    "algorithm.sigma=large": "sigma = 'large'; a standard deviation is a number",
-    "algorithm.step_size=[0.1]": "step_size = [0.1] of dp-d-sgd; it is a number",
+    "algorithm.sigma=large": "sigma = 'large'; a standard deviation must be a number",
+    "algorithm.step_size=[0.1]": "step_size = [0.1] of dp-d-sgd; it must be a number",
     "algorithm.step_size=2020-01-01": "step_size = ",
-    "algorithm.step_size=true": "step_size = True of dp-d-sgd; it is a number",
+    "algorithm.step_size=true": "step_size = True of dp-d-sgd; it must be a number",
     f"algorithm.step_size=1{400 * '0'}": "step_size = 1000",
-    "algorithm.sigma=true": "sigma = True; a standard deviation is a number",
-    'algorithm.sigma="2"': "sigma = '2'; a standard deviation is a number",
+    "algorithm.sigma=true": "sigma = True; a standard deviation must be a number",
+    'algorithm.sigma="2"': "sigma = '2'; a standard deviation must be a number",
     f"algorithm.sigma=1{400 * '0'}": "sigma = 1000",
-    "model.bias=maybe": "bias = 'maybe' of softmax; it is true or false",
+    "model.bias=maybe": "bias = 'maybe' of softmax; it must be true or false",
     "name=3": "name = 3",
     "seed=-1": "seed = -1",
     "seed=0.5": "seed = 0.5",
@@ -83,14 +83,14 @@ WRONG = {
     "privacy.attackers=[0.5]": "it should be 'auto', 'all' or 'none', or a valid integer",
     # impossible values
     "training.rounds=0": "training.rounds = 0",
-    "training.rounds=5": "5 rounds of cycle:2x2; it ends after 4",
+    "training.rounds=5": "5 rounds of cycle:2x2; the cycle ends after 4 rounds",
     "training.batch=half": "batches 'half'; known: full, cycle:KxB",
     "training.batch=fixed:13": "batches of 13 on node 0 with 12 rows",
     "training.clip=often": "training.clip = 'often'",
     "training.clip=none": "clipping none with bound 1.0",
     "training.clip=bounded": "clipping bounded without a declared norm",
     "data.max_norm=0": "data.max_norm = 0",
-    "data.max_norm=1e-40": "max_norm = 1e-40; it lies between",
+    "data.max_norm=1e-40": "max_norm = 1e-40; it must lie between",
     "training.bound=0": "training.bound = 0",
     "training.bound=inf": "training.bound = inf",
     "training.local_steps=2": "per-example clipping",
@@ -143,21 +143,21 @@ WRONG = {
     "algorithm.sensitivity=1": "algorithm.sensitivity; it follows from clipping and batches; leave it out",
     "algorithm.rounds=3": "algorithm.rounds; it is training.rounds",
     "algorithm.participation=2x2": "algorithm.participation; it follows from training.batch",
-    "privacy.epsilon=1": "both algorithm.sigma and privacy.epsilon; one decides the noise",
+    "privacy.epsilon=1": "both algorithm.sigma and privacy.epsilon; exactly one of them decides the noise",
     # --set itself
-    "training.rounds": "--set training.rounds; it is written key=value",
+    "training.rounds": "--set training.rounds; it must have the form key=value",
     "=5": "--set =5",
     "name.first=5": "name is a value and has no keys",
-    "seeds=3": "seeds = 3; it is a list of whole numbers",
+    "seeds=3": "seeds = 3; it must be a list of whole numbers",
     "seeds=[]": "seeds = []",
     "seeds=[0, 0]": "two runs named try/seed=0",
     "variants=[]": "each is a table with a name",
     "variants=[{name = 'a', seed = 3}]": "seed of variant a; variants share their seeds",
-    "variants=[{name = 'a', grid = 'no'}]": "it is true, false or a table",
+    "variants=[{name = 'a', grid = 'no'}]": "it must be true, false or a table",
     "variants=[{name = '../a'}]": "name = 'try/..-a,seed=0'",
     "variants=[{name = 'a'}, {name = 'a'}]": "two runs named try/a,seed=0",
     "variants=[{name = 'a', training = {round = 3}}]": "did you mean training.rounds?",
-    "grid.algorithm.sigma=[1.0]": "each of its keys has a list of values",
+    "grid.algorithm.sigma=[1.0]": "each of its keys needs a list of values",
 }  # fmt: skip
 
 
@@ -203,7 +203,7 @@ TOGETHER = {
         "topology.announced=true",
     ],
     "widths": ["model={name = 'mlp', hidden = [0]}"],
-    "hidden = 32 of mlp; it is a list": ["model={name = 'mlp', hidden = 32}"],
+    "hidden = 32 of mlp; it must be a list": ["model={name = 'mlp', hidden = 32}"],
     "filters = 'many' of cnn": ["model={name = 'cnn', filters = 'many'}"],
     "chebyshev = 'no' of muffliato-sgd": ["algorithm={name = 'muffliato-sgd', sigma = 1.0, chebyshev = 'no'}"],
     "groups": ["model={name = 'cnn', groups = 5}"],
@@ -257,7 +257,7 @@ def test_files_that_are_none(sotto, tmp_path, monkeypatch):
         assert (code, err.count("\n")) == (2, 1)
         assert message in err
     (tmp_path / "broken.json").write_text("[1]")
-    assert "settings are tables of keys" in sotto("run broken.json")[2]
+    assert "settings must be a table of keys" in sotto("run broken.json")[2]
 
 
 def test_where_nothing_can_be_written(sotto, recipe):
@@ -269,7 +269,7 @@ def test_where_nothing_can_be_written(sotto, recipe):
     (recipe.parent / "runs" / "try").write_text("mine")
     code, _, err = sotto("run try.toml")
     assert code == 2
-    assert "is no folder" in err
+    assert "is not a folder" in err
     assert (recipe.parent / "runs" / "try").read_text() == (recipe.parent / "taken").read_text() == "mine"
 
 
@@ -337,7 +337,7 @@ def test_without_anything_that_varies_there_is_one_run():
         ({"grid": {"training.batch": ["fixed:2", "fixed/2"]}}, "two runs named"),
         ({"variants": [{"algorithm": {}}]}, "each is a table with a name"),
         ({"variants": [{"name": "x" * 300}]}, "at most 200 characters"),
-        ({"seeds": ["a"]}, "it is a list of whole numbers"),
+        ({"seeds": ["a"]}, "it must be a list of whole numbers"),
         ({"seeds": [-1]}, "seed = -1"),
     ],
 )

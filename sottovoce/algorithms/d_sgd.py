@@ -25,7 +25,9 @@ class StepDuringGossip(Gossip):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gossip_steps != 1:
-            raise InputError(f"{self.gossip_steps} gossip steps", "a step waits for one mix", "use one")
+            raise InputError(
+                f"{self.gossip_steps} gossip steps", "nodes step while one gossip step is under way", "use one"
+            )
 
     def init(self, x0: Rows) -> Delayed:
         return Delayed(x0, None)

@@ -59,7 +59,9 @@ class PushSum(Gossip):
         weight = arrays.to_numpy(mixed.weight)
         if not (weight > 0).all():
             node = int(np.argmin(weight))
-            raise InputError(f"node {node} is left without weight", "push-sum divides by it", "give it a self-weight")
+            raise InputError(
+                f"node {node} is left without weight", "push-sum divides by this weight", "give it a self-weight"
+            )
         return PushSumState(mixed.value, mixed.weight)
 
 

@@ -91,7 +91,9 @@ def mafalda(settings: MafaldaSettings) -> Gossip:
     if settings.correlation is not None:
         return _correlated("mafalda", settings, read_correlation(settings.correlation))
     if settings.rounds is None:
-        raise InputError("mafalda without correlation or rounds", "C is made for some number of rounds", "give rounds")
+        raise InputError(
+            "mafalda without correlation or rounds", "C is made for a given number of rounds", "give rounds"
+        )
     return Mafalda(
         name="mafalda",
         noise=Temporal(
@@ -133,7 +135,7 @@ class PendingCorrelation:
         return self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise InputError("mafalda away from a topology", "its C follows from the weights", "ask algorithm.on(topology)")
+        raise InputError("mafalda without a topology", "its C follows from the weights", "ask algorithm.on(topology)")
 
 
 class Mafalda(Gossip):

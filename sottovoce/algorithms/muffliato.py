@@ -57,14 +57,14 @@ class Muffliato(Gossip):
         if first.spectral_gap < 1e-12:
             raise InputError(
                 f"spectral gap 0 in round {round} of {self.topology.name}",
-                "Chebyshev gossip needs nodes that all meet",
+                "Chebyshev gossip needs a graph on which all nodes reach each other",
                 "use plain gossip",
             )
         return chebyshev_gamma(first.spectral_gap)
 
     def _refuse(self, topology: Topology) -> None:
         raise InputError(
-            f"Chebyshev gossip on {topology.name}", "its polynomials need one W for all their steps", "use plain gossip"
+            f"Chebyshev gossip on {topology.name}", "its polynomials need the same W in all steps", "use plain gossip"
         )
 
     def init(self, x0: Rows) -> ChebyshevState:

@@ -36,7 +36,7 @@ def _spec(name: str, value: object) -> Spec:
         return _named(name, _spec_of_class(name, value))
     what = f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
     raise InputError(
-        f"algorithm {name!r} is {what}", "it is an AlgorithmSpec, or a dataclass that inherits from Gossip",
+        f"algorithm {name!r} is {what}", "it must be an AlgorithmSpec, or a dataclass that inherits from Gossip",
         "see docs/add-an-algorithm.md",
     )  # fmt: skip
 
@@ -63,7 +63,9 @@ def _spec_of_class(name: str, made: type[Gossip]) -> Spec:
     lacking = next((one.name for one in own if one.default is dataclasses.MISSING), None)
     if lacking is not None:
         raise InputError(
-            f"field {lacking} of {name} has no default", "a setting of a class has one", f"write {lacking}: ... = 0.9"
+            f"field {lacking} of {name} has no default",
+            "each setting of a class needs one",
+            f"write {lacking}: ... = 0.9",
         )
     meaning = Meaning(f"a field of {made.__name__}")
     fields = [(one.name, Annotated[hints[one.name], meaning], dataclasses.field(default=one.default)) for one in own]

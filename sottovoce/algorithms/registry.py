@@ -64,7 +64,9 @@ def examples() -> tuple[Example, ...]:
 def algorithm_spec(name: str) -> AlgorithmSpec[AlgorithmSettings]:
     """What is known of the algorithm of that name before it is built."""
     if not isinstance(name, str):
-        raise InputError(f"a {type(name).__name__} as an algorithm's name", "it is a word", "see algorithm_names()")
+        raise InputError(
+            f"an algorithm's name of type {type(name).__name__}", "it must be a string", "see algorithm_names()"
+        )
     found = algorithm_specs().get(name) or own_algorithm(name)
     if found is None:
         known = (*algorithm_names(), *offered_names(Offered.ALGORITHM))
@@ -85,14 +87,14 @@ def spec_with_sums(name: str) -> AlgorithmSpec[AlgorithmSettings]:
     forms = {spec.sums_of: spec for spec in algorithm_specs().values() if spec.sums_of is not None}
     if found.sums_of is None and name not in forms:
         raise InputError(
-            f"secure_sum = true with {name}", f"it is there for {' and '.join(forms)}",
+            f"secure_sum = true with {name}", f"secure sums exist for {' and '.join(forms)}",
             "use one of them, or leave secure_sum out",
         )  # fmt: skip
     return forms.get(name, found)
 
 
 def algorithm(name: str, **settings: object) -> Algorithm:
-    """Build an algorithm by name; settings it does not have are refused, naming those it has.
+    """Build an algorithm by name. Unknown settings are refused, with a list of the known ones.
 
     Names and settings are in docs/algorithms.md; noise is in units of the sensitivity.
     """
@@ -110,5 +112,5 @@ def settings_from_run() -> dict[str, str]:
 
 
 def cite(name: str) -> str:
-    """The references of an algorithm, one a line."""
+    """The references of an algorithm, one on each line."""
     return "\n".join(algorithm_spec(name).references)

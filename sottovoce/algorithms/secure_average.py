@@ -34,7 +34,7 @@ class SecureAverage(Gossip):
     def init(self, x0: Rows) -> CommonModel:
         if arrays.is_plain(x0) and np.ptp(arrays.to_numpy(x0), axis=0).any():
             raise InputError(
-                "nodes that begin apart", "secure-average sums updates of one model that all hold",
+                "nodes with different starting points", "secure-average sums updates of one model that all nodes hold",
                 "give all nodes the same row (training.same_start = true)",
             )  # fmt: skip
         return CommonModel(x0, None)
@@ -56,7 +56,7 @@ class SecureSumSettings(NoisyStepSettings):
     colluders: Annotated[
         int,
         Meaning(
-            "how many nodes may work together, each with its own noise and what it receives",
+            "how many nodes may collude, each with its own noise and what it receives",
             Role.FROM_RUN,
             "it is a setting of privacy: privacy.colluders",
         ),

@@ -111,7 +111,7 @@ class AlgorithmSettings:
 class StepSettings(AlgorithmSettings):
     """What algorithms that train take."""
 
-    step_size: Annotated[float, Meaning("what gradients and noise are multiplied with")] = 0.1
+    step_size: Annotated[float, Meaning("the factor of gradients and noise")] = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,16 +130,16 @@ class SensitivitySettings(AlgorithmSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyStepSettings(StepSettings, SensitivitySettings):
-    """Training with noise of each node's own."""
+    """Settings of training in which each node adds its own noise."""
 
     sigma: Annotated[PerNode, Meaning("standard deviation of a node's own noise over the sensitivity", Role.NOISE)]
 
 
 @dataclass(frozen=True)
 class Example:
-    """Settings that show an algorithm, and the weights of the topologies it is shown on; every law runs over them.
+    """Settings of an example of an algorithm, and the weights of its topologies; every law runs over them.
 
-    Without noise, compression and extra gossip steps an algorithm is D-PSGD; where it is not, `unlike_d_psgd` says why.
+    Without noise, compression and extra gossip steps an algorithm is D-PSGD; if it is not, `unlike_d_psgd` says why.
     The algorithm's name is filled in by its `AlgorithmSpec`.
     """
 
@@ -158,12 +158,12 @@ S = TypeVar("S", bound=AlgorithmSettings)
 
 @dataclass(frozen=True, eq=False)
 class AlgorithmSpec(Generic[S]):
-    """An algorithm by name: its settings, what builds it from them, examples (one at least) and references.
+    """An algorithm by name: its settings, the function that builds it, examples (at least one) and references.
 
-    `written` is its name as papers write it, where that is not its name in capitals.
+    `written` is its name as papers write it, if that is not its name in capitals.
 
-    What else is asked of an algorithm before it is built is read from its settings, or from its first example, so that
-    nothing is written down twice. `sums_of` is the algorithm that this one is with secure sums, if it is one of these.
+    Anything else that must be known before it is built is read from its settings, or from its first example, so that
+    nothing is written down twice. `sums_of` names the algorithm of which this is the form with secure sums, if any.
     """
 
     name: str
@@ -183,11 +183,11 @@ class AlgorithmSpec(Generic[S]):
         object.__setattr__(self, "examples", tuple(replace(example, name=self.name) for example in self.examples))
 
     def build(self, **given: object) -> Algorithm:
-        """The algorithm with these settings; refuses one that it does not have, that is missing, or of a wrong type."""
+        """The algorithm with these settings; refuses settings that are unknown, missing, or of a wrong type."""
         self.check(given)
         missing = next((one.name for one in self.settings if one.required and one.name not in given), None)
         if missing is not None:
-            raise InputError(f"{self.name} without {missing}", "it needs one", f"give {missing}=...")
+            raise InputError(f"{self.name} without {missing}", "it needs that setting", f"give {missing}=...")
         return self.builder(self.settings_type(**given))
 
     def build_at(self, sigma: float, given: Mapping[str, object]) -> Algorithm:
@@ -201,9 +201,11 @@ class AlgorithmSpec(Generic[S]):
             setting = self.setting(name)
             if setting is None:
                 known = ", ".join(one.name for one in self.settings)
-                raise InputError(f"setting {name!r} of {self.name}", f"it has: {known}", "remove or correct it")
+                raise InputError(
+                    f"setting {name!r} of {self.name}", f"its settings are: {known}", "remove or correct it"
+                )
             if not setting.accepts(value):
-                raise InputError(f"{name} = {value!r:.40} of {self.name}", f"it is {setting.kind}", "correct it")
+                raise InputError(f"{name} = {value!r:.40} of {self.name}", f"it must be {setting.kind}", "correct it")
 
     # --- settings ---------------------------------------------------------------------------------------------------
 
@@ -257,7 +259,7 @@ class AlgorithmSpec(Generic[S]):
         if colluders is not None and self.setting("colluders") is None:
             raise InputError(
                 f"{colluders} colluders with {self.name}",
-                "it has no secure sums, in which their number decides the noise",
+                "the number of colluders matters only for secure sums, and this algorithm has none",
                 "leave it out, or use secure-average or secure-gossip",
             )  # fmt: skip
         if not any(one.name in given for one in self._of_role(Role.CORRELATION)):

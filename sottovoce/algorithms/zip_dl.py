@@ -49,8 +49,8 @@ def _zero_sum(settings: ZipDlAveragingSettings) -> ZeroSum:
     if (settings.sigma is None) == (settings.message_sigma is None):
         raise InputError(
             f"zip-dl with sigma={settings.sigma} and message_sigma={settings.message_sigma}",
-            "exactly one is given",
-            "give sigma=1.0, say",
+            "exactly one of them must be given",
+            "give sigma=1.0, for example",
         )
     return ZeroSum(zeta=settings.sigma, message_sigma=settings.message_sigma)
 

@@ -108,7 +108,7 @@ def attacked_pairs(messages: Messages, attacker: int | None, n: int) -> tuple[tu
     if attacker not in messages.attackers:
         known = ", ".join(map(str, messages.attackers[:8])) + (", ..." if len(messages.attackers) > 8 else "")
         raise InputError(
-            f"attacker {attacker}", f"recorded is what {known} received", "choose one of them, or record more"
+            f"attacker {attacker}", f"what was recorded is what {known} received", "choose one of them, or record more"
         )
     return tuple(pair for pair in messages.pairs if pair[0] == attacker)
 
@@ -121,16 +121,16 @@ def attacked_pairs_of(finished_run: FinishedRun, attacker: int | None) -> tuple[
 def candidates_of(
     job: Task, pairs: Sequence[tuple[int, int]], *, samples: int = SAMPLES, spare: int = 0, seed: int = 0
 ) -> dict[int, Candidates]:
-    """Candidates of every victim that has enough of them; refuses where none has."""
+    """Candidates of every victim that has enough of them; refused if no victim has."""
     victims = sorted({victim for _, victim in pairs})
     every = {victim: candidates(job, victim, samples=samples, spare=spare, seed=seed) for victim in victims}
     found = {victim: chosen for victim, chosen in every.items() if len(chosen.members)}
     if not found:
         held = "no victim" if not victims else f"victims with at most {max(_held(job, v) for v in victims)} members"
         raise InputError(
-            f"{held} and {len(job.test_inputs)} test rows, of which {samples} may be tried",
+            f"{held} and {len(job.test_inputs)} test rows, of which at most {samples} are tested",
             f"fewer than {FEWEST_MEMBERS} members, or test rows, are too few to score",
-            "attack a run with more rows a node, or try more",
+            "attack a run with more rows for each node, or raise --samples",
         )
     return found
 

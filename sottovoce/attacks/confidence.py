@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 def check_confidence(confidence: float) -> float:
     """The probability of error that a confidence level leaves; refuses levels outside (0, 1)."""
     if not isinstance(confidence, int | float) or not 0 < confidence < 1:
-        raise InputError(f"confidence {confidence!r}", "it lies between 0 and 1", "give 0.95, say")
+        raise InputError(f"confidence {confidence!r}", "it must lie between 0 and 1", "give 0.95, for example")
     return 1 - confidence
 
 

@@ -45,7 +45,9 @@ UNRELATED = 200
 def invert(job: Task, start: Tensor, gradient: Tensor, *, rows: int, steps: int = STEPS, seed: int = 0) -> Tensor:
     """Inputs, one for each row of the batch, whose mean gradient at `start` has the direction of `gradient`."""
     if job.model.loss.name != "cross-entropy" or not job.inputs.is_floating_point():
-        raise InputError(f"inversion of {job.model.name}", "it is for classifiers of numbers", "attack with threshold")
+        raise InputError(
+            f"inversion of {job.model.name}", "inversion works for classifiers of numeric rows", "attack with threshold"
+        )
     labels = _labels(job, start, gradient, rows)
     # in double precision and to the last step: rows of one label differ by their predictions alone, which is little
     point = start.detach().double().requires_grad_(True)
@@ -75,7 +77,9 @@ def _labels(job: Task, start: Tensor, gradient: Tensor, rows: int) -> Tensor:
     classes = len(job.dataset.classes)
     biases = [part for name, part in job.model.layout.views(gradient).items() if name.endswith("bias")]
     if not biases or biases[-1].numel() != classes:
-        raise InputError(f"inversion of {job.model.name}", "labels are read from the last bias", "give it a bias")
+        raise InputError(
+            f"inversion of {job.model.name}", "labels are read from the last bias", "give the model a bias"
+        )
     with torch.no_grad():
         prediction = job.model.outputs(start, torch.zeros(1, job.inputs.shape[1], dtype=start.dtype)).softmax(-1)[0]
     bias = biases[-1].flatten()
@@ -172,11 +176,14 @@ def attack_runs(finished_runs: Sequence[FinishedRun], options: AttackOptions) ->
         raise InputError(f"attacker {attacker}", f"nodes are 0..{training_run.topology.n - 1}", "choose one of them")
     if not training_run.same_start:
         raise InputError(
-            "nodes that begin apart", "inversion needs a public beginning", "attack a run with training.same_start=true"
+            "nodes with different starting points",
+            "inversion needs a public starting point",
+            "attack a run with training.same_start=true",
         )
     if not finished_run.has_key and training_run.gradients.batches.sampling(0) is not None:
         raise InputError(
-            f"{finished_run.folder}: no noise.key", "it says which rows were in the first batch, to compare with",
+            f"{finished_run.folder}: no noise.key",
+            "it says which rows were in the first batch, with which results are compared",
             "put it back, or attack a run on full or cyclic batches",
         )  # fmt: skip
     order = torch.randperm(len(job.test_inputs), generator=torch.Generator().manual_seed(options.seed))
@@ -204,12 +211,13 @@ def _invert_batch(
     batch = job.inputs[torch.tensor(training_run.gradients.batches.rows_of(victim, 0))]
     if not 0 < len(batch) <= MOST:
         raise InputError(
-            f"a batch of {len(batch)} rows at node {victim}", f"from 1 to {MOST} can be told apart",
+            f"a batch of {len(batch)} rows at node {victim}", f"inversion can separate from 1 to {MOST} rows",
             "attack a run with training.batch=fixed:1",
         )  # fmt: skip
     if not step.any():
         raise InputError(
-            f"the first message of node {victim} is the starting point", "inversion needs a gradient in it",
+            f"the first message of node {victim} is the starting point",
+            "inversion needs a message that contains a gradient",
             f"attack another algorithm than {training_run.algorithm.name}",
         )  # fmt: skip
     with threads():

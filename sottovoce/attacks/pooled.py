@@ -125,7 +125,9 @@ def _group_of(finished_run: FinishedRun, name: str | View) -> Group:
     view, n = parse_view(name, labels=net.names), net.n
     view.check(n)
     if view.kind not in (ViewKind.EVERYONE, ViewKind.COALITION) or view.secure_sum:
-        raise InputError(f"view {view}", "recorded is what nodes received", "use everyone, node:A or coalition:A,B")
+        raise InputError(
+            f"view {view}", "only what nodes received was recorded", "use everyone, node:A or coalition:A,B"
+        )
     receivers = tuple(range(n)) if view.kind is ViewKind.EVERYONE else view.members
     missing = sorted(set(receivers) - set(finished_run.messages.attackers))
     if missing:

@@ -49,7 +49,7 @@ def receive(
 ) -> Array:
     """The messages of one run as the view gets them, one row for each row of `observation`, one column per parameter.
 
-    `gradient` and `x0` are those of `iterate_rounds`; what the view knows is taken off.
+    `gradient` and `x0` are those of `iterate_rounds`; what the view knows is subtracted.
     """
     members = list(observation.view.members)
     need_messages(observation)
@@ -79,7 +79,8 @@ def need_messages(observation: Observation) -> None:
     operator = observation.system.algorithm.compression
     if not isinstance(operator, Identity):
         raise Unaccountable(
-            f"{operator.name}: coordinates do not travel alike, so what is received is no one linear system; "
+            f"{operator.name}: coordinates are not all sent in the same way, so what is received is not one linear "
+            "system; "
             "attack a run with identity compression"
         )
 
@@ -88,7 +89,9 @@ def _checked_start(x0: Array, observation: Observation) -> Array:
     if not isinstance(x0, np.ndarray) or x0.dtype.kind != "f" or x0.ndim != 2 or len(x0) != observation.system.n:
         shape = getattr(x0, "shape", type(x0).__name__)
         raise InputError(
-            f"a start of {shape}", f"it is an array of {observation.system.n} rows of floats", "give np.zeros"
+            f"a starting point of {shape}",
+            f"it must be an array of floats with {observation.system.n} rows",
+            "give np.zeros",
         )
     return x0
 

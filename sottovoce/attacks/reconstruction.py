@@ -59,24 +59,26 @@ class Reconstruction:
     weights_RTV: Array
 
     def deviation_of(self, node: int, round: int = 0) -> float:
-        """The resolution that noise leaves for one node's gradient of a round, or its value."""
+        """The error with which one node's gradient of a round, or its value, can be estimated."""
         for name, found, there in (("node", node, self.nodes), ("round", round, self.rounds)):
             if found not in there:
-                raise InputError(f"{name} {found}", f"attacked were {_shown(there)}", "choose one of them")
+                raise InputError(f"{name} {found}", f"the attack covers {_shown(there)}", "choose one of them")
         return float(self.deviation_TV[self.rounds.index(round), self.nodes.index(node)])
 
     def solved(self) -> list[tuple[int, int, float]]:
-        """(round, node, deviation) of all that can be solved for, the sharpest first."""
+        """(round, node, deviation) of everything that can be solved for, the smallest deviation first."""
         where = np.argwhere(np.isfinite(self.deviation_TV))
         found = [(self.rounds[t], self.nodes[i], float(self.deviation_TV[t, i])) for t, i in where]
         return sorted(found, key=lambda one: (one[2], one[:2]))
 
     def estimates(self, received_RD: Array) -> Array:
-        """Estimates from what `receive` gave, T x V x D; NaN where nothing can be solved for."""
+        """Estimates from what `receive` returned, T x V x D; NaN where nothing can be solved for."""
         R = self.weights_RTV.shape[0]
         rows = np.asarray(received_RD, dtype=float)
         if rows.ndim != 2 or len(rows) != R:
-            raise InputError(f"messages of shape {rows.shape}", f"the view hears {R} rows", "give what receive returns")
+            raise InputError(
+                f"messages of shape {rows.shape}", f"the view receives {R} rows", "give what receive returns"
+            )
         found = (
             np.einsum("rtv,rd->tvd", self.weights_RTV, rows, optimize=True)
             / self.observation.system.algorithm.step_size
@@ -159,7 +161,7 @@ def _check_size(observation: Observation) -> None:
             raise InputError(
                 f"{rows} messages with {count} {what}",
                 f"solving takes at most {most:g} of their products",
-                "attack fewer rounds, or by a view that hears less",
+                "attack fewer rounds, or use a view that receives less",
             )
 
 

@@ -51,8 +51,8 @@ def infer_membership(
     if options.view is not None and (not attack.takes(Option.VIEW) or options.attacker is not None):
         raise InputError(
             f"view {options.view} with {name}",
-            f"views are for {names_of(attacks_with(Option.VIEW))}, without an attacker",
-            "drop one of them",
+            f"a view is for {names_of(attacks_with(Option.VIEW))}, and excludes --attacker",
+            "leave one of them out",
         )
     with threads():
         result = attack.load()(finished_runs, options)
@@ -98,11 +98,12 @@ def check_seeds(finished_runs: Sequence[FinishedRun]) -> None:
     settings = [_without_seeds(run.experiment.document()) for run in finished_runs]
     for number, run in enumerate(finished_runs):
         if places[number] in places[:number]:
-            raise InputError(f"{run.folder} twice", "victims count once", "give each run once")
+            raise InputError(f"{run.folder} twice", "each victim must count once", "give each run once")
         if settings[number] != settings[0]:
             key = next(key for key, value in settings[0].items() if settings[number].get(key) != value)
             raise InputError(
-                f"{finished_runs[0].folder} and {run.folder} differ in {key}", "together go seeds of one experiment",
+                f"{finished_runs[0].folder} and {run.folder} differ in {key}",
+                "only seeds of one experiment can be attacked together",
                 "attack them one by one",
             )  # fmt: skip
 

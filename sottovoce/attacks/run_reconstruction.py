@@ -79,7 +79,7 @@ class Reconstructions:
 
     def notes(self) -> list[str]:
         """Says that only one run is shown where there are several."""
-        return [] if len(self.runs) == 1 else ["Shown is the first run."]
+        return [] if len(self.runs) == 1 else ["Only the first run is shown."]
 
 
 def error_text(error: float, otherwise: str = "not reconstructed") -> str:

@@ -80,9 +80,11 @@ def run_shadow_models(
 ) -> list[ShadowedPair]:
     """Carry out the shadow runs that the run's folder does not have yet, and gather their statistics by pair."""
     if shadows < 2 or shadows % 2:
-        raise InputError(f"{shadows} shadow runs", "each candidate is out of half of them", "give an even number")
+        raise InputError(
+            f"{shadows} shadow runs", "each candidate must be left out of exactly half of them", "give an even number"
+        )
     if any(victim < 0 for _, victim in pairs):
-        raise InputError("shadow runs of a secure sum", "they need a victim", "use the threshold attack")
+        raise InputError("shadow runs of a secure sum", "shadow runs need a single victim", "use the threshold attack")
     settings = ShadowSettings(finished_run.folder, finished_run.data, finished_run.own, tuple(pairs), samples, seed)
     chosen = _candidates(finished_run, settings)
     about: JSON = {"pairs": [list(pair) for pair in pairs], "samples": samples, "seed": seed}

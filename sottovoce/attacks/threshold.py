@@ -17,7 +17,7 @@ from sottovoce.run.finished_run import FinishedRun
 
 
 def threshold(found: Sequence[LossSeries], *, confidence: float = 0.95, seed: int = 0) -> MembershipResult:
-    """The attack on every pair of attacker and victim; it needs no training, and no knowledge but a threshold."""
+    """The attack on every pair of attacker and victim; it needs no training, and only a threshold."""
     scores = []
     for one in found:
         last = int(np.flatnonzero(one.received())[-1])

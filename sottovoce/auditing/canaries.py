@@ -73,7 +73,7 @@ def audit_inputs(
     Only those are used again that this user has made; a `note` says if there are others.
     """
     if runs < 1:
-        raise InputError(f"{runs} reruns", "at least one is needed", "give 8, say")
+        raise InputError(f"{runs} reruns", "there must be at least one", "give 8, for example")
     attacker, victim = _attacker_and_victim(finished_run, attacker)
     settings = RerunSettings(finished_run.folder, finished_run.data, finished_run.own, attacker, victim, seed)
     about = {"attacker": attacker, "victim": victim, "seed": seed}
@@ -113,9 +113,13 @@ def _attacker_and_victim(finished_run: FinishedRun, attacker: int | None) -> tup
         if able:
             return one, min(able, key=lambda node: (held[node], node))
     if attacker is None:
-        raise Unaccountable("input canaries: nobody hears a single node with two rows, of which they replace half")
+        raise Unaccountable(
+            "input canaries replace half of the rows of a node, and no node receives from a single node with two "
+            "rows or more"
+        )
     raise InputError(
-        f"node {attacker} hears no single node that holds two rows", "canaries replace half of the rows of one",
+        f"node {attacker} receives from no single node that holds two rows or more",
+        "canaries replace half of the rows of such a node",
         "choose another --attacker, or --runs 0",
     )  # fmt: skip
 

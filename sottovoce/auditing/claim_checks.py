@@ -138,7 +138,7 @@ class RunAudit:
         """What follows from the audits, and what was not audited."""
         conclusion = "No claim is exceeded."
         if self.exceeded:
-            conclusion = "A claim is exceeded: it is wrong, or something else ran."
+            conclusion = "A claim is exceeded: either it is wrong, or it is not about what ran."
         elif not any(check.claims for check in self.checks):
             conclusion = "There is no claim to compare with."
         return [conclusion, *(f"Not audited: {line}" for line in self.refused)]

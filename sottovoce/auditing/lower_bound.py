@@ -90,7 +90,7 @@ def _mu(claim: ClaimedBound | float) -> float:
     mu = claim if isinstance(claim, int | float) else getattr(claim, "mu", None)
     if not isinstance(mu, int | float) or not mu >= 0:
         raise InputError(
-            f"claim {claim!r}", "it is a mu that is not negative, or a guarantee", "give account(...).of(victim)"
+            f"claim {claim!r}", "it must be a guarantee, or a mu that is not negative", "give account(...).of(victim)"
         )
     return float(mu)
 
@@ -106,5 +106,5 @@ def round_down(value: float) -> str:
 def check_delta(delta: float) -> float:
     """An audit may ask about delta = 0."""
     if not isinstance(delta, int | float) or not 0 <= delta < 1:
-        raise InputError(f"delta = {delta!r}", "it lies between 0 and 1", "give 1e-5, say")
+        raise InputError(f"delta = {delta!r}", "it must lie between 0 and 1", "give 1e-5, for example")
     return float(delta)

@@ -80,11 +80,11 @@ def audit(
 
     - `canary`: what the victim's gradient moves by in each round, in units of Delta: the `worst` change for the traced
       system, `equal` or `alternating` signs, or an array (rounds, or rounds x K) whose rows have norm at most one;
-    - `gradient`: what nodes do besides, column by column (None: nothing); a function of what they heard, if you like;
-    - `distinguisher`: the `likelihood-ratio` of the traced system, best if what runs is what was traced and streams are
-      fixed; or a linear one `trained` on half of the repetitions, which needs no such belief;
-    - `one_run`: all repetitions are canaries of a single run, in or out by coin, with `guesses` about them;
-    - `feed`: what draws the noise; another than the library's is how a suspect implementation is audited.
+    - `gradient`: what nodes do besides, column by column (None: nothing); it may depend on what they received;
+    - `distinguisher`: the `likelihood-ratio` of the traced system, which is best if what runs is what was traced and
+      streams are fixed; or a linear one `trained` on half of the repetitions, which does not rely on that;
+    - `one_run`: all repetitions are canaries of a single run, each included by a coin toss, with `guesses` about them;
+    - `feed`: what draws the noise; to audit a suspect implementation, give one that draws as it does.
     """
     observation = observe(system, parse_view(adversary, labels=system.topology.names), victims=[victim])
     need_messages(observation)
@@ -194,10 +194,14 @@ def _canary(white: routes.Whitened, canary: str | Array, scheme: str | Participa
 def _given(canary: Array, T: int) -> Array:
     shape = canary[:, None] if canary.ndim == 1 else canary
     if shape.ndim != 2 or len(shape) != T or not shape.size or not np.isfinite(shape).all():
-        raise InputError(f"a canary of shape {canary.shape}", f"gradients enter in {T} rounds", "give a row for each")
+        raise InputError(
+            f"a canary of shape {canary.shape}", f"there are gradients in {T} rounds", "give a row for each round"
+        )
     longest = float(np.linalg.norm(shape, axis=1).max())
     if longest > 1 + 1e-9:
-        raise InputError(f"a canary of norm {longest:g}", "the guarantee is about a change of at most one", "scale it")
+        raise InputError(
+            f"a canary of norm {longest:g}", "the guarantee is about a change of norm at most one", "scale it"
+        )
     return shape
 
 
@@ -237,7 +241,9 @@ def _trained(trial: CanaryTrial, delta: float, confidence: float) -> Audit:
 
 def _check(observation: Observation, repetitions: int, distinguisher: str, one_run: bool) -> None:
     if not isinstance(repetitions, int | np.integer) or repetitions < 1:
-        raise InputError(f"{repetitions!r} repetitions", "a whole number from 1 is needed", "give 10000, say")
+        raise InputError(
+            f"{repetitions!r} repetitions", "it must be a whole number, 1 or more", "give 10000, for example"
+        )
     if distinguisher not in DISTINGUISHERS:
         raise InputError(
             f"distinguisher {distinguisher!r}", f"known: {', '.join(DISTINGUISHERS)}", "choose one of them"
@@ -249,12 +255,12 @@ def _check(observation: Observation, repetitions: int, distinguisher: str, one_r
     if rows * columns > ENTRIES:
         raise InputError(
             f"{rows} messages with {columns} inputs",
-            f"audits take at most {ENTRIES:g} of their products",
-            "audit fewer rounds, or a view that hears less",
+            f"audits handle at most {ENTRIES:g} products of messages and inputs",
+            "audit fewer rounds, or a view that receives less",
         )
     if distinguisher == "trained" and rows * repetitions > LEARNT:
         raise InputError(
             f"{rows} messages in each of {repetitions} repetitions",
-            f"training takes at most {LEARNT:g} of them",
+            f"a trained distinguisher takes at most {LEARNT:g} numbers",
             "ask for fewer repetitions",
         )

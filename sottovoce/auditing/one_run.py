@@ -54,14 +54,16 @@ def audit_one_run(
 ) -> Audit:
     """Lower bounds from one run: a score for each canary and whether its coin put it in.
 
-    The `guesses // 2` highest scores are guessed to be in, as many of the lowest out; the rest is left alone. Their
-    number (None: a fifth of the canaries) must not depend on the coins.
+    The `guesses // 2` highest scores are guessed to be in, the same number of lowest scores to be out, and nothing is
+    guessed about the others. `guesses` (None: a fifth of the canaries) must not depend on the coins.
     """
     values = score_array(scores, "of canaries")
     coins = np.asarray(included)
     if coins.shape != values.shape or not np.isin(coins, (0, 1)).all():
         raise InputError(
-            f"{len(values)} scores and coins of shape {coins.shape}", "one true or false per canary", "give both"
+            f"{len(values)} scores and coins of shape {coins.shape}",
+            "there must be one true or false for each canary",
+            "give both",
         )
     if guesses is None:
         guesses = max(2, round(SHARE * len(values)))
@@ -73,7 +75,7 @@ def audit_one_run(
 
 
 def audit_guesses(*, canaries: int, guesses: int, correct: int, delta: float = 1e-5, confidence: float = 0.95) -> Audit:
-    """Lower bounds from the counts of one run: of so many canaries, so many were guessed at, so many rightly."""
+    """Lower bounds from the counts of one run: the numbers of canaries, of guesses, and of right guesses."""
     _check(canaries, guesses, correct)
     check_confidence(confidence)
     counts = Guesses(canaries=canaries, guesses=guesses, correct=correct)

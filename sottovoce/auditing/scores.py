@@ -48,10 +48,10 @@ def audit_scores(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> Audit:
-    """Lower bounds from the scores of runs without and with the canary; larger scores speak for the canary.
+    """Lower bounds from the scores of runs without and with the canary; larger scores indicate the canary.
 
-    `threshold` is fixed beforehand; several of them share the probability of error. None: a random half of the scores
-    chooses one, with `aim` at mu or at epsilon, and only the other half counts.
+    A given `threshold` must be fixed beforehand; several of them share the probability of error. With None, a random
+    half of the scores chooses one, aiming at mu or at epsilon (`aim`), and only the other half counts.
     """
     error, delta = check_confidence(confidence), check_delta(delta)
     if aim not in AIMS:
@@ -146,17 +146,21 @@ def score_array(scores: ArrayLike, which: str) -> Array:
     except (TypeError, ValueError):
         raise InputError(f"scores {which} that are not numbers", "a score is a number", "give an array") from None
     if values.ndim != 1:
-        raise InputError(f"scores {which} of shape {values.shape}", "there is one per run", "give a plain array")
+        raise InputError(
+            f"scores {which} of shape {values.shape}",
+            "there must be one score for each run",
+            "give an array with one dimension",
+        )
     if np.isnan(values).any():
         where = int(np.flatnonzero(np.isnan(values))[0])
-        raise InputError(f"score {where} {which} is NaN", "leaving runs out would bias the audit", "mend the attack")
+        raise InputError(f"score {where} {which} is NaN", "leaving runs out would bias the audit", "fix the attack")
     return values
 
 
 def _levels(threshold: float | Sequence[float]) -> Array:
     levels = np.atleast_1d(np.asarray(threshold, dtype=float))
     if levels.ndim != 1 or not levels.size or np.isnan(levels).any():
-        raise InputError(f"threshold {threshold!r}", "it is a number, or several", "give 0.5, say")
+        raise InputError(f"threshold {threshold!r}", "it must be a number, or several", "give 0.5, for example")
     return levels
 
 

@@ -1,12 +1,10 @@
 """`sotto account --all-pairs`: what every node, or a sample of them, learns about every other."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sottovoce.cli.options import Setting, settings_document
-from sottovoce.cli.output import answer, facts, print_note, progress
+from sottovoce.cli.output import answer, facts, print_note, progress, telling_when_stopped
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
@@ -32,15 +30,15 @@ def answer_for_pairs(
     from sottovoce.privacy.guarantee import Kind
 
     if system.only_gradients:
-        raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; drop --all-pairs")
+        raise Unaccountable(f"{system.only_gradients}: single messages have no exact loss; leave out --all-pairs")
     if system.n < 2:
-        raise InputError("--all-pairs on one node", "a pair has two", "take a larger graph")
+        raise InputError("--all-pairs on one node", "a pair needs two nodes", "use a larger graph")
     delta, averaging = setting.delta, system.algorithm.averaging
     scheme = parse_participation(setting.scheme)
     attackers = list(range(system.n)) if sample is None else all_pairs.sampled_attackers(system.n, sample, setting.seed)
     _check_pairs_cost(setting, system, scheme, attackers)
     whole = account(system, adjacency=setting.adjacency, participation=setting.scheme)
-    with _telling_what_is_kept(out), progress("attackers") as advance:
+    with telling_when_stopped(lambda: _what_is_kept(out)), progress("attackers") as advance:
         mu = all_pairs.all_pairs(
             system, scheme, secure_sum=setting.secure_sum, attackers=attackers, store=out, progress=advance
         )
@@ -72,7 +70,7 @@ def answer_for_pairs(
         lines.append(
             f"Proven for any pair: epsilon {round_up(best.epsilon(delta))} (mu {round_up(best.mu)}), {best.kind}."
         )
-    legend = "Row: who learns; column: about whom; darker is more, logarithmic."
+    legend = "Row: who learns. Column: about whom. Darker is more, on a logarithmic scale."
     answer(document, as_json, table, *lines, legend, all_pairs.heat_map(mu))
 
 
@@ -90,12 +88,7 @@ def _check_pairs_cost(setting: Setting, system: "LinearSystem", scheme: "Partici
         print_note(f"sotto: {what} take about {duration_text(cost.seconds)} of one core; --sample {fewer} a minute")
 
 
-@contextmanager
-def _telling_what_is_kept(out: Path | None) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = "nothing is kept without --out" if out is None else f"{out} has all attackers that were done"
-        again = "" if out is None else "; the same command goes on from there"
-        print_note(f"sotto: {kept}{again}.")
-        raise
+def _what_is_kept(out: Path | None) -> str:
+    if out is None:
+        return "nothing is kept without --out."
+    return f"{out} has all attackers that were done; the same command goes on from there."

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -14,9 +15,11 @@ import typer
 from typer.exceptions import TyperException
 
 from sottovoce._version import __version__
+from sottovoce.cli.deferred_imports import defer_imports
 from sottovoce.cli.output import narrated, verbosity
 from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
 from sottovoce.core import processes
+from sottovoce.core.own_code import raised_in_own_code
 from sottovoce.core.processes import Terminated
 from sottovoce.errors import SottovoceError, file_error, shortened
 
@@ -26,12 +29,43 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+COMMANDS = {
+    "attack": "attack",
+    "audit": "attack",
+    "compare": "compare",
+    "report": "compare",
+    "demo": "demo",
+    "export": "export",
+    "predict": "export",
+    "graph": "graphs_and_data",
+    "data": "graphs_and_data",
+    "ledger": "ledger",
+    "noise": "noise",
+    "plan": "plan",
+    "account": "privacy",
+    "calibrate": "privacy",
+    "run": "run",
+    "schema": "schema",
+    "peer": "peer_progress",
+}
+"""Every command, and the file of this folder that it is in."""
+
 
 LONGEST_LINE = 1000
 """Characters of a message; of more than that the middle is left out."""
 
 STOPPED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 """What a shell says of a command that Ctrl-C, or SIGTERM, ended."""
+
+
+def load_commands(words: Sequence[str] = ()) -> None:
+    """Load the file of the command that a line names, or all of them where it names none.
+
+    No option of `sotto` itself takes a value, so the first word that is no option is the command.
+    """
+    named = COMMANDS.get(next((word for word in words if not word.startswith("-")), ""))
+    for module in dict.fromkeys(COMMANDS.values() if named is None else (named,)):
+        importlib.import_module(f"sottovoce.cli.{module}")
 
 
 def _version(show: bool) -> None:
@@ -43,12 +77,14 @@ def _version(show: bool) -> None:
 @app.callback(invoke_without_command=True)
 def _sotto(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say on stderr what is done and how long it takes.")
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Tables on stdout as CSV; sentences go to stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors on stderr.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Report on stderr what is being done and how long it takes.")
+    ] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print tables as CSV on stdout, and sentences on stderr.")] = False,
 ) -> None:
     """Private learning without a server.
 
@@ -78,6 +114,8 @@ def _run_command() -> int:
     """Run the command, and return the code to exit with; a failure is one line."""
     try:
         open_streams()
+        defer_imports()
+        load_commands(sys.argv[1:])
         code = app(standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads what is left: end without a word
@@ -126,6 +164,9 @@ def explained(error: BaseException) -> tuple[str, int]:
     """What went wrong in one line, and the code to exit with."""
     if isinstance(error, SottovoceError):
         return str(error), error.exit_code
+    own = raised_in_own_code(error)
+    if own is not None:
+        return explained(own)
     if isinstance(error, OSError):
         path = "the system" if error.filename is None else os.fsdecode(error.filename)
         return explained(file_error(path, error, "it is read or written here", "check the path"))

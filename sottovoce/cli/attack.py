@@ -21,12 +21,12 @@ from sottovoce.cli.options import Code, Json, Yes, offering
 from sottovoce.cli.output import answer, print_note, progress, show_elapsed, show_findings
 from sottovoce.errors import InputError, Unaccountable
 
-Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; SOTTOVOCE_DATA if left out.")]
+Data = Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")]
 Attacker = Annotated[
-    str | None, typer.Option(help="Only this node, by number or name; all that were recorded unless given.")
+    str | None, typer.Option(help="Only this node, by number or name; default: all that were recorded.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampling.")]
-Jobs = Annotated[int | None, typer.Option(min=1, max=64, help="Runs at once; one per core unless given.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed for sampling.")]
+Jobs = Annotated[int | None, typer.Option(min=1, max=64, help="Number of runs at once; default: one per core.")]
 
 
 def _names(attacks: tuple[Attack, ...]) -> str:
@@ -45,23 +45,26 @@ def _attack_names() -> list[str]:
 
 @app.command()
 def attack(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs; several are seeds of one experiment.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of finished runs; several are taken as seeds of one experiment.")
+    ],
     name: Annotated[
         str, typer.Option("--attack", help=f"{_names(ATTACKS)}.", autocompletion=offering(_attack_names))
     ] = ATTACKS[0].name,
     attacker: Attacker = None,
     view: Annotated[
         str | None,
-        typer.Option(help=_help(Option.VIEW, "who pools, coalition:A,B or everyone; each node alone unless given.")),
+        typer.Option(help=_help(Option.VIEW, "who pools, coalition:A,B or everyone; default: each node alone.")),
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help=_help(Option.PICTURE, "draw what was found here, as SVG."))
+        Path | None, typer.Option(help=_help(Option.PICTURE, "draw what was found into this SVG file."))
     ] = None,
     samples: Annotated[
-        int, typer.Option(min=1, help=_help(Option.SAMPLES, "members of a victim to try, and as many non-members."))
+        int,
+        typer.Option(min=1, help=_help(Option.SAMPLES, "number of members of a victim to test, and of non-members.")),
     ] = AttackOptions.samples,
     shadows: Annotated[
-        int, typer.Option(min=2, help=_help(Option.SHADOWS, "shadow runs; below 16 by RMIA, else LiRA."))
+        int, typer.Option(min=2, help=_help(Option.SHADOWS, "number of shadow runs; RMIA below 16, LiRA from 16 on."))
     ] = AttackOptions.shadows,
     confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = AttackOptions.confidence,
     seed: Seed = 0,
@@ -114,12 +117,12 @@ def _draw(result: AttackResult, picture: Path) -> None:
 @app.command()
 def audit(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    runs: Annotated[int, typer.Option(min=0, help="Reruns with input canaries; 0 for none.")] = 8,
+    runs: Annotated[int, typer.Option(min=0, help="Number of reruns with input canaries; 0 for none.")] = 8,
     attacker: Annotated[
-        str | None, typer.Option(help="Who listens to the victim of input canaries, by number or name.")
+        str | None, typer.Option(help="Node that receives from the victim of input canaries, by number or name.")
     ] = None,
     repetitions: Annotated[
-        int, typer.Option(min=100, help="How often the mechanism is repeated, with gradient canaries.")
+        int, typer.Option(min=100, help="Repetitions of the mechanism with gradient canaries.")
     ] = 10_000,
     confidence: Annotated[float, typer.Option(help="Confidence of each lower bound.")] = 0.999,
     seed: Seed = 0,
@@ -129,10 +132,10 @@ def audit(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Lower bounds on mu and epsilon beside the guarantees of a finished run; exit code 1 if one is exceeded.
+    """Compare the guarantees of a finished run with lower bounds from attacks; exit code 1 if one is exceeded.
 
-    Before that, all guarantees are computed anew from the settings. A folder that contradicts itself is a finding,
-    which is printed first, with exit code 1.
+    First all guarantees are computed again from the settings. If the folder contradicts itself, that is printed
+    first, as a finding, with exit code 1.
 
     Example: sotto audit runs/digits --runs 4
     """

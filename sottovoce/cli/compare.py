@@ -24,26 +24,24 @@ if TYPE_CHECKING:
 @app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or of sweeps.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The page; beside the runs unless given.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="File for the page; default: beside the runs.")] = None,
     title: Annotated[str | None, typer.Option(help="Title of the page.")] = None,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of data sets; SOTTOVOCE_DATA if left out.")
-    ] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")] = None,
     figures: Annotated[Path | None, typer.Option(help="Also write each figure as a file into this folder.")] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option("--format", help="--figures: svg, pdf or png; may be repeated."),
     ] = None,
     trackers: Track = None,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with figures in full.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV, with all digits.")] = False,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Trade-offs of finished runs, and a page of figures. Example: sotto compare runs/a runs/b --out both.html
+    """Compare finished runs in a table and on a page. Example: sotto compare runs/a runs/b --out both.html
 
     Test figures are means over a run's last rounds: metrics.final_rounds, or the last tenth. Headlines are computed
-    anew from the settings; a folder that contradicts itself is a finding, printed first, with exit code 1.
+    again from the settings. If a folder contradicts itself, that is printed first, as a finding, with exit code 1.
     """
     from sottovoce.core.csv_text import csv_text
     from sottovoce.core.files import check_writable, write_text
@@ -90,28 +88,34 @@ def _formats(figures: Path | None, formats: list[str] | None) -> "list[Format]":
     from sottovoce.report.figure_files import parse_format
 
     if figures is None and formats:
-        raise InputError(f"--format {formats[0]} without --figures", "figures are written there", "add --figures DIR")
+        raise InputError(
+            f"--format {formats[0]} without --figures",
+            "figures are written into the folder of --figures",
+            "add --figures DIR",
+        )
     if figures is not None and figures.exists() and not figures.is_dir():
-        raise InputError(f"{figures} is no folder", "figures are written into one", "name another")
+        raise InputError(f"{figures} is not a folder", "figures are written into a folder", "name another")
     return list(dict.fromkeys(parse_format(word) for word in formats or ["svg"]))
 
 
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The page; report.html of the run unless given.")] = None,
-    pdf: Annotated[bool, typer.Option("--pdf", help="Also print it to A4, with an installed browser.")] = False,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of data sets; SOTTOVOCE_DATA if left out.")
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File for the page; default: report.html of the run.")
     ] = None,
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Also print the page to an A4 PDF, with an installed browser.")
+    ] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")] = None,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """The page of a finished run, for whoever must decide. Example: sotto report runs/digits --pdf
+    """Write the page of a finished run, for readers who must decide. Example: sotto report runs/digits --pdf
 
     It begins in plain words; title, purpose and contact come from [about] of the run file. The headline is computed
-    anew from the settings; a folder that contradicts itself is a finding, printed first, with exit code 1.
+    again from the settings. If the folder contradicts itself, that is printed first, as a finding, with exit code 1.
     """
     from sottovoce.core.files import check_writable, write_text
     from sottovoce.report.page import page
@@ -120,7 +124,9 @@ def report(
     from sottovoce.run.run_documents import read_runs
 
     if run.is_dir() and not RunFiles(run).config.exists():
-        raise InputError(f"{run}: not the folder of one run", "a report is about one", "give runs/NAME of sotto run")
+        raise InputError(
+            f"{run}: not the folder of one run", "a report is about one run", "give runs/NAME of sotto run"
+        )
     found = read_runs([run])
     shown = RunFiles(run).page if out is None else out
     target = shown if out is None else check_writable(out)
@@ -154,7 +160,7 @@ def _findings(run: "RunDocuments", data: Path | None, as_json: bool) -> list[str
             found = stored_headline_unlike_settings(run.folder, run.experiment, data)
         except InputError as error:
             if not as_json:
-                print_note(f"Not computed anew, {run.folder}: {error}")
+                print_note(f"Not computed again, {run.folder}: {error}")
         except Unaccountable as refusal:
             found = [f"privacy.json: its settings give no guarantee: {refusal}"]
     return [f"{run.folder}: {finding}" for finding in found]
@@ -196,8 +202,7 @@ def _baseline_rows(name: str, baselines: "Document | None", width: int) -> Table
     if baselines is None:
         return []
     together, alone = baselines["without_noise"], baselines["alone"]
-    rows = [
-        [f"{name}, without noise", "", _figure(together["average"]), _figure(together["mean"])],
-        [f"{name}, each alone", "", "", _figure(alone["mean"])],
-    ]
+    rows = [[f"{name}, each alone", "", "", _figure(alone["mean"])]]
+    if together is not None:
+        rows.insert(0, [f"{name}, without noise", "", _figure(together["average"]), _figure(together["mean"])])
     return [[*row, *[""] * (width - len(row))] for row in rows]

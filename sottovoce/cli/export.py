@@ -13,12 +13,14 @@ from sottovoce.privacy.rounding import round_up
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run, runs/NAME, or of a member's.")],
-    node: Annotated[str | None, typer.Option(help="Whose model, by name or number; else the average.")] = None,
-    out: Annotated[Path | None, typer.Option(help="New folder for the model; RUN/export unless given.")] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of files that the run was made from.")] = None,
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run, runs/NAME, or of a member's run.")],
+    node: Annotated[
+        str | None, typer.Option(help="Node whose model to export, by name or number; default: the average model.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="New folder for the model; default: RUN/export.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of the files that the run read.")] = None,
     uncovered: Annotated[
-        bool, typer.Option("--uncovered", help="Also a model that no privacy figure covers; its card says so.")
+        bool, typer.Option("--uncovered", help="Export even a model that no privacy figure covers; its card says so.")
     ] = False,
     code: Code = None,
     yes: Yes = False,
@@ -44,7 +46,7 @@ def export(
 def predict(
     folder: Annotated[Path, typer.Argument(help="The folder that sotto export wrote.")],
     data: Annotated[Path, typer.Option("--data", help="New rows: a .csv, .npz or .parquet file.")],
-    out: Annotated[Path | None, typer.Option(help="A .csv file for the predictions; else they are printed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A .csv file for the predictions; default: print them.")] = None,
     as_json: Json = False,
 ) -> None:
     """Predict new rows with an exported model. Example: sotto predict runs/hospitals/export --data new.csv"""

@@ -23,7 +23,7 @@ def graph(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Nodes, edges, degrees and spectral gap of a graph. Example: sotto graph grid:8x8 --weights uniform"""
+    """Show nodes, edges, degrees and spectral gap of a graph. Example: sotto graph grid:8x8 --weights uniform"""
     from sottovoce.core.graphs import graph as build
     from sottovoce.core.topologies import weigh
 
@@ -58,12 +58,10 @@ app.add_typer(data_commands, name="data")
 @data_commands.callback()
 def data(
     context: typer.Context,
-    folder: Annotated[
-        Path | None, typer.Option("--data", help="Folder of data sets; SOTTOVOCE_DATA if left out.")
-    ] = None,
+    folder: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Which data sets are found where, and how to get the others. Example: sotto data --data ~/data"""
+    """List which data sets are found, and how to get the others. Example: sotto data --data ~/data"""
     if context.invoked_subcommand is not None:
         return
     from sottovoce.learning.datasets import folder_of, list_datasets
@@ -99,13 +97,13 @@ def _data_facts(entry: "DatasetListing") -> "dict[str, JSON]":
 
 @data_commands.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A table, a .csv, .npz or .parquet file, or a folder of them.")],
-    target: Annotated[str | None, typer.Option(help="The column to predict; the last one unless given.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where it is written; FILE.columns.toml unless given.")] = None,
+    file: Annotated[Path, typer.Argument(help="A table (.csv, .npz or .parquet), or a folder of tables.")],
+    target: Annotated[str | None, typer.Option(help="The column to predict; default: the last one.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the description; default: FILE.columns.toml.")] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Write what the columns of a table seem to be, for you to edit. Example: sotto data inspect patients.csv"""
+    """Write a first description of a table's columns, for you to edit. Example: sotto data inspect patients.csv"""
     from sottovoce.core.files import write_text
     from sottovoce.errors import InputError
     from sottovoce.learning.column_guess import columns_text, count_missing, guess_columns, read_all_cells
@@ -114,7 +112,9 @@ def inspect(
     found = guess_columns(file, cells, target)
     place = file.with_suffix(".columns.toml") if out is None else out
     if place.exists():
-        raise InputError(f"{place} exists", "what you edited is not overwritten", "name another with --out")
+        raise InputError(
+            f"{place} exists", "a file that you may have edited is not overwritten", "name another file with --out"
+        )
     write_text(place, columns_text(found), private=True)
     empty = {name: count_missing(column, found.missing_words) for name, column in cells.items()}
     columns = [
@@ -143,7 +143,7 @@ def split(
     out: Annotated[Path, typer.Option(help="New folder for the tables.")] = Path("tables"),
     as_json: Json = False,
 ) -> None:
-    """Write a table for each member of a federation, to try it with.
+    """Write a table for each member of a federation, for trying things out.
 
     Example: sotto data split breast-cancer recipes/hospitals.toml --out tables
     """
@@ -158,7 +158,7 @@ def split(
 
     check_folder(out)
     if out.exists():
-        raise InputError(f"{out} exists", "tables are never overwritten", "name another with --out")
+        raise InputError(f"{out} exists", "tables are never overwritten", "name another folder with --out")
     draft = read_draft(settings)
     columns = read_columns(draft.data.columns, settings.parent, str(settings))
     found = split_table(name, columns, draft.rows, draft.seed)

@@ -27,7 +27,9 @@ def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_js
     if len(runs) == 1 and setting.view != "everyone":
         given = dataclasses.replace(given, and_final_models=setting.and_final_models)
     if setting != given:
-        raise InputError("runs with options of a graph", "runs have settings of their own", "keep --view and --delta")
+        raise InputError(
+            "runs together with --graph or its options", "runs have settings of their own", "keep --view and --delta"
+        )
     if len(runs) == 1 and setting.view != "everyone":
         _answer_for_view(runs[0], setting, data, as_json)
         return
@@ -67,7 +69,7 @@ def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json:
             print_sentence(line)
         if sampled is not None:
             print_sentence(
-                "Batches are drawn by chance: whoever hears every message, and so this view too, learns at most "
+                "Batches are drawn at random: whoever hears every message, and so this view too, learns at most "
                 f"epsilon {round_up(sampled.epsilon)} about one record that is {CHANGED_RECORD[sampled.change]}."
             )
 

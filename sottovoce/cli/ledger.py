@@ -26,21 +26,22 @@ COLUMNS = ("lineage", "run", "round", "rounds", "epsilon_spent", "epsilon_planne
 
 @app.command("ledger")
 def ledger_(
-    file: Annotated[Path, typer.Argument(help="The file of sotto run --ledger.")],
-    budget: Annotated[float | None, typer.Option(help="Set what may be spent, an epsilon at --delta.")] = None,
+    file: Annotated[Path, typer.Argument(help="The ledger file, as in sotto run --ledger.")],
+    budget: Annotated[float | None, typer.Option(help="Set the budget: an epsilon at --delta.")] = None,
     delta: Delta = 1e-5,
     lineage: Annotated[
-        str | None, typer.Option(help="Show this one alone; with --budget, set that of this one, not of the first.")
+        str | None,
+        typer.Option(help="Show only this lineage; with --budget, set its budget instead of that of the first."),
     ] = None,
     new_lineage: Annotated[
-        str | None, typer.Option(help="Declare data about people of whom none are in another lineage.")
+        str | None, typer.Option(help="Declare a lineage: data about people who are in no other lineage.")
     ] = None,
     as_csv: Annotated[
-        bool, typer.Option("--csv", help="Epsilon as it was spent, one line each time; not the table.")
+        bool, typer.Option("--csv", help="Print the history of spending, one line for each time, instead of the table.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """What was promised, spent and left, by lineage of data. Example: sotto ledger my.ledger --budget 4"""
+    """Show what was promised, spent and is left, by lineage of data. Example: sotto ledger my.ledger --budget 4"""
     from sottovoce.ledger.database import open_ledger
     from sottovoce.ledger.spending import Spending
 
@@ -138,7 +139,7 @@ def lineage_lines(lineage: "Lineage", delta: float, file: Path) -> list[str]:
     """The budget, what is left of it, and how the total was found."""
     lines = []
     if lineage.budget is None:
-        lines.append(f"No budget is set: sotto ledger {file} --budget 10 --delta 1e-5, say.")
+        lines.append(f"No budget is set. To set one: sotto ledger {file} --budget 10 --delta 1e-5")
     else:
         mu, passed = lineage.mu_left(), lineage.counted.epsilon(delta) - lineage.budget.epsilon
         further = f"; a Gaussian run of mu up to {round_down(mu)} would fit" if mu else ""
@@ -151,8 +152,8 @@ def lineage_lines(lineage: "Lineage", delta: float, file: Path) -> list[str]:
         lines.append(f"Totals hold {lineage.covers}.")
     if any(run.state == "stopped" and not run.planned.refundable for run in lineage.runs):
         lines.append(
-            "A stopped run with sampled batches, or with a figure about single nodes, counts in full: no proof gives "
-            "back."
+            "A stopped run with sampled batches, or with a figure about single nodes, counts in full: "
+            "nothing is proven to be given back."
         )
     return lines
 

@@ -9,7 +9,7 @@ import typer
 from sottovoce._version import __version__
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Weights, Yes
-from sottovoce.cli.output import answer, facts, gap_shown, print_note, progress, short
+from sottovoce.cli.output import answer, facts, gap_shown, print_note, progress_kept, short
 from sottovoce.errors import InputError
 from sottovoce.privacy.rounding import round_up
 
@@ -24,33 +24,35 @@ def noise_(
     graph: GraphSpec,
     participation: Part = "every",
     rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds; K times B of the participation if left out.")
+        int | None, typer.Option(min=1, help="Number of rounds; default: K times B of the participation.")
     ] = None,
     weights: Weights = "metropolis",
-    objective: Annotated[str, typer.Option(help="Error of: all models, the last ones, the network average.")] = "all",
+    objective: Annotated[
+        str, typer.Option(help="Which error to minimise: of all models, of the last ones, or of their average.")
+    ] = "all",
     structure: Annotated[str, typer.Option(help="dense, banded or toeplitz.")] = "dense",
-    bands: Annotated[int | None, typer.Option(min=1, help="banded, toeplitz: how many; B if left out.")] = None,
-    restart: Annotated[
-        int | None, typer.Option(min=1, help="Start anew with fresh noise every so many rounds.")
-    ] = None,
+    bands: Annotated[int | None, typer.Option(min=1, help="banded, toeplitz: number of bands; default: B.")] = None,
+    restart: Annotated[int | None, typer.Option(min=1, help="Start with fresh noise every this many rounds.")] = None,
     view: Annotated[
         list[str] | None, typer.Option(help="Optimise for node:A or coalition:A,B; may be repeated.")
     ] = None,
-    gap: Annotated[float, typer.Option(help="How close to the optimum, relatively.")] = 1e-3,
-    probes: Annotated[int | None, typer.Option(min=2, help="Estimate the graph's part from random vectors.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of --probes.")] = 0,
+    gap: Annotated[float, typer.Option(help="Relative distance to the optimum at which to stop.")] = 1e-3,
+    probes: Annotated[
+        int | None, typer.Option(min=2, help="Estimate the contribution of the graph from this many random vectors.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed for --probes.")] = 0,
     sampled: Annotated[
         float | None,
-        typer.Option(help="Batches drawn by chance with this share of a node's records: which are best, for a target."),
+        typer.Option(help="Find the best randomly drawn batches with this fraction of a node's records, for a target."),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="--sampled: target epsilon.")] = None,
-    delta: Annotated[float | None, typer.Option(help="--sampled: delta of the target; 1e-5 if left out.")] = None,
+    delta: Annotated[float | None, typer.Option(help="--sampled: delta of the target; default: 1e-5.")] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Neither read nor write the cache.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write C and its figures here, as npz.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write C and its figures to this .npz file.")] = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Find the noise that harms models least; with --sampled, the batches too.
+    """Find the correlation of noise that costs least, or with --sampled the best noise and batches.
 
     Example: sotto noise --graph florentine --weights uniform --participation 4x16
     """
@@ -75,7 +77,9 @@ def noise_(
         _sampled(net, target, cache=not no_cache, out=out, as_json=as_json)
         return
     if epsilon is not None or delta is not None:
-        raise InputError("a target without --sampled", "C depends on none where batches are fixed", "add --sampled")
+        raise InputError(
+            "a target without --sampled", "without random batches, C does not depend on a target", "add --sampled"
+        )
     with gap_shown(gap) as report:
         found = factorize(
             net, rounds=rounds, participation=participation, objective=objective, structure=structure, bands=bands,
@@ -114,7 +118,9 @@ class SampledTarget(NamedTuple):
 def _fits_sampling(given: "Mapping[str, bool]", rounds: int | None, epsilon: float | None) -> None:
     for option, there in given.items():
         if there:
-            raise InputError(f"{option} with --sampled", "batches and bands are chosen there", f"leave out {option}")
+            raise InputError(
+                f"{option} with --sampled", "--sampled chooses batches and bands itself", f"leave out {option}"
+            )
     if rounds is None or epsilon is None:
         missing = "--rounds" if rounds is None else "--epsilon"
         raise InputError(f"--sampled without {missing}", "the best batches depend on it", f"add {missing}")
@@ -129,8 +135,11 @@ def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path |
     from sottovoce.matrix_factorization.sampled_noise import sampled_noise
 
     if out is not None and target.rounds > LONGEST:
-        raise InputError(f"--out with {target.rounds} rounds", f"C of {LONGEST} is the largest file", "leave out --out")
-    with progress("numbers of parts") as tell:
+        raise InputError(
+            f"--out with {target.rounds} rounds", f"a file holds C for at most {LONGEST} rounds", "leave out --out"
+        )
+    kept = "What was found is stored; the same command takes it from there." if cache else "Nothing is kept."
+    with progress_kept("numbers of parts", kept) as tell:
         found = sampled_noise(
             net, rounds=target.rounds, share=target.share, epsilon=target.epsilon, delta=target.delta,
             objective=target.objective, gap=target.gap, cache=cache, progress=tell,

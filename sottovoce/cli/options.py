@@ -87,7 +87,9 @@ def _lift_limits(context: typer.Context, yes: bool) -> bool:
 
 Yes = Annotated[
     bool,
-    typer.Option("--yes", callback=_lift_limits, help="Go ahead even if it takes much memory, or over ten minutes."),
+    typer.Option(
+        "--yes", callback=_lift_limits, help="Go ahead even if it needs much memory, or more than ten minutes."
+    ),
 ]
 
 
@@ -101,7 +103,9 @@ def _allow_code(context: typer.Context, folder: Path | None) -> Path | None:
 Code = Annotated[
     Path | None,
     typer.Option(
-        "--code", callback=_allow_code, help="Folder of code that settings name, such as mine.py:Momentum; it is run."
+        "--code",
+        callback=_allow_code,
+        help="Folder of code that settings name, such as mine.py:Momentum; the code is run.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
@@ -110,7 +114,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 def check_one_form(as_csv: bool, as_json: bool) -> None:
     """Refuse to print one answer in two forms."""
     if as_csv and as_json:
-        raise InputError("--csv with --json", "one form is printed", "leave one of them out")
+        raise InputError("--csv with --json", "the answer is printed in one form", "leave one of them out")
 
 
 Weights = Annotated[str, typer.Option(help=f"{KINDS_OF_WEIGHTS}.", autocompletion=offering(_weights))]
@@ -118,18 +122,18 @@ SuitedWeights = Annotated[
     str | None,
     typer.Option(
         "--weights",
-        help=f"{KINDS_OF_WEIGHTS}; what the algorithm needs if left out.",
+        help=f"{KINDS_OF_WEIGHTS}; default: what the algorithm needs.",
         autocompletion=offering(_weights),
     ),
 ]
 GraphSpec = Annotated[str, typer.Option("--graph", help=SPEC, autocompletion=offering(_graphs))]
 GraphName = Annotated[str, typer.Argument(help=SPEC, autocompletion=offering(_graphs))]
-Rounds = Annotated[int, typer.Option(min=1, max=10**7, help="Rounds; gossip steps when averaging.")]
+Rounds = Annotated[int, typer.Option(min=1, max=10**7, help="Number of rounds; for averaging, of gossip steps.")]
 ViewSpec = Annotated[
     str,
     typer.Option(
         "--view",
-        help="everyone, node:A, coalition:A,B, coalition:any-K (the worst of all) or eavesdropper:A>B; names work too.",
+        help="everyone, node:A, coalition:A,B, coalition:any-K (the worst one) or eavesdropper:A>B; by number or name.",
         autocompletion=offering(_views),
     ),
 ]
@@ -143,20 +147,22 @@ AndFinalModels = Annotated[
 ]
 AdjacencySpec = Annotated[
     str,
-    typer.Option(help="user (all of a node's data changes) or record.", autocompletion=offering(_adjacencies)),
+    typer.Option(help="What is protected: user (all data of a node) or record.", autocompletion=offering(_adjacencies)),
 ]
-Convex = Annotated[bool, typer.Option("--convex", help="Local steps are non-expansive: use that for the headline.")]
-Delta = Annotated[float, typer.Option(help="delta of (epsilon, delta)-DP.")]
+Convex = Annotated[
+    bool, typer.Option("--convex", help="Local steps are non-expansive, so convex-training may be the headline.")
+]
+Delta = Annotated[float, typer.Option(help="Delta of (epsilon, delta)-DP.")]
 Part = Annotated[
     str,
     typer.Option(
         "--participation",
-        help="every; KxB: K times, exactly B rounds apart; shuffle:B: once in each B rounds; or batches by chance: "
+        help="every; KxB: K times, exactly B rounds apart; shuffle:B: once in each B rounds; or random batches: "
         "poisson:SHARE, fixed:SIZE, "
         "cyclic-poisson:SHARExB.",
     ),
 ]
-RECORDS = "Records of each node, a public number: 80 for all, or 17,24,126 for three nodes."
+RECORDS = "Number of records of each node, which is public: 80 for all, or 17,24,126 for three nodes."
 
 
 @dataclass(frozen=True)
@@ -175,7 +181,10 @@ class Setting:
     rounds: Rounds = ROUNDS
     view: ViewSpec = "everyone"
     and_final_models: AndFinalModels = "none"
-    victim: Annotated[list[str] | None, typer.Option(help="Only this node; may be given more than once.")] = None
+    victim: Annotated[list[str] | None, typer.Option(help="Only about this node; may be repeated.")] = None
+    within: Annotated[
+        int | None, typer.Option(min=1, help="Only about nodes at most this many hops from those of the view.")
+    ] = None
     weights: SuitedWeights = None
     secure_sum: Annotated[
         bool, typer.Option("--secure-sum", help="Receivers learn only sums of what they receive.")
@@ -185,26 +194,28 @@ class Setting:
     participation: Part = "every"
     records: Annotated[str | None, typer.Option(help=RECORDS)] = None
     delta: Delta = 1e-5
-    seed: Annotated[int, typer.Option(min=0, help="Seed of random topologies.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed for random topologies.")] = 0
     chebyshev: Annotated[bool, typer.Option("--chebyshev", help="muffliato: accelerated gossip.")] = False
     randomized: Annotated[bool, typer.Option("--randomized", help="One random edge per gossip step.")] = False
     gossip_steps: Annotated[int | None, typer.Option(min=1, help="muffliato-sgd: gossip steps per gradient.")] = None
     compression: Annotated[
         str | None, typer.Option("--compression", help="dp-csgp: identity, rand:0.5, gsgd:8, top:0.1.")
     ] = None
-    correlation: Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: npz file with C.")] = None
+    correlation: Annotated[str | None, typer.Option("--correlation", help="mf-d-sgd, mafalda: .npz file with C.")] = (
+        None
+    )
     classes: Annotated[
-        int | None, typer.Option(min=1, help="mafalda: classes of nodes, by degree, with a C of their own.")
+        int | None, typer.Option(min=1, help="mafalda: number of classes of nodes, by degree, each with its own C.")
     ] = None
-    sigma_pair: Annotated[float | None, typer.Option(help="decor: noise that neighbours share.")] = None
+    sigma_pair: Annotated[float | None, typer.Option(help="decor: size of the noise that neighbours share.")] = None
     colluders: Annotated[
         int | None,
-        typer.Option(min=1, help="secure-average, secure-gossip: how many nodes may collude; 1 if left out."),
+        typer.Option(min=1, help="secure-average, secure-gossip: how many nodes may collude; default: 1."),
     ] = None
 
     def __post_init__(self) -> None:
         if not 0 < self.delta < 1:
-            raise InputError(f"delta = {self.delta}", "it lies between 0 and 1", "give 1e-5, say")
+            raise InputError(f"delta = {self.delta}", "it must lie between 0 and 1", "give 1e-5, for example")
 
     @functools.cached_property
     def spec(self) -> "AlgorithmSpec[AlgorithmSettings]":
@@ -222,7 +233,9 @@ class Setting:
         from sottovoce.core.topologies import random_edges, weigh, weights_for
 
         if not self.graph:
-            raise InputError("no --graph", "messages travel along the edges of one", "add --graph ring:30, say")
+            raise InputError(
+                "no --graph", "messages travel along the edges of a graph", "add --graph ring:30, for example"
+            )
         spec = self.spec
         named = {
             "chebyshev": self.chebyshev or None, "gossip_steps": self.gossip_steps, "compression": self.compression,
@@ -247,15 +260,17 @@ class Setting:
 
     def _declared(self, nodes: int) -> "DeclaredRecords | None":
         """The records of so many nodes, where their number or how they are drawn is given."""
-        from sottovoce.learning.declared_records import declare_records, draws_by_chance, fewest_records, parse_records
+        from sottovoce.core.participation import draws_by_chance
 
         by_chance = draws_by_chance(self.participation)
         if self.records is None and not by_chance:
             return None
+        from sottovoce.learning.declared_records import declare_records, fewest_records, parse_records
+
         if by_chance and self.adjacency != "record":
             raise InputError(
                 f"--participation {self.participation} with --adjacency {self.adjacency}",
-                "a node whose data changes takes part in every round", "add --adjacency record",
+                "if all data of a node changes, it shows in every round", "add --adjacency record",
             )  # fmt: skip
         records = [fewest_records(self.participation)] if self.records is None else parse_records(self.records)
         return declare_records(self.participation, nodes=nodes, records=records, adjacency=self.adjacency)
@@ -290,7 +305,19 @@ class Setting:
         """Only these nodes; None for all."""
         from sottovoce.privacy.views import node_number
 
-        return [node_number(name, self.labels) for name in self.victim] if self.victim else None
+        named = {node_number(name, self.labels) for name in self.victim or ()}
+        near = set() if self.within is None else set(self._neighbourhood(self.within))
+        return None if self.victim is None and self.within is None else sorted(named | near)
+
+    def _neighbourhood(self, hops: int) -> list[int]:
+        """The nodes whose messages can reach a member of the view in so many hops, without the members."""
+        net, members = self.chosen[1], self.adversary.members
+        if not members or net.graph is None:
+            raise InputError(
+                f"--within {hops} with --view {self.view}", "it is about nodes near those of a view",
+                "name a node of the graph, such as --view node:0",
+            )  # fmt: skip
+        return net.graph.reaching(members, hops)
 
     @property
     def labels(self) -> list[str] | None:

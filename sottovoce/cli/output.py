@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -114,6 +115,16 @@ def print_note(line: str) -> None:
 
 
 @contextmanager
+def telling_when_stopped(words: Callable[[], str]) -> Iterator[None]:
+    """On Ctrl-C says what was done until then, and what is kept of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_note(f"sotto: {words()}")
+        raise
+
+
+@contextmanager
 def show_elapsed(what: str) -> Iterator[Activity]:
     """During work of unknown length: shows on a terminal how long it has taken, once that is two seconds.
 
@@ -180,6 +191,20 @@ def progress(
 
 
 @contextmanager
+def progress_kept(what: str, kept: str) -> Iterator[Callable[[int, int], None]]:
+    """`progress`; on Ctrl-C says how far it was, and what is kept of that."""
+    reached = f"before the first of the {what}"
+
+    def both(done: int, total: int) -> None:
+        nonlocal reached
+        reached = f"after {done:,} of {total:,} {what}"
+        tell(done, total)
+
+    with telling_when_stopped(lambda: f"stopped {reached}. {kept}"), progress(what) as tell:
+        yield both
+
+
+@contextmanager
 def _bar(what: str, rate: bool, note: Callable[[int], str] | None) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -204,14 +229,30 @@ def gap_shown(target: float) -> Iterator[Callable[[float], None]]:
     """The gap on stderr while a search takes longer than two seconds; where it is no terminal, for its lines."""
     shown = verbosity.shows_progress
 
+    reached = math.inf
+
     def tell(gap: float) -> None:
+        nonlocal reached
+        reached = gap
         work.reached = f"gap {gap:.2e}, until {target:g}, "
         if shown and time.monotonic() - work.begun > PATIENCE:
             print_message(f"gap {gap:.2e}, until {target:g}   ", end="\r")
 
-    with _timed("search for the best correlation") as work:
+    with _timed("search for the best correlation") as work, telling_when_stopped(lambda: _stopped_at(reached)):
         try:
             yield tell
         finally:
             if shown:
                 print_message(" " * 40, end="\r")
+
+
+def _stopped_at(gap: float) -> str:
+    if not math.isfinite(gap):
+        return "stopped before a first solution. Nothing is kept."
+    return f"stopped at a gap of {gap:.1e}. Nothing is kept; --gap {_rounded_up(gap)} ends there."
+
+
+def _rounded_up(gap: float) -> str:
+    """A gap with two digits, not below it."""
+    text = f"{gap:.1e}"
+    return text if float(text) >= gap else f"{gap * 1.05:.1e}"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.checking import Checks
     from sottovoce.federation.guarantees import AgreedGuarantees
+    from sottovoce.learning.tables import Table as MemberRows
 
 peer = typer.Typer(
     help="Take part in a federation: one process for each member, with its own data. Example: sotto peer init --help",
@@ -31,24 +32,33 @@ app.add_typer(peer, name="peer")
 
 SUMS_ASSUME = (
     "Secure sums hold if every member has compared every fingerprint with its owner (sotto peer check AGREEMENT "
-    "--folder FOLDER shows them), and if no member's folder is put back from a copy while all its neighbours lie. "
+    "--folder FOLDER shows them), and if no member's folder is restored from a copy while all its neighbours lie. "
     "Members can spoil sums unseen. Whoever steals keys later can read frames that were recorded: delete identity.json "
     "after the run."
 )
 
 SUMS_FAIL = (
-    "{missing} in that round: whoever lacks a sum keeps the model it had, and the round is spent all the same. Where a "
-    "sum fails at one member and not at another, their models part, which costs accuracy and no privacy: see "
-    "docs/missing-members.md."
+    "{missing} in that round: a member without its sum keeps the model it had, and the round is spent all the same. If "
+    "a sum fails at one member and not at another, their models diverge from each other, which costs accuracy but no "
+    "privacy: see docs/missing-members.md."
 )
 
-Folder = Annotated[Path, typer.Option(help="Private folder of this member.")]
+RANGE_IN_DEVIATIONS = 10
+"""A range is narrow if it is less than this many standard deviations of the noise in models."""
+
+RANGE_IS_NARROW = (
+    "By the last round noise alone will have moved each value of a model by about {noise:.4g} (its standard "
+    "deviation), and a member whose model leaves message_range, {least:g} to {most:g}, stops: agree on a range of at "
+    "least ten times that to either side, on a smaller step size or on fewer rounds."
+)
+
+Folder = Annotated[Path, typer.Option(help="This member's private folder.")]
 
 
 def _finite(seconds: float | None) -> float | None:
     """Refuse a time that never ends, or is no number."""
     if seconds is not None and not math.isfinite(seconds):
-        raise typer.BadParameter(f"{seconds} is no number of seconds.")
+        raise typer.BadParameter(f"{seconds} is not a number of seconds.")
     return seconds
 
 
@@ -62,7 +72,7 @@ def init(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Make the keys of a member, and the file to hand to the others.
+    """Make the keys of a member, and the file to give to the others.
 
     Example: sotto peer init Mercy --address mercy.example:7443
     """
@@ -78,18 +88,18 @@ def init(
     }  # fmt: skip
     answer(shown, as_json, [["", ""], *([key.replace("_", " "), _word(value)] for key, value in shown.items())])
     if not as_json:
-        print_note(f"Hand {public} to the others; never {folder}. Compare fingerprints over the telephone.")
+        print_note(f"Give {public} to the others, and never {folder}. Compare fingerprints by telephone.")
 
 
 @peer.command()
 def agree(
     settings: Annotated[Path, typer.Argument(help="Settings of the run, a TOML file; see docs/peers.md.")],
     members: Annotated[list[Path], typer.Argument(help="The NAME.member.toml of every member.")],
-    out: Annotated[Path, typer.Option(help="Where the agreement is written.")] = Path("agreement.toml"),
+    out: Annotated[Path, typer.Option(help="File for the agreement.")] = Path("agreement.toml"),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Put an agreement together, and say what it guarantees to whom, without anybody's rows.
+    """Assemble an agreement, and show what it guarantees to whom. Nobody's rows are needed.
 
     Example: sotto peer agree settings.toml *.member.toml --out agreement.toml
     """
@@ -100,19 +110,23 @@ def agree(
     agreement = assemble_agreement(settings, members)
     check_writable(out)
     if out.exists():
-        raise InputError(f"{out} exists", "an agreement is never overwritten", "name another with --out")
+        raise InputError(f"{out} exists", "an agreement is never overwritten", "name another file with --out")
     from sottovoce.federation.guarantees import agreed_guarantees  # after what is quick: it takes seconds
 
     with show_elapsed("what the agreement guarantees"), ends_when_stopped():
         guarantees = agreed_guarantees(agreement)
     write_text(out, agreement.toml())
+    edges = "1 edge" if agreement.graph.edges == 1 else f"{agreement.graph.edges} edges"
     answer(
         _agreement_document(agreement, guarantees, out), as_json, _members_table(agreement, guarantees), "",
-        f"{out}: {agreement.name}, {len(agreement.members)} members, {agreement.graph.edges} edges",
+        f"{out}: {agreement.name}, {len(agreement.members)} members, {edges}",
         f"hash {agreement.hash}", guarantees.sentence,
     )  # fmt: skip
     if not as_json and guarantees.members:
         print_note("What a member can learn alone holds if all of them follow the agreement: see docs/peers.md.")
+    least, most = agreement.message_range
+    if not as_json and RANGE_IN_DEVIATIONS * guarantees.noise_in_models > min(-least, most):
+        print_note(RANGE_IS_NARROW.format(noise=guarantees.noise_in_models, least=least, most=most))
     if not as_json and agreement.has_secure_sums:
         print_note(SUMS_ASSUME)
         print_note(SUMS_FAIL.format(missing=_failing_sums(agreement)))
@@ -127,7 +141,8 @@ def _failing_sums(agreement: "Agreement") -> str:
 
 
 Confirmed = Annotated[
-    bool, typer.Option("--confirmed", help="All fingerprints were compared with their owners; for secure sums.")
+    bool,
+    typer.Option("--confirmed", help="For secure sums: note that all fingerprints were compared with their owners."),
 ]
 
 
@@ -140,7 +155,7 @@ def _confirm(folder: Path, agreement: "Agreement", confirmed: bool) -> None:
         count = len(agreement.members)
         print_note(
             f"Noted in {folder / CONFIRMED}: the fingerprints of all {count} members were compared and are right. "
-            "That stays noted, whatever is found next."
+            "This note stays, whatever the check finds next."
         )
 
 
@@ -150,7 +165,7 @@ def _show_unconfirmed(path: Path, folder: Path, agreement: "Agreement") -> None:
 
     if is_confirmed(folder, agreement):
         return
-    print_note("With secure sums every member compares every fingerprint with its owner, over the telephone say:")
+    print_note("With secure sums every member compares every fingerprint with its owner, for example by telephone:")
     for name, fingerprint in fingerprints(agreement).items():
         print_note(f"  {name}  {fingerprint}")
     print_note(f"If all of them are right, type: sotto peer check {path} --folder {folder} --confirmed")
@@ -164,13 +179,13 @@ def check(
     agreement: AgreementFile,
     folder: Folder = Path("peer"),
     wait: Annotated[
-        float, typer.Option(min=0, callback=_finite, help="Try again for so many seconds, until all is well.")
+        float, typer.Option(min=0, callback=_finite, help="Try again for this many seconds, until everything is fine.")
     ] = 0.0,
-    against: Annotated[Path | None, typer.Option(help="Another member's agreement, to be compared first.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Another member's agreement, to compare with first.")] = None,
     confirmed: Confirmed = False,
     as_json: Json = False,
 ) -> None:
-    """Reach every neighbour: one line each. Exit code 1 if something is wrong, 2 if an agreement differs.
+    """Check the connection to every neighbour. Exit code 1 if something is wrong, 2 if agreements differ.
 
     Example: sotto peer check agreement.toml --wait 60
     """
@@ -193,7 +208,10 @@ def check(
         found = check_neighbours(identity, agreed, number, bind=settings.bind, wait=wait)
     answer(_checks_document(agreed, found), as_json, _checks_table(found))
     if identity.member.listen and not found.answered:
-        print_note("Another process listens at this member's port, sotto peer join say: neighbours were only asked.")
+        print_note(
+            "Another process, perhaps sotto peer join, listens at this member's port: this check asked, and did not "
+            "answer."
+        )
     if not found.fine:
         raise typer.Exit(2 if found.disagree else 1)
 
@@ -203,11 +221,14 @@ def join(
     agreement: AgreementFile,
     data: Annotated[Path | None, typer.Option(help="This member's table: .csv, .parquet or .npz.")] = None,
     folder: Folder = Path("peer"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was begun.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was begun.")] = False,
     patience: Annotated[
         float | None, typer.Option(min=0.1, callback=_finite, help="Seconds that a round may wait for neighbours.")
     ] = None,
-    log: Annotated[Path | None, typer.Option(help="Append what happens to this file, as JSON lines.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Append events to this file, as JSON lines.")] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Then train alone here, without noise: what joining bought. Not sent.")
+    ] = False,
     confirmed: Confirmed = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -237,7 +258,9 @@ def join(
         with ends_when_stopped():
             table = member_table(agreed, identity, settings, data)
         if table.clipped:
-            print_note(f"Of this table {table.clipped:,} numbers lie outside the ranges of their columns: clipped.")
+            print_note(
+                f"{table.clipped:,} numbers of this table lie outside the ranges of their columns and were clipped."
+            )
         try:
             with event_log(log, print_note) as event, progress(agreed.name, rate=True, first="preparing") as tell:
                 result = join_federation(
@@ -248,7 +271,21 @@ def join(
             raise
         except PeerLost as lost:
             raise PeerLost(f"{lost}; here, type {_resuming_line(agreement, given)}") from None
-    answer(result, as_json, _result_table(result))
+        alone = _own_baseline(agreed, identity.member.name, table, Path(result["folder"])) if baselines else {}
+    answer(result, as_json, _result_table(result, alone))
+
+
+def _own_baseline(agreed: "Agreement", name: str, table: "MemberRows", folder: Path) -> dict[str, str]:
+    """What this member reaches alone, computed here where it is not there already; on its page, too."""
+    from sottovoce.report.page import write_page_of
+    from sottovoce.report.wording import baseline_rows
+    from sottovoce.run.baselines import write_own_baseline
+    from sottovoce.run.layout import RunFiles
+
+    with show_elapsed("training alone"), ends_when_stopped():
+        found = write_own_baseline(RunFiles(folder), agreed.experiment, {name: table}, name)
+        write_page_of(folder, again=True)
+    return baseline_rows(found)
 
 
 def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
@@ -257,7 +294,7 @@ def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
     return shlex.join(["sotto", "peer", "join", str(agreement), *options, "--resume"])
 
 
-def _result_table(result: "Document") -> Table:
+def _result_table(result: "Document", alone: Mapping[str, str]) -> Table:
     from sottovoce.report.wording import heard_text, sums_text
     from sottovoce.run.sweep_results import metric_of
 
@@ -267,6 +304,7 @@ def _result_table(result: "Document") -> Table:
         "run": result["name"],
         "algorithm": f"{result['algorithm']}, {result['rounds']} rounds",
         f"{metric} of this member's model": f"{last[metric]['mean']:.4f} on its own held-out rows",
+        **alone,
         "epsilon": "none is proven"
         if headline is None
         else f"{round_up(headline['epsilon'])} at delta {result['delta']:g}, {headline['kind']}",
@@ -288,7 +326,7 @@ def _compare(path: Path, agreement: "Agreement", other: Path) -> None:
     if difference is not None:
         raise InputError(
             f"{path} and {other} differ in {difference}", "all members take part in the same agreement",
-            "hand the right file to whoever has the other one",
+            "give the right file to whoever has the other one",
         )  # fmt: skip
     print_note(f"{path} and {other} are the same agreement.")
 

@@ -27,7 +27,7 @@ DELTA = 1e-5
 
 @peer.command()
 def status(folder: Folder = Path("peer"), as_json: Json = False) -> None:
-    """What this member has done and spent; works while it takes part. Example: sotto peer status --folder peer"""
+    """Show what this member has done and spent, also while it takes part. Example: sotto peer status --folder peer"""
     require_peers()
     from sottovoce.federation.member_folder import LEDGER
     from sottovoce.federation.member_status import member_status
@@ -62,12 +62,12 @@ def _now(found: "MemberStatus") -> "Iterator[str]":
     for run in found.runs:
         if run.last_step is not None and not run.finished:
             when = f"{run.last_step:%Y-%m-%d %H:%M:%S} UTC"
-            yield f"{run.agreement.name}: heard and missing are those of round {run.rounds - 1}, which ended at {when}."
+            yield f"{run.agreement.name}: heard and missing are about round {run.rounds - 1}, which ended at {when}."
     if any(not run.finished for run in found.runs):
         yield (
-            f"A process takes part for {found.member.name}. Whom it waits for now stands on its screen and in its log."
+            f"A process takes part for {found.member.name}. Its screen and its log show whom it is waiting for."
             if found.running
-            else f"No process takes part for {found.member.name} now: go on with sotto peer join ... --resume."
+            else f"No process takes part for {found.member.name} now. To go on, use sotto peer join ... --resume."
         )
 
 
@@ -90,13 +90,13 @@ def _status_document(found: "MemberStatus") -> "dict[str, JSON]":
 
 @peer.command()
 def rehearse(
-    agreement: Annotated[Path, typer.Argument(help="An agreement, or the settings that one is made of.")],
-    data: Annotated[Path, typer.Option(help="Folder with a table for each member, named like it.")],
+    agreement: Annotated[Path, typer.Argument(help="An agreement, or the settings for one.")],
+    data: Annotated[Path, typer.Option(help="Folder with a table for each member, named after the member.")],
     out: Annotated[Path, typer.Option(help="New folder for the members' folders.")] = Path("rehearsal"),
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """All members on this machine, each a process of its own, with throw-away keys.
+    """Run all members on this machine, each in a process of its own, with throw-away keys.
 
     Example: sotto peer rehearse agreement.toml --data tables
     """
@@ -117,7 +117,7 @@ def rehearse(
     document = {"name": agreed.name, "rounds": agreed.training.rounds, "folder": str(out), "members": members}
     answer(document, as_json, _rehearsal_table(agreed, found))
     if not as_json:
-        print_note(f"Own figures are those on each member's held-out rows. Folder: {out}; its keys are thrown away.")
+        print_note(f"Own figures are on each member's held-out rows. Folder: {out}; its keys are removed.")
 
 
 def _rehearsal_table(agreement: "Agreement", found: "Sequence[MemberProgress]") -> Table:

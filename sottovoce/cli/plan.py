@@ -1,6 +1,7 @@
 """`sotto plan`: which algorithm to take, before anything is trained."""
 
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,14 +26,14 @@ from sottovoce.cli.options import (
     ViewSpec,
     Yes,
 )
-from sottovoce.cli.output import PATIENCE, answer, print_note, progress, verbosity
+from sottovoce.cli.output import PATIENCE, answer, print_note, progress_kept, verbosity
 from sottovoce.cli.terminal import print_line
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from sottovoce.planning.planner import Entry, Plan, Question
 
@@ -44,23 +45,21 @@ SERVED_WITH = ("serve", "port", "graph")
 def plan_(
     context: typer.Context,
     file: Annotated[
-        Path | None, typer.Argument(help="A run file, in place of options; --epsilon may be added.")
+        Path | None, typer.Argument(help="A run file, in place of options; --epsilon and --data may be added.")
     ] = None,
     graph: GraphSpec = "",
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon; else that of the run file.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon; default: that of the run file.")] = None,
     records: Annotated[str | None, typer.Option(help=RECORDS)] = None,
-    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets, with a run file.")] = None,
+    data: Annotated[Path | None, typer.Option("--data", help="With a run file: folder of data sets.")] = None,
     rounds: Rounds = ROUNDS,
-    dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Parameters of the model.")] = 1000,
+    dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Number of parameters of the model.")] = 1000,
     view: ViewSpec = "everyone",
     and_final_models: AndFinalModels = "none",
     weights: SuitedWeights = None,
     convex: Convex = False,
     adjacency: AdjacencySpec = ADJACENCY,
     participation: Part = "every",
-    colluders: Annotated[
-        int, typer.Option(min=1, help="How many nodes may work together where algorithms have secure sums.")
-    ] = 1,
+    colluders: Annotated[int, typer.Option(min=1, help="Algorithms with secure sums: how many nodes may collude.")] = 1,
     delta: Delta = 1e-5,
     yes: Yes = False,
     serve: Annotated[
@@ -69,7 +68,7 @@ def plan_(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of that page; 0 is any free one.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Rank all algorithms at a target epsilon, by the noise that they leave in models. Nothing is trained.
+    """Rank every algorithm at a target epsilon by the noise that it leaves in models. Nothing is trained.
 
     Example: sotto plan --graph ring:16 --records 80 --rounds 50 --adjacency record --participation 10x5 --epsilon 4
     """
@@ -98,8 +97,8 @@ def plan_(
             view=view, final_models=and_final_models, adjacency=adjacency, participation=participation,
             weights=weights, convex=convex, colluders=colluders,
         )  # fmt: skip
-    with progress("algorithms") as tell:
-        found = plan(question, tell, _shown_early())
+    with progress_kept("algorithms", "Nothing is kept.") as tell, _rows_shown_early() as show:
+        found = plan(question, tell, show)
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
@@ -127,22 +126,33 @@ def _option(name: str) -> str:
     return "a run file" if name == "file" else f"--{name.removeprefix('as_').replace('_', '-')}"
 
 
-def _shown_early() -> "Callable[[Entry], None]":
-    """Shows rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always."""
+@contextmanager
+def _rows_shown_early() -> "Iterator[Callable[[Entry], None]]":
+    """Shows rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always.
+
+    Those that were not shown yet are when it is stopped.
+    """
     from sottovoce.planning.planner import noise_text
 
     begun, waiting = time.monotonic(), list[str]()
+
+    def show() -> None:
+        for line in waiting:
+            print_note(line)
+        waiting.clear()
 
     def tell(entry: "Entry") -> None:
         waiting.append(
             f"sotto: {entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {noise_text(entry.error_node)}"
         )
         if verbosity.verbose or (verbosity.shows_progress and time.monotonic() - begun > PATIENCE):
-            for line in waiting:
-                print_note(line)
-            waiting.clear()
+            show()
 
-    return tell
+    try:
+        yield tell
+    except KeyboardInterrupt:
+        show()
+        raise
 
 
 def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":
@@ -155,10 +165,14 @@ def _question_of_file(file: Path, data: Path | None, epsilon: float | None, cont
     given = [name for name in context.params if _is_given(context, name)]
     odd = next((name for name in given if name not in taken), None)
     if odd is not None:
-        raise InputError(f"{_option(odd)} with {file}", "the run file says it", "leave it out, or change the file")
+        raise InputError(
+            f"{_option(odd)} with {file}",
+            "the run file already says this",
+            "leave it out, or change the file",
+        )
     runs = expand_sweep(read_settings_file(file), str(file))
     if len(runs) != 1:
-        raise InputError(f"{file}: a sweep of {len(runs)} runs", "a plan is about one", "give the file of one run")
+        raise InputError(f"{file}: a sweep of {len(runs)} runs", "a plan is about one run", "give the file of one run")
     question = planned_question(runs[0].experiment, data, epsilon)
     return replace(question, convex=True) if context.params["convex"] else question
 

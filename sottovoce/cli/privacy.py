@@ -1,8 +1,7 @@
 """`sotto account` and `sotto calibrate`."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +12,15 @@ from sottovoce.cli.all_pairs import answer_for_pairs
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
 from sottovoce.cli.options import Code, Json, Setting, Yes, offering, settings_document, with_setting
-from sottovoce.cli.output import Table, answer, facts, print_note, print_sentence, show_elapsed
+from sottovoce.cli.output import (
+    Table,
+    answer,
+    facts,
+    print_note,
+    print_sentence,
+    show_elapsed,
+    telling_when_stopped,
+)
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.cli.sampling import (
     calibrated_by_chance,
@@ -27,6 +34,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up, sigma_text
 
 if TYPE_CHECKING:
+    from sottovoce.core.algorithm import Algorithm
     from sottovoce.privacy.accountant import Account
     from sottovoce.privacy.guarantee import Guarantee, Kind
     from sottovoce.tracing.linear_system import LinearSystem
@@ -41,32 +49,41 @@ def _kinds() -> Iterable[str]:
     return Kind
 
 
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(help="Only this kind of guarantee; may be repeated.", autocompletion=offering(_kinds)),
+]
+
+
 @app.command("account")
 @with_setting
 def account_(
     setting: Setting,
-    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, accounted for together.")] = None,
-    sigma: Annotated[float, typer.Option(help="Standard deviation of the noise over sensitivity.")] = 1.0,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="Only this kind of guarantee; may be given more than once.", autocompletion=offering(_kinds)),
-    ] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(help="Folders of runs, to account for together.")] = None,
+    sigma: Annotated[float, typer.Option(help="Standard deviation of the noise divided by the sensitivity.")] = 1.0,
+    kind: Kinds = None,
     optimised: Annotated[
-        bool, typer.Option("--optimised", help="convex-training: the tightest policy, however long it takes.")
+        bool, typer.Option("--optimised", help="convex-training: find the tightest policy, however long it takes.")
     ] = False,
-    published: Annotated[bool, typer.Option("--published", help="Also the papers' formulas, for comparison.")] = False,
+    published: Annotated[
+        bool, typer.Option("--published", help="Also show the papers' formulas, for comparison.")
+    ] = False,
     lipschitz: Annotated[float | None, typer.Option(help="zip-dl: L of its Assumption 5.6, for --published.")] = None,
-    all_pairs: Annotated[bool, typer.Option("--all-pairs", help="Every node as attacker; draws a heat map.")] = False,
+    all_pairs: Annotated[
+        bool, typer.Option("--all-pairs", help="Take every node as the attacker, and draw a heat map.")
+    ] = False,
     sample: Annotated[
-        int | None, typer.Option(min=1, help="--all-pairs: so many attackers, drawn at random with --seed.")
+        int | None, typer.Option(min=1, help="--all-pairs: only this many attackers, drawn at random with --seed.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="--all-pairs: keep figures here, and resume from here.")] = None,
-    data: Annotated[Path | None, typer.Option(help="RUN --view: folder of files that the run names.")] = None,
+    out: Annotated[Path | None, typer.Option(help="--all-pairs: file to store figures in and to resume from.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="With RUN and --view: folder of the files that the run names.")
+    ] = None,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """What an adversary can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
+    """Show what a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
     from sottovoce.privacy.account_table import table_by_distance
     from sottovoce.privacy.accountant import account
 
@@ -79,9 +96,13 @@ def account_(
         answer_for_runs(runs, setting, data, as_json)
         return
     if data is not None:
-        raise InputError("--data without a run", "it has the files that a run names", "name the folder of a run")
+        raise InputError(
+            "--data without a run", "--data is the folder of the files that a run names", "name the folder of a run"
+        )
     if code is not None:
-        raise InputError("--code without a run", "--algorithm FILE.py:NAME is looked for here", "leave it out")
+        raise InputError(
+            "--code without a run", "--algorithm FILE.py:NAME is looked for in the current folder", "leave it out"
+        )
     kinds = _asked_kinds(kind, published)
     _fits_together(setting, all_pairs, {"--published": published, "--kind": bool(kind), "--optimised": optimised})
     _only_of_pairs(all_pairs, sample, out)
@@ -92,7 +113,7 @@ def account_(
         answer_for_pairs(setting, system, sigma, sample, out, as_json)
         return
     _announce(setting, system, kinds, optimised)
-    with show_elapsed(f"accounting for {setting.view}") as work, _telling_when_stopped(work):
+    with show_elapsed(f"accounting for {setting.view}") as work, telling_when_stopped(lambda: _done_of(work)):
         result = account(
             system,
             setting.adversary,
@@ -122,7 +143,7 @@ def account_(
             lines = sampled_words(result, sampled, setting.delta)
         elif result.headline is not None:
             lines = headline_words(result, result.headline, setting.delta, setting.labels)
-        lines += [f"Sampling counts for nothing: {reason}." for reason in unsampled]
+        lines += [f"Sampling is not counted: {reason}." for reason in unsampled]
         for line in [*lines, *node_lines(setting, nodes)]:
             print_sentence(line)
 
@@ -132,6 +153,20 @@ def _asked_kinds(named: list[str] | None, published: bool) -> "tuple[Kind, ...]"
 
     asked = KINDS if not named else tuple(dict.fromkeys(parse_kind(kind) for kind in named))
     return tuple(kind for kind in Kind if kind in asked or (published and kind is Kind.AS_PUBLISHED))
+
+
+def _proven_kinds(algorithm: "Algorithm", setting: Setting, named: list[str] | None) -> "tuple[Kind, ...]":
+    """Those of the kinds that are asked for that can be a headline; refused where none of them can."""
+    from sottovoce.privacy.accountant import headline_kinds
+
+    asked, proven = _asked_kinds(named, False), headline_kinds(algorithm, convex=setting.convex)
+    if not set(asked) & set(proven):
+        raise InputError(
+            " ".join(f"--kind {kind}" for kind in asked),
+            f"a target is met by a figure that is proven for what runs: {', '.join(proven)}",
+            "take one of these, or add --convex where local steps are convex",
+        )
+    return tuple(kind for kind in proven if kind in asked)
 
 
 def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]", optimised: bool) -> None:
@@ -149,35 +184,33 @@ def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]
         print_note(f"sotto: {estimate.notice}")
 
 
-@contextmanager
-def _telling_when_stopped(work: Activity) -> Iterator[None]:
-    """On Ctrl-C say which kinds were done, how far the one at hand was, and how to have the answer of those."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        done = ", ".join(work.finished) or "no kind"
-        at = f"; {work.reached.removesuffix(', ')} victims" if work.part not in work.finished and work.part else ""
-        again = " ".join(f"--kind {kind}" for kind in work.finished)
-        print_note(f"sotto: done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}.")
-        raise
+def _done_of(work: Activity) -> str:
+    """Which kinds are done, how far the one at hand is, and how to have the answer of those."""
+    done = ", ".join(dict.fromkeys(work.finished)) or "no kind"
+    at = f"; {work.reached.removesuffix(', ')} victims" if work.part not in work.finished and work.part else ""
+    again = " ".join(f"--kind {kind}" for kind in dict.fromkeys(work.finished))
+    return f"done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}."
 
 
 def _check_lipschitz(lipschitz: float | None, published: bool) -> None:
     if lipschitz is not None and not published:
-        raise InputError("--lipschitz without --published", "only papers' formulas use it", "add --published")
+        raise InputError("--lipschitz without --published", "only the papers' formulas use it", "add --published")
     if lipschitz is not None and not 0 <= lipschitz < math.inf:
-        raise InputError(f"--lipschitz {lipschitz}", "it is finite and not negative", "give 1.0, say")
+        raise InputError(f"--lipschitz {lipschitz}", "it must be finite and not negative", "give 1.0, for example")
 
 
 def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bool]) -> None:
     if all_pairs:
         given = {**not_of_pairs, "--convex": setting.convex, "--victim": bool(setting.victim)}
+        given["--within"] = setting.within is not None
         given["--view"] = setting.view != "everyone"
         given["--and-final-models"] = setting.and_final_models != "none"
         given["--records"] = setting.records is not None
         for option, there in given.items():
             if there:
-                raise InputError(f"{option} with --all-pairs", "that is about every node, fixed streams", "drop one")
+                raise InputError(
+                    f"{option} with --all-pairs", "--all-pairs is about every node, by fixed streams", "drop one"
+                )
 
 
 def _only_of_graphs(given: Mapping[str, bool]) -> None:
@@ -188,9 +221,11 @@ def _only_of_graphs(given: Mapping[str, bool]) -> None:
 
 def _only_of_pairs(all_pairs: bool, sample: int | None, out: Path | None) -> None:
     if out is not None and not all_pairs:
-        raise InputError("--out without --all-pairs", "only all pairs are kept", "add --all-pairs, or use --json")
+        raise InputError(
+            "--out without --all-pairs", "only the figures of all pairs are stored", "add --all-pairs, or use --json"
+        )
     if sample is not None and not all_pairs:
-        raise InputError("--sample without --all-pairs", "attackers of all pairs are sampled", "add --all-pairs")
+        raise InputError("--sample without --all-pairs", "it samples the attackers of --all-pairs", "add --all-pairs")
 
 
 def _as_published(result: "Account") -> Table:
@@ -216,17 +251,17 @@ def _as_published(result: "Account") -> Table:
 def calibrate_(
     setting: Setting,
     epsilon: Annotated[float, typer.Option(help="Target epsilon of the headline.")],
+    kind: Kinds = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Find the sigma that meets a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
-    from sottovoce.privacy.accountant import headline_kinds
+    """Find the sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
     from sottovoce.privacy.calibration import Target, calibrated_system
 
-    net = setting.chosen[1]
-    with show_elapsed(f"calibrating {setting.algorithm} on {net.name}"):
+    net, what = setting.chosen[1], f"calibrating {setting.algorithm} on {setting.chosen[1].name}"
+    with show_elapsed(what) as work, telling_when_stopped(lambda: _done_of(work)):
         reference, target = setting.system(1.0), Target(epsilon, setting.delta)
-        kinds = headline_kinds(reference.algorithm, convex=setting.convex)
+        kinds = _proven_kinds(reference.algorithm, setting, kind)
         _announce(setting, reference, kinds, optimised=False)
         found = calibrated_system(
             reference, setting.adversary, target, adjacency=setting.adjacency, participation=setting.scheme,

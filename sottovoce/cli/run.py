@@ -16,7 +16,7 @@ from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Code, Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, verbosity
 from sottovoce.cli.progress_lines import activity
-from sottovoce.cli.tracking import Track, wanted_trackers, write_tracked
+from sottovoce.cli.tracking import Track, tracked_live, wanted_trackers, write_tracked
 from sottovoce.core.limits import limits_are_lifted, size_text
 from sottovoce.core.own_code import code_folder, code_from
 from sottovoce.distributed.environment import place_among_ranks
@@ -41,38 +41,39 @@ BEFORE = "data and guarantees, before the first round"
 def run(
     file: Annotated[Path, typer.Argument(help="A TOML file: settings (see docs/run.md) or an agreement.")],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a setting, e.g. training.rounds=50; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", help="Change a setting, for example training.rounds=50; may be repeated."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an unfinished run stopped.")] = False,
-    data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of data sets; SOTTOVOCE_DATA if left out.")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder that runs are written into.")] = Path("runs"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an unfinished run.")] = False,
+    data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for runs.")] = Path("runs"),
     jobs: Annotated[
-        int | None, typer.Option(min=1, max=64, help="Runs of a sweep at once; one per core unless given.")
+        int | None, typer.Option(min=1, max=64, help="Number of runs of a sweep at once; default: one per core.")
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Only runs of a sweep whose name contains this.")] = None,
+    only: Annotated[str | None, typer.Option(help="Only the runs of a sweep whose names contain this.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, max=256, help="Spread the nodes of one run over this many processes.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for a process that does not answer.")] = 120.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds after which a process that does not answer counts as lost.")
+    ] = 120.0,
     ledger: Annotated[
-        Path | None, typer.Option(help="Reserve in this ledger what the run costs; refused if it passes the budget.")
+        Path | None,
+        typer.Option(help="Reserve the cost of the run in this ledger; the run is refused if it exceeds the budget."),
     ] = None,
-    lineage: Annotated[
-        str | None, typer.Option(help="--ledger: which lineage of data; the first unless given.")
-    ] = None,
+    lineage: Annotated[str | None, typer.Option(help="--ledger: which lineage of data; default: the first.")] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Also train without noise, and each node alone, to compare.")
+        bool,
+        typer.Option("--baselines", help="Also train without noise, and each node alone, to show what joining gains."),
     ] = False,
     trackers: Track = None,
     code: Code = None,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Train, with metrics, guarantees and checkpoints in runs/NAME. Example: sotto run recipes/digits.toml"""
+    """Train; metrics, guarantees and checkpoints go to runs/NAME. Example: sotto run recipes/digits.toml"""
     if not math.isfinite(timeout):
-        raise InputError(f"--timeout {timeout}", "it is a number of seconds", "leave it out for 120")
+        raise InputError(f"--timeout {timeout}", "it must be a number of seconds", "leave it out for 120")
     how = Execution(
         data=data,
         out=out,
@@ -83,7 +84,9 @@ def run(
     )
     place = place_among_ranks()
     if baselines and (place is not None or (processes or 1) > 1):
-        raise InputError("--baselines with --processes", "they are trained in one process", "leave one of them out")
+        raise InputError(
+            "--baselines with --processes", "baselines are trained in one process", "leave one of them out"
+        )
     with code_from(_code_beside(file) if code is None else code):
         if place is not None:
             _run_as_rank(place.rank, partial(_single_experiment, file, settings or [], only, out), timeout, how)
@@ -95,11 +98,9 @@ def run(
         if plan.single_run:
             _run_one(plan.runs[0].experiment, how, baselines)
         else:
-            if baselines:
-                raise InputError("--baselines with a sweep", "they are those of one run", "give the file of one run")
             if ledger is not None:
                 raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
-            _run_sweep(plan, jobs, how)
+            _run_sweep(plan, jobs, how, baselines)
 
 
 def _code_beside(file: Path) -> Path | None:
@@ -116,7 +117,7 @@ def _code_beside(file: Path) -> Path | None:
 def _ledger_file(path: Path | None, lineage: str | None) -> "LedgerFile | None":
     if path is None:
         if lineage is not None:
-            raise InputError("--lineage without --ledger", "lineages are in a ledger", "add --ledger FILE")
+            raise InputError("--lineage without --ledger", "a lineage is part of a ledger", "add --ledger FILE")
         return None
     from sottovoce.run.run_ledger import LedgerFile
 
@@ -196,7 +197,7 @@ def _single_experiment(file: Path, settings: list[str], only: str | None, out: P
     plan = _read_plan(file, settings, only, out)
     if not plan.single_run:
         raise InputError(
-            f"{file}: a sweep over processes", "the nodes of one run are spread over them",
+            f"{file}: a sweep over processes", "--processes spreads the nodes of one run",
             "use --jobs for several runs at once, or the settings of one run",
         )  # fmt: skip
     return plan.runs[0].experiment
@@ -209,7 +210,10 @@ def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
         from sottovoce.run.execute import run_experiment
 
         before = _finished([experiment], how.out)
-        result = run_experiment(experiment, folder, data=how.data, resume=how.resume, progress=tell, ledger=how.ledger)
+        with tracked_live(folder, how.trackers, how.out, tell, how.as_json) as after_round:
+            result = run_experiment(
+                experiment, folder, data=how.data, resume=how.resume, progress=after_round, ledger=how.ledger
+            )
         if baselines:
             from sottovoce.run.baselines import write_baselines
             from sottovoce.run.layout import RunFiles
@@ -233,7 +237,7 @@ def _note_read(folders: list[Path], as_json: bool) -> None:
         which = str(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
         print_note(
             f"Finished before, and only read: {which}. Files were checked against each other and the settings, and "
-            "guarantees were not computed anew; sotto compare does that."
+            "guarantees were not computed again; sotto compare does that."
         )
 
 
@@ -263,9 +267,7 @@ def _finish(result: "Document", folder: Path, how: Execution) -> None:
     from sottovoce.run.run_documents import read_runs
 
     write_page_of(folder, again=False)
-    found = read_runs([folder])
-    write_tracked(found, how.trackers, how.out, how.as_json)
-    answer(result, how.as_json, _facts(result, found[0]))
+    answer(result, how.as_json, _facts(result, read_runs([folder])[0]))
 
 
 def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
@@ -283,10 +285,14 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
             experiment = ranks.on_every_rank(wanted)
             before = _finished([experiment], how.out)
             note = _spent_text(how.out / experiment.name)
-            with progress(experiment.name, rate=True, first=BEFORE, note=note) if leads else nullcontext() as tell:
+            folder, trackers = how.out / experiment.name, how.trackers if leads else ()
+            with (
+                progress(experiment.name, rate=True, first=BEFORE, note=note) if leads else nullcontext() as tell,
+                tracked_live(folder, trackers, how.out, tell, how.as_json) as after_round,
+            ):
                 result = run_experiment(
-                    experiment, how.out / experiment.name, data=how.data, resume=how.resume, progress=tell,
-                    coordinator=ranks, ledger=how.ledger,
+                    experiment, folder, data=how.data, resume=how.resume, progress=after_round, coordinator=ranks,
+                    ledger=how.ledger,
                 )  # fmt: skip
         except (Exception, KeyboardInterrupt) as error:
             if verbosity.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
@@ -330,7 +336,7 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
         raise SystemExit(launch(arguments, processes))
 
 
-def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
+def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, baselines: bool) -> None:
     """Carry out all runs, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
     from sottovoce.run.parallel import run_experiments
@@ -340,6 +346,11 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
     before = _finished([run.experiment for run in plan.runs], how.out)
     with progress(name) as tell:
         finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, progress=tell)
+    if baselines:
+        from sottovoce.run.baselines import with_baselines
+
+        with progress("baselines") as tell:
+            finished = with_baselines(finished, how.out, data=how.data, jobs=jobs, progress=tell)
     page = write_results(how.out / name, name, about, finished, plan.command)
     rows = sweep_rows(finished)
     if how.trackers:

@@ -56,7 +56,7 @@ def sampled_words(result: "Account", figure: "PrivacyFigure", delta: float) -> l
     """A headline that counts on chance, with all that it rests on."""
     lines = [
         f"Headline: epsilon {round_up(figure.epsilon)} at delta {delta:g}, {figure.kind}, counting on batches that are "
-        "drawn by chance; nobody is worse off.",
+        "drawn at random; nobody is worse off.",
         f"It holds {result.coverage}.", f"{figure.final_models.sentence}.",
     ]  # fmt: skip
     return lines + [f"It assumes: {assumption}." for assumption in figure.assumptions]

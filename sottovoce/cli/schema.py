@@ -13,11 +13,11 @@ from sottovoce.schemas import names, schema
 @app.command("schema")
 def schema_(
     name: Annotated[
-        str | None, typer.Argument(help="A command, or a file of a run.", autocompletion=offering(names))
+        str | None, typer.Argument(help="The name of a command, or of a file of a run.", autocompletion=offering(names))
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The JSON schema of what a command prints with --json, or of a file of a run. Example: sotto schema account"""
+    """Print the JSON schema of a command's --json output, or of a file of a run. Example: sotto schema account"""
     if name is None:
         answer({"schemas": names()}, as_json, [["", ""], *([one, schema(one)["title"]] for one in names())])
         return

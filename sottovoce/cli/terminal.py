@@ -8,7 +8,7 @@ from typing import TextIO
 from sottovoce.errors import SottovoceError, file_error
 from sottovoce.text import visible
 
-RULE, REMEDY = "answers are written to it", "redirect it, to /dev/null say"
+RULE, REMEDY = "answers are written to it", "redirect it, for example to /dev/null"
 
 
 def open_streams() -> None:

@@ -47,11 +47,11 @@ class Algorithm(Protocol):
 
     @property
     def step_size(self) -> float:
-        """What gradients and noise are multiplied with (eta)."""
+        """The factor of gradients and noise (eta)."""
 
     @property
     def sensitivity(self) -> PerNode:
-        """How much a node's data may move its gradient (Delta), alike or one for each; noise is in units of it."""
+        """How far a node's data may move its gradient (Delta), one number or one for each node; the unit of noise."""
 
     @property
     def requires(self) -> Requirement:
@@ -63,18 +63,18 @@ class Algorithm(Protocol):
 
     @property
     def secure_sum(self) -> bool:
-        """Whether single messages stay hidden: all see their sum, or each node that of its neighbours' messages."""
+        """Whether single messages stay hidden: only a sum over all nodes, or over a node's neighbours, is seen."""
 
     @property
     def colluders(self) -> int:
-        """How many nodes may work together against the others of a secure sum to which all add noise."""
+        """How many nodes may collude against the others in a secure sum to which all add noise."""
 
     @property
     def exact_noise(self) -> bool:
         """Whether nodes release gradient plus noise on a grid, rounded as real numbers would be."""
 
     def on(self, topology: Topology) -> Algorithm:
-        """The algorithm with what it takes from the topology; refuses one that does not fit."""
+        """The algorithm with what it takes from the topology; a topology that does not fit is refused."""
 
     def init(self, x0: Rows) -> State:
         """The state before the first round."""

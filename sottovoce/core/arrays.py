@@ -39,7 +39,7 @@ Not written as a union: the operators of numpy and torch are typed for their own
 
 
 class Rows(Protocol):
-    """An N x D array, one row for each node: all that the loop and the maps of an algorithm may do with it.
+    """An N x D array, one row for each node, with all operations that the loop and an algorithm's maps may use.
 
     numpy arrays, torch tensors, the tracer's linear forms and the rows of a shard of the nodes are such arrays.
     """
@@ -195,14 +195,14 @@ def read_only(rows: Rows) -> Rows:
 def check_start(x0: object, n: int) -> None:
     """Refuse a starting point that is not one row of floats per node."""
     if is_plain(x0) and str(x0.dtype).removeprefix("torch.") not in ("float32", "float64"):
-        raise InputError(f"x0 of type {x0.dtype}", "it is float32 or float64", "convert it")
+        raise InputError(f"x0 of type {x0.dtype}", "it must be float32 or float64", "convert it")
     if not hasattr(x0, "shape") or len(x0.shape) != 2:
         found = f"of shape {tuple(x0.shape)}" if hasattr(x0, "shape") else f"of type {type(x0).__name__}"
-        raise InputError(f"x0 {found}", "it is a numpy or torch array, nodes x parameters", "reshape it")
+        raise InputError(f"x0 {found}", "it must be a numpy or torch array, nodes x parameters", "reshape it")
     if x0.shape[0] != n:
-        raise InputError(f"x0 has {x0.shape[0]} rows", f"the topology has {n} nodes", "give one row per node")
+        raise InputError(f"x0 has {x0.shape[0]} rows", f"the topology has {n} nodes", "give one row for each node")
     if is_plain(x0) and not x0.shape[1]:
-        raise InputError("x0 has 0 columns", "a model has at least one parameter", "give one column per parameter")
+        raise InputError("x0 has 0 columns", "a model has at least one parameter", "give one column for each parameter")
 
 
 def given_array(values: object, what: str) -> NDArray[Any]:
@@ -213,5 +213,5 @@ def given_array(values: object, what: str) -> NDArray[Any]:
         return np.asarray(list(values) if isinstance(values, Iterable) and not hasattr(values, "__len__") else values)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise InputError(
-            f"{what} of uneven lengths or kinds", "they are one array", "give rows of one length"
+            f"{what} of uneven lengths or kinds", "they must form one array", "give rows of the same length"
         ) from None

@@ -36,7 +36,7 @@ class ClassCorrelation:
 
     def __post_init__(self) -> None:
         if not set(self.labels) <= set(range(len(self.parts))):
-            raise InputError(f"classes {sorted(set(self.labels))}", "each has a C", "give as many C as classes")
+            raise InputError(f"classes {sorted(set(self.labels))}", "each class needs a C", "give as many C as classes")
 
     @property
     def memory(self) -> int:
@@ -61,7 +61,11 @@ class ClassCorrelation:
     def next(self, round: int, fresh: Rows, past: Sequence[Rows]) -> tuple[Rows, Rows]:
         """Each class by its own C, which looks back as far as that does."""
         if fresh.shape[0] != len(self.labels):
-            raise InputError(f"noise of {fresh.shape[0]} nodes", f"classes are of {len(self.labels)}", "give all")
+            raise InputError(
+                f"noise of {fresh.shape[0]} nodes",
+                f"there are classes for {len(self.labels)} nodes",
+                "give the noise of all nodes",
+            )
         labels = np.array(self.labels)
         noise, kept = arrays.to_numpy(fresh).copy(), arrays.to_numpy(fresh).copy()
         for label, part in enumerate(self.parts):
@@ -76,7 +80,7 @@ class ClassCorrelation:
         return ClassCorrelation(tuple(self.labels[node] for node in nodes), self.parts)
 
     def _refuse(self) -> NoReturn:
-        raise Unaccountable("classes of nodes have a C each: what is about one C for all nodes does not apply to them")
+        raise Unaccountable("each class of nodes has its own C, so this does not apply: it needs one C for all nodes")
 
 
 def for_sources(correlation: Correlation, sources: Sources) -> Correlation:

@@ -316,7 +316,7 @@ def parse_compression(spec: str | Compression) -> Compression:
     except ValueError as error:
         if isinstance(error, InputError):
             raise
-    raise InputError(f"compression {spec!r}", "known: identity, rand:A, gsgd:B, top:A", "write rand:0.5, say")
+    raise InputError(f"compression {spec!r}", "known: identity, rand:A, gsgd:B, top:A", "write rand:0.5, for example")
 
 
 def _as_bytes(rows: Reals) -> NDArray[np.uint8]:

@@ -92,12 +92,20 @@ class Triangular:
                 raise TypeError
             C = np.array(matrix, dtype=np.float64)
         except (TypeError, ValueError, OverflowError, RuntimeError):
-            raise InputError("correlation matrix is not an array of numbers", "C is one", "give a 2-D array") from None
+            raise InputError(
+                "correlation matrix is not an array of numbers", "C must be one", "give a 2-D array"
+            ) from None
         if C.ndim != 2 or C.shape[0] != C.shape[1] or not C.size:
-            raise InputError(f"correlation matrix of shape {C.shape}", "C is square, one row a round", "reshape it")
+            raise InputError(
+                f"correlation matrix of shape {C.shape}", "C must be square, with one row for each round", "reshape it"
+            )
         if not np.isfinite(C).all() or np.triu(C, 1).any():
             where = "not finite" if not np.isfinite(C).all() else "not lower triangular"
-            raise InputError(f"correlation matrix is {where}", "noise can only look back", "take its triangular factor")
+            raise InputError(
+                f"correlation matrix is {where}",
+                "noise can depend only on earlier rounds",
+                "use its lower-triangular factor",
+            )
         if not np.diag(C).all():
             row = int(np.flatnonzero(np.diag(C) == 0)[0])
             raise InputError(f"C[{row},{row}] = 0", "C must be invertible", "give a diagonal without zeros")
@@ -160,7 +168,9 @@ class Banded:
 
     def __init__(self, columns_TB: NDArray[np.float64]) -> None:
         if columns_TB.ndim != 2 or not columns_TB.size or not np.isfinite(columns_TB).all():
-            raise InputError(f"bands of shape {columns_TB.shape}", "they are finite, one row a round", "correct them")
+            raise InputError(
+                f"bands of shape {columns_TB.shape}", "they must be finite, with one row for each round", "correct them"
+            )
         if not columns_TB[:, 0].all():
             row = int(np.flatnonzero(columns_TB[:, 0] == 0)[0])
             raise InputError(f"C[{row},{row}] = 0", "C must be invertible", "give a diagonal without zeros")

@@ -51,7 +51,9 @@ def draw_discrete_gaussians(stream: RandomStream, count: int, sigma: int) -> Int
     """
     if isinstance(sigma, bool) or not isinstance(sigma, int) or not 1 <= sigma <= LARGEST_SIGMA:
         raise InputError(
-            f"a discrete Gaussian of sigma {sigma!r}", f"it is a whole number from 1 to {LARGEST_SIGMA}", "correct it"
+            f"a discrete Gaussian of sigma {sigma!r}",
+            f"it must be a whole number from 1 to {LARGEST_SIGMA}",
+            "correct it",
         )
     out = np.empty(count, dtype=np.int64)
     done = 0

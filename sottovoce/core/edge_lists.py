@@ -38,13 +38,13 @@ def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
         if len(fields) == 1 or any(not _is_number(field) for field in fields[2:]) or "" in fields[:2]:
             raise InputError(
                 f"edge list {path}, line {number}: {line.strip()[:40]!r}",
-                "an edge has two ends, and numbers at most beside them",
-                "write two labels a line, with a comma between names of several words",
+                "an edge has two ends, followed by numbers at most",
+                "write two labels on each line, with a comma between names of several words",
             )
         first_line = first_line or (number if fields else 0)
         ends += fields[:2]
     if not ends:
-        raise InputError(f"edge list {path}: no edges", "at least one is needed", "check the file")
+        raise InputError(f"edge list {path}: no edges", "there must be at least one", "check the file")
     _check_heading(ends, f"edge list {path}, line {first_line}")
     return _pairs(ends)
 
@@ -60,8 +60,8 @@ def parse_edges(text: str) -> tuple[NDArray[np.int64 | np.str_], bool]:
     wrong = next((edge for edge in edges if len(edge) != 2 or "" in edge), None)
     if wrong is not None:
         raise InputError(
-            f"edge {between.join(wrong)!r:.60} in a graph", "edges are written A--B, or A->B where they lead one way",
-            "write edges:Hill--Mercy,Mercy--Charite, say",
+            f"edge {between.join(wrong)!r:.60} in a graph", "an edge is written A--B, or A->B if it is directed",
+            "write edges:Hill--Mercy,Mercy--Charite, for example",
         )  # fmt: skip
     return _pairs([end for edge in edges for end in edge]), between == "->"
 
@@ -111,8 +111,8 @@ def check_labels(labels: Sequence[str], where: str) -> None:
     if hidden is not None:
         raise InputError(
             f"{where}: {visible(hidden)!r:.60} has characters that cannot be seen",
-            "two labels that look alike must be one node",
-            "remove them; a file that was put together from others may have a byte-order mark inside",
+            "labels that look the same must be the same node",
+            "remove them; in a file that was assembled from others it may be a byte-order mark",
         )
 
 
@@ -126,7 +126,7 @@ def _check_heading(ends: list[str], where: str) -> None:
     if others and not heading & others and not any(map(_is_number, heading)):
         raise InputError(
             f"{where}: {ends[0]!r} and {ends[1]!r} are on no other line",
-            "a heading is no edge",
+            "a heading is not an edge",
             "remove it, or begin it with #; if it is an edge, write it twice",
         )
 

@@ -63,14 +63,16 @@ def check_writable(path: Path) -> Path:
     with explaining(path, "a file is written here", "name another"):
         _check_replaceable(target, path)
     if not path.name or not target.parent.is_dir():
-        raise InputError(f"{path}: no such folder", "a file is written into a folder that exists", "make it first")
+        raise InputError(
+            f"{path}: no such folder", "a file is written into an existing folder", "make the folder first"
+        )
     return target
 
 
 def _check_replaceable(target: Path, shown: Path) -> None:
     """Refuse to replace anything but a file or a link."""
     if target.exists() and not target.is_symlink() and not target.is_file():
-        raise InputError(f"{shown} is not a file", "only a file is replaced", "name another")
+        raise InputError(f"{shown} is not a file", "only a regular file is replaced", "name another")
 
 
 def check_folder(path: Path) -> None:
@@ -81,7 +83,7 @@ def check_folder(path: Path) -> None:
         if there.is_dir() and not os.access(there, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     if not there.is_dir():
-        raise InputError(f"{there} is not a folder", "runs are written into one", "use another --out")
+        raise InputError(f"{there} is not a folder", "runs are written into a folder", "use another --out")
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def encoded(values: Reals, step: float) -> Integers:
     multiples = np.rint(np.asarray(values, dtype=np.float64) / step)
     if not bool((np.abs(multiples) <= LARGEST_INTEGER).all()):  # nan too
         raise InputError(
-            f"a value beyond {LARGEST_INTEGER * step:.3g}", f"integers of step {step:g} hold no more",
+            f"a value beyond {LARGEST_INTEGER * step:.3g}", f"integers of step {step:g} hold no larger values",
             "clip gradients, lower the step size, or declare a larger range",
         )  # fmt: skip
     return multiples.astype(np.int64)
@@ -87,7 +87,7 @@ class SumRange:
         bound = values + math.ceil(deviation * factor * (1 + 2**-40)) + 1
         if bound >= 2 ** (BITS - 1):
             raise InputError(
-                f"sums up to 2^{math.log2(bound):.1f}", f"they are integers below 2^{BITS - 1}",
+                f"sums up to 2^{math.log2(bound):.1f}", f"sums must be integers below 2^{BITS - 1}",
                 "declare a smaller range of values, or use weights with a smaller common denominator",
             )  # fmt: skip
         return bound

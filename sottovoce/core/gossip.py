@@ -37,7 +37,7 @@ def with_noise(grad: Rows, noise: Rows | float) -> Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Gossip:
-    """Step on what you have, then average with your neighbours."""
+    """Each node takes a step at its own model, then averages with its neighbours."""
 
     name: str
     noise: Noise = NoNoise()
@@ -57,14 +57,16 @@ class Gossip:
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool) or abs(value) > sys.float_info.max:
                 wanted = "a whole number" if name == "gossip_steps" else "a number"
-                raise InputError(f"{name} = {value!r:.40}", f"it is {wanted}", "correct it")
+                raise InputError(f"{name} = {value!r:.40}", f"it must be {wanted}", "correct it")
         if not isinstance(self.compression, Compression):
-            raise InputError(f"compression {self.compression!r}", "it is an operator or its spec", "write rand:0.5")
+            raise InputError(
+                f"compression {self.compression!r}", "it must be an operator or its spec", "write rand:0.5"
+            )
         if math.isnan(self.step_size) or self.step_size == 0:
-            raise InputError(f"step size {self.step_size}", "it is finite and not zero", "give 0.1, say")
+            raise InputError(f"step size {self.step_size}", "it must be finite and not zero", "give 0.1, for example")
         object.__setattr__(self, "sensitivity", checked(self.sensitivity))
         if self.gossip_steps < 1:
-            raise InputError(f"{self.gossip_steps} gossip steps", "at least one is needed", "give 1 or more")
+            raise InputError(f"{self.gossip_steps} gossip steps", "there must be at least one", "give 1 or more")
 
     def on(self, topology: Topology) -> Gossip:
         """Nothing is taken from the topology, but its first round must fit; the loop checks the others."""

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.message_grid import MessageGrid
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix, NoiseTerm
 from sottovoce.core.sum_grid import IntegerSums
@@ -18,7 +19,7 @@ class GossipStep:
     """Gossip step `step` of a round. `edge_noise` is the noise on single messages, in units of `scale`.
 
     With `secure_sum` all see one sum over all nodes, and no single message. With a `grid`, sums are of integers: over
-    all nodes, or over each node's neighbours.
+    all nodes, or over each node's neighbours. With a `message_grid`, noisy messages and models are on it.
     """
 
     mixing: Mixing
@@ -28,6 +29,7 @@ class GossipStep:
     round: int
     step: int
     grid: IntegerSums | None = None
+    message_grid: MessageGrid | None = None
 
     def noise_in_sums(self, term: NoiseTerm, among: NDArray[np.bool_] | None = None) -> FactoredMatrix:
         """How the sources of noisy messages reach the receivers' sums, N x S: only what is delivered, by its weight.

@@ -1,7 +1,7 @@
 """Graphs in files that other programs write: GraphML, GML, adjacency tables, edge tables, networkx's edge lists.
 
-Nodes are numbered as networkx numbers them when it reads the same file: in the order in which they are listed, or in
-which edges first name them. Plain edge lists (`core/edge_lists.py`) list no nodes and are numbered by names.
+Nodes are in the order in which networkx has them when it reads the same file: as they are listed, or as edges first
+name them.
 
 Files may come from anybody. XML with a document type, which can hold entities that grow without end or name other
 files, is refused; so is what would take more memory than there is.
@@ -53,11 +53,11 @@ def read_listed_graph(path: Path, *, directed: bool = False) -> ListedGraph | No
 
 def _checked(found: ListedGraph, path: Path) -> ListedGraph:
     if not found.nodes:
-        raise InputError(f"{path}: no nodes", "a graph has at least one", "check the file")
+        raise InputError(f"{path}: no nodes", "a graph has at least one node", "check the file")
     check_labels(found.nodes, str(path))
     known = frozenset(found.nodes)
     if len(known) < len(found.nodes):
-        raise InputError(f"{path}: two nodes of one name", "every node has its own", "rename one of them")
+        raise InputError(f"{path}: two nodes of one name", "every node needs a name of its own", "rename one of them")
     strange = next((end for edge in found.edges for end in edge if end not in known), None)
     if strange is not None:
         raise InputError(f"{path}: an edge of {strange!r:.60}", "the file lists no such node", "correct it")
@@ -130,7 +130,9 @@ def _read_gml(path: Path) -> ListedGraph:
 
     text = read_graph_text(path)
     if _deepest_bracket(text) > NESTED:
-        raise InputError(f"{path}: brackets in {NESTED} others", "GML of a graph has three", "check the file")
+        raise InputError(
+            f"{path}: brackets in {NESTED} others", "the GML of a graph has at most three levels", "check the file"
+        )
     try:
         found = nx.parse_gml(text.splitlines())
     except (nx.NetworkXError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -199,7 +201,8 @@ def _adjacency_table(path: Path, rows: list[list[str]], directed: bool) -> Liste
     if one_way is not None and not directed:
         i, j = one_way
         raise InputError(
-            f"{path}: an edge from {names[i]!r} to {names[j]!r} and none back", "edges go both ways unless you say so",
+            f"{path}: an edge from {names[i]!r} to {names[j]!r} and none back",
+            "edges go both ways unless you declare them directed",
             "add ,directed=true, or correct the table",
         )  # fmt: skip
     return ListedGraph(tuple(names), tuple((names[i], names[j]) for i, j in pairs), None)
@@ -244,7 +247,8 @@ def _networkx_edges(path: Path, text: str) -> ListedGraph | None:
         found = re.fullmatch(r"(\S+)\s+(\S+)\s*(\{.*\})?", line)
         if line and found is None:
             raise InputError(
-                f"{path}, line {number}: {line[:60]!r}", "an edge has two ends without blanks, and braces at most",
+                f"{path}, line {number}: {line[:60]!r}",
+                "an edge has two ends without blanks, followed by braces at most",
                 "write GraphML, which keeps names of several words",
             )  # fmt: skip
         if found is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -47,6 +47,8 @@ LONGEST_NAME = 60
 DRAWN_EDGE = Cost(memory=500.0, seconds=5e-6)
 """What networkx takes for an edge of a random graph."""
 
+WHOLE_NUMBER = re.compile("0|-?[1-9][0-9]*")
+
 FAST_ERDOS_RENYI = 10_000
 """From this many nodes on `erdos-renyi` takes networkx's `fast_gnp_random_graph`: the plain one looks at every pair."""
 
@@ -62,7 +64,7 @@ class Graph:
 
     @cached_property
     def names(self) -> tuple[str, ...] | None:
-        """What its source calls the nodes, in their order; None where it has no names but 0..n-1.
+        """The names of the nodes in its source, in order; None if they have only the numbers 0..n-1.
 
         >>> graph("florentine").names[:2], graph("ring:5").names
         (('Acciaiuoli', 'Medici'), None)
@@ -74,7 +76,7 @@ class Graph:
         rows, columns = self.adjacency.shape
         if rows != columns:
             raise InputError(
-                f"{self.name}: adjacency is {rows} x {columns}", "it must be square", "give one row per node"
+                f"{self.name}: adjacency is {rows} x {columns}", "it must be square", "give one row for each node"
             )
         if rows == 0:
             raise InputError(f"{self.name}: 0 nodes", "a graph needs at least one", "give a positive number of nodes")
@@ -82,7 +84,7 @@ class Graph:
         if loops.size:
             raise InputError(
                 f"{self.name}: self-loop at node {loops[0]}",
-                "a node always hears itself, so edges join two nodes",
+                "edges join two different nodes; every node uses its own model anyway",
                 "leave self-loops out",
             )
 
@@ -115,7 +117,7 @@ class Graph:
 
     @cached_property
     def in_degrees(self) -> NDArray[np.int64]:
-        """How many nodes each node hears."""
+        """How many nodes each node receives from."""
         return np.bincount(self.adjacency.indices, minlength=self.n).astype(np.int64)
 
     @cached_property
@@ -142,6 +144,19 @@ class Graph:
             f"{self.name},component=giant",
             tuple(old[i] for i in keep),
         )
+
+    def reaching(self, nodes: Sequence[int], hops: int) -> list[int]:
+        """Other nodes from which messages get to one of these in at most so many hops, in order.
+
+        >>> graph("ring:9").reaching([0], 2)
+        [1, 2, 7, 8]
+        """
+        towards = self.adjacency.tocsc()
+        newest = found = np.unique(np.asarray(nodes, dtype=np.intp))
+        for _ in range(hops):
+            newest = np.setdiff1d(towards[:, newest].indices, found)
+            found = np.union1d(found, newest)
+        return np.setdiff1d(found, nodes).tolist()
 
     def restricted_to(self, active: NDArray[np.bool_]) -> Graph:
         """The same nodes, with only the edges between active ones."""
@@ -188,12 +203,32 @@ class Graph:
 
     @classmethod
     def from_networkx(cls, source: nx.Graph[Hashable], *, name: str = "networkx") -> Graph:
-        """From a networkx graph, nodes in its own order; edge attributes are ignored."""
-        labels = tuple(source.nodes)
+        """From a networkx graph, nodes in its own order, or whole numbers by size; edge attributes are ignored."""
+        labels = _in_order(source.nodes)
         index = {label: i for i, label in enumerate(labels)}
         flat = np.fromiter((index[end] for edge in source.edges() for end in edge), dtype=np.int64)
         built = cls.from_edges(flat.reshape(-1, 2), name=name, directed=source.is_directed(), nodes=len(labels))
         return cls(built.adjacency, built.directed, name, labels)
+
+
+def _in_order(labels: Iterable[Hashable]) -> tuple[Hashable, ...]:
+    """Labels as nodes are numbered: whole numbers, also as text, by their size; others as they are listed.
+
+    So a file and the networkx graph that was read from it have the same numbers.
+
+    >>> _in_order(["10", "9"]), _in_order(["Mercy", "Hill", "9"])
+    (('9', '10'), ('Mercy', 'Hill', '9'))
+    """
+    listed = tuple(labels)
+    return tuple(sorted(listed, key=_size)) if all(map(_is_whole_number, listed)) else listed
+
+
+def _size(label: Hashable) -> int:
+    return int(str(label))
+
+
+def _is_whole_number(label: Hashable) -> bool:
+    return type(label) is int or bool(WHOLE_NUMBER.fullmatch(str(label)))
 
 
 def _pattern(matrix: sparse.sparray) -> sparse.csr_array:
@@ -212,7 +247,7 @@ def kinds() -> list[str]:
 
 
 def graph(spec: str | Graph | nx.Graph[Hashable]) -> Graph:
-    """Build the graph that `spec` names, such as `ring:30` or `file:edges.txt.gz`, or take a networkx one.
+    """Build the graph that `spec` names, such as `ring:30` or `file:edges.txt.gz`; networkx graphs are accepted too.
 
     >>> graph("grid:2x3").edges
     7
@@ -228,8 +263,8 @@ def graph(spec: str | Graph | nx.Graph[Hashable]) -> Graph:
             return Graph.from_networkx(spec)
         raise InputError(
             f"a {type(spec).__name__} instead of a graph",
-            "a spec, a Graph or a networkx graph is needed",
-            "give ring:5, say",
+            "it must be a spec, a Graph or a networkx graph",
+            "give ring:5, for example",
         )
     kind, _, rest = spec.partition(":")
     if kind == "file":
@@ -252,7 +287,7 @@ def graph(spec: str | Graph | nx.Graph[Hashable]) -> Graph:
         raise InputError(f"graph {spec!r}", f"{kind} needs a size like {example}", f"write {kind}:{example}")
     sizes = [int(size) for size in found.groups()]
     if np.prod([float(size) for size in sizes]) > MOST_NODES:
-        raise InputError(f"graph {spec!r}", f"at most {MOST_NODES:,} nodes are built", "use a smaller one")
+        raise InputError(f"graph {spec!r}", f"a graph has at most {MOST_NODES:,} nodes", "use a smaller one")
     return build(spec, *sizes, **settings)
 
 
@@ -280,7 +315,9 @@ def _need(name: str, n: int, least: int, instead: str) -> None:
 
 def _few(name: str, edges: float) -> None:
     if edges > MOST_EDGES:
-        raise InputError(f"{name}: {edges:,.0f} edges", f"at most {MOST_EDGES:,} are built", "use a smaller one")
+        raise InputError(
+            f"{name}: {edges:,.0f} edges", f"a graph has at most {MOST_EDGES:,} edges", "use a smaller one"
+        )
 
 
 def _few_drawn(name: str, edges: float) -> None:
@@ -335,7 +372,7 @@ def _torus(name: str, rows: int, columns: int) -> Graph:
 
 def _hypercube(name: str, dimension: int) -> Graph:
     if dimension > 20:
-        raise InputError(f"{name}: 2^{dimension} nodes", "dimensions up to 20 are built", "use a smaller one")
+        raise InputError(f"{name}: 2^{dimension} nodes", "the dimension is at most 20", "use a smaller one")
     i = np.arange(2**dimension)
     edges = [np.stack([i, i ^ (1 << bit)], axis=1) for bit in range(dimension)]
     return _numbered(name, 2**dimension, np.concatenate(edges) if edges else [])
@@ -351,7 +388,9 @@ def _exponential(name: str, n: int) -> Graph:
 def _erdos_renyi(name: str, n: int, *, p: float | None = None, seed: int = 0) -> Graph:
     _need(name, n, 1, "give a positive number of nodes")
     if p is None or not 0 <= p <= 1:
-        raise InputError(f"{name}: p={p}", "an edge probability in [0, 1] is needed", f"write erdos-renyi:{n},p=0.2")
+        raise InputError(
+            f"{name}: p={p}", "the probability of an edge must lie in [0, 1]", f"write erdos-renyi:{n},p=0.2"
+        )
     _few_drawn(name, p * n * (n - 1) / 2)
     import networkx as nx
 
@@ -363,7 +402,7 @@ def _regular(name: str, n: int, *, d: int | None = None, seed: int = 0) -> Graph
     _need(name, n, 1, "give a positive number of nodes")
     if d is None or not 0 <= d < n or n * d % 2:
         raise InputError(
-            f"{name}: d={d}", f"a degree with 0 <= d < {n} and n*d even is needed", "write regular:100,d=6"
+            f"{name}: d={d}", f"the degree must satisfy 0 <= d < {n}, with n*d even", "write regular:100,d=6"
         )
     _few_drawn(name, n * d / 2)
     import networkx as nx
@@ -374,7 +413,7 @@ def _regular(name: str, n: int, *, d: int | None = None, seed: int = 0) -> Graph
 def _geometric(name: str, n: int, *, r: float | None = None, seed: int = 0) -> Graph:
     _need(name, n, 1, "give a positive number of nodes")
     if r is None or not r > 0:
-        raise InputError(f"{name}: r={r}", "a positive radius is needed", f"write geometric:{n},r=0.2")
+        raise InputError(f"{name}: r={r}", "the radius must be positive", f"write geometric:{n},r=0.2")
     _few_drawn(name, min(1.0, math.pi * r * r) * n * (n - 1) / 2)
     import networkx as nx
 
@@ -419,11 +458,22 @@ _SPECS: dict[str, tuple[Callable[..., Graph], str, dict[str, Callable[[str], Opt
 
 
 def _from_listed(listed: ListedGraph, name: str, directed: bool) -> Graph:
-    """A graph whose nodes are in the order in which a file lists them."""
-    place = {label: number for number, label in enumerate(listed.nodes)}
+    """A graph whose nodes are in the order in which a file lists them, or whole numbers by size."""
+    labels = _in_order(listed.nodes)
+    place = {label: number for number, label in enumerate(labels)}
     pairs = np.array([(place[a], place[b]) for a, b in listed.edges], dtype=np.int64).reshape(-1, 2)
-    built = Graph.from_edges(pairs, name=name, directed=directed, nodes=len(listed.nodes))
-    return replace(built, labels=listed.nodes)
+    built = Graph.from_edges(pairs, name=name, directed=directed, nodes=len(labels))
+    return replace(built, labels=labels)
+
+
+def _from_edge_list(path: Path, name: str, directed: bool) -> Graph:
+    """A graph whose file lists edges alone: they name its nodes."""
+    pairs = read_edge_list(path)
+    if pairs.dtype.kind != "U":
+        return Graph.from_edges(pairs, name=name, directed=directed)
+    edges = tuple((str(one), str(other)) for one, other in pairs)
+    nodes = dict.fromkeys(end for edge in edges for end in edge)
+    return _from_listed(ListedGraph(tuple(nodes), edges, None), name, directed)
 
 
 def _from_file(spec: str, rest: str) -> Graph:
@@ -434,15 +484,19 @@ def _from_file(spec: str, rest: str) -> Graph:
     settings = _options(spec, options, {"component": str, "directed": _flag})
     component = settings.get("component", "all")
     if component not in ("all", "giant"):
-        raise InputError(f"component={component} in graph {spec!r}", "it is 'all' or 'giant'", "write component=giant")
+        raise InputError(
+            f"component={component} in graph {spec!r}", "it must be 'all' or 'giant'", "write component=giant"
+        )
     path, directed = Path(rest), settings.get("directed")
     listed = read_listed_graph(path, directed=bool(directed))
     if listed is None:
-        built = Graph.from_edges(read_edge_list(path), name=f"file:{rest}", directed=bool(directed))
+        built = _from_edge_list(path, f"file:{rest}", bool(directed))
     else:
         if listed.directed is not None and directed is not None:
             raise InputError(
-                f"directed={str(directed).lower()} in graph {spec!r}", "the file itself says it", "leave it out"
+                f"directed={str(directed).lower()} in graph {spec!r}",
+                "the file itself says whether it is directed",
+                "leave it out",
             )
         built = _from_listed(listed, f"file:{rest}", bool(directed if listed.directed is None else listed.directed))
     return built.giant() if component == "giant" else built

@@ -11,7 +11,7 @@ there are. All that a node does afterwards, in any arithmetic, is a function of 
 
 It holds where noise is added to what is released before anything else is: to gradients, or to values that are averaged.
 Where neighbours share noise, each rounds the sum of all its noises. Noise on single messages is another matter: the
-state that it hides is sent again, in other messages.
+state that it hides is sent again, in other messages, so that models are rounded as well (`message_grid`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from functools import cached_property, lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.class_correlation import ClassCorrelation
+from sottovoce.core.class_correlation import of_node
+from sottovoce.core.compression import Identity
 from sottovoce.core.correlation import Correlation
+from sottovoce.core.gossip import Gossip
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise import Noise, NoiseTerm
+from sottovoce.core.noise import NoiseTerm, PerNode, ZeroSum
 from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -35,10 +38,13 @@ from sottovoce.errors import InputError
 STEPS = 16
 """The noise of a node has a standard deviation of at least so many steps: rounding adds 0.03 % to its variance."""
 
+PARAMETERS = 10**9
+"""Where rounding adds to a figure, the figure holds for models of up to so many."""
+
 ExactNoiseChoice: TypeAlias = bool | Literal["auto", "where-possible"]
 """Whether released values are put on a grid; `auto`: where the noise is fresh and each node adds some of its own.
 
-`where-possible` is for noise that is correlated over rounds, too.
+`where-possible` is for noise that is correlated over rounds, and for noise on single messages, too.
 """
 
 
@@ -59,17 +65,30 @@ class NoiseOnGrid:
 def grid_step(algorithm: Algorithm, mixing: Mixing) -> float:
     """The step of the grid: the power of two that is `STEPS` times in the least noise that a node adds on its own.
 
-    It follows from public settings: the noise and the sensitivities.
+    Of noise on single messages, the least on any message. It follows from public settings: the noise, the
+    sensitivities and, for messages, the step size.
 
     >>> from sottovoce import algorithm, metropolis
     >>> grid_step(algorithm("dp-d-sgd", sigma=20.0, sensitivity=0.5), metropolis("ring:8").at(0))
     0.5
     """
-    correlation = algorithm.noise.correlation
-    first = 1.0 if correlation is None else float(abs(correlation.matrix(1)[0, 0]))
-    own = _own_noise(in_units_of_largest(algorithm.noise.local(mixing), algorithm.sensitivity))
-    least = largest(algorithm.sensitivity) * float(min(own)) / first
-    return math.ldexp(1.0, math.frexp(least)[1] - 1) / STEPS
+    return power_of_two_below(least_noise(algorithm, mixing)) / STEPS
+
+
+def least_noise(algorithm: Algorithm, mixing: Mixing) -> float:
+    """The least noise that a node adds on its own, or has on a message."""
+    noise, sensitivity = algorithm.noise, algorithm.sensitivity
+    if isinstance(noise, ZeroSum):
+        return abs(algorithm.step_size) * float(_message_noise(noise, mixing, sensitivity).min())
+    own = np.array(_own_noise(in_units_of_largest(noise.local(mixing), sensitivity)))
+    if noise.correlation is not None:
+        own /= [abs(float(of_node(noise.correlation, node).matrix(1)[0, 0])) for node in range(len(own))]
+    return largest(sensitivity) * float(own.min())
+
+
+def power_of_two_below(value: float) -> float:
+    """The largest one that is not above it."""
+    return math.ldexp(1.0, math.frexp(value)[1] - 1)
 
 
 def noise_on_grid(algorithm: Algorithm, mixing: Mixing) -> NoiseOnGrid:
@@ -101,32 +120,66 @@ def _own_noise(terms: tuple[NoiseTerm, ...]) -> tuple[float, ...]:
     return ()
 
 
-def why_not_exact(noise: Noise, mixing: Mixing) -> str | None:
+def _message_noise(noise: ZeroSum, mixing: Mixing, sensitivity: PerNode) -> NDArray[np.float64]:
+    """The standard deviation of the noise on each message that leaves a node, for a step size of 1."""
+    sender, receiver, _ = mixing.planned_edges
+    sizes = noise.zetas(mixing) * np.broadcast_to(sensitivity, mixing.n)
+    return (noise.gains(mixing) * sizes[sender])[sender != receiver]
+
+
+def why_not_exact(algorithm: Algorithm, topology: Topology) -> str | None:
     """Why released values cannot be put on a grid so that rounding is covered; None where they can."""
+    noise, mixing = algorithm.noise, topology.at(0)
     if noise.edge(mixing):
-        return "its noise is on single messages, and what it hides there is sent again in others"
-    if isinstance(noise.correlation, ClassCorrelation):
-        return "classes of nodes have a C each, and sums on a grid are decided by one C for all"
+        return _why_not_on_messages(algorithm, topology)
     if not _own_noise(noise.local(mixing)):
         return "not every node adds noise of its own to what it releases"
     return None
 
 
-def with_exact_noise(algorithm: Algorithm, topology: Topology, wanted: ExactNoiseChoice = "auto") -> Algorithm:
+def _why_not_on_messages(algorithm: Algorithm, topology: Topology) -> str | None:
+    """The proof is about one algorithm: what a node keeps is what it had, less what it sent, plus what it got."""
+    noise = algorithm.noise
+    if not (isinstance(noise, ZeroSum) and noise.closed and _is_plain_gossip(algorithm)):
+        return "its noise is on single messages, and what is hidden in one message is sent again in others"
+    if not topology.static:
+        return "noise on single messages has to cancel, and receivers may be missing"
+    if not _message_noise(noise, topology.at(0), 1.0).all():
+        return "not every node adds noise to its messages"
+    return None
+
+
+def _is_plain_gossip(algorithm: Algorithm) -> bool:
+    """Whether its maps are those of `Gossip` itself, in one gossip step of whole messages."""
+    if not isinstance(algorithm, Gossip) or algorithm.gossip_steps != 1 or algorithm.secure_sum:
+        return False
+    maps = ("init", "point", "local", "message", "absorb")
+    unchanged = all(getattr(type(algorithm), name) is getattr(Gossip, name) for name in maps)
+    return unchanged and isinstance(algorithm.compression, Identity)
+
+
+def with_exact_noise(
+    algorithm: Algorithm, topology: Topology, wanted: ExactNoiseChoice = "auto", *, in_float64: bool = True
+) -> Algorithm:
     """The algorithm with released values on a grid, or not; refused where that is asked for and cannot be.
 
-    `auto` leaves noise that is correlated over rounds as it is: it would take float64, which makes rounds slower.
-    `where-possible` puts it on the grid, too; so do members of a federation.
+    `auto` leaves noise that is correlated over rounds, or on single messages, as it is: it would take float64, which
+    makes rounds slower. `where-possible` puts it on the grid, too; so do members of a federation. `in_float64` says
+    whether models are: float32 does not hold those of noise on single messages.
 
     >>> from sottovoce import algorithm, metropolis
     >>> ring = metropolis("ring:5")
     >>> [with_exact_noise(algorithm(name, sigma=1.0), ring).exact_noise for name in ("dp-d-sgd", "anti-pgd", "zip-dl")]
     [True, False, False]
     """
-    refusal = why_not_exact(algorithm.noise, topology.at(0))
+    refusal, remedy = why_not_exact(algorithm, topology), "leave exact_noise out, or use dp-d-sgd, for example"
+    on_messages = bool(algorithm.noise.edge(topology.at(0)))
+    if refusal is None and on_messages and not in_float64:
+        refusal, remedy = "models on its grid take more bits than float32 has", 'set machine.precision = "float64"'
     if wanted is True and refusal is not None:
-        raise InputError(f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out, or use dp-d-sgd, say")
-    by_default = algorithm.exact_noise or (refusal is None and algorithm.noise.correlation is None)
+        raise InputError(f"exact_noise with {algorithm.name}", refusal, remedy)
+    fresh = algorithm.noise.correlation is None and not on_messages
+    by_default = algorithm.exact_noise or (refusal is None and fresh)
     exact = {"auto": by_default, "where-possible": refusal is None}.get(str(wanted), wanted is True)
     if exact == algorithm.exact_noise:
         return algorithm

@@ -4,7 +4,7 @@
 >>> check_cost("it", Cost(memory=1e15), "take a smaller one")
 Traceback (most recent call last):
 ...
-sottovoce.errors.InputError: it takes about 1,000 TB of memory; unasked ... take a smaller one, or add --yes
+sottovoce.errors.InputError: it takes about 1,000 TB of memory; without --yes ... take a smaller one, or add --yes
 >>> with limits_lifted():
 ...     check_cost("it", Cost(memory=1e15), "take a smaller one")
 """
@@ -75,7 +75,7 @@ def check_cost(what: str, cost: Cost, smaller: str | Callable[[], str]) -> None:
     else:
         return
     less = smaller() if callable(smaller) else smaller
-    raise InputError(f"{what} takes about {found}", f"unasked at most {rule} are taken", f"{less}, or add --yes")
+    raise InputError(f"{what} takes about {found}", f"without --yes at most {rule} are used", f"{less}, or add --yes")
 
 
 def free_memory() -> float:

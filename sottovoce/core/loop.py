@@ -33,6 +33,7 @@ from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.grid import noise_on_grid, why_not_exact
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
+from sottovoce.core.message_grid import check_models, message_grid
 from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
@@ -58,20 +59,23 @@ def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -
         )
     check_nodes(algorithm.sensitivity, topology.n)
     algorithm = algorithm.on(topology)
-    _check_noise(algorithm, topology.at(0), rounds)
+    _check_noise(algorithm, topology, rounds)
+    on_grid = message_grid(algorithm, topology.at(0))
+    if on_grid is not None and arrays.is_plain(x0):
+        check_models(algorithm, on_grid, x0)
     state = algorithm.init(arrays.read_only(x0))
     if isinstance(algorithm.compression, Identity):
         return algorithm, LoopState(state, None)
     if not topology.static:
         raise InputError(
             f"{algorithm.compression.name} on {topology.name}",
-            "compressed differences need receivers that miss none",
+            "receivers of compressed differences must not miss any",
             "use a fixed topology, or identity compression",
         )
     if algorithm.noise.edge(topology.at(0)):
         raise InputError(
             f"{algorithm.compression.name} with noise on single messages",
-            "differences are sent alike to all",
+            "compressed differences are the same for all receivers",
             "use identity compression",
         )
     return algorithm, LoopState(state, value_of(algorithm.message(state)))
@@ -81,18 +85,21 @@ def check_arguments(algorithm: Algorithm, topology: Topology, rounds: int) -> No
     """Refuse a name instead of an algorithm, a graph without weights, or no rounds."""
     if isinstance(algorithm, str):
         raise InputError(
-            f"{algorithm!r} instead of an algorithm", "it is built first", f"algorithm({algorithm!r}, ...)"
+            f"{algorithm!r} instead of an algorithm",
+            "an algorithm is built from its name first",
+            f"algorithm({algorithm!r}, ...)",
         )
     if not isinstance(topology, Topology):
         raise InputError(
             f"a {type(topology).__name__} instead of a topology", "a graph needs weights", "give metropolis(graph)"
         )
     if isinstance(rounds, bool) or not isinstance(rounds, int | np.integer) or rounds < 1:
-        raise InputError(f"{rounds!r:.60} rounds", "a whole number from 1 is needed", "give 100, say")
+        raise InputError(f"{rounds!r:.60} rounds", "it must be a whole number, 1 or more", "give 100, for example")
 
 
-def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
+def _check_noise(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
     """Refuse noise that would be drawn twice or could not be drawn at all."""
+    mixing = topology.at(0)
     if sums_over_neighbours(algorithm):
         _check_neighbour_sums(algorithm, mixing)
     kinds = [part.sources.kind for part in (*algorithm.noise.local(mixing), *algorithm.noise.edge(mixing))]
@@ -103,7 +110,7 @@ def _check_noise(algorithm: Algorithm, mixing: Mixing, rounds: int) -> None:
             "they would draw the same numbers",
             "add their variances into one noise",
         )
-    refusal = why_not_exact(algorithm.noise, mixing) if algorithm.exact_noise else None
+    refusal = why_not_exact(algorithm, topology) if algorithm.exact_noise else None
     if refusal is not None:
         raise InputError(f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out")
     if algorithm.noise.correlation is not None:
@@ -159,8 +166,8 @@ def iterate_rounds(
 ) -> Iterator[PlayedRound]:
     """Run round by round, as `train` does; each `PlayedRound` has what was sent and the state after it.
 
-    `after` goes on where an earlier run stopped: the number of rounds that were played, and the state after the last.
-    `transport` says where the nodes live, and made `x0`; unless it is given, all live in this process.
+    `after` continues an earlier run: it is the number of rounds that were played, and the state after the last.
+    `transport` says in which processes the nodes are, and made `x0`; by default all are in this process.
     """
     algorithm, loop_state = start_run(algorithm, topology, x0, rounds)
     topology.require_connected()
@@ -171,11 +178,11 @@ def iterate_rounds(
         if correlated and not inputs.knows_noise_before(first):
             raise InputError(
                 f"{algorithm.name} with secret noise, from round {first + 1} on",
-                "its noise goes on from that of earlier rounds, which was erased", "start anew, in another folder",
+                "its noise depends on that of earlier rounds, which was erased", "start a new run in another folder",
             )  # fmt: skip
         if topology.static and not algorithm.averaging:
-            exact = algorithm.exact_noise
             first_mixing = topology.at(0)
+            exact = algorithm.exact_noise and not algorithm.noise.edge(first_mixing)
             terms = noise_on_grid(algorithm, first_mixing).in_units if exact else algorithm.noise.local(first_mixing)
             for term in terms[: 0 if exact and (correlated or sums_over_all(algorithm)) else 1]:
                 inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
@@ -198,9 +205,9 @@ def train(
 ) -> RowsKind:
     """Run and return where every node ends: one row per node.
 
-    `x0` has a row per node, numpy or torch, and is public. `gradient(round, points)` gets where each node stands and
-    gives back a row for each, clipped by you: see docs/algorithms.md. Noise is drawn from `noise_key`, a fresh one
-    unless it is given, or a `SecretSource`; compression from `seed`, which is public.
+    `x0` has a row for each node, numpy or torch, and is public. `gradient(round, points)` gets the point of each node
+    and returns a row for each, clipped by you: see docs/algorithms.md. Noise is drawn from `noise_key`, which may be a
+    `SecretSource`; by default a fresh key is made. Compression is drawn from `seed`, which is public.
     """
     for played in iterate_rounds(algorithm, topology, x0, gradient, rounds=rounds, seed=seed, noise_key=noise_key):
         last = played
@@ -216,7 +223,7 @@ def _step_locally(
     """Where the gradient was taken, and the state after the local step."""
     point = algorithm.point(state)
     gradient = inputs.gradient(round, point)
-    if algorithm.exact_noise:
+    if algorithm.exact_noise and not algorithm.noise.edge(mixing):
         if sums_over_all(algorithm):
             released = inputs.discrete_sum(gradient, sum_grid(algorithm, mixing), round)
         else:
@@ -244,7 +251,10 @@ def _gossip_step(algorithm: Algorithm, topology: Topology, round: int, step: int
     mixing.require(algorithm.requires)
     scale = algorithm.step_size * largest(algorithm.sensitivity)
     noise = in_units_of_largest(algorithm.noise.edge(mixing), algorithm.sensitivity)
-    return GossipStep(mixing, noise, scale, sums_over_all(algorithm), round, step, integer_sums(algorithm, mixing))
+    return GossipStep(
+        mixing, noise, scale, sums_over_all(algorithm), round, step,
+        integer_sums(algorithm, mixing), message_grid(algorithm, mixing),
+    )  # fmt: skip
 
 
 def integer_sums(algorithm: Algorithm, mixing: Mixing) -> IntegerSums | None:
@@ -259,7 +269,8 @@ def _check_neighbour_sums(algorithm: Algorithm, mixing: Mixing) -> None:
     if not isinstance(algorithm.compression, Identity) or algorithm.noise.edge(mixing):
         raise InputError(
             f"{algorithm.name} with secure sums, and compression or noise on single messages",
-            "sums are of whole messages, the same to all", "use identity compression and noise on gradients",
+            "sums are over uncompressed messages that are the same for all receivers",
+            "use identity compression and noise on gradients",
         )  # fmt: skip
 
 
@@ -295,7 +306,8 @@ def _checked_message(algorithm: Algorithm, state: State) -> Message:
         arrays.is_plain(message.weight) and tuple(message.weight.shape) == (message.value.shape[0], 1)
     ):
         raise Unaccountable(
-            "the weight beside a message is public: one number per node that depends on no gradient and no noise; "
+            "the weight beside a message is public: one number for each node, which depends on no gradient and no "
+            "noise; "
             "send private values as the message itself"
         )
     return message
@@ -303,6 +315,12 @@ def _checked_message(algorithm: Algorithm, state: State) -> Message:
 
 def _after(mixing: Mixing, new: State, old: State) -> State:
     """The state after a map: new where nodes are active, old elsewhere, and protected from changes."""
+    if type(new) is not type(old) and (new is None or isinstance(old, tuple)):
+        found = "None" if new is None else f"a {type(new).__name__}"
+        raise InputError(
+            f"{found} as an algorithm's state", f"`local` and `absorb` give a {type(old).__name__}, as `init` does",
+            "return such a state",
+        )  # fmt: skip
     active = None if mixing.active is None or mixing.active.all() else mixing.active
     return _where_active(active, new, old)
 

@@ -45,8 +45,8 @@ class Edges(NamedTuple):
 class Mixing:
     """One gossip step: `mixing @ x` is what every node holds after it.
 
-    `active` marks the nodes that take part (None: all). `planned` is the W that senders believed in, where that is
-    another one: a node dropped out unannounced.
+    `active` marks the nodes that take part (None: all). `planned` is the W that senders assumed, if it differs: then a
+    node dropped out unannounced.
     """
 
     weights: sparse.csr_array
@@ -61,7 +61,11 @@ class Mixing:
             object.__setattr__(self, "planned", _checked(self.planned))
             unplanned = np.isin(_codes(self.weights), _codes(self.planned), invert=True)
             if unplanned.any():
-                raise InputError("an edge that was not planned", "what is delivered was sent", "add it to planned")
+                raise InputError(
+                    "an edge that was not planned",
+                    "only messages that were planned can be delivered",
+                    "add it to planned",
+                )
         if self.active is not None and (self.active.dtype != bool or self.active.shape != (self.n,)):
             raise InputError(
                 f"active of type {self.active.dtype}, shape {self.active.shape}", "one true or false per node", "fix it"
@@ -87,7 +91,7 @@ class Mixing:
 
     @cached_property
     def planned_edges(self) -> Edges:
-        """Along which edges senders meant to speak."""
+        """Along which edges senders meant to send."""
         return self.edges if self.planned is None else _edges(self.planned)
 
     @cached_property
@@ -108,17 +112,17 @@ class Mixing:
 
     @cached_property
     def undirected(self) -> bool:
-        """Whether u hears v exactly when v hears u."""
+        """Whether u receives from v exactly when v receives from u."""
         pattern = self.weights != 0
         return (pattern != pattern.T).nnz == 0
 
     @cached_property
     def spectral_gap(self) -> float:
-        """`1 - |lambda|` for the second largest eigenvalue in magnitude: 0 when parts of the graph never meet."""
+        """`1 - |lambda|` for the second largest eigenvalue in magnitude: 0 if parts of the graph are never mixed."""
         return max(0.0, 1.0 - _second_eigenvalue(self))
 
     def require(self, rule: Requirement) -> None:
-        """Refuse weights that an algorithm cannot use, saying which entry breaks which rule."""
+        """Refuse weights that an algorithm cannot use, and say which entry breaks which rule."""
         if rule not in self._met:
             self._refuse_unless(rule)
             self._met.add(rule)
@@ -131,7 +135,7 @@ class Mixing:
             v, u = (int(i[0]) for i in ((self.weights != 0) != (self.weights != 0).T).nonzero())
             raise InputError(
                 f"directed edge between {u} and {v} without its reverse",
-                "this algorithm speaks both ways along every edge",
+                "this algorithm sends both ways along every edge",
                 "use an undirected graph, or dp-csgp with push weights",
             )
         _require_sums(self.weights, axis=1)
@@ -171,7 +175,7 @@ def _checked(weights: ArrayLike | sparse.sparray) -> sparse.csr_array:
     except (TypeError, ValueError):
         raise InputError("weights are not a matrix of numbers", "W must be one", "give an n x n array") from None
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise InputError(f"W has shape {matrix.shape}", "W must be square", "give one row and column per node")
+        raise InputError(f"W has shape {matrix.shape}", "W must be square", "give one row and one column for each node")
     if matrix.shape[0] == 0:
         raise InputError("W has 0 nodes", "a topology needs at least one", "give a positive number of nodes")
     coords = sparse.coo_array(matrix)

@@ -72,6 +72,13 @@ class FactoredMatrix:
             return None
         return np.asarray(self.plain.diagonal())
 
+    def absolute_sums(self) -> NDArray[np.float64]:
+        """For each target the sum of its coefficients without their signs, in the parts as they are multiplied."""
+        total = abs(self.plain).sum(axis=1)
+        if self.left is not None and self.right is not None:
+            total = total + abs(self.left) @ abs(self.right).sum(axis=1)
+        return np.asarray(total).ravel()
+
     def used(self) -> NDArray[np.bool_]:
         """Which sources reach a target."""
         found = np.zeros(self.shape[1], dtype=bool)
@@ -135,7 +142,7 @@ class NoNoise(_FreshNoise):
     """No noise."""
 
     def with_sigma(self, sigma: PerNode) -> Noise:
-        raise InputError("an algorithm without noise", "it has no sigma to choose", "use a private one")
+        raise InputError("an algorithm without noise", "it has no sigma", "use a private algorithm")
 
 
 @dataclass(frozen=True)
@@ -238,7 +245,9 @@ class ZeroSum(_FreshNoise):
     def __post_init__(self) -> None:
         if (self.zeta is None) == (self.message_sigma is None):
             raise InputError(
-                f"zeta={self.zeta}, message_sigma={self.message_sigma}", "exactly one is given", "drop or add one"
+                f"zeta={self.zeta}, message_sigma={self.message_sigma}",
+                "exactly one of them must be given",
+                "give one of them",
             )
         given = "zeta" if self.zeta is not None else "message_sigma"
         object.__setattr__(self, given, _size(given, getattr(self, given)))
@@ -269,7 +278,7 @@ class ZeroSum(_FreshNoise):
         if silent.size:
             raise InputError(
                 f"node {silent[0]} has one neighbour",
-                "zero-sum noise over an open neighbourhood of one is no noise",
+                "zero-sum noise over a single neighbour is no noise",
                 "use the closed neighbourhood, or a graph of minimum degree 2",
             )
         return np.where(np.isfinite(least), wanted / least, 0.0)
@@ -287,7 +296,7 @@ class ZeroSum(_FreshNoise):
         if missing.size:
             raise InputError(
                 f"W[{missing[0]},{missing[0]}] = 0",
-                "zero-sum noise over the closed neighbourhood needs a weight for oneself",
+                "zero-sum noise over the closed neighbourhood needs a self-weight",
                 "use metropolis weights",
             )
         return mixing.planned_edges
@@ -301,7 +310,9 @@ class CombinedNoise(_FreshNoise):
 
     def __post_init__(self) -> None:
         if any(part.correlation is not None for part in self.parts):
-            raise InputError("temporal noise beside another", "it stands alone", "use it by itself")
+            raise InputError(
+                "noise correlated over rounds together with other noise", "it cannot be combined", "use it alone"
+            )
 
     def with_sigma(self, sigma: PerNode) -> Noise:
         return CombinedNoise((self.parts[0].with_sigma(sigma), *self.parts[1:]))
@@ -324,25 +335,31 @@ def _size(name: str, value: ArrayLike, *, single: bool = False) -> PerNode:
             raise TypeError
         values = np.asarray(value, dtype=float)
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise InputError(f"{name} = {value!r:.60}", "a standard deviation is a number", "correct it") from None
+        raise InputError(f"{name} = {value!r:.60}", "a standard deviation must be a number", "correct it") from None
     bad = ~np.isfinite(values) | (values < 0)
     if not bad.any() and (values > LARGEST).any():
-        raise InputError(f"{name} = {values.max():g}", f"variances must fit: at most {LARGEST:g}", "take less noise")
+        raise InputError(
+            f"{name} = {values.max():g}",
+            f"noise must be at most {LARGEST:g}, so that its variance is a finite number",
+            "use less noise",
+        )
     tiny = values[(values > 0) & (values < SMALLEST)]
     if tiny.size and not bad.any():
         raise InputError(
-            f"{name} = {tiny.min():g}", f"variances must fit: at least {SMALLEST:g}", "use 0, or more noise"
+            f"{name} = {tiny.min():g}",
+            f"noise must be 0 or at least {SMALLEST:g}, so that its variance is not rounded to 0",
+            "use 0, or more noise",
         )
     if bad.any() or values.ndim > (0 if single else 1):
         shown = values[bad].ravel()[0] if bad.any() else f"an array of shape {values.shape}"
-        raise InputError(f"{name} = {shown}", "a standard deviation is finite and not negative", "correct it")
+        raise InputError(f"{name} = {shown}", "a standard deviation must be finite and not negative", "correct it")
     return tuple(values.tolist()) if values.ndim else float(values)
 
 
 def _one_size(sigma: PerNode) -> float:
     """The one size that noise of several nodes together has."""
     if isinstance(sigma, tuple):
-        raise InputError(f"sigma for {len(sigma)} nodes", "nodes share this noise", "give one number")
+        raise InputError(f"sigma for {len(sigma)} nodes", "all nodes share this noise", "give one number")
     return sigma
 
 

@@ -16,7 +16,7 @@ from scipy import sparse
 
 from sottovoce.core import arrays
 from sottovoce.core.arrays import Precision, Reals, Rows
-from sottovoce.core.class_correlation import for_sources
+from sottovoce.core.class_correlation import for_sources, groups_of
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
@@ -65,13 +65,13 @@ class NoiseFeed:
 
     def __init__(self, seed: int, source: RandomSource, gradient: Gradient, like: Rows) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-            raise InputError(f"seed {seed!r}", "it is a whole number", "give 0, say")
+            raise InputError(f"seed {seed!r}", "it must be a whole number", "give 0, for example")
         self.seed, self._source, self._gradient, self._like = seed, source, gradient, like
         self._expected: NoiseTerm | None = None
         self._draws: Prefetcher[Block] | None = None
         self._guesses: Prefetcher[Guesses] | None = None
         self._past: list[Rows] = []
-        self._errors: CorrelationErrors | None = None
+        self._errors: dict[Correlation, CorrelationErrors] = {}
         self._next_round = 0
         self._keeps_streams = False
         self._goes_on = False
@@ -121,7 +121,7 @@ class NoiseFeed:
         grad = self._gradient(round, arrays.read_only(point))
         if arrays.is_torch(grad) != arrays.is_torch(point) or not arrays.is_plain(grad) or np.ma.isMaskedArray(grad):
             raise InputError(
-                f"gradient of type {type(grad).__name__}", f"points are {type(point).__name__}", "return the same kind"
+                f"gradient of type {type(grad).__name__}", f"points are {type(point).__name__}", "return the same type"
             )
         if tuple(grad.shape) != tuple(point.shape):
             raise InputError(
@@ -131,7 +131,7 @@ class NoiseFeed:
             raise Diverged(
                 f"gradient with nan or infinity in round {round}",
                 "it would spread to every node",
-                "clip it, lower the step size",
+                "clip it, or lower the step size",
             )
         return grad
 
@@ -194,23 +194,28 @@ class NoiseFeed:
         return total, bits[0] if len(bits) == 1 else None
 
     def _correlated_sum(self, values: Reals, noise: NoiseOnGrid, round: int) -> Reals:
-        (term,), correlation, D = noise.terms, noise.correlation, values.shape[1]
+        (term,), D = noise.terms, values.shape[1]
         self._keeps_streams = True
-        assert correlation is not None
-        used = term.matrix.used()
+        assert noise.correlation is not None
+        correlation, used = for_sources(noise.correlation, term.sources), term.matrix.used()
 
         def fresh(t: int) -> Reals:
             blocks = term.sources.draw(self._source, t, 0, D, np.float64, used, CHUNK, fine_)
             return _times(_identity(used), blocks, D, np.dtype(np.float64))
 
-        if self._errors is None:
-            self._errors = CorrelationErrors(correlation)
         sums = noise.in_units[0].matrix.whole() @ self._recursion(correlation, round, fresh)
-        sizes = np.asarray(abs(term.matrix.whole()).sum(axis=1)).ravel()
-        known = NoiseBounds(sizes * self._errors.of(round), np.abs(sums).max(axis=1) / noise.step)
+        error_N = abs(term.matrix.whole()) @ self._errors_after(round, correlation, term.sources.size)
+        known = NoiseBounds(error_N, np.abs(sums).max(axis=1) / noise.step)
         draws = tuple(DrawnGaussians(self._source, term.sources, t, D) for t in range(round + 1))
         exact = CorrelatedSum(values, term, draws, correlation, noise.step)
         return rounded_sum_(values, sums, known, noise.step, exact.decide)
+
+    def _errors_after(self, round: int, correlation: Correlation, sources: int) -> Reals:
+        """How far the correlated number of each source may be off in this round."""
+        error_S = np.empty(sources)
+        for part, places in groups_of(correlation, np.arange(sources)):
+            error_S[places] = self._errors.setdefault(part, CorrelationErrors(part)).of(round)
+        return error_S
 
     def _draw(self, sources: Sources, used: NDArray[np.bool_], round: int, step: int = 0) -> Iterator[Block]:
         D, dtype = self._like.shape[1], arrays.numpy_dtype(self._like)

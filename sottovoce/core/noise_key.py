@@ -35,7 +35,7 @@ KEY_PATTERN = f"[0-9a-fA-F]{{{2 * KEY_BYTES}}}"
 
 @dataclass(frozen=True, repr=False)
 class NoiseKey:
-    """128 secret bits. Every draw hashes its own name with them, so that draws tell nothing about each other."""
+    """128 secret bits. Every draw hashes its own name with them, so that draws reveal nothing about each other."""
 
     secret: bytes
 
@@ -56,7 +56,7 @@ class NoiseKey:
         """The source of noise that a caller gives, or a fresh key."""
         if source is not None and not isinstance(source, RandomSource):
             raise InputError(
-                f"a noise key of type {type(source).__name__}", "it is a NoiseKey or a SecretSource",
+                f"a noise key of type {type(source).__name__}", "it must be a NoiseKey or a SecretSource",
                 "use NoiseKey.parse(...)",
             )  # fmt: skip
         return cls.fresh() if source is None else source
@@ -75,7 +75,7 @@ class NoiseKey:
 
     @classmethod
     def of_seed(cls, seed: int) -> NoiseKey:
-        """A key that everybody can make: for numbers that protect nobody, such as the reruns of an attack."""
+        """A key that anybody can make: for numbers that protect nobody, such as the reruns of an attack."""
         return cls(_hash(b"", f"public|{seed}"))
 
     @property
@@ -85,7 +85,7 @@ class NoiseKey:
 
     @property
     def check(self) -> str:
-        """What shows that a key was copied right, and tells nothing about it."""
+        """A value that shows whether a key was copied correctly, and reveals nothing about it."""
         return _hash(self.secret, "check").hex()
 
     def for_run(self, name: str, seed: int) -> NoiseKey:
@@ -133,7 +133,7 @@ class NoiseKey:
 def check_seed(seed: int) -> int:
     """The seed itself; refuses what is no whole number from 0 on."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InputError(f"seed {seed!r:.60}", "a seed is a whole number from 0 on", "use seed 0")
+        raise InputError(f"seed {seed!r:.60}", "a seed must be a whole number, 0 or more", "use seed 0")
     return seed
 
 

@@ -105,9 +105,14 @@ class Participation:
         ):
             raise InputError(
                 f"participation {self} in {rounds} rounds",
-                "k times, b apart, must fit into the run",
+                "K times, B rounds apart, must fit into the run",
                 f"use at least {(self.times - 1) * self.apart + 1} rounds",
             )
+
+
+def draws_by_chance(participation: str) -> bool:
+    """Whether batches are drawn by chance, rather than as `every` and `KxB` say."""
+    return participation.partition(":")[0] in ("poisson", "fixed", SAMPLED)
 
 
 def parse_participation(spec: str | Participation) -> Participation:
@@ -127,7 +132,7 @@ def parse_participation(spec: str | Participation) -> Participation:
     if not isinstance(spec, str) or (spec != "every" and not found):
         raise InputError(
             f"participation {spec!r:.60}",
-            f"it is 'every', KxB, such as 4x16, {SHUFFLED}:B or {SAMPLED}:SHARExB",
+            f"it must be 'every', KxB (such as 4x16), {SHUFFLED}:B or {SAMPLED}:SHARExB",
             "correct it",
         )
     if found is None:
@@ -142,7 +147,9 @@ def parse_shuffle(spec: str) -> int:
     """B of `shuffle:B`."""
     found = re.fullmatch(rf"{SHUFFLED}:([1-9]\d{{0,8}})", spec)
     if found is None:
-        raise InputError(f"{spec:.60}", f"it is {SHUFFLED}:B, with B rounds in an epoch", f"write {SHUFFLED}:10, say")
+        raise InputError(
+            f"{spec:.60}", f"it must be {SHUFFLED}:B, with B rounds in an epoch", f"write {SHUFFLED}:10, for example"
+        )
     return int(found[1])
 
 
@@ -155,7 +162,7 @@ def parse_cyclic_poisson(spec: str) -> tuple[float, int]:
         share = 0.0
     if found is None or not LEAST_SHARE <= share <= 1:
         raise InputError(
-            f"{spec:.60}", f"it is {SAMPLED}:SHARExB, with SHARE from {LEAST_SHARE:g} to 1 and a number B of parts",
-            f"write {SAMPLED}:0.2x4, say",
+            f"{spec:.60}", f"it must be {SAMPLED}:SHARExB, with SHARE from {LEAST_SHARE:g} to 1 and B parts",
+            f"write {SAMPLED}:0.2x4, for example",
         )  # fmt: skip
     return share, int(found[2])

@@ -22,10 +22,14 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Signals that stop wait until all processes are started; in these, which inherit that, until `unblock_signals`."""
+    """Signals that stop wait until all processes are started; in these, which inherit that, until `unblock_signals`.
+
+    Another thread may take a signal that this one blocks, and Python then calls its handler in this one all the same.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING_SIGNALS)
     try:
-        yield
+        with signals_wait(lambda: None):
+            yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

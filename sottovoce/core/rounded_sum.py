@@ -19,6 +19,7 @@ import numpy as np
 from scipy import linalg, sparse
 
 from sottovoce.core.arrays import Reals
+from sottovoce.core.class_correlation import of_node
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.drawn_gaussians import DrawnGaussians
 from sottovoce.core.exact_gaussians import FINE_ERROR, GUESS_ERROR, Floats, Places
@@ -118,7 +119,7 @@ def guess_bounds(terms: tuple[NoiseTerm, ...], n: int) -> NoiseBounds:
     for term in terms:
         matrix = term.matrix.whole()
         most = int(np.diff(matrix.indptr).max(initial=0))
-        sizes = np.asarray(abs(matrix).sum(axis=1)).ravel()
+        sizes = term.matrix.absolute_sums()
         largest += sizes * LARGEST / 2
         error += sizes * (GUESS_ERROR + (most + len(terms) + 2) * LARGEST / 2 * SINGLE / 2)
     return NoiseBounds(error, largest)
@@ -213,7 +214,7 @@ class CorrelationErrors:
 
 @dataclass(frozen=True, eq=False)
 class CorrelatedSum:
-    """Gradients plus noise correlated over rounds: `draws` are those of all rounds so far."""
+    """Gradients plus noise correlated over rounds, of each source by its own C: `draws` are those of all rounds."""
 
     gradient_ND: Reals
     term: NoiseTerm
@@ -222,8 +223,15 @@ class CorrelatedSum:
     step: float
 
     @cached_property
-    def _over_rounds(self) -> tuple[Decimal, ...]:
-        return _decimal_inverse_row(self.correlation, len(self.draws) - 1)
+    def _inverse_rows(self) -> dict[Correlation, tuple[Decimal, ...]]:
+        return {}
+
+    def _over_rounds(self, source: int) -> tuple[Decimal, ...]:
+        """The row of C^-1 that a source's draws enter by, found once for each C."""
+        own = of_node(self.correlation, source)
+        if own not in self._inverse_rows:
+            self._inverse_rows[own] = _decimal_inverse_row(own, len(self.draws) - 1)
+        return self._inverse_rows[own]
 
     def decide(self, rows_K: Places, columns_K: Places) -> Floats:
         """In decimals: float64 was not enough."""
@@ -236,8 +244,8 @@ class CorrelatedSum:
         summands = []
         with localcontext() as context:
             context.prec = DIGITS
-            for draws, weight in zip(self.draws, self._over_rounds, strict=True):
-                for source, coefficient in zip(sources.tolist(), coefficients.tolist(), strict=True):
+            for source, coefficient in zip(sources.tolist(), coefficients.tolist(), strict=True):
+                for draws, weight in zip(self.draws, self._over_rounds(source), strict=True):
                     if weight:
                         summands.append(Summand(weight * Decimal(coefficient), draws, source, column))
         return rounded_exactly(_steps(self.gradient_ND[row, column], self.step), summands)

@@ -146,7 +146,9 @@ class SecretSource:
     def _shared(self, ids: tuple[int, ...]) -> bytes:
         """The secret of two nodes, which must be known unless this process plays both."""
         if ids not in self._pair_secrets and not self._makes_pair_secrets:
-            raise InputError(f"no secret of nodes {ids[0]} and {ids[1]}", "they share noise", "give one for this pair")
+            raise InputError(
+                f"no secret of nodes {ids[0]} and {ids[1]}", "these nodes share noise", "give one for this pair"
+            )
         return self._pair_secrets.setdefault(ids, urandom(SECRET_BYTES))
 
 
@@ -156,7 +158,7 @@ def _aes_streams() -> ModuleType:
         import cryptography  # noqa: F401
     except ImportError:
         raise InputError(
-            "secret noise without the package cryptography", "it makes random bits that nobody can guess",
+            "secret noise without the package cryptography", "that package makes the random bits that nobody can guess",
             "pip install 'sottovoce[peers]'",
         ) from None  # fmt: skip
     from sottovoce.core import aes_stream

@@ -39,9 +39,9 @@ def checked(value: object) -> PerNode:
             raise TypeError
         values = np.asarray(value, dtype=float)
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"sensitivity = {value!r:.60}", "it is a number", "correct it") from None
+        raise InputError(f"sensitivity = {value!r:.60}", "it must be a number", "correct it") from None
     if values.ndim > 1 or not values.size or not ((values > 0) & np.isfinite(values)).all():
-        raise InputError(f"sensitivity {value!r:.60}", "it is positive and finite", "give the clipping bound")
+        raise InputError(f"sensitivity {value!r:.60}", "it must be positive and finite", "give the clipping bound")
     return per_node(values) if values.ndim else float(values)
 
 

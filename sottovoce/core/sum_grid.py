@@ -116,8 +116,8 @@ def _read(total_D: Words, bound: int, denominator: int, step: float) -> Reals:
     if integers is None:
         raise Diverged(
             "a secure sum beyond its range",
-            "chance does that once in 2^100 runs",
-            "clip gradients, lower the step size",
+            "by chance this happens once in 2^100 runs",
+            "clip gradients, or lower the step size",
         )
     return integers * step / denominator
 
@@ -145,7 +145,9 @@ def _grid(terms: tuple[NoiseTerm, ...], sensitivity: float, mixing: Mixing) -> S
     sizes = terms[0].matrix.diagonal() if len(terms) == 1 else None
     if sizes is None or not np.all(sizes > 0):
         raise InputError(
-            "noise of secure sums", "every node adds fresh noise of its own, and no other", "use sigma > 0"
+            "noise of secure sums",
+            "with secure sums every node must add fresh noise of its own, and no other noise",
+            "use sigma > 0",
         )
     weights = integer_weights(mixing)
     least_step = math.ldexp(1.0, math.frexp(sensitivity)[1] - 1)  # the power of two that is not above it

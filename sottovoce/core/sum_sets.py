@@ -25,11 +25,13 @@ def check_sum_sets(topology: Topology, colluders: int) -> None:
     """
     if isinstance(colluders, bool) or not isinstance(colluders, int) or colluders < 1:
         raise InputError(
-            f"{colluders!r} colluders", "a receiver knows its own noise, so that at least one counts", "give 1 or more"
+            f"{colluders!r} colluders",
+            "a receiver knows its own noise, so there is always at least one",
+            "give 1 or more",
         )
     if not topology.static:
         raise InputError(
-            f"secure sums on {topology.name}", "who sends to whom is agreed on before the first round",
+            f"secure sums on {topology.name}", "who sends to whom must be fixed before the first round",
             "use a fixed topology",
         )  # fmt: skip
     weights = integer_weights(topology.at(0))
@@ -39,7 +41,7 @@ def check_sum_sets(topology: Topology, colluders: int) -> None:
             raise InputError(
                 f"{_named([receiver], topology)} gets a sum over {_named(senders, topology)}",
                 f"with {colluders} colluder{'s' * (colluders > 1)} every sum is over at least {colluders + 1} others",
-                "give it more neighbours, or count on fewer colluders",
+                "give it more neighbours, or assume fewer colluders",
             )  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def threads(count: int | None = None) -> Iterator[int]:
     """
     used = 1 if count is None else count
     if isinstance(used, bool) or not isinstance(used, int) or used < 1:
-        raise InputError(f"{count!r} threads", "a whole number from 1 is needed", "leave it out for one thread")
+        raise InputError(f"{count!r} threads", "it must be a whole number, 1 or more", "leave it out for one thread")
     import torch
 
     before = torch.get_num_threads()

@@ -28,7 +28,7 @@ from sottovoce.errors import InputError
 
 
 class Topology:
-    """What every round looks like: a fixed graph with its weights. `metropolis` and its siblings make one."""
+    """A fixed graph with its weights, the same in every round. `metropolis`, `uniform` and others make one."""
 
     static = True
 
@@ -46,7 +46,7 @@ class Topology:
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """What the graph calls its nodes, in their order; None where they have numbers only."""
+        """The names of the graph's nodes, in order; None if they have numbers only."""
         return None if self.graph is None else self.graph.names
 
     @property
@@ -59,7 +59,7 @@ class Topology:
         return self._mixing
 
     def require_connected(self) -> None:
-        """Refuse a graph whose parts never hear each other."""
+        """Refuse a graph that is not connected."""
         if self.graph is not None and not self.graph.connected:
             parts = int(self.graph.components.max()) + 1
             raise InputError(
@@ -70,7 +70,7 @@ class Topology:
 
 
 class Changing(Topology):
-    """A topology that changes: `mixing_at(round, step)` must give the same answer each time it is asked.
+    """A topology that changes: `mixing_at(round, step)` must return the same answer each time it is called.
 
     >>> flip = [metropolis("path:3").at(0), metropolis("complete:3").at(0)]
     >>> round(Changing(lambda round, step: flip[round % 2], n=3, name="flip").at(1).spectral_gap, 6)
@@ -93,7 +93,9 @@ class Changing(Topology):
     @property
     def spectral_gap(self) -> float:
         """Refused: each round has its own."""
-        raise InputError(f"{self.name} changes", "each round has its own spectral gap", "ask at(round).spectral_gap")
+        raise InputError(
+            f"{self.name} changes", "each of its rounds has its own spectral gap", "ask at(round).spectral_gap"
+        )
 
     def at(self, round: int, step: int = 0) -> Mixing:
         """The mixing of a gossip step within a round."""
@@ -101,7 +103,7 @@ class Changing(Topology):
         if not isinstance(mixing, Mixing):
             raise InputError(
                 f"{self.name} gave a {type(mixing).__name__} for round {round}",
-                "every step is a Mixing",
+                "every step must be a Mixing",
                 "give topology.at(0), or Mixing(W)",
             )
         if mixing.n != self.n:
@@ -113,7 +115,7 @@ class Changing(Topology):
         return mixing
 
     def require_connected(self) -> None:
-        """Nothing to refuse: parts may meet over time."""
+        """Refuses nothing: parts may be connected over time."""
 
 
 def _graph_of(mixing: Mixing, name: str) -> Graph:
@@ -137,12 +139,12 @@ def max_degree(source: str | Graph) -> Topology:
 
 
 def uniform(source: str | Graph) -> Topology:
-    """The plain average over oneself and whom one hears: row-stochastic."""
+    """The plain average over a node itself and those it receives from: row-stochastic."""
     return _fixed(graph(source), "uniform", _uniform_weights)
 
 
 def push(source: str | Graph) -> Topology:
-    """Equal shares to oneself and whom one speaks to: column-stochastic, for directed graphs."""
+    """Equal shares to a node itself and those it sends to: column-stochastic, for directed graphs."""
     return _fixed(graph(source), "push", _push_weights)
 
 
@@ -171,14 +173,14 @@ WEIGHTS: dict[str, Callable[[str | Graph], Topology]] = {
 def weigh(source: str | Graph, kind: str) -> Topology:
     """The topology with weights of the named kind: metropolis, max-degree, uniform or push.
 
-    With `,lazy=S` a node keeps a share S of what it has and mixes the rest: `S I + (1 - S) W`. Coarse compression
-    needs that: what receivers hold of a node lags behind, and full steps along it diverge.
+    With `,lazy=S` a node keeps a fraction S of what it has and mixes the rest: `S I + (1 - S) W`. Coarse compression
+    needs that: the copies that receivers hold lag behind, and full steps along them diverge.
 
     >>> weigh("ring:4", "uniform,lazy=0.5").at(0).weights.toarray()[0].round(4).tolist()
     [0.6667, 0.1667, 0.0, 0.1667]
     """
     if not isinstance(kind, str):
-        raise InputError(f"weights of type {type(kind).__name__}", "they are named", 'write "metropolis"')
+        raise InputError(f"weights of type {type(kind).__name__}", "they are given by name", 'write "metropolis"')
     kind, share = _laziness(kind)
     if kind not in WEIGHTS:
         raise InputError(f"weights {kind!r}", f"known: {', '.join(WEIGHTS)}", "choose one of them")
@@ -268,7 +270,7 @@ def fresh_erdos_renyi(n: int, p: float, *, seed: int = 0, weights: str = "metrop
 
 
 def random_edges(source: str | Graph | Topology, *, seed: int = 0) -> Changing:
-    """Randomised gossip: each step one edge wakes and its two ends average (muffliato, Algorithm 2).
+    """Randomised gossip: in each step one random edge is active and its two ends average (muffliato, Algorithm 2).
 
     From a graph every edge is equally likely; from a topology edge {u, v} is drawn in proportion to W[u, v].
     """
@@ -278,7 +280,9 @@ def random_edges(source: str | Graph | Topology, *, seed: int = 0) -> Changing:
     once = sender < receiver
     u, v, weight = sender[once], receiver[once], weight[once]
     if not u.size:
-        raise InputError(f"{net.name}: no edges", "randomised gossip wakes one per step", "use a graph with edges")
+        raise InputError(
+            f"{net.name}: no edges", "randomised gossip uses one edge in each step", "use a graph with edges"
+        )
     chance = weight / weight.sum() if isinstance(source, Topology) else np.full(len(u), 1 / len(u))
 
     def mixing_at(round: int, step: int) -> Mixing:
@@ -302,14 +306,14 @@ def dropout(
 ) -> Changing:
     """Nodes that skip rounds: no gradient, nothing sent, nothing received (zip-dl A.5).
 
-    Each node is absent with probability `rate`; whether it is absent now and was in the last round are correlated by
-    `correlation`. Unannounced, senders still spread their noise over everyone they know of, and receivers keep the
-    missing weight for themselves; announced, weights and noise are those of the graph of who is present.
+    Each node is absent with probability `rate`; `correlation` is the correlation between its absences in consecutive
+    rounds. If dropout is not announced, senders still spread their noise over all neighbours, and receivers keep the
+    missing weight for themselves. If it is, weights and noise are those of the graph of the nodes that are present.
     """
     base = graph(source)
     for value, what in ((rate, "rate"), (correlation, "correlation")):
         if not 0 <= value < 1:
-            raise InputError(f"dropout {what} {value}", "it lies in [0, 1)", f"give {what}=0.1, say")
+            raise InputError(f"dropout {what} {value}", "it must lie in [0, 1)", f"give {what}=0.1, for example")
     planned = weigh(base, weights).at(0)
     if not announced:
         planned.require("row-stochastic")
@@ -346,5 +350,5 @@ def _delivered(weights: sparse.csr_array, active: NDArray[np.bool_]) -> sparse.c
 def _derived(seed: int, *where: int) -> int:
     """A seed for one round or step, far from those of neighbouring seeds."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise InputError(f"seed {seed!r}", "it is a whole number from 0", "give 0, say")
+        raise InputError(f"seed {seed!r}", "it must be a whole number, 0 or more", "give 0, for example")
     return int(np.random.SeedSequence([seed, *where]).generate_state(1)[0])

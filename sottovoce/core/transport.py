@@ -21,6 +21,7 @@ from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient, LoopInputs, RunInputs
+from sottovoce.core.message_grid import MessageGrid, sums_of_shares
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.random_streams import RandomSource
@@ -173,11 +174,24 @@ class InProcess:
         if gossip_step.grid is not None and arrays.is_plain(rows):
             mixed = arrays.convert(gossip_step.grid.mixed(arrays.to_numpy(rows)), rows)
             return Delivered(mixed, rows, mixed_weight(gossip_step, weight))
+        if gossip_step.message_grid is not None and arrays.is_plain(rows):
+            return self._deliver_on_grid(gossip_step.message_grid, gossip_step.round, rows, inputs)
         mixed = gossip_step.mixing @ rows
         for term in gossip_step.edge_noise:
             matrix = gossip_step.noise_in_sums(term)
             mixed = mixed + inputs.noise(term.sources, matrix, gossip_step.round, gossip_step.step)
         return Delivered(mixed, rows, mixed_weight(gossip_step, weight))
+
+    def _deliver_on_grid(self, grid: MessageGrid, round: int, rows: Rows, inputs: LoopInputs) -> Delivered:
+        """Every message is rounded by itself, so that all are made, those of some senders at a time."""
+        models = grid.rounded(arrays.to_numpy(rows))
+        gained = np.zeros_like(models)
+        for sender, receiver in grid.blocks(models.shape[1]):
+            messages = inputs.rounded_sum(models[sender], grid.noise(sender, receiver), round)
+            shares = grid.shares(arrays.to_numpy(messages), sender, receiver)
+            gained += sums_of_shares(shares, receiver, sender, self.n)
+        mixed, sent = (arrays.convert(values, rows) for values in (grid.next_models(models, gained), models))
+        return Delivered(mixed, sent, None)
 
     def deliver_compressed(
         self, operator: Compression, gossip_step: GossipStep, differences: Rows, inputs: LoopInputs
@@ -188,6 +202,8 @@ class InProcess:
     def messages(self, gossip_step: GossipStep, sent: Rows, inputs: LoopInputs, sender: Nodes, receiver: Nodes) -> Rows:
         """Every message is known here; its noise is drawn again, for these messages alone."""
         rows = arrays.take(sent, sender)
+        if gossip_step.message_grid is not None and arrays.is_plain(rows) and len(sender):
+            return inputs.rounded_sum(rows, gossip_step.message_grid.noise(sender, receiver), gossip_step.round)
         for term in gossip_step.edge_noise if len(sender) else ():
             matrix = gossip_step.noise_on_edges(term, sender, receiver)
             rows = rows + inputs.noise(term.sources, matrix, gossip_step.round, gossip_step.step)

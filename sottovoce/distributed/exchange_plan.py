@@ -22,7 +22,7 @@ from sottovoce.core.transport import Nodes
 
 
 class Crossing(NamedTuple):
-    """Edges between this rank and another, sorted by sender, then receiver."""
+    """Edges between this rank and another, or between its own nodes, sorted by sender, then receiver."""
 
     sender: Nodes
     receiver: Nodes
@@ -40,6 +40,8 @@ class ExchangePlan:
         self.outgoing = {peer: Crossing(sender[some], receiver[some]) for peer, some in chosen.items() if some.any()}
         chosen = {peer: (from_rank == peer) & (to_rank == rank) for peer in others}
         self.incoming = {peer: Crossing(sender[some], receiver[some]) for peer, some in chosen.items() if some.any()}
+        within = (from_rank == rank) & (to_rank == rank) & (sender != receiver)
+        self.within = Crossing(sender[within], receiver[within])
 
     @cached_property
     def sends(self) -> dict[int, Nodes]:

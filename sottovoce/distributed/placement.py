@@ -45,7 +45,9 @@ def read_placement(blocks: object, n: int, ranks: int) -> Placement:
     nodes = [node for block in found for node in block]
     whole = all(isinstance(node, int) for node in nodes) and sorted(nodes) == list(range(n))
     if len(found) != ranks or not whole or any(not block or block != sorted(block) for block in found):
-        raise PeerLost("rank 0 names no placement of these nodes; start again, where nobody else reaches the ranks")
+        raise PeerLost(
+            "rank 0 sent no valid placement of these nodes; start again, on ports that only the ranks can reach"
+        )
     return tuple(np.array(block, dtype=np.intp) for block in found)
 
 

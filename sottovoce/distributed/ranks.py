@@ -124,7 +124,7 @@ class Ranks:
                 name, at_zero, at_rank = found
                 raise InputError(
                     f"rank {rank} has another {name}: {at_rank!r}, rank 0 has {at_zero!r}",
-                    "all ranks carry out the same run",
+                    "all ranks must carry out the same run",
                     "start them with the same file, settings and version",
                 )
 

@@ -18,15 +18,16 @@ import torch
 from torch import Tensor
 
 from sottovoce.core import arrays
-from sottovoce.core.arrays import Rows
+from sottovoce.core.arrays import Reals, Rows
 from sottovoce.core.compression import Compression
 from sottovoce.core.gossip_step import GossipStep
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
+from sottovoce.core.message_grid import MessageGrid, sums_of_shares
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sum_grid import ModelGrid
 from sottovoce.core.transport import Delivered, Nodes, StartingRows, StoredRows, mixed_weight
-from sottovoce.distributed.exchange_plan import NodeShard
+from sottovoce.distributed.exchange_plan import Crossing, NodeShard
 from sottovoce.distributed.sharded_feed import ShardedFeed
 from sottovoce.distributed.sharded_rows import Arrivals, Halo, ShardedRows, as_sharded, as_tensor
 
@@ -103,6 +104,8 @@ class ShardTransport(ABC):
             mixed = self.secure_sum(gossip_step, sent)
         elif isinstance(gossip_step.grid, ModelGrid):
             mixed = self.neighbour_sums(gossip_step, gossip_step.grid, sent)
+        elif gossip_step.message_grid is not None:
+            mixed, sent = self._deliver_on_grid(gossip_step, gossip_step.message_grid, sent, _sharded_feed(inputs))
         elif gossip_step.edge_noise:
             mixed, sent = self._deliver_noisy(gossip_step, sent, _sharded_feed(inputs))
         else:
@@ -146,6 +149,36 @@ class ShardTransport(ABC):
             arrivals = tuple(Arrivals(plan.incoming[peer], rows) for peer, rows in incoming.items())
             sent = ShardedRows(self.shard, own, arrivals=arrivals)
         return ShardedRows(self.shard, mixed), sent
+
+    def _deliver_on_grid(
+        self, gossip_step: GossipStep, grid: MessageGrid, rows: ShardedRows, inputs: ShardedFeed
+    ) -> tuple[ShardedRows, ShardedRows]:
+        """As in one process, with the same bits: sums of shares are exact in any order."""
+        plan, models = self.shard.plan(gossip_step.mixing), grid.rounded(arrays.to_numpy(rows.own))
+        sent = ShardedRows(self.shard, as_tensor(arrays.convert(models, rows.own)))
+        with self.packing():
+            outgoing = {peer: inputs.noisy_messages(gossip_step, sent, *edges) for peer, edges in plan.outgoing.items()}
+            incoming = {
+                peer: rows.own.new_empty(len(edges.sender), models.shape[1]) for peer, edges in plan.incoming.items()
+            }
+        pending = self.exchange(gossip_step, outgoing, incoming, sent.own)
+        every = [(plan.outgoing[peer], messages) for peer, messages in outgoing.items()]
+        if len(plan.within.sender):
+            every.append((plan.within, inputs.noisy_messages(gossip_step, sent, *plan.within)))
+        pending.wait()
+        arrivals = tuple(Arrivals(plan.incoming[peer], arrived) for peer, arrived in incoming.items())
+        gained = np.zeros_like(models)
+        for edges, messages in (*every, *arrivals):
+            gained += self._gained(grid, edges, messages)
+        mixed = as_tensor(arrays.convert(grid.next_models(models, gained), rows.own))
+        if self.keep_received:
+            sent = ShardedRows(self.shard, sent.own, arrivals=arrivals)
+        return ShardedRows(self.shard, mixed), sent
+
+    def _gained(self, grid: MessageGrid, edges: Crossing, messages: Tensor) -> Reals:
+        """What the nodes here gain by some messages, less what they give."""
+        receiver, sender = (np.where(self.shard.here[ends], self.shard.position[ends], -1) for ends in edges[::-1])
+        return sums_of_shares(grid.shares(arrays.to_numpy(messages), *edges), receiver, sender, len(self.nodes))
 
     def deliver_compressed(
         self, operator: Compression, gossip_step: GossipStep, differences: Rows, inputs: LoopInputs

@@ -92,6 +92,9 @@ class ShardedFeed:
     def noisy_messages(self, gossip_step: GossipStep, sent: ShardedRows, sender: Nodes, receiver: Nodes) -> Tensor:
         """Single messages of nodes here, each with the noise of its edge."""
         rows = sent.taken(sender)
+        if gossip_step.message_grid is not None and len(sender):
+            noise = gossip_step.message_grid.noise(sender, receiver)
+            return as_tensor(self._feed.rounded_sum(rows, noise, gossip_step.round))
         for term in gossip_step.edge_noise:
             matrix = gossip_step.noise_on_edges(term, sender, receiver)
             rows += as_tensor(self._feed.noise(term.sources, matrix, gossip_step.round, gossip_step.step))

@@ -52,7 +52,7 @@ MOST_MEMBERS = 1000
 NOT_AGREED = {
     "noise_key": "every member draws its noise from secrets of its own",
     "record": "members record nothing of what they receive",
-    "machine": "how a member computes is its own business, but for precision",
+    "machine": "apart from precision, each member decides on its own how it computes",
 }
 """Keys of run files that no agreement has, and why."""
 
@@ -224,7 +224,7 @@ def parse_agreement(document: Document, where: str) -> Agreement:
     check_agreed_keys(document, where)
     if "members" not in document and "rows" in document:
         raise InputError(
-            f"{where} has the settings of an agreement", "an agreement has the members, too",
+            f"{where} has the settings of an agreement", "an agreement also lists the members",
             "make it with sotto peer agree",
         )  # fmt: skip
     agreement = parse_section(Agreement, document, where)
@@ -232,11 +232,11 @@ def parse_agreement(document: Document, where: str) -> Agreement:
         raise InputError(f"{where}: nonce", "it has 64 hexadecimal digits", "make the agreement with sotto peer agree")
     low, high = agreement.message_range
     if not low < 0 < high:
-        raise InputError(f"{where}: message_range = {agreement.message_range}", "0 lies within it", "correct it")
+        raise InputError(f"{where}: message_range = {agreement.message_range}", "0 must lie within it", "correct it")
     parse_columns(_without_none(agreement.data.columns.model_dump(mode="json")), where)
     if agreement.privacy.exact_noise is False:
         raise InputError(
-            f"{where}: privacy.exact_noise = false", "members release multiples of a step wherever figures allow it",
+            f"{where}: privacy.exact_noise = false", "members always use exact noise if it is possible",
             "leave it out",
         )  # fmt: skip
     check_members(agreement.members, where)
@@ -255,7 +255,9 @@ def check_agreed_keys(document: Document, where: str) -> None:
 def check_not_too_many(members: int, where: str) -> None:
     """Refuse a federation that is too large to be compared, before its members are read."""
     if members > MOST_MEMBERS:
-        raise InputError(f"{where}: {members:,} members", f"it has at most {MOST_MEMBERS:,}", "simulate so many")
+        raise InputError(
+            f"{where}: {members:,} members", f"it has at most {MOST_MEMBERS:,}", "simulate a federation of that size"
+        )
 
 
 def check_members(members: Sequence[Member], where: str) -> None:
@@ -274,12 +276,12 @@ def check_members(members: Sequence[Member], where: str) -> None:
         for what in same:
             if same[what]:
                 raise InputError(
-                    f"{where}: {one.name} and {other.name} have the same {what}", "members can be told apart",
+                    f"{where}: {one.name} and {other.name} have the same {what}", "members must differ in it",
                     "give each an identity of its own: sotto peer init",
                 )  # fmt: skip
     names = [member.name for member in members]
     if names != sorted(names):
-        raise InputError(f"{where}: members {', '.join(names)}", "they stand in the order of their names", "sort them")
+        raise InputError(f"{where}: members {', '.join(names)}", "they must be sorted by name", "sort them")
 
 
 def _check_graph(agreement: Agreement, where: str) -> None:
@@ -293,16 +295,20 @@ def _check_graph(agreement: Agreement, where: str) -> None:
     if nodes != agreement.names:
         strange = sorted(set(nodes or ()) ^ set(agreement.names))
         raise InputError(
-            f"{where}: {', '.join(strange[:3])} in the graph or among the members alone", "every node is a member",
+            f"{where}: {', '.join(strange[:3])} only in the graph, or only among the members",
+            "nodes and members must be the same",
             "correct topology.graph, or give the member's file",
         )  # fmt: skip
     if not agreement.graph.connected:
-        raise InputError(f"{where}: a graph in parts", "every member can reach every other", "add edges")
+        raise InputError(
+            f"{where}: a graph that is not connected", "every member must be able to reach every other", "add edges"
+        )
     for name in agreement.names:
         for other in agreement.neighbours(name):
             if not agreement.member(name).listen and not agreement.member(other).listen:
                 raise InputError(
-                    f"{where}: an edge between {name} and {other}, and neither listens", "one of the two opens it",
+                    f"{where}: an edge between {name} and {other}, and neither listens",
+                    "one of the two must open the connection",
                     "leave that edge out, or let one of them make an identity without --no-listen",
                 )  # fmt: skip
 

@@ -55,7 +55,9 @@ def assemble_agreement(settings: Path, member_files: Sequence[Path]) -> Agreemen
         check_certificate(member, f"{member.name}{SUFFIX}")
     strange = sorted(set(draft.rows) - {member.name for member in members})
     if strange:
-        raise InputError(f"{where}: rows of {strange[0]}", "there is no such member", f"give {strange[0]}{SUFFIX}, too")
+        raise InputError(
+            f"{where}: [rows] names {strange[0]}", "there is no such member", f"give {strange[0]}{SUFFIX}, too"
+        )
     columns = read_columns(draft.data.columns, settings.parent, where)
     agreed = draft.model_dump(mode="json", exclude={"rows", "data", "topology"})
     return parse_agreement(
@@ -75,7 +77,7 @@ def _with_rows(member: Member, rows: dict[str, int], where: str) -> Document:
     if member.name not in rows:
         raise InputError(
             f"{where}: no rows for {member.name}", "each member declares how many rows it trains on",
-            f"write {member.name} = 800, say, under [rows]",
+            f"write {member.name} = 800, for example, under [rows]",
         )  # fmt: skip
     return {**member.model_dump(), "rows": rows[member.name]}
 
@@ -98,9 +100,6 @@ def _named_topology(topology: AgreedTopology, members: Sequence[Member], where: 
 def _edges_by_name(found: Graph, nodes: Sequence[str]) -> str:
     senders, receivers = found.adjacency.nonzero()
     between = "->" if found.directed else "--"
-    pairs = sorted(
-        (nodes[u], nodes[v])
-        for u, v in zip(senders.tolist(), receivers.tolist(), strict=True)
-        if found.directed or u < v
-    )
+    ends = ((nodes[u], nodes[v]) for u, v in zip(senders.tolist(), receivers.tolist(), strict=True))
+    pairs = sorted((one, other) for one, other in ends if found.directed or one < other)
     return "edges:" + ",".join(f"{one}{between}{other}" for one, other in pairs)

@@ -141,7 +141,7 @@ class _Check:
             known, version = number in self.asked, self.asked.get(number)
             keys = self.differing.get(number, ())
         if not known:
-            absent = f"{neighbour.name} does not listen, and has not asked; type sotto peer check there, too."
+            absent = f"{neighbour.name} does not listen, and no check arrived from it; type sotto peer check there too."
             return NeighbourCheck(neighbour.name, TlsProbe(False), problem=absent)
         tls = TlsProbe(True, True, accepted=True)
         if version is None:

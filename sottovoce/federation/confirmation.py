@@ -41,7 +41,7 @@ def require_confirmed(folder: Path, agreement: Agreement, file: Path) -> None:
     if not is_confirmed(folder, agreement):
         raise InputError(
             f"the fingerprints of {agreement.name} were not confirmed",
-            "with secure sums every member compares every fingerprint with its owner, over the telephone say",
+            "with secure sums every member compares every fingerprint with its owner, for example by telephone",
             f"type sotto peer check {file} --folder {folder} to see them; if all are right, again with --confirmed",
         )
 

@@ -18,24 +18,24 @@ from sottovoce.federation.mailbox import Equivocation
 from sottovoce.text import join_names
 
 SHOWN = {
-    "finished": "This run had ended before: nothing was played, and what follows is its result.",
+    "finished": "This run has already ended. Nothing was played; this is its result.",
     "gather": "Waiting for {members}, {seconds:g} seconds at most.",
     "waiting": "Waiting for {members} in round {round}.",
-    "ending": "This member has played its last round, and waits for {members} to do so.",
+    "ending": "This member has played its last round, and waits for {members} to finish.",
     "Connected": "{member} is connected.",
     "Lost": "{member} is lost: {reason}.",
     "Left": "{member} has ended its run.",
     "OtherAgreement": "{member} has another agreement.",
     "Disagreed": "The agreement of {member} differs in {keys}.",
-    "FrameRefused": "A message of {member} was refused: {reason}.",
-    "StrangerRefused": "Somebody who is no neighbour tried to connect, and was refused.",
+    "FrameRefused": "A message from {member} was refused: {reason}.",
+    "StrangerRefused": "Somebody who is not a neighbour tried to connect, and was refused.",
     "Equivocation": "{member} sent two different messages for one place; the second was not used.",
-    "missing": "Round {round} went on without {members}; so will others, until {they are} heard again.",
+    "missing": "Round {round} went on without {members}; later rounds will too, until {they are} heard again.",
     "sum_failed": "The sum of round {round} over {over} failed: there was no message from {members}. The round is "
-    "spent, and this member's model stays as it was. So it is in every round until {members} {is} heard again.",
+    "spent, and this member's model stays as it was. The same holds for every round until {members} {is} heard again.",
     "absent": "Absent from round {first} up to round {last}, so that no mask is used twice.",
     "back": "{members} {was} heard again, in round {round}.",
-    "unended": "The run ended here before {members} had all messages: {they} may find nobody when coming back.",
+    "unended": "The run ended here before {members} had all messages: {they} may find nobody there on coming back.",
 }
 """What is told on stderr of some events. Nothing in an event comes from anybody's rows."""
 

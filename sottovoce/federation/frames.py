@@ -32,11 +32,11 @@ LONGEST_VERSION = 64
 class Reason(Enum):
     """Why a frame is refused."""
 
-    FORMAT = "it is no frame of this protocol"
+    FORMAT = "it is not a frame of this protocol"
     VERSION = "it is of another version of the protocol"
     AGREEMENT = "it is of another agreement"
     SENDER = "it names another sender than the member whose connection it came over"
-    STRANGER = "its sender is no neighbour that sends to this member"
+    STRANGER = "its sender is not a neighbour that sends to this member"
     LENGTH = "its length is not the one that its place must have"
     PLACE = "the agreement has no such place"
     TOO_EARLY = "its place is too far ahead"

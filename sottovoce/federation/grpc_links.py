@@ -185,7 +185,8 @@ class GrpcLinks(Endpoint):
             self.port = server.add_secure_port(self._bind, acceptor_credentials(self._identity, neighbours))
         except RuntimeError:
             raise SottovoceError(
-                f"cannot listen at {self._bind}: another process does, or it is no address of this machine; "
+                f"cannot listen at {self._bind}: another process listens there, or it is not an address of this "
+                "machine; "
                 f"end that process, or give another bind in {self._identity.folder / SETTINGS}"
             ) from None
         await server.start()

@@ -36,7 +36,7 @@ from sottovoce.run.lock import locked
 IDENTITY, PUBLIC_PART, LOCK = "identity.json", "member.toml", "lock"
 """Files in the folder of a member."""
 
-WARNING = "private: whoever has these keys can speak in this member's name and take the noise away from its messages"
+WARNING = "private: whoever has these keys can send in this member's name and remove the noise from its messages"
 
 BACKDATED = datetime.timedelta(days=7)
 VALID = datetime.timedelta(days=3650)
@@ -147,7 +147,7 @@ def load_identity(folder: Path) -> Identity:
         fits = False
     if not fits:
         raise InputError(
-            f"{folder}: damaged, or of two members", "identity.json and member.toml are made together",
+            f"{folder}: damaged, or mixed from two members", "identity.json and member.toml are made together",
             "restore both from one backup",
         )  # fmt: skip
     return identity
@@ -156,7 +156,7 @@ def load_identity(folder: Path) -> Identity:
 def _check_there(path: Path) -> None:
     if not path.exists():
         raise InputError(
-            f"{path.parent}: no identity", "a member has one", "make it with sotto peer init, or give --folder"
+            f"{path.parent}: no identity", "a member needs one", "make it with sotto peer init, or give --folder"
         )
 
 
@@ -180,7 +180,11 @@ def check_private(path: Path) -> None:
         raise InputError(f"{path} belongs to another user", "private keys belong to whoever uses them", "use your own")
     if stat.S_IMODE(found.st_mode) & 0o077:
         mode = "700" if path.is_dir() else "600"
-        raise InputError(f"{path} can be read by others", "private keys cannot", f"type chmod {mode} {path}")
+        raise InputError(
+            f"{path} can be read by others",
+            "private keys must be readable by their owner only",
+            f"type chmod {mode} {path}",
+        )
 
 
 def check_certificate(member: Member, where: str) -> None:
@@ -203,7 +207,7 @@ def check_certificate(member: Member, where: str) -> None:
     if not fits:
         raise InputError(
             f"{where}: the certificate of {member.name} is not one that sotto peer init makes",
-            "members are recognised by certificates that can sign no other", f"ask for {member.name}{SUFFIX} again",
+            "a member's certificate must not be able to sign others", f"ask for {member.name}{SUFFIX} again",
         )  # fmt: skip
 
 

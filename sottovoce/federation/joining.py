@@ -87,7 +87,7 @@ def member_number(agreement: Agreement, identity: Identity) -> int:
     if agreed.certificate != identity.member.certificate or agreed.exchange_key != identity.member.exchange_key:
         raise InputError(
             f"the agreement has other keys of {agreed.name} than {identity.folder}",
-            "a member takes part with the keys that were agreed on", "give the --folder of that identity",
+            "a member takes part with the keys in the agreement", "give the --folder of that identity",
         )  # fmt: skip
     return agreement.names.index(agreed.name)
 
@@ -149,7 +149,7 @@ def join_federation(
         begun = journal.recorded_state()
         if begun is not None and not resume:
             raise InputError(
-                f"{agreement.name} was begun with this folder", "no step is taken twice", "go on with --resume"
+                f"{agreement.name} was already begun with this folder", "no step is taken twice", "go on with --resume"
             )
         _prepare_folder(files, agreement, privacy, 0 if begun is None else begun[0])
         forget_accounts(agreement, privacy)
@@ -181,9 +181,9 @@ def _mask_keys(
     if not keys.were_made:
         if files.folder.exists():
             raise InputError(
-                f"{files.folder} is there, and {keys.database.path} knows of no masks",
-                "a ledger that was lost or put back could use masks a second time",
-                "take part no more in this agreement with this folder",
+                f"{files.folder} exists, but {keys.database.path} knows of no masks",
+                "with a ledger that was lost or restored, masks could be used a second time",
+                "do not take part in this agreement with this folder any more",
             )
         names, member = agreement.names, member_number(agreement, identity)
         keys.store(mask_keys(identity, agreement, [names[one] for one in mask_partners(topology, member)]))
@@ -212,7 +212,7 @@ def _agree_anew(agreement: Agreement) -> str:
     less = "fewer training.rounds or more noise"
     if target is not None:
         less = f"a privacy.epsilon below {target:g} (fewer rounds alone would get less noise, and cost the same)"
-    return f"no member can change that alone: agree anew with sotto peer agree, on {less}"
+    return f"no member can change that alone: make a new agreement with sotto peer agree, with {less}"
 
 
 def _spend(spending: Spending, agreement: Agreement) -> Callable[[int], None]:
@@ -330,7 +330,7 @@ class _MemberRun:
             keys, name = differing.get(one), self.agreement.names[one]
             differs = f": it differs in {named_keys(keys)}" if keys else ""
             raise InputError(
-                f"{name} has another agreement than {self.file}{differs}", "all members take part in the same one",
+                f"{name} has another agreement than {self.file}{differs}", "all members must take part in the same one",
                 f"find out who has the right file; save theirs as {name}.agreement.toml to see both values with "
                 f"sotto peer check {self.file} --folder {self.identity.folder} --against {name}.agreement.toml",
             )  # fmt: skip

@@ -15,7 +15,7 @@ from sottovoce.ledger.places import Place, Receipt
 from sottovoce.ledger.steps import Steps, StoredNoise
 
 KEPT_ROUNDS = 8
-"""Messages of so many rounds are kept for neighbours that have not acknowledged them; what is older is deleted."""
+"""Messages of so many rounds are kept for neighbours that ask for them; what is older is deleted."""
 
 
 class LedgerJournal:

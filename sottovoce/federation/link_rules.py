@@ -56,7 +56,7 @@ def link_rules(
     if not topology.static:
         raise InputError(
             f"a federation on {topology.name}",
-            "its members have the same neighbours in every round",
+            "its members must have the same neighbours in every round",
             "use a fixed graph",
         )
     if algorithm.secure_sum:

@@ -39,13 +39,13 @@ def check_sums(algorithm: Algorithm, topology: Topology) -> None:
     fitted = algorithm.on(topology)
     if not fitted.exact_noise:
         raise InputError(
-            f"{algorithm.name} in a federation", "its noise is that of a server that all trust, and members have none",
+            f"{algorithm.name} in a federation", "its noise is added by a trusted server, and a federation has none",
             "use secure-average, in which every member adds noise of its own",
         )  # fmt: skip
     if fitted.gossip_steps != 1:
         raise InputError(
             f"{algorithm.name} with {fitted.gossip_steps} gossip steps",
-            "a member whose sum fails keeps the model before the step, which takes one sum a round", "use one",
+            "secure sums allow one gossip step in each round", "use one",
         )  # fmt: skip
     integer_sums(fitted, topology.at(0))
 

@@ -69,7 +69,7 @@ def read_member(path: Path) -> Member:
     """The member whose public part a file holds."""
     if not path.exists():
         raise InputError(
-            f"{path}: No such file", f"every member hands over its NAME{SUFFIX}, which sotto peer init writes",
+            f"{path}: No such file", f"every member provides its NAME{SUFFIX}, which sotto peer init writes",
             "check the path",
         )  # fmt: skip
     member = parse_section(Member, read_settings_file(path), str(path))
@@ -84,7 +84,7 @@ def check_member(member: Member, where: str) -> None:
         check_address(member.address, where)
     elif member.listen:
         raise InputError(
-            f"{where}: {member.name} listens and has no address", "others open connections to it",
+            f"{where}: {member.name} listens and has no address", "others need it to open connections",
             "give its address, or listen = false",
         )  # fmt: skip
     try:
@@ -93,7 +93,7 @@ def check_member(member: Member, where: str) -> None:
         whole = False
     if not whole:
         raise InputError(
-            f"{where}: the certificate of {member.name} is damaged", "it is one certificate in PEM form",
+            f"{where}: the certificate of {member.name} is damaged", "it must be one certificate in PEM form",
             f"ask for {member.name}{SUFFIX} again",
         )  # fmt: skip
     if not re.fullmatch(KEY_PATTERN, member.exchange_key):
@@ -124,8 +124,9 @@ def check_address(address: str, where: str) -> None:
     if not _is_host(host) or not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
         raise InputError(
             f"{where}: the address {address!r:.80}",
-            f"it is written HOST:PORT; a host has at most {LONGEST_HOST} characters, {LONGEST_LABEL} between two dots",
-            "write peer.hospital.example:7443 or [2001:db8::1]:7443, say",
+            f"it must have the form HOST:PORT; a host has at most {LONGEST_HOST} characters, and {LONGEST_LABEL} "
+            "between two dots",
+            "write peer.hospital.example:7443 or [2001:db8::1]:7443, for example",
         )  # fmt: skip
 
 

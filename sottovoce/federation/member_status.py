@@ -77,9 +77,10 @@ def check_not_behind(folder: Path, newest: Place | None, ledger: Path) -> None:
     rounds, _, _ = last_attendance(folder)
     if rounds > (0 if newest is None else newest.round + 1):
         raise InputError(
-            f"{ledger}: {folder} tells of round {rounds - 1}, and the last step here is of {newest or 'none'}",
-            "a ledger that was lost or put back would send other noise for the same place",
-            "take part no more in this agreement with this folder",
+            f"{ledger}: {folder} has reached round {rounds - 1}, but the last step in this ledger is "
+            f"{newest or 'none'}",
+            "with a ledger that was lost or restored, a member would send different noise for the same place",
+            "do not take part in this agreement with this folder any more",
         )
 
 

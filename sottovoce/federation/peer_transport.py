@@ -48,12 +48,12 @@ from sottovoce.federation.links import Links, MemberNumber
 from sottovoce.federation.mailbox import AHEAD, KEPT, LinkRules
 from sottovoce.federation.masked_sums import MaskedSums
 from sottovoce.federation.patience import Patience
-from sottovoce.federation.recorded_inputs import RecordedInputs
+from sottovoce.federation.recorded_inputs import RecordedInputs, decoded_row
 from sottovoce.ledger.payloads import Payloads
 from sottovoce.ledger.places import Place
 from sottovoce.text import join_names
 
-GO_ON = "when everybody is there again, every member that stopped goes on with --resume"
+GO_ON = "when everybody is there again, continue with --resume at every member that stopped"
 
 
 def peer_transport(
@@ -148,8 +148,9 @@ class PeerTransport(ShardTransport):
         """
         if unmet:
             raise PeerLost(
-                f"there was no answer from {self._who(unmet)}; with secure sums a member goes on when every neighbour "
-                f"has said where it stands, so that no mask is used twice; {GO_ON}"
+                f"there was no answer from {self._who(unmet)}; with secure sums a member goes on only when every "
+                "neighbour "
+                f"has said which round it is in, so that no mask is used twice; {GO_ON}"
             )
         received = [receipt.place.round for receipt in self.links.receipts().values()]
         if newest is None and not received:
@@ -206,7 +207,7 @@ class PeerTransport(ShardTransport):
         """The average of all members, of which this one sees no other's message."""
         grid = gossip_step.grid
         if not isinstance(grid, SumGrid):
-            raise Unaccountable("a sum of numbers that are no integers cannot be masked: it would show single messages")
+            raise Unaccountable("only sums of integers can be masked: otherwise single messages would be visible")
         return self._averaged(gossip_step, grid, sent, lambda total: torch.from_numpy(grid.average(total))[None])
 
     def neighbour_sums(self, gossip_step: GossipStep, grid: ModelGrid, sent: ShardedRows) -> ShardedRows:
@@ -224,7 +225,9 @@ class PeerTransport(ShardTransport):
         A sum out of range is one that failed, too: somebody sent what the agreement does not allow.
         """
         if self.sums is None:
-            raise Unaccountable("messages between members are not masked: a secure sum would show single ones")
+            raise Unaccountable(
+                "these messages between members are not masked, so a secure sum would show single messages"
+            )
         place, weights = Place(gossip_step.round, gossip_step.step), grid.weights
         integers = encoded(arrays.to_numpy(sent.own)[0], grid.step)
         heard = self._exchange_masked(self.sums, weights, integers, place)
@@ -286,8 +289,8 @@ class PeerTransport(ShardTransport):
                 self.rules.payload.check(payload)
         except Refused as refusal:
             raise Diverged(
-                f"a message of round {place.round} that neighbours refuse, since {refusal.reason.value}",
-                "values lie within the range of the agreement",
+                f"neighbours would refuse the message of round {place.round}: {refusal.reason.value}",
+                "values must lie within the range of the agreement",
                 "lower the step size, or agree on a larger range",
             ) from None
 
@@ -362,7 +365,7 @@ class PendingMessages:
         senders = self.incoming.keys()
         heard = self.transport.hear(self.place, senders) if self.recorded is None else self.recorded
         for sender, tensor in self.incoming.items():
-            tensor.copy_(_decoded(heard[sender], tensor) if sender in heard else self.absent)
+            tensor.copy_(decoded_row(heard[sender], tensor) if sender in heard else self.absent)
         self.transport.forget_old(self.place)
         missing = frozenset(senders - heard.keys())
         self.transport.on_step(StepAttendance(self.place, frozenset(heard.keys()), missing))
@@ -380,9 +383,3 @@ def _encoded(outgoing: Mapping[int, Tensor]) -> Payloads[MemberNumber]:
 def _little_endian(tensor: Tensor) -> arrays.Reals:
     values = tensor.numpy()
     return values.astype(values.dtype.newbyteorder("<"), copy=False)
-
-
-def _decoded(payload: bytes, like: Tensor) -> Tensor:
-    values = like.numpy()
-    numbers = np.frombuffer(payload, dtype=values.dtype.newbyteorder("<")).astype(values.dtype)
-    return torch.from_numpy(numbers.reshape(values.shape))

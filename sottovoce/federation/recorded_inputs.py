@@ -112,9 +112,13 @@ class RecordedInputs(ShardedFeed):
         return found
 
     def noisy_messages(self, gossip_step: GossipStep, sent: ShardedRows, sender: Nodes, receiver: Nodes) -> Tensor:
-        """Messages with the noise of their edges. Recorded ones are in the journal as they were sent."""
-        if self._journal.replayed(Place(gossip_step.round, gossip_step.step)) is not None:
-            return sent.taken(sender)
+        """Messages with the noise of their edges. Recorded ones are as they were sent."""
+        recorded = self._journal.replayed(Place(gossip_step.round, gossip_step.step))
+        if recorded is not None:
+            rows = sent.taken(sender)
+            for row, to in zip(rows, receiver.tolist(), strict=True):
+                row.copy_(decoded_row(recorded.sent[to], row))
+            return rows
         self._bind(sent)
         return super().noisy_messages(gossip_step, sent, sender, receiver)
 
@@ -157,6 +161,13 @@ class RecordedInputs(ShardedFeed):
 
     def _row(self, values: Reals) -> ShardedRows:
         return self._sharded(as_tensor(convert(values, self._like)))
+
+
+def decoded_row(payload: bytes, like: Tensor) -> Tensor:
+    """The numbers of a payload, which are little-endian."""
+    values = like.numpy()
+    numbers = np.frombuffer(payload, dtype=values.dtype.newbyteorder("<")).astype(values.dtype)
+    return torch.from_numpy(numbers.reshape(values.shape))
 
 
 def _stream_name(text: str) -> StreamName:

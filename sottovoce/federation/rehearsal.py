@@ -134,7 +134,7 @@ def _failure(name: str, code: int, messages: Path) -> SottovoceError:
     if code < 0:
         how = f"was ended by {signal.Signals(-code).name}"
     if code < 0 or not said:
-        how += f"; what it wrote stands in {messages}, what happened to it in {messages.with_name(f'{name}{EVENTS}')}"
+        how += f"; what it wrote is in {messages}, its events are in {messages.with_name(f'{name}{EVENTS}')}"
     failure = SottovoceError(f"{name} {how}")
     failure.exit_code = max(1, code)
     return failure
@@ -146,7 +146,9 @@ def _listening(document: Document, settings: Path) -> dict[str, bool]:
         return {member.name: member.listen for member in parse_agreement(document, str(settings)).members}
     rows = document.get("rows")
     if not isinstance(rows, dict) or not rows:
-        raise InputError(f"{settings}: no [rows]", "members are named there", "write Hill = 100, say, under [rows]")
+        raise InputError(
+            f"{settings}: no [rows]", "members are named under [rows]", "write Hill = 100, for example, under [rows]"
+        )
     return dict.fromkeys(sorted(rows), True)
 
 

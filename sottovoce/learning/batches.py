@@ -55,6 +55,10 @@ class Batch(NamedTuple):
     present: NDArray[np.bool_]
 
 
+NODE_WEIGHTS = ("equal", "size")
+"""Every node counts alike, or by its records."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batches:
     """All rows in every round (`full`). `shards` holds the row numbers of each node."""
@@ -76,6 +80,14 @@ class Batches:
     def sizes(self) -> NDArray[np.float64]:
         """Rows of each node."""
         return np.array([len(shard) for shard in self.shards], dtype=float)
+
+    def node_weights(self, weigh_nodes: str) -> NDArray[np.float64]:
+        """What each node multiplies its gradient with: a function of the numbers of records, which are public."""
+        if weigh_nodes not in NODE_WEIGHTS:
+            raise InputError(
+                f"nodes weighed by {weigh_nodes!r:.40}", f"known: {', '.join(NODE_WEIGHTS)}", "choose one of them"
+            )
+        return np.ones(self.nodes) if weigh_nodes == "equal" else self.sizes / self.sizes.mean()
 
     @property
     def divisors(self) -> NDArray[np.float64]:
@@ -144,7 +156,7 @@ class Cycle(Batches):
         if rounds > self.times * self.apart:
             raise InputError(
                 f"{rounds} rounds of cycle:{self.times}x{self.apart}",
-                f"it ends after {self.times * self.apart}",
+                f"the cycle ends after {self.times * self.apart} rounds",
                 f"use cycle:{-(-rounds // self.apart)}x{self.apart}",
             )
 
@@ -157,19 +169,27 @@ class Shuffled(Cycle):
     """
 
     times: int = LONGEST
+    _orders: dict[int, tuple[int, Rows]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.key.repeatable:
             raise InputError(
-                f"{SHUFFLED}:{self.apart} with secret noise", "an epoch's order has to last for all of its rounds",
+                f"{SHUFFLED}:{self.apart} with secret noise",
+                "the order of an epoch would have to be kept for all of its rounds",
                 "use poisson batches, or leave noise = 'secret' out",
             )  # fmt: skip
 
     def rows_of(self, node: int, round: int) -> Rows:
         """Part `round` modulo `apart` of the shard, in the order of its epoch."""
-        shard, epoch = self.shards[node], round // self.apart
-        return part_of(shard[self.key.stream("batch", [node], epoch).permutation(len(shard))], round, self.apart)
+        return part_of(self._order(node, round // self.apart), round, self.apart)
+
+    def _order(self, node: int, epoch: int) -> Rows:
+        """The shard as it is shuffled in an epoch; the last one that was asked for is kept."""
+        if self._orders.get(node, (None,))[0] != epoch:
+            shard = self.shards[node]
+            self._orders[node] = epoch, shard[self.key.stream("batch", [node], epoch).permutation(len(shard))]
+        return self._orders[node][1]
 
     def _of_record(self) -> Participation:
         return Participation(apart=self.apart, shuffled=True)
@@ -315,7 +335,7 @@ def check_parts(batches: Batches, parts: int) -> None:
     if batches.sizes[few] < parts:
         raise InputError(
             f"cycle of {parts} batches on node {few} with {len(batches.shards[few])} rows",
-            "every batch needs a row",
+            "every batch needs at least one row",
             f"use at most {len(batches.shards[few])} batches",
         )
 

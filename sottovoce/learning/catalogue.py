@@ -18,7 +18,7 @@ from sottovoce.learning.readers import File
 HELD_OUT = 0.2
 """Share of the rows held out for testing, in each class or for each user, where a data set has no split of its own."""
 
-PUBLIC = "these statistics are taken to be public, as in the papers' experiments, and no privacy figure covers them"
+PUBLIC = "these statistics are assumed to be public, as in the papers' experiments, and no privacy figure covers them"
 FEATURES = f"each feature is standardised with mean and deviation of the training rows; {PUBLIC}"
 PIXELS = f"pixels are standardised with one mean and deviation per channel, of the training rows; {PUBLIC}"
 
@@ -235,7 +235,7 @@ def _mnist_writers(folder: Path, seed: int) -> Rows:
                 WRITERS_FILE.path(folder), f"{part}_label {differ[0]} is not the label of that MNIST image"
             )
     writers, test_writers = (known[f"{part}_writer"].astype(np.int64) for part in ("train", "test"))
-    notes = (*plain.notes, "groups are NIST's writers, by way of QMNIST; no writer is in both parts")
+    notes = (*plain.notes, "groups are NIST's writers, taken from QMNIST; no writer is in both parts")
     return Rows(**{**vars(plain), "notes": notes, "groups": writers, "test_groups": test_writers})
 
 
@@ -377,7 +377,7 @@ CATALOGUE = {
     ),
     "cifar10": Entry(
         "classes", _cifar10, (CIFAR_FILE,), None, "none stated; cite Krizhevsky 2009", TORONTO,
-        "the file may hold a part only; the notes of the loaded data say how much",
+        "the file may hold only a part; the notes of the loaded data say how much",
     ),
     "movielens": Entry(
         "ratings", _movielens, (RATINGS_FILE,), (80_672, 20_164), "GroupLens: research use, not commercial", GROUPLENS,

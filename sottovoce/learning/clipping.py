@@ -113,7 +113,9 @@ def parse_clipping(kind: str, bound: float | None = None, largest_gradient: floa
     if kind == "bounded":
         return Clipping(kind, _never_reached(bound, largest_gradient))
     if bound is None or not SMALLEST <= bound <= LARGEST:
-        raise InputError(f"clipping bound {bound}", f"it lies between {SMALLEST:g} and {LARGEST:g}", "give 1.0, say")
+        raise InputError(
+            f"clipping bound {bound}", f"it must lie between {SMALLEST:g} and {LARGEST:g}", "give 1.0, for example"
+        )
     return Clipping(kind, float(bound))
 
 

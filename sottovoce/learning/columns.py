@@ -78,6 +78,14 @@ class Columns(Section):
         return sum(column.width for column in self.features)
 
     @property
+    def target_unit(self) -> float:
+        """How much of the target's own units one unit is that it is scaled to; one where it has no range."""
+        if self.target_column.range is None:
+            return 1.0
+        (low, high), (start, stop) = self.target_column.range, self.scale_to
+        return (high - low) / (stop - start)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The classes of the target; none where it is a number."""
         return tuple(self.target_column.categories or ())
@@ -92,7 +100,7 @@ def read_columns(given: str | Document | None, folder: Path, where: str) -> Colu
     """The columns that settings name: a file, looked for in a folder, or the table itself."""
     if given is None:
         raise InputError(
-            f"{where} without columns", "they say what a table holds", 'write columns = "FILE.columns.toml"'
+            f"{where} without columns", "columns say what a table holds", 'write columns = "FILE.columns.toml"'
         )
     if isinstance(given, str):
         path = folder / given
@@ -106,21 +114,22 @@ def parse_columns(document: Document, where: str) -> Columns:
     names = [column.name for column in found.columns]
     twice = next((name for name in (*names, *found.drop) if [*names, *found.drop].count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"{where}: column {twice!r} twice", "it is described once, or dropped", "remove one")
+        raise InputError(f"{where}: column {twice!r} twice", "a column is described once, or dropped", "remove one")
     if found.target not in names or len(names) < 2:
         raise InputError(
-            f"{where}: target {found.target!r} among {len(names)} columns", "the target and one more are described",
+            f"{where}: target {found.target!r} among {len(names)} columns",
+            "the target and at least one more column must be described",
             "write [[columns]] for each of them",
         )  # fmt: skip
     if found.scale_to not in SCALES:
-        raise InputError(f"{where}: scale_to = {found.scale_to}", "it is [0, 1] or [-1, 1]", "choose one")
+        raise InputError(f"{where}: scale_to = {found.scale_to}", "it must be [0, 1] or [-1, 1]", "choose one")
     for column in found.columns:
         _check_kind(column, f"{where}: column {column.name!r}")
         _check_missing(column, f"{where}: column {column.name!r}")
     target = found.target_column
     if (target.missing, target.unknown) != (REFUSE, REFUSE):
         raise InputError(
-            f"{where}: a substitute for the target {target.name!r}", "a row without a target teaches nothing",
+            f"{where}: a substitute for the target {target.name!r}", "a row without a target cannot be learned from",
             "leave out missing and unknown there",
         )  # fmt: skip
     return found
@@ -129,21 +138,29 @@ def parse_columns(document: Document, where: str) -> Columns:
 def _check_kind(column: Column, what: str) -> None:
     """Refuse what is neither a range nor categories."""
     if (column.range is None) == (column.categories is None):
-        raise InputError(f"{what}: range and categories", "it has exactly one of them", "give one, or drop the column")
+        raise InputError(
+            f"{what}: range and categories", "a column has exactly one of them", "give one, or drop the column"
+        )
     if column.range is not None:
         low, high = column.range
         if not low < high or math.isinf(high - low):
-            raise InputError(f"{what}: range = {column.range}", "it leads from less to more", "correct it")
+            raise InputError(
+                f"{what}: range = {column.range}", "the first number must be less than the second", "correct it"
+            )
         if column.unknown != REFUSE:
-            raise InputError(f"{what}: unknown", "it is about categories", "leave it out: numbers are clipped")
+            raise InputError(
+                f"{what}: unknown", "only columns with categories have it", "leave it out: numbers are clipped"
+            )
     if column.categories is not None:
         if len(set(column.categories)) < len(column.categories) or REFUSE in column.categories:
             raise InputError(
-                f"{what}: categories", f"they differ from each other and from {REFUSE!r}", "correct the list"
+                f"{what}: categories", f"they must differ from each other and from {REFUSE!r}", "correct the list"
             )
         if column.unknown not in (REFUSE, *column.categories):
             raise InputError(
-                f"{what}: unknown = {column.unknown!r}", f"it is one of the categories, or {REFUSE!r}", "correct it"
+                f"{what}: unknown = {column.unknown!r}",
+                f"it must be one of the categories, or {REFUSE!r}",
+                "correct it",
             )
 
 
@@ -154,13 +171,15 @@ def _check_missing(column: Column, what: str) -> None:
     if column.categories is not None:
         if column.missing not in column.categories:
             raise InputError(
-                f"{what}: missing = {column.missing!r}", f"it is one of the categories, or {REFUSE!r}", "correct it"
+                f"{what}: missing = {column.missing!r}",
+                f"it must be one of the categories, or {REFUSE!r}",
+                "correct it",
             )
         return
     assert column.range is not None
     if isinstance(column.missing, str):
         raise InputError(
-            f"{what}: missing = {column.missing!r}", "what is computed from rows is not public",
+            f"{what}: missing = {column.missing!r}", "a value that is computed from rows is not public",
             f"give a number within the range, or {REFUSE!r}",
         )  # fmt: skip
     if not column.range[0] <= column.missing <= column.range[1]:

@@ -56,7 +56,7 @@ GivenColumns: TypeAlias = "Columns | Document | str | PathLike[str]"
 
 
 def from_table(table: GivenTable, columns: GivenColumns, *, name: str = "table", seed: int = 0) -> Dataset:
-    """A data set of one table, to be partitioned. A fifth of the rows, chosen by positions and `seed`, is held out."""
+    """A data set from one table, to be partitioned. A fifth of the rows, chosen by position and `seed`, is held out."""
     known = given_columns(columns)
     return table_dataset(_encoded(table, known, name), known, name, check_seed(seed))
 
@@ -70,7 +70,7 @@ def from_tables(
 ) -> NodeData:
     """A data set of one table for each node, and who holds which rows, in the order of `tables`.
 
-    `rows` says how many rows of each are trained on; without it all but a fifth are. The others are held out.
+    `rows` says how many rows of each are used for training; by default all but a fifth. The others are held out.
     """
     known = given_columns(columns)
     found = {name: _encoded(table, known, name) for name, table in tables.items()}
@@ -78,7 +78,7 @@ def from_tables(
     odd = next((name for name in (*found, *sizes) if (name in found) != (name in sizes)), None)
     if odd is not None or not found:
         raise InputError(
-            f"tables of {len(found)} nodes, rows of {len(sizes)}", "they are of the same nodes", "give both"
+            f"tables of {len(found)} nodes, rows of {len(sizes)}", "both must be about the same nodes", "give both"
         )
     return join_tables(known, {name: sizes[name] for name in found}, found, check_seed(seed))
 
@@ -100,11 +100,11 @@ def given_cells(table: GivenTable, dropped: Iterable[str] = (), where: str = "ta
     if not names or not hasattr(table, "__getitem__"):
         raise InputError(
             f"{where}: a {type(table).__name__}", "a table is a data frame, columns by name, or a path",
-            "give a pandas DataFrame, say",
+            "give a pandas DataFrame, for example",
         )  # fmt: skip
     odd = next((name for name in names if not isinstance(name, str)), None)
     if odd is not None:
-        raise InputError(f"{where}: a column called {odd!r:.60}", "columns are called by words", "rename it")
+        raise InputError(f"{where}: a column called {odd!r:.60}", "names of columns must be strings", "rename it")
     check_names(where, names)
     left_out = frozenset(dropped)
     found = {name: _column(table[name], f"{where}: column {name!r}") for name in names if name not in left_out}

@@ -36,12 +36,13 @@ UNIT_NORM = 1 + 2.0**-16
 class Dataset:
     """Rows to learn from and rows to test on.
 
-    `examples` are the training rows, flat, as numbers where they are asked for; `inputs` is all of them in one array.
+    `examples` are the training rows, flat, converted to numbers when needed; `inputs` is all of them in one array.
     `shape` is the shape of one example (channels first).
     `targets` are int64 positions in `classes`, or float32 when `kind` is "value" or "ratings".
     For ratings an input is a pair (user, movie) of positions, exact in float32, and `entities` counts both.
     `groups` says who each row comes from (a writer, a user), or is None. Where they have names, `groups` are positions
-    in `group_names`. `public_statistics` says what of the rows was used to prepare them.
+    in `group_names`. `public_statistics` says which facts about the rows were used to prepare them. One unit of the
+    targets is `target_unit` of their own units.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Dataset:
     notes: tuple[str, ...]
     group_names: tuple[str, ...] = ()
     public_statistics: tuple[PublicStatistic, ...] = ()
+    target_unit: float = 1.0
 
     def __repr__(self) -> str:
         rows = f"{len(self.examples)} + {len(self.test_inputs)} rows of {self.examples.width}"
@@ -71,7 +73,7 @@ class Dataset:
         return self.examples[:]
 
     def unit_norm(self) -> Dataset:
-        """Every example scaled to norm one by itself, so that its gradient is bounded without clipping."""
+        """Every example scaled to norm one, so that its gradient is bounded without clipping."""
         if self.entities:
             raise InputError(f"unit norm of {self.name}", "its rows are positions, not features", "leave it out")
         note = "each example is scaled to norm one"
@@ -83,12 +85,14 @@ class Dataset:
         )
 
     def max_norm(self, bound: float) -> Dataset:
-        """Every example longer than `bound` scaled down to it by itself, so that norms of rows have a public bound."""
+        """Every example longer than `bound` scaled down to it, so that norms of rows have a public bound."""
         if self.entities:
             raise InputError(f"max_norm on {self.name}", "its rows are positions, not features", "leave it out")
         if not SMALLEST_NORM <= bound <= LARGEST_NORM:
             raise InputError(
-                f"max_norm = {bound}", f"it lies between {SMALLEST_NORM:g} and {LARGEST_NORM:g}", "give 1.0, say"
+                f"max_norm = {bound}",
+                f"it must lie between {SMALLEST_NORM:g} and {LARGEST_NORM:g}",
+                "give 1.0, for example",
             )
         note = f"each example longer than {bound:g} is scaled down to that norm"
         return replace(
@@ -99,7 +103,7 @@ class Dataset:
         )
 
     def only(self, rows: NDArray[np.int64]) -> Dataset:
-        """The same with some of its training rows, in that order, and nothing kept of the others."""
+        """The same with only these training rows, in that order; nothing is kept of the others."""
         groups = None if self.groups is None else self.groups[rows]
         return replace(self, examples=self.examples.only(rows), targets=self.targets[rows], groups=groups)
 
@@ -140,9 +144,9 @@ class DatasetListing:
 def load(name: str, folder: str | Path | None = None, *, seed: int = 0) -> Dataset:
     """The data set of that name, from `folder` or else the folder that SOTTOVOCE_DATA names.
 
-    `file:PATH.npz` is one of your own, looked for here and then in that folder: see `from_arrays` for its arrays. For
-    tables with columns see `learning.table_data`.
-    `seed` chooses the rows held out for testing where a data set has no split of its own.
+    `file:PATH.npz` is one of your own, looked for in the current folder and then in that folder: see `from_arrays` for
+    its arrays. For tables with columns see `learning.table_data`.
+    `seed` chooses the rows held out for testing if a data set has no split of its own.
 
     >>> load("moons")
     Traceback (most recent call last):
@@ -181,13 +185,13 @@ def from_arrays(
 
     Whole numbers and words are classes, in sorted order; fractions are values to predict. `test` is a pair of arrays
     for testing; without it a fifth of the rows, of each class or else of each group, is held out by `seed`. `groups`
-    names who a row comes from. Rows are taken as they are: scale them before, with figures that may be public.
+    says who each row comes from. Rows are used as they are: scale them first, with figures that may be public.
 
     >>> from_arrays([[0.0, 1.0], [1.0, 0.0]] * 10, ["cat", "dog"] * 10, name="pets")
     Dataset('pets', classes, 16 + 4 rows of 2)
     """
     if test is not None and not (isinstance(test, tuple | list) and len(test) == 2):
-        raise InputError(f"test of type {type(test).__name__}", "it is a pair", "give test=(inputs, targets)")
+        raise InputError(f"test of type {type(test).__name__}", "it must be a pair", "give test=(inputs, targets)")
     test_inputs, test_targets = (None, None) if test is None else test
     arrays = {"inputs": inputs, "targets": targets, "test_inputs": test_inputs, "test_targets": test_targets}
     return _user_dataset(name, rows_of({**arrays, "groups": groups}, check_seed(seed)))

@@ -16,10 +16,10 @@ from typing import Unpack
 
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.noise import PerNode
-from sottovoce.core.participation import Participation
+from sottovoce.core.participation import Participation, draws_by_chance
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
-from sottovoce.learning.declared_records import DeclaredRecords, declare_records, draws_by_chance, fewest_records
+from sottovoce.learning.declared_records import DeclaredRecords, declare_records, fewest_records
 from sottovoce.privacy import calibration
 from sottovoce.privacy.account_settings import AccountSettings
 from sottovoce.privacy.calibration import Target, calibrated_system, with_sigma
@@ -39,16 +39,18 @@ def calibrate(
     records: int | Sequence[int] | None = None,
     **settings: Unpack[AccountSettings],
 ) -> PerNode:
-    """The least sigma with which what is proven is (epsilon, delta)-DP, rounded up; `settings` are those of `account`.
+    """The smallest sigma that is proven to give (epsilon, delta)-DP, rounded up; `settings` are those of `account`.
 
     The algorithm's own sigma is replaced. `participation` may also be `poisson:SHARE`, `fixed:SIZE` or
-    `cyclic-poisson:SHARExB`, with `adjacency="record"`: then chance counts against everyone. `fixed` needs the
-    `records` of all nodes or of each, and gives a sigma for each node where they differ.
+    `cyclic-poisson:SHARExB`, with `adjacency="record"`: then sampling is counted if that is proven. `fixed` needs
+    `records`, one number or one for each node, and gives a sigma for each node if they differ.
     """
     how = settings.get("participation", "every")
     if isinstance(how, Participation) or not draws_by_chance(how):
         if records is not None:
-            raise InputError(f"records with participation {how}", "their number decides nothing there", "leave it out")
+            raise InputError(
+                f"records with participation {how}", "the number of records has no effect there", "leave it out"
+            )
         return calibration.calibrate(
             algorithm, topology, adversary, rounds=rounds, epsilon=epsilon, delta=delta, **settings
         )
@@ -67,7 +69,7 @@ def _declared(how: str, nodes: int, records: int | Sequence[int] | None, setting
     if settings.get("adjacency") != "record":
         raise InputError(
             f"participation {how} with adjacency {settings.get('adjacency', 'user')!r}",
-            "a node whose data changes takes part in every round", 'give adjacency="record"',
+            "if all data of a node changes, it shows in every round", 'give adjacency="record"',
         )  # fmt: skip
     held = [fewest_records(how)] if records is None else [records] if isinstance(records, int) else list(records)
     return declare_records(how, nodes=nodes, records=held)

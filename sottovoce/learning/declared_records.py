@@ -15,9 +15,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise import PerNode
-from sottovoce.core.participation import SAMPLED, SHUFFLED, Participation, parse_participation
+from sottovoce.core.participation import SAMPLED, SHUFFLED, Participation, draws_by_chance, parse_participation
 from sottovoce.core.sensitivity import per_node
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, parse_batches
@@ -32,10 +35,14 @@ CLIP = parse_clipping("per-example", 1.0)
 
 @dataclass(frozen=True, eq=False)
 class DeclaredRecords:
-    """How many records nodes hold, how these are drawn, and which change is protected: one record or all of a node."""
+    """How many records nodes hold, how these are drawn, and which change is protected: one record or all of a node.
+
+    Nodes count alike, or by their records, as `weigh_nodes` says.
+    """
 
     batches: Batches
     adjacency: Adjacency
+    weigh_nodes: str = "equal"
 
     @property
     def records(self) -> list[int]:
@@ -50,7 +57,7 @@ class DeclaredRecords:
     @property
     def sensitivity(self) -> PerNode:
         """How far a change moves what a node releases, alike or one for each."""
-        return per_node(CLIP.sensitivities(self.batches, self.adjacency))
+        return self._weighed(CLIP.sensitivities(self.batches, self.adjacency))
 
     @property
     def sampled_nodes(self) -> SampledNodes | None:
@@ -59,11 +66,14 @@ class DeclaredRecords:
         samplings = tuple(how for how in found if how is not None)
         if self.adjacency is not Adjacency.RECORD or len(samplings) < len(found):
             return None
-        return SampledNodes(samplings, per_node(CLIP.sensitivities(self.batches, "record", samplings[0].change)))
+        return SampledNodes(samplings, self._weighed(CLIP.sensitivities(self.batches, "record", samplings[0].change)))
+
+    def _weighed(self, sensitivities: NDArray[np.float64]) -> PerNode:
+        return per_node(self.batches.node_weights(self.weigh_nodes) * sensitivities)
 
 
 def declare_records(
-    participation: str, *, nodes: int, records: Sequence[int], adjacency: str = "record"
+    participation: str, *, nodes: int, records: Sequence[int], adjacency: str = "record", weigh_nodes: str = "equal"
 ) -> DeclaredRecords:
     """Records of each node, or as many of all, that take part as `participation` says.
 
@@ -80,20 +90,16 @@ def declare_records(
             "give one number, or one for each",
         )
     held = list(records) * (nodes if len(records) == 1 else 1)
-    return DeclaredRecords(parse_batches(_batches(participation), held), parse_adjacency(adjacency))
-
-
-def draws_by_chance(participation: str) -> bool:
-    """Whether batches are drawn by chance, rather than as `every` and `KxB` say."""
-    return participation.partition(":")[0] in ("poisson", "fixed", SAMPLED)
+    return DeclaredRecords(parse_batches(_batches(participation), held), parse_adjacency(adjacency), weigh_nodes)
 
 
 def fewest_records(participation: str) -> int:
     """With how many records each node can take part so, where nothing depends on their number."""
     if participation.startswith("fixed:"):
         raise InputError(
-            f"participation {participation} without records", "how often one is drawn depends on how many there are",
-            "add --records 200, say",
+            f"participation {participation} without records",
+            "how often a record is drawn depends on how many there are",
+            "add --records 200, for example",
         )  # fmt: skip
     if not participation.startswith(f"{SAMPLED}:"):
         return 1
@@ -114,7 +120,7 @@ def parse_records(text: str) -> list[int]:
     if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
         raise InputError(
             f"records {text!r:.60}",
-            f"they are whole numbers from 1 to {MOST:,}",
+            f"they must be whole numbers from 1 to {MOST:,}",
             "give 80, or 17,24,126 for three nodes",
         )
     return [int(part) for part in text.split(",")]

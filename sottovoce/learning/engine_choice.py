@@ -19,7 +19,7 @@ def engine_for(model: Model, name: str | None = None) -> Engine:
     if name == "stacked":
         raise InputError(
             f"engine stacked for {model.name}",
-            "it is for linear layers with relu, tanh or sigmoid, and for matrix factorisation",
+            "this engine is for linear layers with relu, tanh or sigmoid, and for matrix factorisation",
             "leave it out for the fastest",
         )
     convolves = any(isinstance(part, nn.modules.conv._ConvNd) for part in model.module.modules())

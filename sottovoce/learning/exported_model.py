@@ -121,8 +121,7 @@ class ExportedModel:
             outputs = self.model.outputs(self.parameters, inputs).double().numpy()
         target = self.columns.target_column
         if target.range is not None:
-            (low, high), (start, stop) = target.range, self.columns.scale_to
-            values = low + (high - low) * (outputs[:, 0] - start) / (stop - start)
+            values = target.range[0] + self.columns.target_unit * (outputs[:, 0] - self.columns.scale_to[0])
             return Predictions(target.name, (), values, None, row_names)
         shares = probabilities(self.model.loss.name, outputs)
         return Predictions(target.name, self.columns.classes, None, shares, row_names)
@@ -175,7 +174,8 @@ def read_exported_model(folder: str | Path) -> ExportedModel:
     columns, wanted = parse_columns(described["columns"], f"{place / DESCRIPTION}: columns"), described["model"]
     if wanted["name"] not in BUILDERS:
         raise InputError(
-            f"{place}: model {wanted['name']!r:.60}", "it is code of its author, which is not part of an export",
+            f"{place}: model {wanted['name']!r:.60}",
+            "the model is its author's own code, which is not part of an export",
             f"load {STATE_DICT} or {PARAMETERS} in torch",
         )  # fmt: skip
     stands_in = join_tables(columns, {"rows": 1}, {}, 0).dataset

@@ -36,7 +36,8 @@ def check_model(dataset: Dataset, model: Model, dtype: torch.dtype) -> None:
     except (RuntimeError, IndexError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
-            f"{model.name} on rows of {dataset.name}, shape {dataset.shape}: {reason}", "a model takes its data's rows",
+            f"{model.name} on rows of {dataset.name}, shape {dataset.shape}: {reason}",
+            "a model must accept the rows of its data",
             "build it with model(name, dataset), or give wrap_module(..., shape=dataset.shape)",
         ) from None  # fmt: skip
     wanted = len(dataset.classes) if model.loss.name == "cross-entropy" else 1
@@ -69,7 +70,7 @@ def examples_interact(model: Model, inputs_BF: Tensor) -> bool:
     if not bool(finite_BK.any()):
         raise InputError(
             f"{model.name}: no output is finite, even for inputs of at most 1",
-            "outputs are compared to see that examples do not influence each other",
+            "outputs must be finite to check that examples do not influence each other",
             "check its parameters and layers",
         )
     together_BK, alone_BK = (part.masked_fill(~finite_BK, 0.0) for part in (together_BK, alone_BK))

@@ -155,9 +155,9 @@ MIXING = (nn.modules.batchnorm._BatchNorm,)
 def wrap_module(
     module: nn.Module, loss: str, *, shape: tuple[int, ...] | None = None, name: str | None = None
 ) -> Model:
-    """A torch module of yours as a model. It is copied, and its parameters that need gradients are trained.
+    """Wrap a torch module of yours as a model. It is copied, and its parameters that need gradients are trained.
 
-    `loss` is cross-entropy, logistic (one output) or squared (one output). `shape` is the shape of one example where
+    `loss` is cross-entropy, logistic (one output) or squared (one output). `shape` is the shape of one example if
     the module does not take flat rows.
     """
     if loss not in LOSSES:
@@ -209,7 +209,9 @@ def mlp(widths: Sequence[int], *, loss: str = "cross-entropy", activation: str =
     """Linear layers of any widths: `mlp((784, 32, 10))`, `mlp((8, 64, 1), loss="logistic")`."""
     if len(widths) < 2 or min(widths) < 1:
         raise InputError(
-            f"widths {tuple(widths)}", "inputs, hidden layers and outputs, each 1 or more", "write 784, 32, 10"
+            f"widths {tuple(widths)}",
+            "they are the numbers of inputs, hidden units and outputs, each 1 or more",
+            "write 784, 32, 10",
         )
     if activation not in networks.ACTIVATIONS:
         raise InputError(
@@ -245,11 +247,11 @@ def _check_images(name: str, shape: tuple[int, ...], channels: Sequence[int], gr
     if len(shape) != 3 or min(shape[1:]) < 4:
         raise InputError(f"{name} for inputs of shape {shape}", "it takes images, channels x height x width", "use mlp")
     if groups < 1 or any(count % groups for count in channels):
-        raise InputError(f"{groups} groups of {channels[0]} channels", "groups are equally large", "use a divisor")
+        raise InputError(f"{groups} groups of {channels[0]} channels", "groups must be equally large", "use a divisor")
 
 
 def model(name: str, dataset: Dataset, /, **settings: object) -> Model:
-    """The model of that name for a data set, which says how many inputs and outputs there are.
+    """The model of that name for a data set, which decides the numbers of inputs and outputs.
 
     Two classes need one output with `logistic` and `mlp`; values and ratings are learned by squared error. `mlp`
     takes `hidden`, the widths between inputs and outputs.
@@ -265,7 +267,7 @@ def model(name: str, dataset: Dataset, /, **settings: object) -> Model:
     for key, value in settings.items():
         fits, wanted = SETTINGS.get(key, (lambda _: True, ""))
         if not fits(value):
-            raise InputError(f"{key} = {value!r:.60} of {name}", f"it is {wanted}", "correct it")
+            raise InputError(f"{key} = {value!r:.60} of {name}", f"it must be {wanted}", "correct it")
     try:
         return build(dataset, **settings)
     except TypeError as error:

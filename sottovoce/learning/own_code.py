@@ -35,7 +35,7 @@ def find_model(name: str, dataset: Dataset, **settings: object) -> Model:
     if not callable(found.value):
         raise InputError(
             f"model {name!r} is a {type(found.value).__name__}",
-            "it is a class of torch modules, or a function of the data set", "see docs/your-own-model.md",
+            "it must be a class of torch modules, or a function of the data set", "see docs/your-own-model.md",
         )  # fmt: skip
     is_module = isinstance(found.value, type) and issubclass(found.value, nn.Module)
     given = {key: value for key, value in settings.items() if not is_module or key not in ("loss", "shape")}
@@ -45,7 +45,9 @@ def find_model(name: str, dataset: Dataset, **settings: object) -> Model:
         return made
     if not isinstance(made, nn.Module):
         raise InputError(
-            f"model {name!r} gives a {type(made).__name__}", "it gives a torch module or a Model", "correct its return"
+            f"model {name!r} returns a {type(made).__name__}",
+            "it must return a torch module or a Model",
+            "correct its return",
         )
     wrapping = settings if is_module else {}
     loss = wrapping.get("loss", "squared" if dataset.kind in ("value", "ratings") else "cross-entropy")
@@ -59,7 +61,7 @@ def find_dataset(name: str, folder: Path | None) -> Dataset:
         return load(name, folder)
     if not callable(found.value):
         raise InputError(
-            f"data set {name!r} is a {type(found.value).__name__}", "it is a function that gives a Dataset",
+            f"data set {name!r} is a {type(found.value).__name__}", "it must be a function that returns a Dataset",
             "write def load(): return from_arrays(...)",
         )  # fmt: skip
     declared = inspect.signature(found.value).parameters.values()
@@ -67,7 +69,7 @@ def find_dataset(name: str, folder: Path | None) -> Dataset:
     made = _called(found.value, name, (folder_of(folder),) if takes_folder else (), {})
     if not isinstance(made, Dataset):
         raise InputError(
-            f"data set {name!r} gives a {type(made).__name__}", "it gives a Dataset", "return from_arrays(...)"
+            f"data set {name!r} returns a {type(made).__name__}", "it must return a Dataset", "return from_arrays(...)"
         )
     bound = made.examples.norm_bound
     return made if bound is None else replace(made, examples=made.examples.clipped(bound))
@@ -94,7 +96,7 @@ def _called(make: Callable[..., Any], name: str, arguments: tuple[object, ...], 
         inspect.signature(make).bind(*arguments, **given)
     except TypeError as error:
         raise InputError(
-            f"{name} with {shortened(str(dict(given)))}", f"it cannot be called so: {error}",
+            f"{name} with {shortened(str(dict(given)))}", f"it cannot be called with these settings: {error}",
             "correct the settings beside its name",
         ) from None  # fmt: skip
     try:
@@ -103,7 +105,7 @@ def _called(make: Callable[..., Any], name: str, arguments: tuple[object, ...], 
         raise
     except Exception as error:
         raise InputError(
-            f"{name}: {type(error).__name__}: {shortened(str(error))}", "code of your own raised this",
+            f"{name}: {type(error).__name__}: {shortened(str(error))}", "your own code raised this error",
             "correct it, or the settings beside its name",
         ) from error  # fmt: skip
 
@@ -113,5 +115,5 @@ def _shape(name: str, settings: Mapping[str, object]) -> tuple[int, ...] | None:
     if shape is None:
         return None
     if not isinstance(shape, list | tuple) or not all(type(one) is int and one > 0 for one in shape):
-        raise InputError(f"shape = {shape!r:.40} of {name}", "it is a list of whole numbers", "write [1, 8, 8]")
+        raise InputError(f"shape = {shape!r:.40} of {name}", "it must be a list of whole numbers", "write [1, 8, 8]")
     return cast("tuple[int, ...]", tuple(shape))

@@ -82,15 +82,17 @@ def partition(
 
     `how` is `iid`, `dirichlet:ALPHA` (each class spread over the nodes in Dirichlet(ALPHA) shares: the smaller ALPHA,
     the more skewed), or `user` or `writer` (either word: rows of one group stay together, groups are spread evenly).
-    Every node gets a row, or the partition is refused. `rows` caps what a node keeps. `node_names` are the labels of a
-    graph: where its nodes and the groups have the same names, each node gets the group of its name.
+    Every node gets a row, or the partition is refused. `rows` limits how many rows a node keeps. `node_names` are the
+    labels of a graph: if its nodes and the groups have the same names, each node gets the group of its name.
 
-    Guarantees: no row twice; every row somewhere, unless capped; the same seed gives the same shards; no group is
-    split; `iid` sizes differ by at most one.
+    Guarantees: no row is assigned twice; every row is assigned, unless `rows` limits it; the same seed gives the same
+    shards; no group is split; `iid` sizes differ by at most one.
     """
     total = len(dataset.targets)
     if not 1 <= nodes <= total:
-        raise InputError(f"{nodes} nodes", f"{dataset.name} has {total} training rows, a node needs one", "use fewer")
+        raise InputError(
+            f"{nodes} nodes", f"{dataset.name} has {total} training rows, and every node needs one", "use fewer"
+        )
     if rows is not None and rows < 1:
         raise InputError(f"rows={rows}", "a node keeps at least one row", "give a positive number, or leave it out")
     rng = np.random.default_rng(check_seed(seed))
@@ -119,7 +121,7 @@ def _alpha(how: str, setting: str) -> float:
     except ValueError:
         alpha = 0.0
     if not 0 < alpha < np.inf:
-        raise InputError(f"partition {how!r}", "ALPHA is a positive number", "write dirichlet:0.5, say")
+        raise InputError(f"partition {how!r}", "ALPHA is a positive number", "write dirichlet:0.5, for example")
     return alpha
 
 
@@ -153,7 +155,7 @@ def _by_group(
     if dataset.groups is None:
         raise InputError(
             f"partition by {how} of {dataset.name}",
-            "its rows do not say whom they come from",
+            "its rows do not say who they come from",
             "use iid, or data with groups",
         )
     node_of_group = nodes_by_name(dataset, node_names)
@@ -199,7 +201,7 @@ def nodes_by_name(dataset: Dataset, node_names: Sequence[Hashable] | None) -> Ro
     without = f"there is no group {lacking!r}" if lacking is not None else f"there are {len(groups)} groups"
     raise InputError(
         f"a group and a node called {min(shared)!r}, but {without} for {len(names)} nodes",
-        "groups go to the nodes of their names, or have other names",
+        "either all groups and nodes have the same names, or none do",
         "give groups and nodes the same names, or groups names of their own",
     )
 
@@ -216,7 +218,7 @@ def check_names(dataset: Dataset, shards: Partition, node_names: Sequence[Hashab
         if strangers.size:
             holds = dataset.group_names[dataset.groups[indices[strangers[0]]]]
             raise InputError(
-                f"node {node_names[node]!s} holds rows of {holds}", "each node holds the group of its name",
+                f"node {node_names[node]!s} holds rows of {holds}", "each node must hold the group of its name",
                 "give partition(..., node_names=graph.labels)",
             )  # fmt: skip
 

@@ -31,7 +31,7 @@ def split_table(name: str, columns: Columns, rows: Mapping[str, int], seed: int)
     Each gets the rows that it trains on, and of those that are left a share in proportion, at least one.
     """
     if name not in READERS:
-        raise InputError(f"data set {name!r:.60}", f"tables can be made of {', '.join(READERS)}", "name one of these")
+        raise InputError(f"data set {name!r:.60}", f"tables can be made from {', '.join(READERS)}", "name one of these")
     cells = READERS[name]()
     wanted = [column.name for column in columns.columns]
     strange = next((one for one in wanted if one not in cells), None)

@@ -34,7 +34,9 @@ def table_dataset(table: Table, columns: Columns, name: str, seed: int) -> Datas
     test = round(HELD_OUT * len(table))
     if not 0 < test < len(table):
         raise InputError(
-            f"{name}: {len(table)} rows", "a fifth is held out, and the rest is learned", "give five or more"
+            f"{name}: {len(table)} rows",
+            "a fifth of the rows is held out, and the rest is used for training",
+            "give five or more",
         )
     return _dataset(
         columns, name, (table.inputs[order[test:]], table.targets[order[test:]]),
@@ -77,7 +79,11 @@ def training_rows(name: str, rows: int) -> int:
     """How many rows of a node's table are trained on where nobody declared it: all but a fifth."""
     held_out = max(1, round(HELD_OUT * rows))
     if held_out >= rows:
-        raise InputError(f"{name}: a table of {rows} rows", "some are learned, and some held out", "give five or more")
+        raise InputError(
+            f"{name}: a table of {rows} rows",
+            "some rows are used for training, and some are held out",
+            "give five or more",
+        )
     return rows - held_out
 
 
@@ -105,4 +111,5 @@ def _dataset(columns: Columns, name: str, train: tuple[Floats, Targets], test: t
         examples=Examples(train[0]).clipped(columns.norm_bound), targets=train[1],
         test_inputs=test[0], test_targets=test[1], shape=(columns.width,), classes=columns.classes,
         groups=None, test_groups=None, entities=(), licence="your own", source="you", notes=(SCALED,),
+        target_unit=columns.target_unit,
     )  # fmt: skip

@@ -51,7 +51,7 @@ def find_table(folder: Path, name: str) -> Path:
     there = [path for suffix in SUFFIXES if (path := folder / f"{name}{suffix}").is_file()]
     if not there:
         raise InputError(
-            f"{folder}: no table called {name}", f"each node has one there, such as {name}.csv", "check --data"
+            f"{folder}: no table called {name}", f"each node needs one there, such as {name}.csv", "check --data"
         )
     if len(there) > 1:
         raise InputError(f"{there[0]} and {there[1]}", "each node has one table", "remove one")
@@ -110,8 +110,9 @@ def _csv_rows(path: Path, reader: Iterable[list[str]], width: int) -> Iterator[l
     for number, row in enumerate((row for row in reader if row), 1):
         if len(row) != width:
             raise InputError(
-                f"{path}, row {number}: {len(row)} of {width} cells", "every row has as many as the heading",
-                "correct that row; cells are separated by commas, and put in quotes if they hold one",
+                f"{path}, row {number}: {len(row)} of {width} cells",
+                "every row must have as many cells as the heading",
+                "correct that row; cells are separated by commas, and put in quotes if they contain one",
             )  # fmt: skip
         yield row
 

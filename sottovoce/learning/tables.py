@@ -67,7 +67,7 @@ def _check_heading(cells: Arrays, columns: Columns, where: str, also: tuple[str,
         what = f"no column {lacking[0]!r}" if lacking else f"column {unknown[0]!r}"
         otherwise = "give the table that column" if lacking else "list the column under drop"
         raise InputError(
-            f"{where}: {what}", "a table has exactly the columns that are described",
+            f"{where}: {what}", "a table must have exactly the columns that are described",
             f"correct the heading, or {otherwise}",
         )  # fmt: skip
 
@@ -169,7 +169,7 @@ def _check_missing(
     if absent.size and column.missing == REFUSE:
         remedy = "leave that row out" if column.name == columns.target else "agree on what missing ones become"
         raise _misfit(
-            where, column, int(absent[0]), cells, "nothing stands for a missing cell", f"fill it, or {remedy}"
+            where, column, int(absent[0]), cells, "no replacement for a missing cell is given", f"fill it, or {remedy}"
         )
 
 

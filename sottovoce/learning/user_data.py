@@ -17,7 +17,7 @@ from sottovoce.learning.lazy_rows import Examples
 ARRAYS = ("inputs", "targets", "test_inputs", "test_targets", "groups")
 """What an npz file may hold; the first two it must."""
 
-UNSCALED = "rows are as you gave them; what you scaled them with is covered by no privacy figure"
+UNSCALED = "rows are as you gave them; no privacy figure covers what you scaled them with"
 
 
 def read_rows(path: Path, seed: int) -> Rows:
@@ -36,12 +36,14 @@ def rows_of(arrays: Mapping[str, ArrayLike | None], seed: int, where: str = "") 
     given = {name: given_array(array, f"{where}{name}") for name, array in arrays.items() if array is not None}
     lacking = next((name for name in ARRAYS[:2] if name not in given), None)
     if lacking is not None:
-        raise InputError(f"{where}no {lacking}", "rows have inputs and targets", f"give {lacking}")
+        raise InputError(f"{where}no {lacking}", "both inputs and targets are needed", f"give {lacking}")
     if ("test_inputs" in given) != ("test_targets" in given):
-        raise InputError(f"{where}test_inputs or test_targets alone", "they come together", "give both, or none")
+        raise InputError(
+            f"{where}test_inputs or test_targets alone", "they must be given together", "give both, or none"
+        )
     inputs, targets, classes = _checked(given["inputs"], given["targets"], where)
     if len(classes) == 1:
-        raise InputError(f"{where}one class, {classes[0]}", "there is nothing to tell apart", "give two or more")
+        raise InputError(f"{where}one class, {classes[0]}", "there is nothing to distinguish", "give two or more")
     groups, group_names = _grouped(given.get("groups"), len(inputs), where)
     shape, notes = given["inputs"].shape[1:], (UNSCALED,)
     public = (PublicStatistic.CLASSES,) if classes else ()
@@ -51,7 +53,7 @@ def rows_of(arrays: Mapping[str, ArrayLike | None], seed: int, where: str = "") 
         if not alike or not set(test_classes) <= set(classes):
             raise InputError(
                 f"{where}test rows of shape {given['test_inputs'].shape[1:]}, classes {_few(test_classes)}",
-                f"training rows are of shape {shape}, classes {_few(classes)}", "make them alike",
+                f"training rows are of shape {shape}, classes {_few(classes)}", "make them agree",
             )  # fmt: skip
         return Rows(
             Examples(inputs), _positions(targets, classes),
@@ -63,7 +65,9 @@ def rows_of(arrays: Mapping[str, ArrayLike | None], seed: int, where: str = "") 
     test = held_out(strata, seed)
     if not test.any():
         raise InputError(
-            f"{where}{len(inputs)} rows", "a fifth of each class is held out, and none has three", "give test rows"
+            f"{where}{len(inputs)} rows",
+            "a fifth of each class is held out, and no class has three rows",
+            "give test rows",
         )
     by = " of each class" if classes else " of each group" if groups is not None else ""
     return Rows(
@@ -80,24 +84,27 @@ def _checked(
     """Flat float32 rows, targets, and the classes that they name; a fraction names none."""
     if inputs.ndim < 2 or inputs.dtype.kind not in "biuf" or inputs.size == 0:
         raise InputError(
-            f"{where}inputs are {inputs.dtype} of shape {inputs.shape}", "they are numbers, a row for each example",
+            f"{where}inputs are {inputs.dtype} of shape {inputs.shape}",
+            "they must be numbers, with a row for each example",
             "give real numbers in at least two dimensions, none of length 0",
         )  # fmt: skip
     if targets.shape != inputs.shape[:1] or targets.dtype.kind not in "biufU":
         raise InputError(
             f"{where}targets are {targets.dtype} of shape {targets.shape}",
-            f"they are numbers or words, one for each of {len(inputs)} rows", "give one column",
+            f"they must be numbers or words, one for each of {len(inputs)} rows", "give one column",
         )  # fmt: skip
     with np.errstate(over="ignore"):
         flat = np.ascontiguousarray(inputs.reshape(len(inputs), -1), dtype=np.float32)
     bad = np.flatnonzero(~np.isfinite(flat).all(axis=1))
     if bad.size:
-        raise InputError(f"{where}row {bad[0]} holds nan or infinity", "rows are finite in float32", "fill or drop it")
+        raise InputError(
+            f"{where}row {bad[0]} holds nan or infinity", "rows must be finite in float32", "fill or drop it"
+        )
     if targets.dtype.kind != "f":
         return flat, targets, tuple(map(str, np.unique(targets)))
     bad = np.flatnonzero(~np.isfinite(targets))
     if bad.size:
-        raise InputError(f"{where}target {bad[0]} is nan or infinite", "targets are finite", "drop that row")
+        raise InputError(f"{where}target {bad[0]} is nan or infinite", "targets must be finite", "drop that row")
     return flat, targets, ()
 
 
@@ -116,7 +123,8 @@ def _grouped(
         return None, ()
     if groups.shape != (rows,) or groups.dtype.kind not in "biuU":
         raise InputError(
-            f"{where}groups are {groups.dtype} of shape {groups.shape}", f"they name who each of {rows} rows is from",
+            f"{where}groups are {groups.dtype} of shape {groups.shape}",
+            f"they must say who each of the {rows} rows comes from",
             "give one column of whole numbers or words",
         )  # fmt: skip
     names, positions = np.unique(groups, return_inverse=True)

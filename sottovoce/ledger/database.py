@@ -24,9 +24,11 @@ from pathlib import Path
 from typing import IO, TypeAlias, TypeVar
 
 from sottovoce.config import Document
+from sottovoce.core.files import open_to_append
 from sottovoce.core.json_numbers import JSON
-from sottovoce.errors import InputError, SottovoceError
+from sottovoce.errors import InputError, SottovoceError, file_error
 from sottovoce.ledger.payload_file import LONG, Extent, PayloadFile, flush_folder
+from sottovoce.regular_files import irregular
 from sottovoce.text import parse_json
 
 Name = TypeVar("Name", str, int)
@@ -48,6 +50,9 @@ CREATE TABLE payloads (
 );
 """
 
+BESIDE = ("-wal", "-shm", "-journal", ".payloads")
+"""How names of files end that SQLite and `payload_file.py` keep beside a ledger."""
+
 PAGE_BYTES = 1 << 14
 """Of a new file: messages are long, and small pages cost time for each."""
 
@@ -68,7 +73,7 @@ class Entry:
 class Database:
     """An open ledger. `add` belongs into a `transaction`, whose end is on the disk when it returns."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, lock: IO[bytes] | None) -> None:
+    def __init__(self, path: Path, connection: sqlite3.Connection, lock: IO[str] | None) -> None:
         self.path, self._connection, self._lock = path, connection, lock
         self.is_usable = True
         self._number, self._hash = _check_chain(path, connection)
@@ -235,37 +240,44 @@ def open_ledger(path: Path, *, read_only: bool = False) -> Iterator[Database]:
 
 def _check_file(path: Path) -> None:
     if not path.exists():
-        raise InputError(f"{path}: no such file", "a ledger is one file", "make it with sotto run --ledger, say")
+        raise InputError(
+            f"{path}: no such file", "a ledger is one file", "make it, for example with sotto run --ledger"
+        )
     if not path.is_file():
         raise InputError(f"{path} is not a file", "a ledger is one file", "name another")
     if path.is_symlink():
-        raise InputError(f"{path} is a link", "under two names, two processes would write one ledger", "name the file")
+        raise InputError(
+            f"{path} is a link", "through a link, two processes could write the same ledger", "name the file"
+        )
     if path.stat().st_mode & 0o077:
-        raise InputError(f"{path}: others can read it", "a ledger is for its owner alone", f"type chmod 600 {path}")
+        raise InputError(f"{path}: others can read it", "only its owner may read a ledger", f"type chmod 600 {path}")
+    for beside in (Path(f"{path}{end}") for end in BESIDE):
+        if beside.is_symlink() or (beside.exists() and not beside.is_file()):
+            raise irregular(beside, os.lstat(beside).st_mode)
 
 
-def _make_and_lock(path: Path) -> IO[bytes]:
+def _make_and_lock(path: Path) -> IO[str]:
     """Make the file, for its owner alone, unless it is there; one process holds the lock beside it."""
     with ExitStack() as failed:
         try:
-            lock = failed.enter_context(open(f"{path}.lock", "ab", opener=_private))
+            lock = failed.enter_context(open_to_append(Path(f"{path}.lock")))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
                 flush_folder(path.absolute().parent)
         except BlockingIOError:
-            raise InputError(f"{path}: another process is at it", "one process writes it", "wait for it") from None
+            raise InputError(
+                f"{path}: another process uses it",
+                "only one process at a time can write it",
+                "wait until the other process has ended",
+            ) from None
         except OSError as error:
-            found = f"{error.filename or path}: {error.strerror}"
-            raise InputError(found, "a ledger is written", "name a file of yours") from None
+            raise file_error(
+                error.filename or path, error, "the ledger must be writable", "name a file of yours"
+            ) from None
         _check_file(path)
         failed.pop_all()
     return lock
-
-
-def _private(path: str, flags: int) -> int:
-    """Open a file for its owner alone; a pipe in its place is refused, not waited for."""
-    return os.open(path, flags | os.O_NONBLOCK, 0o600)
 
 
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:
@@ -320,7 +332,7 @@ def _check_chain(path: Path, connection: sqlite3.Connection) -> tuple[int, bytes
     except sqlite3.Error as error:
         raise damaged(path, str(error)) from None
     except TypeError:  # bytes in place of text
-        raise damaged(path, f"entry {found + 1} is no text") from None
+        raise damaged(path, f"entry {found + 1} is not text") from None
     return found, before
 
 
@@ -335,8 +347,8 @@ def _hash(before: bytes, number: int, *parts: str) -> bytes:
 def damaged(path: Path, what: str) -> InputError:
     """What to raise where a ledger is not as it was written."""
     return InputError(
-        f"{path}: edited or damaged ({what})", "a ledger is used as it was written",
-        "restore nothing older; keep the file, and count its whole budget as spent",
+        f"{path}: edited or damaged ({what})", "a ledger must be as it was written",
+        "do not restore an older copy; keep the file, and count its whole budget as spent",
     )  # fmt: skip
 
 

@@ -27,9 +27,11 @@ class Budget:
 
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < math.inf:
-            raise InputError(f"a budget of epsilon {self.epsilon}", "it is positive and finite", "give 4, say")
+            raise InputError(
+                f"a budget of epsilon {self.epsilon}", "it must be positive and finite", "give 4, for example"
+            )
         if not 0 < self.delta < 1:
-            raise InputError(f"a budget at delta {self.delta}", "it lies between 0 and 1", "give 1e-5, say")
+            raise InputError(f"a budget at delta {self.delta}", "it must lie between 0 and 1", "give 1e-5, for example")
 
     def __str__(self) -> str:
         return f"epsilon {repr(self.epsilon).removesuffix('.0')} at delta {self.delta:g}"
@@ -67,7 +69,7 @@ class PlannedRun:
         """The first stage that covers a round; between two of them the later one's cost holds."""
         found = next((stage for stage in self.stages if stage.round >= round), None)
         if found is None:
-            raise InputError(f"round {round} of run {self.name}", f"it has {self.rounds}", "plan more of them")
+            raise InputError(f"round {round} of run {self.name}", f"it has {self.rounds}", "plan more rounds")
         return found
 
     def document(self) -> dict[str, JSON]:

@@ -85,13 +85,17 @@ class Spending:
         found = self.lineage(lineage)
         before = self._run(planned.run)
         if before is not None and before.lineage != lineage:
-            raise InputError(f"run {planned.name}: in lineage {before.lineage}", "a run is in one", "drop --lineage")
+            raise InputError(
+                f"run {planned.name}: in lineage {before.lineage}",
+                "a run belongs to one lineage",
+                "leave out --lineage",
+            )
         salt = self._salt()
         stored = _salted_run(salt, planned)
         if before is not None and before.round > 0 and before.planned.data != stored.data:
             raise InputError(
                 f"run {planned.name}: other data than it began with",
-                "a run goes on as it began",
+                "a run can go on only as it began",
                 "give that data again, or begin another run",
             )
         self._require_own_noise(stored)
@@ -113,7 +117,7 @@ class Spending:
         before = self._known(run)
         if not before.is_open:
             raise InputError(
-                f"run {before.planned.name}: it has ended", "an ended run sends nothing", "reserve it anew"
+                f"run {before.planned.name}: it has ended", "an ended run sends nothing", "reserve it again"
             )
         stage = before.planned.stage(round)
         if stage.round > before.round:
@@ -144,7 +148,8 @@ class Spending:
         if other is not None:
             raise InputError(
                 f"run {stored.name}: its noise key was used by run {other.name}",
-                "two runs with the same noise cancel it", "drop noise_key, or give another name or seed",
+                "if two runs have the same noise, subtracting their messages removes it",
+                "leave out noise_key, or give another name or seed",
             )  # fmt: skip
 
     def _run(self, run: str) -> RunSpending | None:

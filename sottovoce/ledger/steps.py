@@ -1,15 +1,16 @@
 """The steps of one run: what was sent at each place, stored before it is sent, and what was received.
 
 A place is a gossip step of a round. Everything about it is one transaction, so that a process that is killed at any
-moment finds either nothing, and may compute the step, or all of it, and sends the same bytes. Hashes stay for ever;
-bytes until receivers have them, or until they are forgotten.
+moment finds either nothing, and may compute the step, or all of it, and sends the same bytes. Hashes stay for ever,
+bytes until they are forgotten. That a receiver has them deletes nothing: it acknowledges what it holds in memory, may
+be killed before it has recorded it, and asks again.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sottovoce.errors import InputError
@@ -27,7 +28,7 @@ SECRET = (OWN, COINS, NOISE)
 
 
 class PendingMessage(NamedTuple):
-    """Bytes that a receiver has not acknowledged."""
+    """Bytes that a receiver may still ask for."""
 
     place: Place
     receiver: str
@@ -72,7 +73,6 @@ class Steps:
 
     database: Database
     run: str
-    _acknowledged: list[tuple[str, str]] = field(default_factory=list)
 
     def record_step(
         self,
@@ -102,7 +102,9 @@ class Steps:
             return
         newest = self.newest()
         if newest is not None and place < newest:
-            raise InputError(f"{place}: not recorded, and {newest} is", "steps are recorded in their order", "skip it")
+            raise InputError(
+                f"{place}: not recorded, although {newest} is", "steps must be recorded in order", "skip it"
+            )
         sent = _digests(outgoing)
         messages = {sent[name]: (payload,) for name, payload in outgoing.items()}
         kept, drawn = with_keys(given), with_keys({} if noise is None else noise.by_round)
@@ -123,7 +125,6 @@ class Steps:
                 self._drop(NOISE, before=Place(noise.since, 0))
                 for round in drawn:
                     self.database.store(self._key(Place(round, 0)), NOISE, {"": stored[round]})
-            self._drop_acknowledged()
 
     def record_coins(self, place: Place, key: bytes) -> bytes:
         """Store the key of a batch's coins, before the gradient is computed; returns the one that is stored there.
@@ -134,7 +135,7 @@ class Steps:
         if found:
             return bytes(found[0]["bytes"])
         if self._entry(COINS, place) is not None:
-            raise InputError(f"{place}: its batch was drawn", "a batch is drawn once", "go on after it")
+            raise InputError(f"{place}: its batch was already drawn", "a batch is drawn once", "go on after it")
         with self.database.transaction():
             self.database.add(COINS, self._key(place), {COINS: digest_of(key)})
             self.database.store(self._key(place), COINS, {"": key})
@@ -151,8 +152,8 @@ class Steps:
         other = next((name for name, digest in digests.items() if before.get(name, digest) != digest), None)
         if other is not None:
             raise InputError(
-                f"{place}: another message of {other}", "a member sends one message for a place",
-                "keep the first, and tell whoever runs that member",
+                f"{place}: a second, different message from {other}", "a member sends one message for a place",
+                "keep the first one, and tell whoever runs that member",
             )  # fmt: skip
         lost = self._lost(place)
         new = {name: digest for name, digest in digests.items() if name not in before}
@@ -167,7 +168,6 @@ class Steps:
                 values = (self._key(place), RECEIVED, name)
                 self.database.drop("key = ? AND kind = ? AND name = ?", values, erase=False)
             self.database.store(self._key(place), RECEIVED, stored)
-            self._drop_acknowledged()
 
     def record_end(self, unended: Sequence[str]) -> None:
         """Store that the last step is over and nothing more is sent, and which neighbours may still have wanted it."""
@@ -177,14 +177,6 @@ class Steps:
     def has_ended(self) -> bool:
         """Whether that is stored."""
         return bool(self.database.entries_about(END, self.run))
-
-    def acknowledge(self, place: Place, receiver: str) -> None:
-        """A receiver has its bytes. They are deleted with the next record: until then they may be sent once more."""
-        if receiver not in self._sent(place):
-            raise InputError(
-                f"{place}: {receiver} acknowledges it", "nothing was recorded for it there", "check who sends this"
-            )
-        self._acknowledged.append((self._key(place), receiver))
 
     def step(self, place: Place) -> StepRecord | None:
         """What is stored about a place; None where nothing was recorded."""
@@ -233,14 +225,13 @@ class Steps:
         return int(self.database.rows(query, self._span(STEP))[0][0])
 
     def pending(self) -> list[PendingMessage]:
-        """All bytes that were not acknowledged and not forgotten, in their order: what a restart sends."""
+        """All bytes that were not forgotten, in their order: what a restart sends."""
         query = "SELECT DISTINCT key FROM payloads WHERE kind = ? AND key >= ? AND key < ? ORDER BY key"
         places = [_place(key) for (key,) in self.database.rows(query, self._span(SENT))]
         return [
             PendingMessage(place, name, payload)
             for place in places
             for name, payload in sorted(self._outgoing(place).items())
-            if (self._key(place), name) not in self._acknowledged
         ]
 
     def forget(self, before: Place) -> None:
@@ -248,7 +239,6 @@ class Steps:
         with self.database.transaction():
             for kind in (SENT, MESSAGE, RECEIVED, OWN, COINS):
                 self._drop(kind, before=before)
-            self._drop_acknowledged()
 
     def receipt(self, sender: str) -> Receipt | None:
         """The newest message of a neighbour that is recorded here: what it is told when it comes back."""
@@ -258,16 +248,21 @@ class Steps:
 
     def check_receipt(self, neighbour: str, receipt: Receipt) -> None:
         """Refuse a ledger that is behind what a neighbour has received, or that has something else at its place."""
-        place, newest, remedy = receipt.place, self.newest(), "take part no more in this agreement with this folder"
+        place, newest, remedy = (
+            receipt.place,
+            self.newest(),
+            "do not take part in this agreement with this folder any more",
+        )
         if newest is None or place > newest:
             behind = "nothing" if newest is None else str(newest)
             raise InputError(
-                f"{self.database.path}: {neighbour} has a message of {place}, and the last one here is of "
-                f"{behind}", "a ledger that was put back would send other noise for the same place", remedy,
+                f"{self.database.path}: {neighbour} has a message of {place}, but the last one in this ledger is of "
+                f"{behind}",
+                "with a ledger that was restored, a member would send different noise for the same place", remedy,
             )  # fmt: skip
         if self._sent(place).get(neighbour) != receipt.digest.hex():
             raise InputError(
-                f"{self.database.path}: {neighbour} has another message of {place} than is recorded",
+                f"{self.database.path}: {neighbour} has a different message of {place} than the one recorded here",
                 "a place has one message", remedy,
             )  # fmt: skip
 
@@ -341,17 +336,6 @@ class Steps:
 
     def _differs(self, place: Place) -> InputError:
         return damaged(self.database.path, f"stored bytes of {place} differ from their hash")
-
-    def _drop_acknowledged(self) -> None:
-        """Within a transaction: what receivers have."""
-        for key, name in self._acknowledged:
-            self.database.drop("key = ? AND kind = ? AND name = ?", (key, SENT, name), erase=False)
-        unwanted = (
-            "key = ? AND kind = ? AND name NOT IN (SELECT CAST(bytes AS TEXT) FROM payloads WHERE key = ? AND kind = ?)"
-        )
-        for key in dict.fromkeys(key for key, _ in self._acknowledged):
-            self.database.drop(unwanted, (key, MESSAGE, key, SENT), erase=False)
-        self._acknowledged.clear()
 
 
 def digest_of(payload: bytes) -> str:

@@ -62,7 +62,7 @@ class _Settings:
         """Refuse a search that takes too long, before it begins; with restarts only one block is searched."""
         size = min(self.rounds, self.restart or self.rounds)
         cost = Cost(memory=8.0 * ARRAYS * size**2, seconds=CUBE_SECONDS * size**3)
-        check_cost(f"a search for the best C of {size:,} rounds", cost, "use restarts of a shorter one")
+        check_cost(f"a search for the best C of {size:,} rounds", cost, "use restarts with a shorter C")
 
     @property
     def form(self) -> Structure:
@@ -86,17 +86,17 @@ def factorize(
     cache: bool = True,
     progress: Callable[[float], None] | None = None,
 ) -> Factorization:
-    """The correlation over rounds with which noise of a given privacy costs least, with a proof of how little.
+    """Find the correlation over rounds with which noise costs least at a given privacy, with a proof of how close.
 
     Minimises `sens(C)^2 trace((C^T C)^-1 H)`, with H from the topology (see workload), over lower-triangular C.
 
-    - `rounds`: how many; K times B of the participation `KxB` unless given;
-    - `objective`: error of `all` models of all rounds, of the `last` models, of the network `average`;
-    - `structure`: `dense`; `banded`, looking back less than `bands` rounds; `toeplitz`, one coefficient a lag;
-    - `restart`: fresh noise every so many rounds: nothing larger than that is ever optimised;
+    - `rounds`: the number of rounds; default: K times B of the participation `KxB`;
+    - `objective`: error of `all` models of all rounds, of the `last` models, or of their `average`;
+    - `structure`: `dense`; `banded`, looking back less than `bands` rounds; `toeplitz`, one coefficient for each lag;
+    - `restart`: start with fresh noise every this many rounds, so that no larger matrix is optimised;
     - `view`: optimise for the exact loss of this adversary (or of several) instead of everyone's;
-    - `gap`: how close to the optimum, relatively, is close enough;
-    - `probes`: estimate H from so many random vectors (chosen automatically for very large graphs), drawn with `seed`.
+    - `gap`: the relative distance to the optimum at which to stop;
+    - `probes`: estimate H from this many random vectors, drawn with `seed` (automatic for very large graphs).
 
     >>> from sottovoce.core.topologies import metropolis
     >>> found = factorize(metropolis("ring:8"), participation="4x16", gap=1e-6, cache=False)
@@ -152,12 +152,18 @@ def factorize_by_class(topology: Topology, labels: Sequence[int], **settings: An
             f"labels of shape {classes.shape} for {topology.n} nodes", "every node has one class", "give a list of them"
         )
     if set(classes.tolist()) != set(range(int(classes.max()) + 1)):
-        raise InputError(f"classes {sorted(set(classes.tolist()))}", "they count from 0 without gaps", "renumber them")
+        raise InputError(
+            f"classes {sorted(set(classes.tolist()))}", "they must be numbered from 0 without gaps", "renumber them"
+        )
     shared = factorize(topology, **settings)
     cache = settings.pop("cache", True)
     settings.pop("progress", None)
     if settings.pop("view", None) is not None:
-        raise InputError("classes of nodes together with a view", "one at a time is optimised", "drop one of them")
+        raise InputError(
+            "classes of nodes together with a view",
+            "only one of the two can be optimised at a time",
+            "leave one of them out",
+        )
     plain = _settings(**{**_DEFAULTS, **settings})
     parts = []
     for c in range(int(classes.max()) + 1):
@@ -174,7 +180,11 @@ def degree_classes(topology: Topology, classes: int) -> tuple[int, ...]:
     ((1, 0, 0, 0, 0), (0, 0, 0, 0))
     """
     if not 1 <= classes <= topology.n:
-        raise InputError(f"{classes} classes of {topology.n} nodes", "from one to as many as nodes", "give 2, say")
+        raise InputError(
+            f"{classes} classes of {topology.n} nodes",
+            "there can be from one class to as many as there are nodes",
+            "give 2, for example",
+        )
     if classes > 1 and not topology.static:
         raise InputError("classes of nodes by degree", "degrees change with this topology", "leave out classes")
     degrees = np.diff(topology.at(0).weights.indptr)
@@ -210,8 +220,8 @@ def _settings(
     scheme = parse_participation(participation)
     if scheme.shuffled:
         raise InputError(
-            f"participation {scheme}", "noise is optimised for patterns that are known: every, or KxB",
-            "take cycle batches, or an algorithm with independent noise",
+            f"participation {scheme}", "noise is optimised only for known patterns: every, or KxB",
+            "use cycle batches, or an algorithm with independent noise",
         )  # fmt: skip
     if rounds is None:
         if scheme.times is None:
@@ -219,19 +229,23 @@ def _settings(
         rounds = scheme.times * scheme.apart
     _whole("rounds", rounds, 1)
     if rounds > LONGEST:
-        raise InputError(f"{rounds} rounds", f"a dense C of {LONGEST} is the largest", "use restarts of a shorter one")
+        raise InputError(f"{rounds} rounds", f"a dense C has at most {LONGEST} rounds", "use restarts with a shorter C")
     scheme.check(rounds)
     for value, known, what in ((objective, OBJECTIVES, "objective"), (structure, STRUCTURES, "structure")):
         if value not in known:
             raise InputError(f"{what} {value!r}", f"known: {', '.join(known)}", "choose one of them")
     if not isinstance(gap, int | float) or not 1e-9 <= gap <= 1:
-        raise InputError(f"gap {gap}", "it lies between 1e-9 and 1", "give 0.001, say")
+        raise InputError(f"gap {gap}", "it must lie between 1e-9 and 1", "give 0.001, for example")
     if structure == "dense" and bands is not None:
         raise InputError(f"{bands} bands of a dense C", "only banded and toeplitz have bands", "choose one of these")
     if restart is not None:
         _whole("restart", restart, 1)
         if structure != "dense":
-            raise InputError(f"restarts of a {structure} C", "blocks are dense", "drop the structure or the restarts")
+            raise InputError(
+                f"restarts of a {structure} C",
+                "the blocks between restarts are dense",
+                "leave out the structure or the restarts",
+            )
     if structure != "dense":
         own = rounds if scheme.times is None else min(scheme.apart, rounds)
         bands = own if bands is None else bands
@@ -250,7 +264,9 @@ def _settings(
 
 def _whole(name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError(f"{name} = {value!r}", f"a whole number from {least}", f"give {name}={max(least, 1)}, say")
+        raise InputError(
+            f"{name} = {value!r}", f"a whole number from {least}", f"give {name}={max(least, 1)}, for example"
+        )
 
 
 def _factorize(
@@ -338,11 +354,13 @@ def _for_view(
     from sottovoce.matrix_factorization import for_view
 
     if settings.structure != "dense" or settings.restart is not None:
-        raise InputError(f"a {settings.structure} C for a view", "the search there is over all C", "drop the structure")
+        raise InputError(
+            f"a {settings.structure} C for a view", "for a view, the search is over all C", "leave out the structure"
+        )
     given = [view] if isinstance(view, str | View) else view
     views = [one for each in given for one in parse_view(each, labels=topology.names).coalitions(topology.n)]
     if not views:
-        raise InputError("no view", "at least one is needed", "give node:0, say")
+        raise InputError("no view", "there must be at least one", "give node:0, for example")
     started = time.perf_counter()
     observed = for_view.observed_views(topology, views, settings.rounds)
     settings.check_cost()
@@ -364,7 +382,9 @@ def _for_view(
         gain_over_independent=plain / min(best, usual),
         kind="any-training" if closed else "fixed-streams",
         proven_for_training=closed,
-        assumption="" if closed else "what a node contributes does not depend on what it heard; no proof for training",
+        assumption=""
+        if closed
+        else "what a node contributes does not depend on what it received; this is not a proof for training",
     )
     assert sensitivity_squared(result.C, settings.scheme) <= 1.0
     return replace(

@@ -151,7 +151,7 @@ def _orthonormal(observation: Observation) -> ObservedView:
     """A and B of a view in an orthonormal basis of the noise it observes."""
     rounds, sources = len(observation.steps), len(observation.steps[0].noise_columns)
     if not _rows(observation):
-        raise Unaccountable(f"{observation.view} hears nothing: any noise is best")
+        raise Unaccountable(f"{observation.view} receives nothing, so there is no noise to optimise")
     A_RTV, B_RZ = observation.dense()
     left, sizes, right = linalg.svd(B_RZ, full_matrices=False, check_finite=False)
     keep = sizes > RANK * sizes[0]

@@ -40,8 +40,8 @@ class Factorization:
     """A correlation matrix with its proof.
 
     Guarantees: C is lower triangular; its sensitivity under the participation scheme is at most 1; `objective` is
-    that of this very C; no C of those that `among` names is better than `lower_bound`, which `proof` proves.
-    `refused_file` is one of the cache that did not hold what it should.
+    that of this very C; no C of the family that `among` names is better than `lower_bound`, which `proof` proves.
+    `refused_file` is a file of the cache whose content was not valid.
     """
 
     C: Array = field(repr=False)

@@ -129,15 +129,17 @@ def sampled_noise(
     cache: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> SampledNoise:
-    """The number of parts, the share and C that leave the least error in models, for whoever hears everything.
+    """The number of parts, the share and C that leave the least error in models, against an adversary that sees all.
 
-    A batch holds `share` of a node's records on average. The target is about a record that counts as nothing. Each
-    choice has a certificate; larger numbers of parts are left out once error only rises. Minimises
+    A batch holds `share` of a node's records on average. The target is about a record that is made to count as nothing.
+    Each choice has a certificate; larger numbers of parts are left out once the error only rises. Minimises
     `noise(B)^2 trace((C^T C)^-1 H)` over B and C of B bands with columns of norm 1.
     """
     if not LEAST_SHARE <= share <= 1:
         raise InputError(
-            f"share {share}", f"it lies between {LEAST_SHARE:g} and 1", "give the batch size over the number of records"
+            f"share {share}",
+            f"it must lie between {LEAST_SHARE:g} and 1",
+            "give the batch size divided by the number of records",
         )
     if rounds > MOST_ROUNDS:
         raise InputError(f"{rounds} rounds", f"batches are chosen for at most {MOST_ROUNDS:,}", "give fewer")

@@ -171,7 +171,7 @@ def _column_powers(
 
 def _standard_error(values: list[float]) -> float:
     if len(values) < 2:
-        raise InputError(f"{len(values)} probe", "an error bar needs two", f"use {PROBES}")
+        raise InputError(f"{len(values)} probe", "an error bar needs at least two", f"use {PROBES}")
     return float(np.std(values, ddof=1) / np.sqrt(len(values)) / np.mean(values))
 
 

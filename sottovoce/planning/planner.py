@@ -30,12 +30,12 @@ from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise import PerNode
 from sottovoce.core.notebook_html import html_table
-from sottovoce.core.participation import SAMPLED, Participation, parse_participation
+from sottovoce.core.participation import SAMPLED, Participation, draws_by_chance, parse_participation
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology, weigh, weights_for
 from sottovoce.errors import InputError, Unaccountable
-from sottovoce.learning.declared_records import DeclaredRecords, declare_records, draws_by_chance
+from sottovoce.learning.declared_records import DeclaredRecords, declare_records
 from sottovoce.matrix_factorization.sampled_noise import numbers_of_parts
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.account_settings import AccountSettings
@@ -84,7 +84,7 @@ class Question:
     part `every` round, `KxB`, or in batches that are drawn by chance: `poisson:SHARE`, `fixed:SIZE`. `weights` is what
     each algorithm needs unless given; `convex` says that local steps are non-expansive. With `final_models`, the
     adversary sees these models after the last round as well. `colluders` nodes may work together where algorithms have
-    secure sums.
+    secure sums. Nodes count alike in the average, or with `weigh_nodes="size"` by their records.
     """
 
     graph: Graph
@@ -100,6 +100,7 @@ class Question:
     weights: str | None = None
     convex: bool = False
     colluders: int = 1
+    weigh_nodes: str = "equal"
 
     def __post_init__(self) -> None:
         """Refuses what is wrong for every algorithm."""
@@ -123,7 +124,10 @@ class Question:
     def declared(self) -> DeclaredRecords:
         """The records of nodes, and how they take part."""
         records = self.records if isinstance(self.records, tuple) else (self.records,)
-        return declare_records(self.participation, nodes=self.graph.n, records=records, adjacency=self.adjacency)
+        return declare_records(
+            self.participation, nodes=self.graph.n, records=records, adjacency=self.adjacency,
+            weigh_nodes=self.weigh_nodes,
+        )  # fmt: skip
 
     @property
     def sensitivity(self) -> PerNode:

@@ -13,6 +13,7 @@ little. Here is what a round is to the coupling.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.grid import grid_step, least_noise
 from sottovoce.core.sensitivity import relative
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.views import View, ViewKind
@@ -61,10 +63,30 @@ def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
     if view.kind is not ViewKind.COALITION:
         raise Unaccountable(f"it bounds what single nodes and coalitions learn, and the view is {view}")
     if system.correlation is not None:
-        raise Unaccountable(f"{system.algorithm.name}: noise correlated over rounds is not fresh, so it cannot absorb")
+        raise Unaccountable(
+            f"{system.algorithm.name}: noise that is correlated over rounds is not fresh, so it cannot absorb a "
+            "difference"
+        )
     system = system.publishing(view.final_models)
     published = None if view.final_models is FinalModels.NONE else system.steps[-1]
     return map_equal_steps(lambda step: _couple_step(system, step, view, step is published), system.steps)
+
+
+def rounding_is_bounded(system: LinearSystem) -> bool:
+    """Whether `rounding_cost` is proven: one gossip step of single messages on a grid, with weights that sum to 1."""
+    algorithm = system.algorithm
+    plain = algorithm.exact_noise and algorithm.gossip_steps == 1 and not algorithm.secure_sum
+    return plain and all(mixing.row_stochastic for step in dict.fromkeys(system.steps) for mixing in step.mixings)
+
+
+def rounding_cost(system: LinearSystem) -> float:
+    """What rounding models to the grid of messages would add to mu, over the square root of the number of parameters.
+
+    Distances grow by 2 h sqrt(D) in a round, which every node absorbs in the next one: docs/guarantees.md.
+    """
+    algorithm, mixing = system.algorithm, system.topology.at(0)
+    steps = grid_step(algorithm, mixing) / least_noise(algorithm, mixing)
+    return 2 * steps * math.sqrt(system.n * system.rounds) * (1 + 1e-12)
 
 
 def _couple_step(system: LinearSystem, step: StepMatrices, view: View, publishes: bool) -> Coupling:
@@ -134,7 +156,7 @@ def _made_of_states(
     """Published models as combinations of the states that nodes had after their last local step."""
     state, gradient, noise = models
     if not (_close(gradient, -(state @ scale)) and _close(noise, state @ sent_noise)):
-        raise Unaccountable(f"{name}: the absorption bound needs final models that are made of the last states")
+        raise Unaccountable(f"{name}: the absorption bound needs final models that follow from the last states")
     return state
 
 
@@ -158,7 +180,7 @@ def _states_sent(step: StepMatrices, n: int) -> sparse.csr_array:
     """Every node's state after its local step, from what it says in the first gossip step."""
     sender, receiver, rows = step.sent[0]
     if not np.all(receiver == -1) or np.any(sender < 0):
-        raise Unaccountable("the absorption bound needs nodes that say the same to all")
+        raise Unaccountable("the absorption bound needs nodes that send the same to all neighbours")
     place = sparse.csr_array((np.ones(len(sender)), (sender, np.arange(len(sender)))), shape=(n, len(sender)))
     sent = sparse.csr_array(place @ rows)
     silent = np.setdiff1d(np.arange(n), sender)
@@ -167,7 +189,7 @@ def _states_sent(step: StepMatrices, n: int) -> sparse.csr_array:
     # who speaks to nobody keeps its state; read it from where its own weight leads
     weights = step.mixings[0].weights.diagonal()[silent]
     if len(step.mixings) > 1 or not np.allclose(weights, 1.0):
-        raise Unaccountable("the absorption bound needs every node to be heard or to stand alone")
+        raise Unaccountable("the absorption bound needs every node to be heard or to be isolated")
     own = sparse.csr_array((np.ones(len(silent)), (silent, silent)), shape=(n, n))
     return sparse.csr_array(sent + own @ step.state_out)
 
@@ -175,7 +197,7 @@ def _states_sent(step: StepMatrices, n: int) -> sparse.csr_array:
 def _own_noise(step: StepMatrices, sent_noise: sparse.csr_array, n: int) -> Array:
     """The size of each node's fresh noise; refused where a source reaches two nodes."""
     if any(number != 0 or sources.kind != "node" for number, sources in step.sources):
-        raise Unaccountable("the absorption bound needs noise that each node draws by itself")
+        raise Unaccountable("the absorption bound needs noise that each node draws on its own")
     if sent_noise.nnz and (np.diff(sent_noise.tocsc().indptr) > 1).any():
         raise Unaccountable("the absorption bound needs noise that reaches one node first")
     return np.sqrt(np.asarray(sent_noise.multiply(sent_noise).sum(axis=1)).ravel())

@@ -8,9 +8,9 @@ a node absorbs until the next bit costs as much as it would further on. A *sweep
 the differences of the policy at hand, forth for what comes of it, and takes the best point between the two: both are
 policies, so every point between is one, and the cost there is a parabola.
 
-- `swept` policies are made of two sweeps, from the one that absorbs only what is heard. Far from the adversary many
-  victims at the same distance share a linear policy, which absorbs the same shares of the difference for each of them:
-  it is made for all of them together, costs one pass for each, and takes one sweep.
+- `swept` policies are made of two sweeps, from the one that absorbs only what is heard. Far from the adversary, where
+  that is a poor start, many victims at the same distance start from a linear policy that they share, which absorbs the
+  same shares of the difference for each of them: it is made for all of them together.
 - `optimised` ones go on by accelerated projected gradients until the cost no longer falls.
 
 Every policy gives a valid bound, so it is sound to stop anywhere. Victims are independent of each other, so they are
@@ -151,7 +151,8 @@ def _taking_part(pattern: NDArray[np.intp], rounds: int) -> NDArray[np.bool_]:
 def _solve(block: Block, policy: Policy, start: list[Array] | None) -> Array:
     """The least cost found for some victims who take part in some rounds, rounded up."""
     at_once = block.at_once()
-    return np.minimum(_rounded_up(_search(block, policy, start, at_once)), at_once)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.minimum(_rounded_up(_search(block, policy, start, at_once)), at_once)
 
 
 def _rounded_up(cost: Array) -> Array:
@@ -163,15 +164,18 @@ def _rounded_up(cost: Array) -> Array:
 
 
 def _search(block: Block, policy: Policy, start: list[Array] | None, at_once: Array) -> Array:
-    """The least cost of the policies on the way, and never above that of absorbing at once."""
+    """The least cost of the policies on the way, and never above that of absorbing at once.
+
+    Differences grow without bounds where sums are seen for thousands of rounds; what is no number is passed over.
+    """
     steps, best = block.steps, at_once
     now = block.follow(_only_heard if start is None else lambda t, p, out: np.multiply(p, start[t], out=out), 0)
-    best = np.minimum(best, cost_of(steps, now))
-    sweeps = MOST_SWEEPS if policy is Policy.OPTIMISED else SWEEPS if start is None else 1
+    best = np.fmin(best, cost_of(steps, now))
+    sweeps = MOST_SWEEPS if policy is Policy.OPTIMISED else SWEEPS
     for sweep in range(sweeps):
         other = _swept(block, now)
         way, cost = _between(steps, now, other)
-        before, best = best, np.minimum(best, cost)
+        before, best = best, np.fmin(best, cost)
         if policy is Policy.SWEPT and sweep == sweeps - 1:
             return best
         _move_(now, other, way)
@@ -223,11 +227,14 @@ def _between(steps: Sequence[Step], now: Followed, other: Followed) -> tuple[Arr
 
 
 def _move_(now: Followed, other: Followed, way: Array) -> None:
-    """Take the policy so far towards another, which is overwritten too."""
+    """Take the policy so far towards another, which is overwritten too.
+
+    As a sum of positive terms: in a difference the smaller of two policies would be lost in rounding.
+    """
     for mine, theirs in ((now.carried, other.carried), (now.shares, other.shares)):
         for t in range(len(mine)):
-            np.subtract(theirs[t], mine[t], out=theirs[t])
             np.multiply(theirs[t], way, out=theirs[t])
+            np.multiply(mine[t], 1 - way, out=mine[t])
             np.add(mine[t], theirs[t], out=mine[t])
 
 
@@ -245,7 +252,7 @@ def _descend(block: Block, now: Followed, best: Array) -> Array:
         before, momentum = carried, following
         if iteration % 10 == 9:
             reached = block.follow(partial(_absorb_rest, carried), 1)
-            best = np.minimum(best, cost_of(block.steps, reached))
+            best = np.fmin(best, cost_of(block.steps, reached))
             if not _falls(last, best):
                 break
             last = best

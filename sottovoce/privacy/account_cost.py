@@ -132,6 +132,8 @@ def _only_local_noise(system: LinearSystem) -> bool:
 def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation) -> Cost:
     """The exact loss, by the route that `exact.routes` takes, and the worst change of every victim."""
     T, steps = system.rounds, dict.fromkeys(system.steps)
+    if len(steps) == 1 and _stand_alone(system, view):
+        return Cost(memory=24.0 * V * T, seconds=V * T * scheme.count(T) / MULTIPLICATIONS)
     seen = _surprising if len(steps) == 1 and _is_coupled(system, view) else _seen
     P, S = max(seen(step, view) for step in steps), max(step.noise_size for step in steps)
     X, links = max(step.state_size for step in steps), max(map(_links, steps))
@@ -144,6 +146,21 @@ def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation)
     M, changes = float(V * T**2), float(V * scheme.count(T) * (scheme.times or T) ** 2)
     work += 2 * M * R + changes * (ASCENT + (scheme.times or T))
     return Cost(memory=memory + min(24 * M, 24 * T**2 + 4e9), seconds=work / MULTIPLICATIONS)
+
+
+def _stand_alone(system: LinearSystem, view: View) -> bool:
+    """Whether what is new in a round is all that it tells, since states before it follow from what was heard.
+
+    They do where no message is left that hears somebody unheard, and where sums show states that are equal throughout.
+    """
+    step = system.steps[0]
+    if view.final_models is not FinalModels.NONE or view.kind is not ViewKind.COALITION or len(step.mixings) > 1:
+        return False
+    if _is_coupled(system, view) and not view.secure_sum:
+        return _surprising(step, view) == 0
+    weights = step.mixings[0].weights
+    alike = weights.nnz == system.n**2 and bool(np.all(weights.data == weights.data[0]))
+    return alike and len(view.members) == 1 and _only_local_noise(system)
 
 
 def _seen(step: StepMatrices, view: View) -> int:

@@ -17,7 +17,7 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
 from sottovoce.privacy.account_estimate import estimate_account
 from sottovoce.privacy.account_table import table_by_distance
-from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
+from sottovoce.privacy.assumptions import Assumption, at_other_noise
 from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, parse_kind
 from sottovoce.privacy.kind_bounds import KindBounds
@@ -38,8 +38,8 @@ class Account:
 
     The headline is, for the victim that is worst off, the best figure of a kind that is proven for what runs. Its own
     view is the one that was asked for, or one that the headline has to cover and that learns more; `coverage` says whom
-    it covers. `kinds` were asked for; `refusals` says which of them were not offered, and why. `absorption_policy` is
-    the policy behind `convex-training`, where there is any.
+    it covers. `kinds` were asked for; `refusals` says which of them do not apply, and why. `absorption_policy` is the
+    policy behind `convex-training`, if there is any.
     """
 
     system: LinearSystem
@@ -114,10 +114,7 @@ class Account:
         smaller = (1 + NOISE_ROUNDING) / factor
 
         def scaled(guarantee: Guarantee) -> Guarantee:
-            assumed = tuple(  # how coarse a grid is depends on the size of the noise
-                rounding(system, covered=True) if one.kind is AssumptionKind.ROUNDING_COVERED else one
-                for one in guarantee.assumptions
-            )
+            assumed = tuple(at_other_noise(one, system) for one in guarantee.assumptions)
             return replace(guarantee, mu=guarantee.mu * smaller, assumptions=assumed)
 
         headline = None if self.headline is None else scaled(self.headline)
@@ -158,18 +155,18 @@ def account(
 ) -> Account:
     """Guarantees for every victim of a view.
 
-    - `adversary`: who listens, a `View` or its name: `everyone`, `node:3`, `coalition:3,5`, `eavesdropper:0>1`, or
-      `coalition:any-2` for the worst of all coalitions of two nodes;
+    - `adversary`: a `View` or its name: `everyone`, `node:3`, `coalition:3,5`, `eavesdropper:0>1`, or
+      `coalition:any-2` for the worst coalition of two nodes;
     - `adjacency`: what may change, all data of a `user` (a node) or one `record`;
     - `participation`: in which rounds the change can show, `every`, or `KxB`: K times, B rounds apart;
     - `convex`: whether local steps are known to be non-expansive, so that `convex-training` counts for the headline;
-    - `kinds`: which to compute; `as-published` is not among them unless named, and takes `lipschitz` for ZIP-DL;
-    - `victims`: about whom (None: every node that is not a member of the view);
-    - `final_models`: which models after the last round it sees as well: `none`, their `average`, or `all`;
-    - `covering`: whether the headline holds for all of `covering_views`; a report that accounts for each of them by
-      itself asks for this view alone;
-    - `optimised`: policies of the absorption bound are optimised however long that takes; without, they are where it
-      takes seconds, and swept elsewhere.
+    - `kinds`: which to compute; `as-published` only if it is named, and for ZIP-DL it needs `lipschitz`;
+    - `victims`: about which nodes (None: every node that is not a member of the view);
+    - `final_models`: which models after the last round the adversary also sees: `none`, their `average`, or `all`;
+    - `covering`: whether the headline holds for all of `covering_views`; a report that accounts for each of them
+      separately asks for this view alone;
+    - `optimised`: optimise the policies of the absorption bound, however long that takes; otherwise they are optimised
+      if it takes seconds, and swept if not.
 
     >>> from sottovoce import algorithm, metropolis, trace
     >>> system = trace(algorithm("dp-d-sgd", sigma=2.0), metropolis("ring:10"), rounds=16)
@@ -183,7 +180,7 @@ def account(
     wanted = tuple(parse_kind(kind) for kind in kinds)
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz, optimised)
     estimate = estimate_account(system, view, wanted, terms, victims, covering=covering)
-    check_cost(estimate.what, estimate.whole, estimate.smaller_work)
+    check_cost(estimate.what, estimate.whole, "take fewer rounds or a smaller graph")
     found = _account_for(system, view, terms, wanted, victims)
     if not covering or found.headline is None:
         return found
@@ -227,7 +224,7 @@ def _account_for_coalitions(
         if others != []:
             accounts.append(_account_for(system, one, terms, asked, others))
     if not accounts:
-        raise InputError(f"view {view}", "every such coalition has all the victims", "name more victims")
+        raise InputError(f"view {view}", "each such coalition contains all the victims", "name more victims")
     refusals = dict.fromkeys(refusal for found in accounts for refusal in found.refusals)
     found = replace(
         accounts[0], view=view, guarantees=tuple(_worst_guarantees(accounts)), refusals=tuple(refusals)[:len(kinds)],

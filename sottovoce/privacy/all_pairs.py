@@ -37,7 +37,7 @@ from sottovoce.tracing.linear_system import LinearSystem
 Progress = Callable[[int, int], None]
 """Called with how many attackers are done, and how many there are."""
 
-STORE = "figures are kept in a text file", "name another file"
+STORE = "figures are stored in a text file", "name another file"
 """The rule that a store breaks where it cannot be read or written, and the remedy."""
 
 SHADES = " .:-=+*#%@"
@@ -92,7 +92,7 @@ def pairs_cost(
 def sampled_attackers(n: int, count: int, seed: int) -> list[int]:
     """So many nodes at random, in order."""
     if count > n:
-        raise InputError(f"a sample of {count} attackers", f"there are {n} nodes", "sample at most so many")
+        raise InputError(f"a sample of {count} attackers", f"there are {n} nodes", "sample at most that many")
     return sorted(np.random.default_rng(seed).choice(n, count, replace=False).tolist())
 
 
@@ -152,10 +152,14 @@ def _same(store: Path, found: object, title: dict[str, JSON]) -> None:
     if found == title:
         return
     if not isinstance(found, dict):
-        raise InputError(f"{store} is not a store of figures", "its first line says of what", "name another file")
+        raise InputError(
+            f"{store} is not a store of figures",
+            "its first line must say which system it is about",
+            "name another file",
+        )
     other = next((f"{key} {found.get(key)}, not {title[key]}" for key in title if found.get(key) != title[key]), "")
     raise InputError(
-        f"{store} holds figures of something else ({other})", "a store belongs to one system", "name another file"
+        f"{store} holds figures of another system ({other})", "a store belongs to one system", "name another file"
     )
 
 

@@ -44,7 +44,9 @@ def epsilon_of_batches(*, noise: float, share: float, rounds: int, delta: float,
     (replace one record).
     """
     if not 0 < share <= 1:
-        raise InputError(f"batch share {share}", "it lies in (0, 1]", "give the batch size over the number of records")
+        raise InputError(
+            f"batch share {share}", "it must lie in (0, 1]", "give the batch size divided by the number of records"
+        )
     if not noise > 0:
         return float("inf")
     if noise == float("inf"):  # nothing that was sent depends on a record
@@ -141,7 +143,7 @@ def sampled_epsilon(
     sensitivity: PerNode | None = None,
     apart: int = 1,
 ) -> float:
-    """Epsilon of a traced system under sampling, for the node with the least noise; refused where it has no proof.
+    """Epsilon of a traced system under sampling, for the node with the least noise; refused if nothing is proven.
 
     `sensitivity` is how far the change that sampling is about moves a gradient: adding or removing a record (Poisson)
     or replacing one (fixed size); the algorithm's own unless given. A record may be drawn every `apart` rounds.

@@ -15,7 +15,9 @@ from functools import cached_property
 from sottovoce.core.adjacency import Change
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.grid import grid_step
+from sottovoce.core.message_grid import message_grid
 from sottovoce.core.sum_grid import sum_grid
+from sottovoce.privacy.absorption import rounding_cost, rounding_is_bounded
 from sottovoce.privacy.discrete_noise import discrete_factor
 from sottovoce.privacy.rounding import round_up
 from sottovoce.tracing.linear_system import LinearSystem
@@ -48,15 +50,25 @@ class AssumptionKind(Enum):
         "rounding, is covered, and adds {extra} to mu; masks hide everything but the sums"
     )
     ROUNDING_COVERED = "exact noise: nodes release multiples of {step}, so that rounding is covered"
+    ROUNDED_MESSAGES = (
+        "exact noise: messages are multiples of {step} and models of {model_step}; rounding is covered, and adds "
+        "{extra} to mu"
+    )
     ROUNDING_NOT_COVERED = "messages are real numbers: rounding of floating-point numbers is not covered"
-    SAMPLED_BATCHES = "one record is {changed}; batches are drawn anew in each round, and nobody learns who was drawn"
+    ROUNDED_MODELS_NOT_COVERED = (
+        "messages are real numbers: rounding is not covered; a proof that covers it adds {extra} times the square root "
+        "of the number of parameters to mu, for models that are rounded to the same grid"
+    )
+    SAMPLED_BATCHES = (
+        "one record is {changed}; batches are drawn anew in each round, and nobody learns which records were drawn"
+    )
     NOTHING_OBSERVED = (
-        "no message that the adversary observes depends on this node's data: nothing of it is observed; not covered "
-        "is its model, if it is published"
+        "no message that the adversary observes depends on this node's data: nothing of it is observed; its model, if "
+        "it is published, is not covered"
     )
     REPRODUCIBLE_RUN = "reproducible run: whoever knows the key knows the noise"
     SECRET_NOISE = "secret noise: drawn from the operating system's random bytes, and erased after use"
-    PUBLIC_STATISTICS = "taken to be public, so not covered: {statistics}"
+    PUBLIC_STATISTICS = "assumed to be public, so not covered: {statistics}"
     BELOW_EXACT_LOSS = "BELOW the exact loss{by}: not a bound"
     PAPER = "{source}"
 
@@ -71,6 +83,10 @@ class AssumptionKind(Enum):
     def pattern(self) -> re.Pattern[str]:
         """What sentences of this kind look like."""
         return re.compile(re.sub(r"\\{\w+\\}", ".*", re.escape(self.value)), re.DOTALL)
+
+
+NOT_ROUNDED_KINDS = (AssumptionKind.ROUNDING_NOT_COVERED, AssumptionKind.ROUNDED_MODELS_NOT_COVERED)
+"""They say that rounding is not covered."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +105,32 @@ class Assumption:
         return cls(next(kind for kind in AssumptionKind if kind.pattern.fullmatch(sentence)), sentence)
 
 
-def rounding(system: LinearSystem, *, covered: bool) -> Assumption:
-    """What a figure of a system says about rounding; `covered`: it is about values on the system's grid."""
+def rounding(system: LinearSystem, *, covered: bool, by_absorption: bool = False) -> Assumption:
+    """What a figure of a system says about rounding; `covered`: it is about values on the system's grid.
+
+    Of figures by absorption it is known what covering it would add, where single messages are seen.
+    """
+    if not covered and by_absorption and rounding_is_bounded(system):
+        return AssumptionKind.ROUNDED_MODELS_NOT_COVERED.of(extra=round_up(rounding_cost(system)))
     if not covered:
         return AssumptionKind.ROUNDING_NOT_COVERED.of()
     if sums_over_all(system.algorithm):
         grid = sum_grid(system.algorithm, system.topology.at(0))
         extra = f"{round_up(100 * (discrete_factor(grid) - 1), 2)} %"
         return AssumptionKind.DISCRETE_SUMS.of(step=f"{grid.step:g}", extra=extra)
+    messages = message_grid(system.algorithm, system.topology.at(0))
+    if messages is not None:
+        return AssumptionKind.ROUNDED_MESSAGES.of(
+            step=f"{messages.step:g}", model_step=f"{messages.model_step:g}",
+            extra=f"{round_up(100 * messages.extra(system.rounds), 2)} %",
+        )  # fmt: skip
     return AssumptionKind.ROUNDING_COVERED.of(step=f"{grid_step(system.algorithm, system.topology.at(0)):g}")
+
+
+def at_other_noise(assumption: Assumption, system: LinearSystem) -> Assumption:
+    """The assumption for a system that differs in the size of its noise: steps of grids follow from that."""
+    if assumption.kind in (AssumptionKind.ROUNDING_COVERED, AssumptionKind.ROUNDED_MESSAGES):
+        return rounding(system, covered=True)
+    if assumption.kind is AssumptionKind.ROUNDED_MODELS_NOT_COVERED:
+        return rounding(system, covered=False, by_absorption=True)
+    return assumption

@@ -162,8 +162,8 @@ def least_sigma(at: Callable[[float], Account], noise: Noise, target: Target) ->
     reference = at(1.0)
     if reference.mu == 0:
         raise Unaccountable(
-            f"nothing that {reference.view} observes depends on anybody's data, so no noise is needed against it, and "
-            "none would protect the final models; count these among what it sees"
+            f"nothing that {reference.view} observes depends on anybody's data, so no noise is needed against it, but "
+            "the final models would be unprotected; count them among what it sees"
         )
     if isinstance(noise, CombinedNoise):
         return _bisected(at, reference, target)

@@ -57,7 +57,7 @@ class GaussianLoss:
 
 @dataclass(frozen=True)
 class SampledLoss:
-    """`rounds` Gaussian releases on batches drawn by chance: the arguments of `epsilon_of_batches`.
+    """`rounds` Gaussian releases on randomly drawn batches: the arguments of `epsilon_of_batches`.
 
     Without `size` batches are Poisson, and the loss is about a record that is made to count as nothing.
     """
@@ -79,7 +79,7 @@ class SampledLoss:
 
 @dataclass(frozen=True)
 class StatedLoss:
-    """A release of which nothing is known but an epsilon at one delta."""
+    """A release for which only an epsilon at one delta is known."""
 
     epsilon: float
     delta: float
@@ -119,8 +119,8 @@ def read_loss(document: Document) -> Loss:
 class Composition:
     """The joint loss of several releases about the same data.
 
-    It is about data that is replaced; with a loss that is about a record made to count as nothing among them, about
-    that smaller change, which the others cover as well.
+    It is about data that is replaced. If one of the losses is about a record that is made to count as nothing, it is
+    about that smaller change, which the others cover as well.
     """
 
     losses: tuple[Loss, ...]
@@ -139,7 +139,7 @@ class Composition:
 
     @property
     def rule(self) -> Rule:
-        """How the losses are joined."""
+        """How the losses are combined."""
         parts = _Parts.of(self.losses)
         if parts.stated:
             return Rule.SUMS
@@ -149,7 +149,7 @@ class Composition:
     def epsilon(self, delta: float) -> float:
         """Epsilon of all releases together at this delta, rounded up."""
         if not 0 < delta < 1:
-            raise InputError(f"delta = {delta}", "it lies between 0 and 1", "give 1e-5, say")
+            raise InputError(f"delta = {delta}", "it must lie between 0 and 1", "give 1e-5, for example")
         return _epsilon(tuple(sorted(self.losses, key=repr)), delta)
 
 
@@ -165,8 +165,8 @@ def compose(releases: Iterable[Loss | Guarantee | Account]) -> Composition:
     views = dict.fromkeys(str(one.view) for one in found if isinstance(one, Guarantee | Account))
     if len(views) > 1:
         raise InputError(
-            f"figures against {' and '.join(views)}", "a joint figure is about one adversary",
-            "give the figures of one view, of everyone say",
+            f"figures against {' and '.join(views)}", "a joint figure must be about one adversary",
+            "give the figures of one view, for example of everyone",
         )  # fmt: skip
     losses = (GaussianLoss(one.mu) if isinstance(one, Guarantee | Account) else one for one in found)
     return Composition(tuple(losses))

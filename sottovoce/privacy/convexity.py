@@ -41,7 +41,7 @@ def smoothness(model: str, feature_norm: float, *, ridge: float = 0.0) -> float:
     if model not in CURVATURE:
         raise Unaccountable(f"{model} is not known to be convex; convex-training is for {', '.join(CURVATURE)} models")
     if not 0 < feature_norm < float("inf"):
-        raise InputError(f"features of norm {feature_norm}", "L follows from a finite bound", "give 1.0, say")
+        raise InputError(f"features of norm {feature_norm}", "L follows from a finite bound", "give 1.0, for example")
     return (CURVATURE[model] * feature_norm**2 + ridge) * (1 + 1e-9)
 
 
@@ -50,7 +50,7 @@ def least_weight(system: LinearSystem) -> float:
     points = [step.split(step.point)[0] for step in dict.fromkeys(system.steps) if step.point is not None]
     if any(point.nnz and point.min() < 0 for point in points):
         raise Unaccountable(
-            f"{system.algorithm.name} takes gradients at minus a node's model, which drives models apart"
+            f"{system.algorithm.name} takes gradients at minus a node's model, which moves models apart"
         )
     return 1 / max((float(abs(point).max()) for point in points), default=1.0)
 
@@ -89,18 +89,18 @@ def non_expansive(
     if clipping not in CLIPPING:
         raise InputError(f"clipping {clipping!r}", f"known: {', '.join(CLIPPING)}", "choose one of them")
     if momentum:
-        raise Unaccountable("momentum carries differences on; convex-training needs plain steps")
+        raise Unaccountable("momentum carries differences into later steps; convex-training needs plain steps")
     if clipping == "whole-gradient":
-        raise Unaccountable("clipping a whole gradient can drive models apart; clip per example, or use any-training")
+        raise Unaccountable("clipping a whole gradient can move models apart; clip per example, or use any-training")
     if clipping == "per-example" and model == "softmax":
         raise Unaccountable(
-            'per-example clipping of softmax regression can drive models apart; use clip = "bounded", which never acts'
+            'per-example clipping of softmax regression can move models apart; use clip = "bounded", which never acts'
         )
     if feature_norm is None:
         raise Unaccountable(f"no bound on the norm of rows is declared; {DECLARE_NORM}")
     L = smoothness(model, feature_norm, ridge=ridge) * max(1.0, excess)
     if step_size <= 0:
-        raise Unaccountable(f"step size {step_size:g} climbs; convex-training is for steps downhill")
+        raise Unaccountable(f"step size {step_size:g} goes uphill; convex-training is for descent steps")
     if step_size > 2 * weight / L:
         raise Unaccountable(
             f"step size {step_size:g} exceeds 2/L, which is {round_down(2 * weight / L)} for features of norm "

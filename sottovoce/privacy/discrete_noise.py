@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 
+from sottovoce.core.grid import PARAMETERS
 from sottovoce.core.sum_grid import SumGrid
 from sottovoce.errors import Unaccountable
 
@@ -30,9 +31,6 @@ SMOOTHING = 16.0
 
 SMALLEST_EXPONENT = 3600.0
 """e is below exp of minus this. Of 10^9 parameters, 10^7 rounds and 10^4 nodes, exp(-3550) is left."""
-
-PARAMETERS = 10**9
-"""Up to so many are covered."""
 
 
 def discrete_factor(grid: SumGrid) -> float:

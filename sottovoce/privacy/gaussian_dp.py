@@ -126,14 +126,16 @@ def delta_of(mu: float, epsilon: float) -> float:
     """delta(epsilon), rounded up."""
     _check_mu(mu)
     if not epsilon >= 0:
-        raise InputError(f"epsilon = {epsilon}", "it is not negative", "give a positive number")
+        raise InputError(f"epsilon = {epsilon}", "it must not be negative", "give a positive number")
     return min(1.0, math.exp(log_delta(mu, epsilon) + RELATIVE_ERROR))
 
 
 def mu_of(epsilon: float, delta: float) -> float:
     """The largest mu that is (epsilon, delta)-DP, rounded down."""
     if not 0 < epsilon <= LARGEST:
-        raise InputError(f"epsilon = {epsilon}", f"a target is positive and at most {LARGEST:g}", "give 1, say")
+        raise InputError(
+            f"epsilon = {epsilon}", f"a target must be positive and at most {LARGEST:g}", "give 1, for example"
+        )
     target = math.log(_check_delta(delta)) - RELATIVE_ERROR
     low, high = 1.0, 1.0
     while log_delta(high, epsilon) <= target:
@@ -162,7 +164,7 @@ def renyi_of(mu: float, alpha: float) -> float:
     """Renyi divergence of order alpha: `alpha mu^2 / 2`."""
     _check_mu(mu)
     if not alpha > 0:
-        raise InputError(f"alpha = {alpha}", "the order is positive", "give 2, say")
+        raise InputError(f"alpha = {alpha}", "the order must be positive", "give 2, for example")
     return alpha * mu * mu / 2
 
 
@@ -178,10 +180,10 @@ def _last(holds: Callable[[float], bool], *, bad: float, good: float) -> float:
 
 def _check_mu(mu: float) -> None:
     if not mu >= 0:
-        raise InputError(f"mu = {mu}", "it is not negative", "check where it comes from")
+        raise InputError(f"mu = {mu}", "it must not be negative", "check where it comes from")
 
 
 def _check_delta(delta: float) -> float:
     if not 0 < delta < 1:
-        raise InputError(f"delta = {delta}", "it lies between 0 and 1", "give 1e-5, say")
+        raise InputError(f"delta = {delta}", "it must lie between 0 and 1", "give 1e-5, for example")
     return delta

@@ -11,7 +11,7 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.core.json_numbers import JSON, from_json, to_json
 from sottovoce.errors import InputError
 from sottovoce.privacy import gaussian_dp
-from sottovoce.privacy.assumptions import Assumption, AssumptionKind
+from sottovoce.privacy.assumptions import NOT_ROUNDED_KINDS, Assumption, AssumptionKind
 from sottovoce.privacy.views import View, read_view
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def parse_kind(spec: str) -> Kind:
     try:
         return Kind(spec)
     except ValueError:
-        raise InputError(f"kind {spec!r}", f"known: {', '.join(Kind)}", "choose among them") from None
+        raise InputError(f"kind {spec!r}", f"known: {', '.join(Kind)}", "choose one of them") from None
 
 
 class TrainingProof(Enum):
@@ -136,7 +136,7 @@ class PrivacyFigure:
     @property
     def covers_rounding(self) -> bool:
         """Whether it holds for what computers send, rather than for real numbers."""
-        return all(assumption.kind is not AssumptionKind.ROUNDING_NOT_COVERED for assumption in self.assumptions)
+        return all(assumption.kind not in NOT_ROUNDED_KINDS for assumption in self.assumptions)
 
     def guessing_accuracy(self, delta: float) -> float:
         """An upper bound on how often the adversary guesses right which of two data sets was used."""

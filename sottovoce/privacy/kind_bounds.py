@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sottovoce.core.adjacency import Adjacency
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.message_grid import MessageGrid, message_grid
 from sottovoce.core.sum_grid import sum_grid
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.absorption import Coupling, couple
@@ -75,12 +76,14 @@ class KindBounds:
             unknown = AssumptionKind.OUTSIDE_OF_SUMS if hides_in_sums(self.system) else AssumptionKind.NO_SHARED_SECRETS
             assumptions = (*assumptions, unknown.of())
         final_models = covered_final_models(self.system, self.view)
+        of_sums = self.view.secure_sum or self.view.final_models is FinalModels.AVERAGE
+        by_absorption = kind is Kind.CONVEX_TRAINING and not of_sums
         each = zip(self.observation.victims, self.observation.distances(), np.sqrt(squares), covered, strict=True)
         found = []
         for number, (victim, distance, mu, is_covered) in enumerate(each):
             unobserved = mu == 0 and not self._observed[number]
-            last = AssumptionKind.NOTHING_OBSERVED.of() if unobserved else rounding(self.system, covered=is_covered)
-            assumed = (*assumptions, last)
+            last = rounding(self.system, covered=is_covered, by_absorption=by_absorption)
+            assumed = (*assumptions, AssumptionKind.NOTHING_OBSERVED.of() if unobserved else last)
             found.append(Guarantee(int(victim), distance, kind, float(mu), proof, assumed, self.view, final_models))
         return found
 
@@ -96,9 +99,28 @@ class KindBounds:
         if sums_over_all(self.system.algorithm):
             factor = discrete_factor(sum_grid(self.system.algorithm, self.system.topology.at(0)))
             return squares * factor**2, np.ones(len(squares), dtype=bool)
+        messages = message_grid(self.system.algorithm, self.system.topology.at(0))
+        if messages is not None:
+            return self._on_message_grid(squares, messages)
         enough = self._given_noisy_gradients()
         covered = squares >= (1 - NEAR) * enough
         return np.where(covered, np.maximum(squares, enough), squares), covered
+
+    def _on_message_grid(
+        self, squares: NDArray[np.float64], grid: MessageGrid
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """mu^2, and for which victims it covers rounding: where it is not below what all messages together tell.
+
+        The proof gives the adversary all messages as real numbers. It takes a sensitivity that bounds a victim's
+        gradients wherever it stands, unless there is only one of them, at a public point.
+        """
+        once = self.system.algorithm.averaging or self.observation.gradient_rounds == 1
+        if not (once or self._reacts_freely()):
+            return squares, np.zeros(len(squares), dtype=bool)
+        enough = self._exact_losses(replace(self.view, kind=ViewKind.EVERYONE, edges=(), secure_sum=False))
+        covered = squares >= (1 - NEAR) * enough
+        factor = (1 + grid.extra(self.system.rounds)) ** 2
+        return np.where(covered, np.maximum(squares, enough) * factor, squares), covered
 
     @cached_property
     def _observed(self) -> NDArray[np.bool_]:
@@ -128,7 +150,7 @@ class KindBounds:
 
     def _require_training(self) -> None:
         if self.system.algorithm.averaging:
-            raise Unaccountable(f"{self.system.algorithm.name} does not train: fixed-streams is its proof")
+            raise Unaccountable(f"{self.system.algorithm.name} averages and does not train; its proof is fixed-streams")
 
     def _fixed_streams(self) -> _Bound:
         """The exact loss of fixed streams."""
@@ -177,7 +199,7 @@ class KindBounds:
         )
         rounds, victims = self._coupled(hearing_more), self.observation.victims
         if not may_gain(rounds, len(victims), growth):
-            raise Unaccountable("clipped growth gains nothing over the gradients that reach the view")
+            raise Unaccountable("clipped growth gives no better figure than the noisy gradients that reach the view")
         return late_cost(rounds, victims, self.scheme, growth)
 
     def _coupled(self, view: View) -> tuple[Coupling, ...]:

@@ -119,7 +119,9 @@ def observe(
     if sums_over_neighbours(system.algorithm):
         adversary = replace(adversary, secure_sum=True)
     if adversary.kind is ViewKind.ANY_COALITION:
-        raise InputError(f"view {adversary}", "one adversary is needed here, and it stands for many", "name its nodes")
+        raise InputError(
+            f"view {adversary}", "this needs one adversary, and the view stands for many", "name its nodes"
+        )
     system = published(system, adversary)
     concerned = np.setdiff1d(np.arange(system.n), adversary.members)
     if victims is not None:
@@ -127,7 +129,7 @@ def observe(
         own_side = np.setdiff1d(named, concerned)
         if own_side.size:
             raise InputError(
-                f"victim {own_side[0]} is of {adversary}", "who attacks knows its own data", "name another"
+                f"victim {own_side[0]} belongs to {adversary}", "an adversary knows its own data", "name another"
             )
         concerned = np.unique(named)
     steps = map_equal_steps(lambda step: _observe_step(step, adversary, concerned, own), system.steps)
@@ -139,7 +141,7 @@ def _node_numbers(victims: Sequence[int], n: int) -> NDArray[np.intp]:
     found = given_array(victims, "victims")
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
         raise InputError(
-            f"victims of {found.dtype} and shape {found.shape}", "they are numbers of nodes", "give a list"
+            f"victims of {found.dtype} and shape {found.shape}", "they must be numbers of nodes", "give a list"
         )
     missing = found[(found < 0) | (found >= n)]
     if missing.size:
@@ -240,7 +242,7 @@ def selected_messages(sent: TracedMessages, mixing: Mixing, adversary: View, own
     if adversary.kind is ViewKind.EAVESDROPPER:
         return rows[np.flatnonzero(_tapped(sender, receiver, mixing, adversary.edges))]
     if adversary.kind is not ViewKind.COALITION:
-        raise Unaccountable(f"which messages {adversary} gets is not defined; say so in privacy/observation.py")
+        raise Unaccountable(f"which messages {adversary} gets is not defined; define it in privacy/observation.py")
     members = np.asarray(adversary.members, dtype=np.intp)
     if receiver[0] == -1:
         reaches = np.asarray((mixing.weights[members] != 0).sum(axis=0)).ravel() > 0

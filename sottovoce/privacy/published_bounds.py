@@ -100,7 +100,9 @@ def published(
 def _figures(system: LinearSystem, adversary: View, lipschitz: float | None) -> Iterator[Figure]:
     name, noise, net = system.algorithm.name, system.algorithm.noise, system.topology
     if relative(system.algorithm.sensitivity) is not None:
-        raise Unaccountable(f"{name} on nodes that differ in sensitivity: the published formulas take one for all")
+        raise Unaccountable(
+            f"{name} on nodes with different sensitivities: the published formulas need one for all nodes"
+        )
     attacker = adversary.members[0] if adversary.members else None
     plain = not adversary.secure_sum
     if isinstance(noise, ZeroSum) and attacker is not None and plain and net.static:
@@ -160,7 +162,9 @@ def _of_zip_dl(system: LinearSystem, attacker: int, noise: ZeroSum, lipschitz: f
         yield from _variants("zip-dl Theorem 5.12", "ZIP-DL, Theorem 5.12", slip, formula)
     if name == "zip-dl":
         if lipschitz is None:
-            raise Unaccountable("zip-dl Theorem 5.9 needs L of its Assumption 5.6; give lipschitz (--lipschitz 1, say)")
+            raise Unaccountable(
+                "zip-dl Theorem 5.9 needs L of its Assumption 5.6; give lipschitz (for example --lipschitz 1)"
+            )
         source = f"ZIP-DL, Theorem 5.9, Assumption 5.6 with L = {lipschitz:g}"
         trained = partial(zip_dl_theorem_5_9, *where, lipschitz=lipschitz, step_size=system.algorithm.step_size)
         yield from _variants("zip-dl Theorem 5.9", source, "inverse variances", trained)
@@ -201,7 +205,9 @@ def _shortfall(square: float, loss: float) -> tuple[Assumption, ...]:
 def _one_size(sigma: float | tuple[float, ...], name: str) -> float:
     sizes = np.unique(sigma)
     if len(sizes) > 1:
-        raise Unaccountable(f"{name} with sigma {sizes[0]:g} to {sizes[-1]:g}: the published formulas take one for all")
+        raise Unaccountable(
+            f"{name} with sigma {sizes[0]:g} to {sizes[-1]:g}: the published formulas need one for all nodes"
+        )
     if sizes[0] == 0:
         raise Unaccountable(f"{name} without noise: the published formulas divide by sigma")
     return float(sizes[0])

@@ -46,15 +46,15 @@ LONGEST_COUNT = 8
 class View:
     """An adversary.
 
-    - `everyone`: hears all messages, and knows no shared secrets except those of `secrets_of` (the SecLDP adversary);
-    - `coalition`: hears what its members receive, knows their gradients, their noise and the secrets they share;
+    - `everyone`: sees all messages, and knows no shared secrets except those of `secrets_of` (the SecLDP adversary);
+    - `coalition`: sees what its members receive, and knows their gradients, their noise and the secrets they share;
     - `any-coalition`: every coalition of `size` nodes, for each victim the one that learns most;
-    - `eavesdropper`: hears what travels along some directed edges (sender, receiver).
+    - `eavesdropper`: sees what travels along some directed edges (sender, receiver).
 
     A view that would see nothing is refused: a guarantee against it would be a guarantee against nobody.
 
     With `secure_sum` a receiver learns only the weighted sum of what it receives in a step. `final_models` are those
-    that it sees after the last round beside what it hears.
+    that it also sees after the last round.
     """
 
     kind: ViewKind
@@ -69,14 +69,14 @@ class View:
         if not isinstance(self.kind, ViewKind):
             raise InputError(f"view of kind {self.kind!r}", f"known: {', '.join(ViewKind)}", "choose one of them")
         if self.kind is ViewKind.COALITION and not self.members:
-            raise InputError("a coalition without members", "it would hear nothing", "name a node")
+            raise InputError("a coalition without members", "it would see nothing", "name a node")
         if self.kind is ViewKind.EAVESDROPPER and not self.edges:
-            raise InputError("an eavesdropper without edges", "it would hear nothing", "name an edge")
+            raise InputError("an eavesdropper without edges", "it would see nothing", "name an edge")
         if self.kind is ViewKind.ANY_COALITION and self.size < 1:
-            raise InputError(f"coalitions of {self.size} nodes", "they would hear nothing", "take 1 or more")
+            raise InputError(f"coalitions of {self.size} nodes", "they would see nothing", "take 1 or more")
         if self.kind is ViewKind.EAVESDROPPER and self.secure_sum:
             raise Unaccountable(
-                f"{self} with secure summation: whoever taps a wire sees ciphertext; drop one of the two"
+                f"{self} with secure summation: an eavesdropper sees only ciphertext; leave one of the two out"
             )
 
     def __str__(self) -> str:
@@ -88,10 +88,14 @@ class View:
             if not 0 <= node < n:
                 raise InputError(f"node {node} in view {self}", f"nodes are 0..{n - 1}", "choose one of them")
         if self.kind is ViewKind.COALITION and len(set(self.members)) >= n:
-            raise InputError(f"view {self} has all {n} nodes", "somebody must be left to protect", "leave one out")
+            raise InputError(
+                f"view {self} has all {n} nodes", "at least one node must be left to protect", "leave one out"
+            )
         if self.kind is ViewKind.ANY_COALITION and self.size >= n:
             raise InputError(
-                f"view {self} of a graph with {n} nodes", "somebody must be left to protect", f"take at most {n - 1}"
+                f"view {self} of a graph with {n} nodes",
+                "at least one node must be left to protect",
+                f"take at most {n - 1}",
             )
 
     def coalitions(self, n: int) -> Iterator[View]:
@@ -206,7 +210,7 @@ def parse_view(spec: str | View, *, labels: Sequence[str] | None = None, secure_
     form = next((form for form in FORMS if form.matches(word, colon, rest)), None)
     if form is None:
         known = ", ".join(form.example for form in FORMS)
-        raise InputError(f"view {spec!r:.60}", f"known: {known}", "write node:0, say")
+        raise InputError(f"view {spec!r:.60}", f"known: {known}", "write node:0, for example")
     operands = [item.split(">") for item in rest.removeprefix(form.prefix).split(",")] if rest else []
     return form.build([tuple(node_number(name, labels) for name in names) for names in operands], secure_sum)
 

@@ -193,6 +193,10 @@ def baseline_rows(baselines: Document | None) -> dict[str, str]:
     if baselines is None:
         return {}
     metric, together = baselines["metric"], baselines["without_noise"]
+    if together is None:
+        return {
+            f"{metric} of this member alone": f"{baselines['alone']['mean']:.4f} on its own held-out rows, no noise"
+        }
     return {
         f"{metric} without noise": f"{together['average']:.4f} of the average model, {_nodes_text(together)} of nodes",
         f"{metric} of each node alone": f"{_nodes_text(baselines['alone'])}, without noise and without the others",

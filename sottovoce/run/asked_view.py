@@ -61,7 +61,7 @@ def ask_about_run(
     if stated.get("fingerprint") != public_fingerprint(experiment, accountant.training_run):
         raise InputError(
             f"{folder}: its figures are not those of these settings and this version",
-            "only what this version would run is accounted for", "run it again",
+            "only a run that this version would repeat can be accounted for", "run it again",
         )  # fmt: skip
     if not accountant.training_run.clipped:
         raise Unaccountable(UNCLIPPED)

@@ -25,7 +25,7 @@ SECONDS = 60.0
 """What attackers that nobody asked for may take, by an estimate: their number must not depend on the machine."""
 
 
-LEFT_OUT = ": all would take longer than a minute; the headline, where there is one, covers those left out as well"
+LEFT_OUT = ": all would take longer than a minute; the headline, if there is one, covers those left out as well"
 
 
 class Attackers(NamedTuple):
@@ -45,7 +45,7 @@ def choose_attackers(accountant: RunAccountant, wanted: str | int | Sequence[int
         named = node_numbers(wanted, training_run.topology.names)
         return Attackers(named, f"nodes {', '.join(map(str, named))}" if named else "none")
     if not 0 <= wanted <= n:
-        raise InputError(f"{wanted} attackers", f"there are {n} nodes", "sample at most so many")
+        raise InputError(f"{wanted} attackers", f"there are {n} nodes", "sample at most that many")
     if wanted == n:
         return Attackers(list(range(n)), f"all {n} nodes")
     rng = np.random.default_rng(public_seed(training_run.seed, "attackers"))

@@ -42,7 +42,7 @@ from sottovoce.run.training_run import TrainingRun, prepare_run
 def build_run(experiment: Experiment, folder: Path | None = None, recorded: Graph | None = None) -> TrainingRun:
     """Everything that a run needs, from its settings. `folder` holds the data sets that do not come with the package.
 
-    With `privacy.epsilon` sigma is the least that meets it.
+    With `privacy.epsilon`, sigma is the smallest that meets it.
     """
     return build_accountant(experiment, folder, recorded).training_run
 
@@ -123,7 +123,7 @@ def node_data(
 
 def _check_norms(data: DataSettings) -> None:
     if data.unit_norm and data.max_norm is not None:
-        raise InputError("data.unit_norm with data.max_norm", "either fixes the norm of rows", "leave one out")
+        raise InputError("data.unit_norm with data.max_norm", "each of them fixes the norm of rows", "leave one out")
 
 
 def _dataset(data: DataSettings, folder: Path | None) -> Dataset:

@@ -66,8 +66,10 @@ def _check_noise(experiment: Experiment) -> None:
     if noise is None:
         if epsilon is not None:
             raise InputError(
-                f"privacy.epsilon with {spec.name}", "it has no noise to choose", "leave it out, or use dp-d-sgd, say"
+                f"privacy.epsilon with {spec.name}",
+                "it has no noise to choose",
+                "leave it out, or use dp-d-sgd, for example",
             )
     elif (epsilon is None) == (noise not in given):
         found = f"neither algorithm.{noise} nor" if noise not in given else f"both algorithm.{noise} and"
-        raise InputError(f"{found} privacy.epsilon", "one decides the noise", "give exactly one")
+        raise InputError(f"{found} privacy.epsilon", "exactly one of them decides the noise", "give exactly one")

@@ -62,7 +62,7 @@ def _place(data: DataSettings, folder: Path | None) -> Path:
 def _folder(place: Path) -> Path:
     if not place.is_dir():
         raise InputError(
-            f"{place} is no folder", 'with partition = "tables" every node has a table there', "check data.name"
+            f"{place} is not a folder", 'with partition = "tables" every node has a table there', "check data.name"
         )
     return place
 
@@ -74,11 +74,13 @@ def _count_rows(path: Path) -> int:
 def read_table_dataset(data: DataSettings, folder: Path | None) -> Dataset:
     """The data set of `table:FILE`, to be partitioned; the file of its columns is looked for beside it."""
     if data.shards is not None:
-        raise InputError(f"data.shards with {data.name}", "one table is partitioned", "leave it out")
+        raise InputError(f"data.shards with {data.name}", "it is for nodes that have a table each", "leave it out")
     path = _place(data, folder)
     if path.is_dir():
         raise InputError(
-            f"{path} is a folder", "with a folder every node has the table of its name", 'write partition = "tables"'
+            f"{path} is a folder",
+            "if data.name is a folder, every node has the table of its name",
+            'write partition = "tables"',
         )
     columns = read_columns(data.columns, path.parent, "data")
     return table_dataset(read_table(path, columns), columns, path.stem, data.seed or 0)
@@ -137,4 +139,4 @@ def check_no_columns(data: DataSettings) -> None:
     """Refuse settings that are about tables, where the data is something else."""
     for key in ("columns", "shards"):
         if getattr(data, key) is not None:
-            raise InputError(f"data.{key} with {data.name}", "it is about tables", "leave it out")
+            raise InputError(f"data.{key} with {data.name}", "it is only for tables", "leave it out")

@@ -37,11 +37,13 @@ def _topology(settings: TopologySettings, source: str | Graph, requirement: Requ
     unused = [name for name in ("dropout_correlation", "announced") if getattr(settings, name) and not settings.dropout]
     if unused:
         raise InputError(
-            f"topology.{unused[0]} without dropout", "it is about nodes that drop out", "give dropout, too"
+            f"topology.{unused[0]} without dropout", "it applies only to nodes that drop out", "give dropout, too"
         )
     if len(changes) > 1:
         raise InputError(
-            f"topology.{changes[0]} and topology.{changes[1]}", "a topology changes in one of these ways", "choose one"
+            f"topology.{changes[0]} and topology.{changes[1]}",
+            "a topology can change in only one of these ways",
+            "choose one",
         )
     if settings.fresh:
         found = re.fullmatch(r"erdos-renyi:(\d+),p=([\d.e-]+)", settings.graph)

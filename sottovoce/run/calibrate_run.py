@@ -11,9 +11,9 @@ from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.accountant import Account
 from sottovoce.privacy.calibration import Calibrated, Target, least_sigma, least_sigma_against, with_sigma
-from sottovoce.privacy.covering_views import covering_views
+from sottovoce.privacy.covering_views import covering_views, insiders_know_more
 from sottovoce.privacy.sampled_batches import sampled_sigma, saves_noise
-from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
+from sottovoce.privacy.views import View, everyone, parse_view, with_final_models
 from sottovoce.run.run_accountant import UNCLIPPED, RunAccountant
 from sottovoce.run.training_run import TrainingRun
 
@@ -29,9 +29,10 @@ def calibrate_run(
 ) -> RunAccountant:
     """The run at the least sigma that meets a target, by the best kind that is proven for it, with its accountant.
 
-    A view of nodes is met by the account of that view; for everyone, sampling counts too. Where neighbours share
-    secrets, everyone's target is met for all views that a headline has to cover. With `final_models`, adversaries see
-    these as well.
+    A view of nodes is met by the account of that view or, where that takes less noise, by the figure of everyone that
+    counts on sampling: no node learns more, unless it knows secrets or noise of others. Where neighbours share secrets,
+    everyone's target is met for all views that a headline has to cover. With `final_models`, adversaries see these as
+    well.
     """
     if not training_run.clipped:
         raise Unaccountable(UNCLIPPED)
@@ -40,8 +41,9 @@ def calibrate_run(
     reference = RunAccountant(replace(training_run, algorithm=with_sigma(training_run.algorithm, 1.0)))
     adversaries = covering_views(adversary, reference.system)
     sampled, nodes = None, training_run.sampled_nodes
-    if nodes is not None and adversary.kind is ViewKind.EVERYONE and len(adversaries) == 1:
-        sampled = sampled_sigma(lambda sigma: reference.at_sigma(sigma).system, nodes, target, adversary)
+    if nodes is not None and not insiders_know_more(reference.system):
+        whole = with_final_models(everyone(), adversary.final_models)
+        sampled = sampled_sigma(lambda sigma: reference.at_sigma(sigma).system, nodes, target, whole)
     try:
         found = _least_sigma(reference, adversaries, target)
     except Unaccountable:

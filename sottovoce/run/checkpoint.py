@@ -131,11 +131,11 @@ def load(path: Path, training_run: TrainingRun, fingerprint: str, coordinator: C
     stored = read_checked_npz(path, None if everyone else ["about", "nodes"])
     about = _about(path, stored)
     if about["format"] != FORMAT:
-        raise InputError(f"{path}: format {about['format']}", f"this version reads {FORMAT}", "start the run anew")
+        raise InputError(f"{path}: format {about['format']}", f"this version reads {FORMAT}", "start a new run")
     if about["fingerprint"] != fingerprint:
         raise InputError(
-            f"{path}: a checkpoint of other settings, data or code", "a run goes on as it began",
-            "restore them, or start anew in another folder",
+            f"{path}: a checkpoint of other settings, data or code", "a run can go on only as it began",
+            "restore them, or start a new run in another folder",
         )  # fmt: skip
     if about["rounds"] > training_run.rounds or about["lines"] > about["rounds"] + 1:
         raise _unlike_a_run(path, f"{about['rounds']} rounds and {about['lines']} lines of metrics")
@@ -186,7 +186,7 @@ def _check_rows(path: Path, rows: Rows, before: State, transport: Transport) -> 
     if not np.isfinite(values).all():
         raise Diverged(
             f"{path}: nan or infinity", "training diverged, or the file was changed",
-            "lower the step size, or the noise, and start anew in another folder",
+            "lower the step size, or the noise, and start a new run in another folder",
         )  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def _rows_of(rows: Rows, transport: Transport) -> Reals:
 
 
 def _unlike_a_run(path: Path, what: str) -> InputError:
-    return InputError(f"{path}: no checkpoint of this run: {what}", "it is written by sotto run", "start the run anew")
+    return InputError(f"{path}: no checkpoint of this run: {what}", "it is written by sotto run", "start a new run")
 
 
 def _restored(nesting: Nesting, files: _CheckpointFiles, transport: Transport, before: State) -> State:

@@ -51,7 +51,7 @@ def result_contradictions(
         "metrics": (result["metrics"], lines[-1]),
     }
     return [
-        f"result.json: {key} is {mine}, and the run's other files say {theirs}"
+        f"result.json: {key} is {mine}, but the run's other files say {theirs}"
         for key, (mine, theirs) in pairs.items()
         if mine != theirs
     ]
@@ -71,10 +71,10 @@ def _unlike_settings(experiment: Experiment, privacy: PrivacyDocument) -> Iterat
     }
     for key, (stated, setting) in pairs.items():
         if stated != setting:
-            yield f"{key} is {stated}, and the settings say {setting}"
+            yield f"{key} is {stated}, but the settings say {setting}"
     target = wanted.epsilon if wanted.view == "everyone" and wanted.epsilon is not None else math.inf
     if privacy.headline is not None and privacy.headline.epsilon > target * (1 + RELATIVE_TOLERANCE):
-        yield f"the headline is epsilon {privacy.headline.epsilon:g}, and the settings ask for {target:g} at most"
+        yield f"the headline is epsilon {privacy.headline.epsilon:g}, but the settings ask for {target:g} at most"
 
 
 def _wrong_epsilons(privacy: PrivacyDocument) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _wrong_epsilons(privacy: PrivacyDocument) -> Iterator[str]:
         if figure.mu is None or is_epsilon_of(figure.mu, figure.epsilon, privacy.delta, tolerance=RELATIVE_TOLERANCE):
             continue
         epsilon = epsilon_of(figure.mu, privacy.delta)
-        yield f"{where} says epsilon {figure.epsilon:g}, and its mu of {figure.mu:g} is epsilon {epsilon:.6g}"
+        yield f"{where} says epsilon {figure.epsilon:g}, but its mu of {figure.mu:g} gives epsilon {epsilon:.6g}"
     last = privacy.over_rounds[-1:]
     if last and (privacy.headline is None or not _is_last(last[0], privacy)):
         yield f"epsilon over rounds ends with {last[0].epsilon:g}, which is not the headline's"
@@ -117,7 +117,7 @@ def _wrong_headlines(privacy: PrivacyDocument) -> Iterator[str]:
         if (stated is None) != (expected is None) or (
             stated is not None and expected is not None and not agree(stated, expected)
         ):
-            yield f"the headline of {view.view} has mu {stated}, and its figures give {expected}"
+            yield f"the headline of {view.view} has mu {stated}, but its figures give {expected}"
     headline = privacy.headline
     if headline is None:
         return

@@ -64,6 +64,6 @@ def _differences(stated: Document, given: Document) -> list[str]:
     given = parse_json(json.dumps(given))
     compared = {key: value for key, value in stated.items() if key in given}
     found = list(first_differences(compared, given))
-    sentences = [f"privacy.json: {place} is {one!r}, and the settings give {other!r}" for place, one, other in found]
+    sentences = [f"privacy.json: {place} is {one!r}, but the settings give {other!r}" for place, one, other in found]
     rest = len(sentences) - LISTED
     return sentences if rest <= 0 else [*sentences[:LISTED], f"privacy.json: {rest} more differ from the settings"]

@@ -99,8 +99,8 @@ def run_experiment(
 ) -> Document:
     """Run an experiment in its folder and return its result; a finished run of the same settings is only read.
 
-    An unfinished one goes on with `resume`, and is refused without. One of several processes plays its part of the run,
-    in step with the others by its `coordinator`. With a `ledger`, what the run costs is reserved there first.
+    An unfinished run goes on with `resume`, and is refused without it. One of several processes plays its part of the
+    run, and its `coordinator` keeps it in step with the others. With a `ledger`, the cost of the run is reserved first.
     """
     files, coordinator = RunFiles(folder), coordinator or SingleProcess()
     experiment = coordinator.on_every_rank(partial(with_table_facts, experiment, data))
@@ -186,7 +186,8 @@ def _entry(
     """The run's entry in a ledger."""
     if not isinstance(key, NoiseKey):
         raise InputError(
-            "secret noise with a ledger", "a run that goes on draws the noise of some rounds anew, which costs more",
+            "secret noise with a ledger",
+            "a run that is resumed draws the noise of some rounds again, which costs more",
             "leave noise = 'secret' out: the run has a key of its own",
         )  # fmt: skip
     planned = planned_run(
@@ -243,8 +244,8 @@ def _privacy_document(files: RunFiles, experiment: Experiment, accountant: RunAc
         same = begun is not None and begun.fingerprint == digest
         if not same or (before is not None and before.get("fingerprint") != public):
             raise InputError(
-                f"{files.privacy}: guarantees for other settings, data or code", "a run goes on as it began",
-                "restore them, or start anew in another folder",
+                f"{files.privacy}: guarantees for other settings, data or code", "a run can go on only as it began",
+                "restore them, or start a new run in another folder",
             )  # fmt: skip
     if before is not None:
         _check_guarantees(files, experiment, before, accountant)
@@ -266,7 +267,7 @@ def _check_guarantees(files: RunFiles, experiment: Experiment, stated: Document,
 def _contradictory(files: RunFiles, finding: str) -> InputError:
     return InputError(
         f"{files.folder}: {finding}", "guarantees follow from the settings",
-        "restore the file, or start anew in another folder",
+        "restore the file, or start a new run in another folder",
     )  # fmt: skip
 
 
@@ -307,7 +308,7 @@ def _prepare_folder(
 def _finished_result(files: RunFiles, experiment: Experiment, resume: bool) -> Document | None:
     """The result of a finished run of these settings, if there is one; refuses a folder that holds something else."""
     if files.folder.exists() and not files.folder.is_dir():
-        raise InputError(f"{files.folder} is no folder", "a run needs one", "move that file away")
+        raise InputError(f"{files.folder} is not a folder", "a run needs one", "move that file away")
     before = files.document(files.config)
     if before is None:
         if files.folder.exists() and any(files.folder.glob("checkpoint.npz")):
@@ -425,7 +426,7 @@ def _truncate_metrics(path: Path, count: int) -> None:
     content = read_bytes(path) if path.exists() else b""
     lines = content.splitlines(keepends=True)[: content.count(b"\n")]
     if len(lines) < count:
-        raise InputError(f"{path}: {len(lines)} lines", f"the checkpoint knows {count}", "remove the run's folder")
+        raise InputError(f"{path}: {len(lines)} lines", f"the checkpoint has {count}", "remove the run's folder")
     if b"".join(lines[:count]) != content:
         write(path, lambda file: file.writelines(lines[:count]), private=True)
 

@@ -35,9 +35,9 @@ def check_versions(privacy: Document, folder: object) -> None:
         raise InputError(
             f"{folder}: the run began with {package} {before or 'of an unknown version'}, and {now} is installed",
             "another version may compute other numbers",
-            f"install {package} {before}, or start anew in another folder"
+            f"install {package} {before}, or start a new run in another folder"
             if before
-            else "start anew in another folder",
+            else "start a new run in another folder",
         )
 
 
@@ -84,8 +84,8 @@ def check_own_code(stated: Document, experiment: Experiment, folder: object) -> 
     other = first_difference(stated.get("code", {}), own_code(experiment))
     if other is not None:
         raise InputError(
-            f"{folder}: the code of {other[0]} has changed since the run began", "a run goes on as it began",
-            "restore the code, or start anew in another folder",
+            f"{folder}: the code of {other[0]} has changed since the run began", "a run can go on only as it began",
+            "restore the code, or start a new run in another folder",
         )  # fmt: skip
 
 

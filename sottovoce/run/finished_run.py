@@ -69,7 +69,8 @@ class FinishedRun:
         operator, rounds = self.training_run.algorithm.compression, min(self.training_run.rounds, STEADY_AFTER)
         if not isinstance(operator, Identity):
             raise Unaccountable(
-                f"{operator.name}: coordinates do not travel alike, so what is received is no one linear system; "
+                f"{operator.name}: coordinates are not all sent in the same way, so what is received is not one "
+                "linear system; "
                 "take a run with identity compression"
             )
         return observe(

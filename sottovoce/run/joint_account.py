@@ -25,7 +25,7 @@ from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import damaged_run
 
 OTHER_NODES = (
-    "Data, seeds or graphs of the runs differ, so their nodes are not the same: there is no figure of one node."
+    "Data, seeds or graphs of the runs differ, so their nodes are not the same: there is no figure for single nodes."
 )
 
 
@@ -68,7 +68,9 @@ class _Run:
     def headline(self) -> tuple[PrivacyFigure, Loss]:
         """The figure against everyone, and what it is made of."""
         if self.privacy.headline is None or self.privacy.loss is None:
-            raise Unaccountable(f"{self.folder}: nothing is proven for this run, so nothing is for all together")
+            raise Unaccountable(
+                f"{self.folder}: nothing is proven for this run, so nothing is proven for all of them together"
+            )
         return self.privacy.headline, self.privacy.loss
 
     def against(self, view: View) -> tuple[PrivacyFigure, Loss] | None:
@@ -139,7 +141,8 @@ def _require_own_noise(runs: Sequence[_Run]) -> None:
         other = run if key is None else seen.setdefault(key, run)
         if other.experiment != run.experiment:
             raise Unaccountable(
-                f"{run.folder}: its noise key is that of {other.folder}, and two runs with the same noise cancel it"
+                f"{run.folder}: its noise key is that of {other.folder}, and subtracting the messages of two runs "
+                "with the same noise removes it"
             )
 
 

@@ -197,5 +197,5 @@ def _not_finite(word: str) -> NoReturn:
 
 def _damaged(path: Path, what: str) -> InputError:
     return InputError(
-        f"{path}: damaged: {what}", "sotto writes no such thing", "restore it, or remove the run's folder"
+        f"{path}: damaged: {what}", "sotto does not write such a file", "restore it, or remove the run's folder"
     )

@@ -36,7 +36,9 @@ def check_token(files: RunFiles, token: str) -> None:
     with writing_into_run(files.lock):
         same = files.lock.exists() and read_bytes(files.lock) == token.encode()
     if not same:
-        raise InputError(f"{files.folder}: not there for all ranks", "they write into one folder", "share it as --out")
+        raise InputError(
+            f"{files.folder}: not visible to all ranks", "all ranks write into one folder", "share it as --out"
+        )
 
 
 def make_folder(folder: Path) -> None:
@@ -69,7 +71,11 @@ def locked(path: Path) -> Iterator[None]:
         file = open_to_append(path)  # what is written there stays, for the run that another process is at
     with file:
         if not _take_lock(file):
-            raise InputError(f"{path.parent}: another process is at it", "one run at a time", "wait for it")
+            raise InputError(
+                f"{path.parent}: another process uses it",
+                "only one run at a time can use a folder",
+                "wait until the other process has ended",
+            )
         yield
 
 

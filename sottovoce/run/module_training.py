@@ -31,7 +31,7 @@ from sottovoce.run.simulation import Run, simulate
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PrivateModules:
-    """What every node has learned: `run` has metrics and guarantees."""
+    """The models of all nodes after training; `run` has metrics and guarantees."""
 
     run: Run
     model: Model
@@ -74,12 +74,17 @@ def train_module(
 ) -> PrivateModules:
     """Train a module by DP-D-SGD: Poisson batches, gradients clipped per example, Gaussian noise, gossip.
 
-    A data set for each node gives pairs of an input and a target; they are read once. `loss` is cross-entropy, logistic
-    or squared. Exactly one of `noise_multiplier`, noise over `max_grad_norm` as in Opacus, and `target_epsilon` is
-    given; both are about a record that is added or removed, and about whoever hears everything. `test` is public.
+    There is a data set for each node, with pairs of an input and a target; it is read once. `loss` is cross-entropy,
+    logistic or squared. Give exactly one of `noise_multiplier` (noise over `max_grad_norm`, as in Opacus) and
+    `target_epsilon`; both are about a record that is added or removed, and an adversary that sees every message. `test`
+    is public.
     """
     if (noise_multiplier is None) == (target_epsilon is None):
-        raise InputError("both or neither of noise_multiplier and target_epsilon", "one decides the noise", "give one")
+        raise InputError(
+            "both or neither of noise_multiplier and target_epsilon",
+            "exactly one of them decides the noise",
+            "give one",
+        )
     data, shards = _joined(datasets, test)
     net = metropolis(graph)
     if net.n != len(datasets):
@@ -110,10 +115,12 @@ def _joined(datasets: Sequence[TorchDataset[Any]], test: TorchDataset[Any]) -> t
 def _arrays(rows: TorchDataset[Any], what: str) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
     if not isinstance(rows, Sized) or not len(rows):
         raise InputError(
-            f"{what} has no length, or no rows", "nodes hold a known number of records", "give a map-style one"
+            f"{what} has no length, or no rows",
+            "the number of records of a node must be known",
+            "give a map-style data set",
         )
     pairs = [rows[number] for number in range(len(rows))]
     if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise InputError(f"{what} does not give pairs", "a record is an input and a target", "return (input, target)")
+        raise InputError(f"{what} does not return pairs", "a record is an input and a target", "return (input, target)")
     inputs = np.stack([torch.as_tensor(one).numpy() for one, _ in pairs])
     return inputs, np.array([torch.as_tensor(target).item() for _, target in pairs])

@@ -17,7 +17,7 @@ from sottovoce.core.secret_source import SecretSource
 from sottovoce.errors import InputError
 from sottovoce.run.layout import NOISE_KEY, RunFiles
 
-WARNING = "private: whoever has this key can take the noise away from the run's messages"
+WARNING = "private: whoever has this key can remove the noise from the run's messages"
 
 IN_FILE = NOISE_KEY.name
 """What `config.json` has in place of a key that the settings name: the file beside it that holds the key."""
@@ -56,7 +56,7 @@ def write_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) -
     if any(path.exists() for path in (files.privacy, files.private, files.checkpoint)):
         raise InputError(
             f"{files.noise_key}: not there", "the run has begun, and goes on with the noise that it began with",
-            "restore the file, or start anew with another --out",
+            "restore the file, or start a new run with another --out",
         )  # fmt: skip
     key = NoiseKey.fresh() if experiment.noise_key is None else NoiseKey.parse(experiment.noise_key)
     document = {"about": WARNING, "noise_key": key.hexadecimal, "check": key.check, "run": fingerprint}
@@ -100,7 +100,7 @@ def noise_check(files: RunFiles, experiment: Experiment) -> str | None:
 def _wrong_key(files: RunFiles, what: str) -> InputError:
     return InputError(
         f"{files.noise_key}: {what}", "noise is drawn once, from one key",
-        "restore the file, or start anew with another --out",
+        "restore the file, or start a new run with another --out",
     )  # fmt: skip
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import partial
-from multiprocessing.synchronize import Event
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from pathlib import Path
-from typing import TypeVar
+from pickle import PicklingError
+from typing import Any, Generic, TypeVar
 
 from sottovoce.config import Document, Experiment
 from sottovoce.core.limits import limits_are_lifted, limits_lifted
@@ -43,10 +46,12 @@ def run_experiments(
     """
     results: dict[str, Document] = {}
     act = partial(_attempt, out=out, data=data, resume=resume)
-    for experiment, result in map_in_processes(act, [run.experiment for run in runs], min(jobs or WORKERS, len(runs))):
-        results[experiment.name] = result
-        if progress is not None:
-            progress(len(results), len(runs))
+    experiments = [run.experiment for run in runs]
+    with closing(map_in_processes(act, experiments, min(jobs or WORKERS, len(runs)))) as answers:
+        for experiment, result in answers:
+            results[experiment.name] = result
+            if progress is not None:
+                progress(len(results), len(runs))
     return [
         FinishedSweepRun(run, results[run.experiment.name], RunFiles(out / run.experiment.name).lines()) for run in runs
     ]
@@ -65,70 +70,138 @@ def _attempt(experiment: Experiment, out: Path, data: Path | None, resume: bool)
         }  # fmt: skip
 
 
-def map_in_processes(act: Callable[[Item], Answer], items: Sequence[Item], jobs: int) -> Iterator[tuple[Item, Answer]]:
-    """Each item with what `act` makes of it, as they are ready; one failure, or an interrupt, stops the rest."""
+def map_in_processes(
+    act: Callable[[Item], Answer], items: Sequence[Item], jobs: int
+) -> Generator[tuple[Item, Answer], None, None]:
+    """Each item with what `act` makes of it, as they are ready; one failure, or an interrupt, stops the rest.
+
+    Processes end with the generator: whoever may not come to its end closes it.
+    """
     if jobs == 1:
         for item in items:
             yield item, act(item)
         return
-    others, context = set(multiprocessing.active_children()), multiprocessing.get_context("spawn")
-    stopped = context.Event()
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(stopped,)) as pool:
+    workers: list[_Worker[Item, Answer]] = []
+    context = multiprocessing.get_context("spawn")
+    resource_tracker.ensure_running()  # which unblocks signals: the first process would start it, and not inherit them
+    try:
         with signals_blocked():
-            lifted, code = limits_are_lifted(), code_folder()
-            waiting = {pool.submit(_interruptible, act, item, lifted, code): item for item in items}
-        try:
-            for done in as_completed(waiting):
-                yield waiting[done], done.result()
-        except BrokenProcessPool:
-            raise SottovoceError(
-                "a process of the sweep was ended from outside, perhaps for want of memory; go on with --resume, "
-                "with fewer --jobs"
-            ) from None
-        except BaseException:
-            stopped.set()
-            for process in set(multiprocessing.active_children()) - others:
-                if process.pid is not None:
-                    os.kill(process.pid, signal.SIGINT)
-            pool.shutdown(cancel_futures=True)  # waits: a process that has only begun still needs what it was handed
-            raise
+            for _ in range(min(jobs, len(items))):
+                workers.append(_Worker(context, act))
+        yield from _answers(workers, deque(items))
+    except BaseException:
+        for worker in workers:
+            worker.interrupt()
+        raise
+    finally:
+        for worker in workers:  # all of them before the first is waited for, which a second signal may break off
+            worker.connection.close()
+        for worker in workers:
+            worker.join()
 
 
-class _Stopped:
-    """In a process of its own: whether the sweep was stopped; runs that wait for it must not begin."""
+def _answers(workers: Sequence[_Worker[Item, Answer]], waiting: deque[Item]) -> Iterator[tuple[Item, Answer]]:
+    """Every worker has one item at a time; whoever is ready gets the next."""
+    free, busy = list(workers), dict[Connection, tuple[_Worker[Item, Answer], Item]]()
+    while waiting or busy:
+        while free and waiting:
+            worker, item = free.pop(), waiting.popleft()
+            worker.begin(item)
+            busy[worker.connection] = worker, item
+        done = [busy.pop(ready) for ready in wait(list(busy)) if isinstance(ready, Connection)]
+        answers = [(item, worker.answer()) for worker, item in done]
+        free += [worker for worker, _ in done]
+        yield from answers
 
-    event: Event | None = None
+
+class _Worker(Generic[Item, Answer]):
+    """A process that acts on items. All it shares with this one is a pipe: whoever is killed leaves nothing locked."""
+
+    def __init__(self, context: BaseContext, act: Callable[[Item], Answer]) -> None:
+        self.connection, theirs = context.Pipe()
+        how = (theirs, act, limits_are_lifted(), code_folder())
+        self._process = context.Process(target=_work, args=how)  # type: ignore[attr-defined]
+        self._process.start()
+        theirs.close()  # so that the pipe ends with the process
+
+    def begin(self, item: Item) -> None:
+        with _ended_from_outside():
+            self.connection.send(item)
+
+    def answer(self) -> Answer:
+        with _ended_from_outside():
+            answer, error = self.connection.recv()
+        if error is not None:
+            raise error
+        return answer
+
+    def interrupt(self) -> None:
+        """Stop what it does; what it would do next it does not begin."""
+        with suppress(ProcessLookupError):
+            if self._process.is_alive():
+                os.kill(self._process.pid, signal.SIGINT)
+
+    def join(self) -> None:
+        """Wait until it has ended, which it does when the pipe is closed and it has nothing more to do."""
+        self._process.join()
 
 
-def _begin(stopped: Event) -> None:
-    """In a process of its own: it ends with its parent, and heeds signals only while it acts."""
+@contextmanager
+def _ended_from_outside() -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError):
+        raise SottovoceError(
+            "a process of the sweep was ended from outside, perhaps because memory ran out; go on with --resume, "
+            "with fewer --jobs"
+        ) from None
+
+
+def _work(connection: Connection, act: Callable[[Any], object], lifted: bool, code: Path | None) -> None:
+    """In a process of its own, which ends with its parent: act on items until the pipe ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     end_with_parent(parent.sentinel)
-    _Stopped.event = stopped
-    _heed_signals(signal.SIG_IGN)
-    unblock_signals()
+    stop = _Stop()
+
+    def outcome(item: object) -> tuple[object, BaseException | None]:
+        try:
+            with stop.heeded(), limits_lifted(lifted), code_from(code):
+                return act(item), None
+        except BaseException as error:
+            return None, error
+
+    with suppress(EOFError, OSError):
+        while True:
+            found = outcome(connection.recv())
+            try:
+                connection.send(found)
+            except (TypeError, AttributeError, PicklingError) as error:
+                connection.send((None, error))
 
 
-def _heed_signals(handler: Callable[..., None] | signal.Handlers) -> None:
-    for kind in STOPPING_SIGNALS:
-        signal.signal(kind, handler)
+class _Stop:
+    """In a process of its own: one signal stops what is done, which then saves undisturbed, and what would follow."""
 
+    def __init__(self) -> None:
+        self._asked = self._acting = False
+        for kind in STOPPING_SIGNALS:
+            signal.signal(kind, self._ask)
+        unblock_signals()
 
-def _interruptible(act: Callable[[Item], Answer], item: Item, lifted: bool, code: Path | None) -> Answer:
-    """In a process of its own: one signal stops what is done, which then saves undisturbed."""
-
-    def stop(*_: object) -> None:
-        _heed_signals(signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    _heed_signals(stop)
-    try:
-        if (
-            _Stopped.event is not None and _Stopped.event.is_set()
-        ):  # set before interrupts are sent, so that nothing misses both
+    def _ask(self, *_: object) -> None:
+        self._asked = True
+        if self._acting:
+            self._acting = False
             raise KeyboardInterrupt
-        with limits_lifted(lifted), code_from(code):
-            return act(item)
-    finally:
-        _heed_signals(signal.SIG_IGN)
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """While something is done."""
+        self._acting = True
+        try:
+            if self._asked:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._acting = False

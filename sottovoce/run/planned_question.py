@@ -18,14 +18,14 @@ def planned_question(experiment: Experiment, data: Path | None = None, epsilon: 
     """The question whose answer says which algorithm suits a run; `epsilon` where its settings have no target.
 
     Of the rows only their numbers are used, which are public. Gradients are clipped per example to norm one, as in
-    every plan, and every node counts alike.
+    every plan.
     """
     target = experiment.privacy.epsilon if epsilon is None else epsilon
     if target is None:
-        raise InputError(f"{experiment.name} without a target", "a plan meets one", "add --epsilon 4, say")
+        raise InputError(f"{experiment.name} without a target", "a plan needs a target", "add --epsilon 4, for example")
     changing = next((key for key in ("fresh", "random_edges", "dropout") if getattr(experiment.topology, key)), None)
     if changing is not None:
-        raise InputError(f"topology.{changing} in a plan", "a plan is about a graph that stays", "leave it out")
+        raise InputError(f"topology.{changing} in a plan", "a plan needs a graph that does not change", "leave it out")
     experiment = with_table_facts(experiment, data)
     net = named_after_tables(experiment, topology_of(experiment, data), data)
     assert net.graph is not None
@@ -36,7 +36,7 @@ def planned_question(experiment: Experiment, data: Path | None = None, epsilon: 
         records=tuple(len(rows) for rows in found.shards.indices), view=privacy.view,
         final_models=privacy.and_final_models, adjacency=privacy.adjacency,
         participation=_participation(training.batch), weights=experiment.topology.weights,
-        colluders=privacy.colluders or 1,
+        colluders=privacy.colluders or 1, weigh_nodes=training.weigh_nodes,
     )  # fmt: skip
 
 

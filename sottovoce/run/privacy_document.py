@@ -71,7 +71,7 @@ def _not_covered(sentence: str) -> NotCovered:
     try:
         return NotCovered(sentence)
     except ValueError:
-        raise _unknown("something in not_covered that no run says") from None
+        raise _unknown("an entry in not_covered that no run writes") from None
 
 
 def _unknown(what: str) -> InputError:

@@ -286,12 +286,12 @@ def report_privacy(
     final_models: str = FinalModels.NONE,
     every: int = 10,
 ) -> PrivacyReport:
-    """Account for a run. `attackers` are nodes, how many to sample, `all`, `none`, or `auto`: those of a minute.
+    """Account for a run. `attackers` are nodes, a number to sample, `all`, `none`, or `auto`: about a minute's worth.
 
-    The view `target`, for which noise may have been chosen, is accounted for in any case. With `final_models`,
-    adversaries see these as well; of single nodes there are figures with and without them in any case, with the average
-    unless something else is said. What the run's accountant knows already, if it is given, is not computed again.
-    Epsilon is told after every so many rounds.
+    The view `target`, for which noise may have been chosen, is always accounted for. With `final_models`, adversaries
+    also see these models. For single nodes there are always figures with and without them: with the average, unless
+    `final_models` says otherwise. If the run's accountant is given, what it knows already is not computed again.
+    Epsilon is reported over rounds.
     """
     accountant = run if isinstance(run, RunAccountant) else RunAccountant(run)
     training_run, noisy = accountant.training_run, not isinstance(accountant.training_run.algorithm.noise, NoNoise)

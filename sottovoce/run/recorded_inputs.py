@@ -101,7 +101,7 @@ def _named_file(path: str, setting: str, data: Path | None, *, is_folder: bool =
         where = "no folder was named" if place is None else f"there is no such file in {place}"
         raise InputError(
             f"{setting} of the run is the file {path!r}, and {where}",
-            "settings of a finished run open no file by themselves",
+            "the settings of a finished run never open files on their own",
             "name the folder that holds it with --data",
         )
     return found

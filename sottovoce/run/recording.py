@@ -74,7 +74,7 @@ class Messages:
     def at(self, round: int) -> RecordedRound:
         """What all attackers received in a round."""
         if round not in self._recorded:
-            raise InputError(f"round {round}", f"recorded were {self.rounds}", "choose one of them")
+            raise InputError(f"round {round}", f"the recorded rounds are {self.rounds}", "choose one of them")
         found = self._recorded[round]
         return found if isinstance(found, RecordedRound) else _joined([_read(path, self._shape) for path in found])
 
@@ -90,7 +90,9 @@ class Messages:
     def of(self, attacker: int, sender: int) -> Reals:
         """The models that an attacker received of a sender, one row for each round in which it did."""
         if (attacker, sender) not in self.pairs:
-            raise InputError(f"models of {sender} at {attacker}", f"recorded were {self.pairs[:6]}...", "choose a pair")
+            raise InputError(
+                f"models of {sender} at {attacker}", f"the recorded pairs are {self.pairs[:6]}...", "choose a pair"
+            )
         found = []
         for round in self.rounds:
             one = self.at(round)
@@ -185,7 +187,9 @@ def read_recording(folder: Path, training_run: TrainingRun, record: RecordingSet
     expected = {*range(0, training_run.rounds, record.every), training_run.rounds - 1}
     if expected - files.keys():
         missing = min(expected - files.keys())
-        raise InputError(f"{folder}: no recording of round {missing}", f"{len(expected)} rounds were kept", "run again")
+        raise InputError(
+            f"{folder}: no recording of round {missing}", f"{len(expected)} rounds were recorded", "run again"
+        )
     shape = training_run.topology.n, training_run.task.model.layout.size
     return Messages(wanted, {round: files[round] for round in sorted(expected)}, shape)
 
@@ -228,7 +232,7 @@ def _attackers(record: RecordingSettings, topology: Topology) -> tuple[int, ...]
     named = node_numbers(record.attackers, topology.names)
     for node in named:
         if not 0 <= node < n:
-            raise InputError(f"record.attackers: node {node}", f"nodes are 0..{n - 1}", "choose among them")
+            raise InputError(f"record.attackers: node {node}", f"nodes are 0..{n - 1}", "choose one of them")
     return tuple(named)
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -110,10 +111,11 @@ def load_or_compute(
     if progress is not None:
         progress(len(found), count)
     jobs = min(jobs or WORKERS, max(1, len(missing)))
-    for number, arrays in map_in_processes(act, missing, jobs):
-        found[number] = _store(results, named, number, arrays)
-        if progress is not None:
-            progress(len(found), count)
+    with closing(map_in_processes(act, missing, jobs)) as answers:
+        for number, arrays in answers:
+            found[number] = _store(results, named, number, arrays)
+            if progress is not None:
+                progress(len(found), count)
     return [found[number] for number in range(count)]
 
 

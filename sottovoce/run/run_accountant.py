@@ -141,7 +141,7 @@ def _convexity(training_run: TrainingRun, system: LinearSystem) -> Convexity:
     gradients, batches = training_run.gradients, training_run.gradients.batches
     try:
         if gradients.local_steps > 1:
-            raise Unaccountable("several local steps per round; convex-training covers single ones")
+            raise Unaccountable("several local steps in each round; convex-training covers single steps")
         if isinstance(training_run.algorithm.noise, NoNoise):
             raise Unaccountable("no noise")
         model = training_run.task.convex_model

@@ -56,7 +56,7 @@ def read_runs(paths: Iterable[Path]) -> list[RunDocuments]:
     """The runs in some folders, each a run's own or that of a sweep; all must be measured by the same metric."""
     found = [_read(folder) for folder in dict.fromkeys(folder for path in paths for folder in _runs_in(path))]
     if not found:
-        raise InputError("no run", "at least one is looked at", "give runs/NAME of sotto run")
+        raise InputError("no run", "at least one run is needed", "give runs/NAME of sotto run")
     other = next((one for one in found if one.metric != found[0].metric), None)
     if other is not None:
         raise InputError(
@@ -74,12 +74,14 @@ def unfinished_runs(paths: Iterable[Path]) -> list[Path]:
 
 def damaged_run(folder: Path) -> InputError:
     """What is wrong where files of a run do not have what they should."""
-    return InputError(f"{folder}: damaged, or of another version", "a run's files belong together", "run it again")
+    return InputError(
+        f"{folder}: damaged, or of another version", "the files of a run must belong together", "run it again"
+    )
 
 
 def unfinished_run(folder: Path) -> InputError:
     """What is wrong with a run that has no result."""
-    return InputError(f"{folder}: an unfinished run", "only finished ones are looked at", "go on with --resume")
+    return InputError(f"{folder}: an unfinished run", "only finished runs can be read", "go on with --resume")
 
 
 def _runs_in(path: Path) -> list[Path]:

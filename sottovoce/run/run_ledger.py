@@ -98,7 +98,7 @@ def planned_run(privacy: PrivacyDocument, *, run: str, name: str, data: str, noi
     loss, headline = privacy.loss, privacy.headline
     if loss is None or headline is None:
         why = "; ".join(privacy.refusals) or privacy.convexity
-        raise Unaccountable(f"run {name}: no ledger can say what it costs, for nothing is proven: {why}")
+        raise Unaccountable(f"run {name}: nothing is proven for it, so no ledger can say what it costs: {why}")
     stages = tuple(Stage(one.round, _loss_at(loss, one)) for one in privacy.over_rounds)
     return PlannedRun(
         run=run, name=name, rounds=privacy.rounds, loss=loss, stages=stages or (Stage(privacy.rounds, loss),),
@@ -154,7 +154,7 @@ def _require_ahead(path: Path, name: str, recorded: int | None, played: int) -> 
     if recorded is None or recorded < played:
         known = "does not have it" if recorded is None else f"has recorded {recorded}"
         raise InputError(
-            f"{path}: run {name} began in a ledger and has played {played} rounds, and this one {known}",
+            f"{path}: run {name} began in a ledger and has played {played} rounds, but this one {known}",
             "rounds are recorded before they are played, so it is another ledger, or an older copy of it",
             "name the one in which the run began; if that is lost, count its whole budget as spent",
         )  # fmt: skip

@@ -50,7 +50,7 @@ from sottovoce.run.training_run import RunState, TrainingRun, prepare_run
 class Run:
     """A finished run: where every node ended (N x D), what was measured, and, when asked, its privacy guarantees.
 
-    `nonfinite` gradients were left out: a count that depends on the data itself, which no figure covers.
+    `nonfinite` is the number of gradients that were left out; it depends on the data itself, and no figure covers it.
     """
 
     training_run: TrainingRun
@@ -111,16 +111,18 @@ def simulate(
 ) -> Run:
     """Train, and measure every few rounds. `task.gradients(...)` says which batches are drawn and how they are clipped.
 
-    The algorithm's sensitivity is set to that of the clipped gradients under `adjacency`, and its noise, which is in
-    units of it, with it. With `epsilon`, sigma is replaced by the least that meets it at `delta` against `view`, as
-    with `privacy.epsilon` in a run file: batches that are drawn by chance count. `exact_noise` says whether nodes
-    release values on a grid, so that guarantees cover rounding; by default `with_exact_noise` decides. `threads` is
-    torch's; one unless given. `on_round` is called after each round. `record` says whose received models are kept, in
-    `run.messages`. With a `noise_key` the run can be repeated, and whoever knows the key knows the noise; with a
-    `SecretSource()` in its place nobody can repeat it.
+    The algorithm's sensitivity is set to that of the clipped gradients under `adjacency`; its noise is in units of it.
+    With `epsilon`, sigma is replaced by the smallest that meets it at `delta` against `view`, as with `privacy.epsilon`
+    in a run file: sampling is counted. `exact_noise` says whether nodes release values on a grid, so that guarantees
+    cover rounding; by default `with_exact_noise` decides. `threads` is the number of torch's threads, one by default.
+    `on_round` is called after each round. `record` says which nodes keep the models they receive, in `run.messages`.
+    With a `noise_key` the run can be repeated, and whoever knows the key knows the noise; with a `SecretSource()` in
+    its place nobody can repeat it.
     """
     if every < 1:
-        raise InputError(f"metrics every {every} rounds", "a whole number from 1 is needed", "give 10, say")
+        raise InputError(
+            f"metrics every {every} rounds", "it must be a whole number, 1 or more", "give 10, for example"
+        )
     training_run = prepare_run(
         algorithm, topology, task, rounds=rounds, seed=seed, noise_key=noise_key, adjacency=adjacency,
         same_start=same_start, exact_noise=exact_noise,

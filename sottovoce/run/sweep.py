@@ -62,7 +62,7 @@ def expand_sweep(document: Document, where: str = "") -> list[SweepRun]:
     ]
     twice, times = Counter(run.experiment.name for run in runs).most_common(1)[0]
     if times > 1:
-        raise InputError(f"two runs named {twice}", "names of variants and values differ", "rename one")
+        raise InputError(f"two runs named {twice}", "names of variants and values must differ", "rename one")
     return runs
 
 
@@ -74,7 +74,7 @@ def _check_size(document: Document, variants: list[Document], seeds: int) -> Non
     )
     runs = seeds * sum(sizes)
     if runs > MOST_RUNS:
-        raise InputError(f"a sweep of {runs:,} runs", f"it has at most {MOST_RUNS:,}", "take fewer values")
+        raise InputError(f"a sweep of {runs:,} runs", f"it has at most {MOST_RUNS:,}", "use fewer values")
 
 
 def _points(document: Document, variant: Document, key: str) -> list[Point]:
@@ -87,7 +87,9 @@ def _axes_of(document: Document, variant: Document, key: str) -> dict[str, list[
     """The axes of a variant with their values: its own, the document's, or none."""
     own = variant.get(key, True)
     if not isinstance(own, bool | dict):
-        raise InputError(f"{key} = {own!r} of variant {variant['name']}", "it is true, false or a table", "correct it")
+        raise InputError(
+            f"{key} = {own!r} of variant {variant['name']}", "it must be true, false or a table", "correct it"
+        )
     return _axes(document if own is True else {key: own or {}}, key)
 
 
@@ -119,10 +121,12 @@ def _variants(document: Document) -> list[Document]:
 def _axes(document: Document, key: str) -> dict[str, list[Any]]:
     found = document.get(key, {})
     if not isinstance(found, dict) or not all(isinstance(values, list) and values for values in found.values()):
-        raise InputError(key, "each of its keys has a list of values", 'write "privacy.epsilon" = [0.5, 1.0]')
+        raise InputError(key, "each of its keys needs a list of values", 'write "privacy.epsilon" = [0.5, 1.0]')
     for word in ("name", "seed", "noise_key"):
         if word in found:
-            raise InputError(f"{key} over {word}", "names would show it", "write seeds = [0, 1], or [[variants]]")
+            raise InputError(
+                f"{key} over {word}", "the names of runs would contain it", "write seeds = [0, 1], or [[variants]]"
+            )
     return found
 
 
@@ -131,5 +135,5 @@ def _seeds(document: Document) -> list[int]:
         return [document.get("seed", 0)]
     found = document["seeds"]
     if not isinstance(found, list) or not found or not all(isinstance(seed, int) for seed in found):
-        raise InputError(f"seeds = {found}", "it is a list of whole numbers", "write seeds = [0, 1, 2]")
+        raise InputError(f"seeds = {found}", "it must be a list of whole numbers", "write seeds = [0, 1, 2]")
     return found

@@ -97,11 +97,12 @@ class TrainingRun:
         if not everyone and not self.noise_key.shared_alike and self._shares_noise():
             raise InputError(
                 f"secret noise of {self.algorithm.name} over processes",
-                "nodes share some of it, and processes draw it by themselves", "use one process, or leave noise out",
+                "nodes share some of it, but each process draws for its own nodes only",
+                "use one process, or leave noise out",
             )  # fmt: skip
         if not everyone and self.task.device != CPU:
             raise InputError(
-                f'machine.device "{self.task.device}" over processes', "they exchange what lies in main memory",
+                f'machine.device "{self.task.device}" over processes', "processes exchange only what is in main memory",
                 'use one process, or device "cpu"',
             )  # fmt: skip
         gradients = self.gradients if everyone else self.gradients.hosted(transport.nodes)
@@ -181,7 +182,9 @@ def prepare_run(
     check_seed(seed)
     if algorithm.averaging:
         raise InputError(
-            f"{algorithm.name} on a task", "it averages values and does not train", "use muffliato-sgd or zip-dl, say"
+            f"{algorithm.name} on a task",
+            "it averages values and does not train",
+            "use muffliato-sgd or zip-dl, for example",
         )
     nodes = len(gradients.task.shards.indices)
     if nodes != topology.n:
@@ -192,9 +195,10 @@ def prepare_run(
     sensitivity = gradients.sensitivities(protected)
     if math.isfinite(largest(sensitivity)) and not isinstance(algorithm.noise, NoNoise):
         algorithm = replace(algorithm, sensitivity=sensitivity)  # type: ignore[type-var]
-    algorithm = with_exact_noise(algorithm, topology, exact_noise)
+    dtype = gradients.task.dtype
+    algorithm = with_exact_noise(algorithm, topology, exact_noise, in_float64=dtype == torch.float64)
     topology.require_connected()
-    like_start = torch.zeros(topology.n, 1) if same_start else torch.arange(float(topology.n))[:, None]
+    like_start = torch.linspace(0.0, float(not same_start), topology.n, dtype=dtype)[:, None]
     start_run(algorithm, topology, like_start, rounds)  # refuses what does not fit; models come later
     transport = InProcess(topology.n)
     key = NoiseKey.given_or_fresh(noise_key)

@@ -143,7 +143,7 @@ for _name in ("add", "bool", "eq", "float", "floordiv", "ge", "gt", "index", "in
 
 
 def _refuse_unknown() -> NoReturn:
-    raise Unaccountable("the number of parameters is not known while tracing; do not scale by it")
+    raise Unaccountable("the number of parameters is not known during tracing; do not scale by it")
 
 
 UNKNOWN = _Unknown()

@@ -124,8 +124,8 @@ class Labels(NamedTuple):
 class LinearSystem:
     """What a run sends, as step matrices. Equal rounds share one object.
 
-    Where `only_gradients` gives a reason, messages were not traced as they are sent: only how noise is added to
-    gradients can be taken from it. `final_models` says whether its last messages are those models, for all to see.
+    If `only_gradients` gives a reason, messages were not traced as they are sent: the system only says how noise is
+    added to gradients. `final_models` says whether its last messages are these models, published to all.
     """
 
     n: int
@@ -142,7 +142,7 @@ class LinearSystem:
         return len(self.steps)
 
     def first_rounds(self, rounds: int) -> LinearSystem:
-        """The system of a run that ends after so many rounds: what happens in a round does not depend on later ones."""
+        """The system of a run that ends after this many rounds: no round depends on later ones."""
         return replace(self, steps=self.steps[:rounds])
 
     def publishing(self, which: FinalModels) -> LinearSystem:

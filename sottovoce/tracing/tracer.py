@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Coordinate:
-    """Which coordinate of how many is traced; they differ only where compression keeps some of them."""
+    """Which coordinate is traced, of how many; they differ only if compression keeps some of them."""
 
     index: int
     dimension: int
@@ -97,7 +97,9 @@ def trace(
     if len(steps) > 1 and steps[-1] is steps[-2]:
         again = _trace_round(algorithm, topology, loop_state, _Quiet(topology.n, seed, coordinate), rounds - 1)[0]
         if not _same(again.state_out, steps[-1].state_out.tocsc()[:, : again.state_out.shape[1]]):
-            raise Unaccountable(f"{algorithm.name} changes from round to round by itself; keep its memory in its state")
+            raise Unaccountable(
+                f"{algorithm.name} changes from round to round outside of its state; keep its memory in its state"
+            )
     return LinearSystem(topology.n, tuple(steps), algorithm.noise.correlation, algorithm, topology)
 
 
@@ -239,7 +241,7 @@ class _RowLocal:
             if not allowed:
                 raise Unaccountable(
                     f"{name} of {self._inner.name} moves values from node to node, and only messages may; "
-                    "send what neighbours shall have"
+                    "send what neighbours are to receive"
                 )
         return result
 

@@ -62,19 +62,19 @@ def test_fields_of_a_class_are_its_settings(mine):
     assert [one.name for one in spec.settings] == ["sigma", "step_size", "a", "sensitivity"]
     built = spec.build(sigma=2.0, a=0.5, step_size=0.3)
     assert (built.name, built.a, built.step_size, built.noise.sigma) == ("mine.py:Plain", 0.5, 0.3, 2.0)
-    with pytest.raises(InputError, match=r"a = 'far' of mine.py:Plain; it is a number"):
+    with pytest.raises(InputError, match=r"a = 'far' of mine.py:Plain; it must be a number"):
         spec.build(sigma=1.0, a="far")
 
 
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("mine.py:function", "algorithm 'mine.py:function' is a function; it is an AlgorithmSpec, or a dataclass"),
+        ("mine.py:function", "algorithm 'mine.py:function' is a function; it must be an AlgorithmSpec, or a dataclass"),
         ("mine.py:Lacking", "field a of mine.py:Lacking has no default"),
         ("mine.py:Nobody", "mine.py has no Nobody; .* it has: Plain, function, Lacking, Bent"),
         ("other.py:Plain", "there is no other.py in"),
         ("../mine.py:Plain", "outside"),
-        ("broken.py:Plain", r"broken.py, line 2: NameError: name 'unknown' is not defined; .* must load"),
+        ("broken.py:Plain", r"broken.py, line 2: NameError: name 'unknown' is not defined; .* must be loadable"),
         ("wrong.py:Plain", "wrong.py, line 1: SyntaxError"),
     ],
 )
@@ -89,7 +89,7 @@ def test_code_is_loaded_only_where_the_user_says(mine):
     assert algorithm("mine.py:Plain", sigma=1.0).name == "mine.py:Plain"
     with code_from(None), pytest.raises(InputError, match=r"is code, and no folder was named .* --code"):
         algorithm("mine.py:Plain", sigma=1.0)
-    with pytest.raises(InputError, match="is no folder"), code_from(mine / "nowhere"):
+    with pytest.raises(InputError, match="is not a folder"), code_from(mine / "nowhere"):
         pass
 
 

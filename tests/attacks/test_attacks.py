@@ -403,7 +403,7 @@ def test_inversion_reads_labels_from_gradients_of_any_length(size, rows):
 def test_a_run_counts_once_and_only_with_seeds_of_its_own_kind(finished):
     plain, loud, second = (open_run(finished / name) for name in ("plain", "loud", "second"))
     assert infer_membership([plain, second]).victims == 2 * infer_membership([plain]).victims
-    with pytest.raises(InputError, match="twice; victims count once"):
+    with pytest.raises(InputError, match="twice; each victim must count once"):
         infer_membership([plain, plain])
     with pytest.raises(InputError, match="differ in algorithm"):
         infer_membership([plain, loud])
@@ -455,8 +455,11 @@ def test_unknown_attacks_of_a_sweep_are_refused(sotto, tmp_path):
     [
         (["attack", "plain", "--attack", "pooled", "--view", "everyone"], "everyone: node 1 was not recorded"),
         (["attack", "plain", "--attack", "pooled", "--view", "node:9"], "nodes are 0..4"),
-        (["attack", "plain", "--attack", "pooled", "--view", "eavesdropper:0>1"], "recorded is what nodes received"),
-        (["attack", "plain", "--view", "node:0"], "view node:0 with threshold; views are for pooled"),
+        (
+            ["attack", "plain", "--attack", "pooled", "--view", "eavesdropper:0>1"],
+            "only what nodes received was recorded",
+        ),
+        (["attack", "plain", "--view", "node:0"], "view node:0 with threshold; a view is for pooled"),
         (["attack", "plain", "--attack", "inversion"], "a batch of 20 rows at node 1; from 1 to 4 can be told apart"),
         (["attack", "plain", "--attack", "inversion", "--attacker", "1"], "no neighbour's model of the first round"),
         (["attack", "plain", "--picture", "x.svg"], "--picture with threshold; only inversion draws"),

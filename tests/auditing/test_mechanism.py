@@ -244,10 +244,10 @@ SYSTEM = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:5"), rounds=4)
     [
         ({"adversary": "node:9"}, "node 9 in view node:9; nodes are 0..4"),
         ({"victim": 9}, "victim 9; nodes are 0..4"),
-        ({"adversary": "node:2"}, "victim 2 is of node:2; who attacks knows its own data"),
+        ({"adversary": "node:2"}, "victim 2 belongs to node:2; an adversary knows its own data"),
         ({"canary": "loud"}, "canary 'loud'; known: worst, equal, alternating"),
-        ({"canary": np.ones(3)}, r"a canary of shape \(3,\); gradients enter in 4 rounds"),
-        ({"canary": np.full(4, 2.0)}, "a canary of norm 2; the guarantee is about a change of at most one"),
+        ({"canary": np.ones(3)}, r"a canary of shape \(3,\); there are gradients in 4 rounds"),
+        ({"canary": np.full(4, 2.0)}, "a canary of norm 2; the guarantee is about a change of norm at most one"),
         ({"participation": "9x9"}, "participation 9x9 in 4 rounds"),
         ({"distinguisher": "oracle"}, "distinguisher 'oracle'; known: likelihood-ratio, trained"),
         ({"distinguisher": "trained", "one_run": True}, "a trained distinguisher in one run"),
@@ -270,7 +270,7 @@ def test_compression_and_size_are_refused():
     squeezed = trace(
         algorithm("dp-csgp", sigma=1.0, compression="rand:0.5"), push("ring:5"), rounds=2, coordinate=Coordinate(0, 4)
     )
-    with pytest.raises(Unaccountable, match=r"rand:0\.5: coordinates do not travel alike"):
+    with pytest.raises(Unaccountable, match=r"rand:0\.5: coordinates are not all sent"):
         audit(squeezed, victim=2)
     large = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:100"), rounds=50)
     with pytest.raises(InputError, match="5000 messages with 5050 inputs"):

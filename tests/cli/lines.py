@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from sottovoce.cli import app
+from sottovoce.cli.app import app, load_commands
+
+load_commands()
 
 
 def command_lines(commands: typer.Typer = app, prefix: str = "") -> set[str]:

@@ -40,6 +40,17 @@ def test_the_answer_says_which_absorption_policy_was_used(sotto, monkeypatch):
     assert json.loads(sotto(LINE, "--kind", "any-training", "--json")[1])["absorption_policy"] is None
 
 
+def test_the_neighbourhood_of_a_node(sotto):
+    line = "account --graph ring:9 --rounds 3 --view node:0 --within 2 --json"
+    found = json.loads(sotto(line, "--victim", "4", "--victim", "2")[1])["guarantees"]
+    assert {guarantee["victim"] for guarantee in found} == {1, 2, 4, 7, 8}
+    alone = json.loads(sotto(line.replace("--within 2", "--victim 7"))[1])["guarantees"]
+    assert [one for one in found if one["victim"] == 7] == alone
+    code, out, err = sotto("account --graph ring:9 --rounds 3 --within 2")
+    assert (code, out) == (2, "")
+    assert "--view node:0" in err
+
+
 def test_a_stopped_account_says_what_was_done(sotto, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
@@ -97,3 +108,51 @@ def test_pairs_that_are_stopped_say_what_is_kept(sotto, monkeypatch, tmp_path):
     code, _, err = sotto(line, "--out", str(tmp_path / "pairs"))
     assert code == 130
     assert "has all attackers that were done; the same command goes on from there" in err
+
+
+def test_calibrate_takes_kinds_and_says_what_was_done_when_it_is_stopped(sotto, monkeypatch):
+    line = "calibrate --graph ring:8 --rounds 4 --view node:0 --victim 4 --convex --epsilon 1 --json"
+    both, any_training = (json.loads(sotto(line, *words)[1]) for words in ([], ["--kind", "any-training"]))
+    assert both["headline"]["kind"] == "convex-training"
+    assert any_training["headline"]["kind"] == "any-training"
+    assert both["sigma"] < any_training["sigma"]
+    code, out, err = sotto(line, "--kind", "fixed-streams")
+    assert (code, out) == (2, "")
+    assert "any-training, convex-training" in err
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kind_bounds, "least_cost", stop)
+    code, _, err = sotto(line)
+    assert code == 130
+    assert "done when stopped: any-training; convex-training 0 of 1 victims." in err
+
+
+def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto, monkeypatch):
+    from sottovoce.planning import planner
+
+    best = planner._best
+
+    def first_only(question, one):
+        if one != planner.candidates()[0]:
+            raise KeyboardInterrupt
+        return best(question, planner._Candidate("dp-d-sgd"))
+
+    def stopped_at(*reached):
+        def search(*_, progress, **__):
+            progress(*reached)
+            raise KeyboardInterrupt
+
+        return search
+
+    monkeypatch.setattr(planner, "_best", first_only)
+    code, _, err = sotto("plan --graph ring:4 --records 10 --rounds 3 --epsilon 4")
+    assert code == 130
+    assert "sotto: dp-d-sgd: sigma" in err
+    assert f"stopped after 1 of {len(planner.candidates())} algorithms. Nothing is kept." in err
+    monkeypatch.setattr("sottovoce.matrix_factorization.factorization.factorize", stopped_at(0.0234))
+    assert "stopped at a gap of 2.3e-02. Nothing is kept; --gap 2.5e-02 ends there." in sotto("noise --graph ring:4")[2]
+    monkeypatch.setattr("sottovoce.matrix_factorization.sampled_noise.sampled_noise", stopped_at(2, 8))
+    err = sotto("noise --graph ring:4 --sampled 0.1 --rounds 8 --epsilon 2")[2]
+    assert "stopped after 2 of 8 numbers of parts. What was found is stored; the same command" in err

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from sottovoce.cli import app
+from sottovoce.cli.app import COMMANDS as FILES
+from sottovoce.cli.app import app
 from tests.cli.lines import command_lines
 from tests.test_config import SMALL
 
@@ -271,6 +272,16 @@ def test_all_commands_are_those_of_the_design(sotto):
     assert all(re.search(rf"^  {command.split()[0]} ", out, flags=re.MULTILINE) for command in COMMANDS)
 
 
+def test_the_table_of_commands_names_their_files():
+    found = {
+        command.name or command.callback.__name__: {command.callback.__module__} for command in app.registered_commands
+    }
+    for group in app.registered_groups:
+        found[group.name] = {command.callback.__module__ for command in group.typer_instance.registered_commands}
+    assert set(found) == set(FILES)
+    assert [name for name, modules in found.items() if f"sottovoce.cli.{FILES[name]}" not in modules] == []
+
+
 def test_quiet_says_nothing_and_verbose_says_what_takes_how_long(sotto, place, monkeypatch):
     monkeypatch.chdir(place)
     assert sotto("data")[2].startswith("Folder: ")
@@ -341,7 +352,19 @@ HEAVY = {"torch", "pydantic", "sklearn", "dp_accounting", "rich", "jsonschema"}
     ("lines", "more"),
     [
         (["--help", "--version", "account --help", "schema account"], {"numpy", "scipy", "networkx"}),
-        (["account --graph ring:6"], {"networkx", "scipy.optimize", "scipy.stats", "scipy.fft"}),
+        (
+            ["account --graph ring:6"],
+            {
+                "networkx",
+                "scipy.optimize",
+                "scipy.stats",
+                "scipy.fft",
+                "numpy.f2py.crackfortran",
+                "numpy.testing.overrides",
+                "sottovoce.cli.run",
+                "sottovoce.learning",
+            },
+        ),
         (
             ["graph ring:6", "account --graph ring:6 --view node:0 --rounds 5", "calibrate --graph ring:6 --epsilon 1"],
             {"networkx", "scipy.optimize", "scipy.stats"},

@@ -126,14 +126,14 @@ def test_a_ledger_that_was_put_back_is_refused_by_the_run_that_is_ahead_of_it(fo
     monkeypatch.setattr(execute._Training, "_line", stop)
     assert sotto("run try.toml --ledger my.ledger")[0] == 130
     monkeypatch.setattr(execute._Training, "_line", real)
-    for older, words in (("before", "0 rounds, and this one does not have it"), ("none", "this one does not have it"),
-                         ("middle", "3 rounds, and this one has recorded 2")):  # fmt: skip
+    for older, words in (("before", "0 rounds, but this one does not have it"), ("none", "this one does not have it"),
+                         ("middle", "3 rounds, but this one has recorded 2")):  # fmt: skip
         code, out, err = sotto(f"run try.toml --resume --ledger {older}.ledger")
         assert (code, out, words in err) == (2, "", True)
     assert not (folder / "none.ledger").exists()
     assert sotto("run try.toml --resume --ledger my.ledger")[0] == 0
     assert "epsilon 60.5 at" in sotto("ledger my.ledger")[1]
-    for older, words in (("before", "6 rounds, and this one does not have it"), ("middle", "has recorded 2")):
+    for older, words in (("before", "6 rounds, but this one does not have it"), ("middle", "has recorded 2")):
         code, out, err = sotto(f"run try.toml --ledger {older}.ledger")
         assert (code, out, words in err) == (2, "", True)
 
@@ -175,7 +175,7 @@ def test_several_runs_together(folder, sotto):
     assert one["figures"][0]["mu"] == mu_of(folder, "one")
     sotto("run try.toml --out three --set seed=1")
     code, out, _ = sotto("account one/try three/try")
-    assert (code, "no figure of one node" in out, "node:0" in out) == (0, True, False)
+    assert (code, "no figure for single nodes" in out, "node:0" in out) == (0, True, False)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +183,9 @@ def test_several_runs_together(folder, sotto):
     [
         ("account", 2, "no --graph"),
         ("account nowhere", 2, "no run"),
-        ("account nowhere --graph ring:4", 2, "runs with options of a graph"),
+        ("account nowhere --graph ring:4", 2, "runs together with --graph or its options"),
         ("ledger none.ledger", 2, "no such file"),
-        ("ledger my.ledger --budget 0", 2, "it is positive and finite"),
+        ("ledger my.ledger --budget 0", 2, "it must be positive and finite"),
         ("run try.toml --lineage b", 2, "--lineage without --ledger"),
         ("run try.toml --ledger my.ledger --lineage b", 2, "--new-lineage b"),
         ("run try.toml --ledger my.ledger --set seeds=[0,1]", 2, "one run is entered at a time"),

@@ -56,11 +56,24 @@ def test_what_agree_prints(sotto, clinics):
     assert (clinics / "agreement.toml").read_text() == before
 
 
+def test_a_range_that_noise_is_likely_to_leave_is_named(sotto, clinics):
+    narrow = SETTINGS.replace("seed = 3", "seed = 3\nmessage_range = [-10.0, 1.0]")
+    said = []
+    for number, text in enumerate([SETTINGS, narrow]):
+        (clinics / "settings.toml").write_text(text)
+        code, _, err = sotto(
+            f"peer agree settings.toml {' '.join(f'{name}.member.toml' for name in ROWS)} --out {number}.toml"
+        )
+        assert code == 0
+        said.append("leaves message_range, -10 to 1, stops" in " ".join(err.split()))
+    assert said == [False, True]
+
+
 def test_secure_sums_from_the_agreement_to_fingerprints_and_a_simulation(sotto, clinics):
     sums = SETTINGS.replace('graph = "path:3"', 'graph = "complete:3"\nweights = "uniform"')
     (clinics / "settings.toml").write_text("secure_sum = true\n" + sums.replace("dp-d-sgd", "dp-fedavg"))
     code, out, err = sotto("peer agree settings.toml Hill.member.toml Mercy.member.toml North.member.toml")
-    assert (code, "if no member's folder is put back from a copy while all its neighbours lie" in err) == (0, True)
+    assert (code, "if no member's folder is restored from a copy while all its neighbours lie" in err) == (0, True)
     assert "One missing member makes every sum fail in that round" in err
     assert "every single node; larger coalitions are not covered" in out, out
     code, _, err = sotto("peer join agreement.toml --folder Hill --data none.csv")
@@ -89,9 +102,9 @@ REFUSED = [
     ("peer agree settings.toml settings.toml", "settings.toml: seed; there is no such key"),
     ("peer agree nothing.toml Hill.member.toml", "nothing.toml: No such file"),
     ("peer agree setings.toml Hill.member.toml --out settings.toml", "setings.toml: No such file"),
-    ("peer agree settings.toml Hil.member.toml", "Hil.member.toml: No such file; every member hands over its NAME"),
-    ("peer check agreement.toml --folder Hill --wait nan", "nan is no number of seconds"),
-    ("peer join agreement.toml --folder Hill --data t.csv --patience inf", "inf is no number of seconds"),
+    ("peer agree settings.toml Hil.member.toml", "Hil.member.toml: No such file; every member provides its NAME"),
+    ("peer check agreement.toml --folder Hill --wait nan", "nan is not a number of seconds"),
+    ("peer join agreement.toml --folder Hill --data t.csv --patience inf", "inf is not a number of seconds"),
 ]
 
 

@@ -57,7 +57,7 @@ def test_poisson_batches_count_against_everyone_and_so_against_each_node(sotto):
     assert one["sampled"]["view"] == "node:0"
     code, out, _ = sotto(f"{asked} --view node:0")
     assert code == 0
-    assert "counting on batches that are drawn by chance" in out
+    assert "counting on batches that are drawn at random" in out
 
 
 def test_a_target_with_poisson_batches_takes_less_noise(sotto):

@@ -56,7 +56,7 @@ def test_from_a_table_to_a_run(sotto, patients):
     guess = patients / "patients.columns.toml"
     assert stat.S_IMODE(guess.stat().st_mode) == 0o600
     code, _, err = sotto("data inspect patients.csv")
-    assert (code, "what you edited is not overwritten" in err) == (2, True)
+    assert (code, "a file that you may have edited is not overwritten" in err) == (2, True)
     code, out, err = sotto("run run.toml --json")
     assert (code, err) == (0, "")
     first = json.loads((patients / "runs" / "patients" / "privacy.json").read_text())
@@ -72,7 +72,7 @@ def test_from_a_table_to_a_run(sotto, patients):
 
 REFUSED = [
     ("data.columns=none.toml", "none.toml: No such file"),
-    ("data.name=digits", "data.columns with digits; it is about tables"),
+    ("data.name=digits", "data.columns with digits; it is only for tables"),
     ("data.name=tables", "data.name = tables with another partition"),
     ("data.shards={Hill=3}", "data.shards with table:patients.csv"),
 ]
@@ -139,7 +139,7 @@ def test_a_plan_takes_its_question_from_a_run_file(sotto, wards):
     assert (found["adjacency"], found["participation"], found["epsilon"]) == ("record", "every", 4.0)
     for line, reason in (
         ("plan run.toml", "patients without a target"),
-        ("plan run.toml --epsilon 4 --records 3", "--records with run.toml; the run file says it"),
+        ("plan run.toml --epsilon 4 --records 3", "--records with run.toml; the run file already says this"),
         ("plan --graph ring:4 --epsilon 4", "no --records without a run file"),
         ("plan --graph ring:4 --epsilon 4 --records 3 --data wards", "--data without a run file"),
     ):
@@ -156,8 +156,8 @@ NODES = [
     ("topology.graph=ring:5", "4 tables for the 5 nodes of ring:5"),
     ("topology.graph=edges:East--West,West--North,North--Quay", "no table or rows for node 'Quay'"),
     ("topology.graph=edges:East--West,West--North", "'Old Town' is no node of the graph"),
-    ("data.partition=iid", "wards is a folder; with a folder every node has the table of its name"),
-    ("data.name=table:none", "none is no folder"),
+    ("data.partition=iid", "wards is a folder; if data.name is a folder, every node has the table of its name"),
+    ("data.name=table:none", "none is not a folder"),
     ('data.shards={East=12,North=10,West=6,"Old Town"=10}', "Old Town: a table of 10 rows"),
 ]
 

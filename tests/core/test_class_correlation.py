@@ -7,11 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sottovoce import InputError, account, algorithm, factorize_by_class, metropolis, sampled_epsilon, trace, views
+from sottovoce import (
+    InputError,
+    Unaccountable,
+    account,
+    algorithm,
+    factorize_by_class,
+    metropolis,
+    sampled_epsilon,
+    trace,
+    views,
+)
 from sottovoce.core.class_correlation import ClassCorrelation, for_sources
 from sottovoce.core.correlation import Differences, Triangular
-from sottovoce.core.grid import with_exact_noise
+from sottovoce.core.exact_gaussians import fine_
+from sottovoce.core.grid import noise_on_grid, with_exact_noise
 from sottovoce.core.noise import Temporal
+from sottovoce.core.noise_feed import NoiseFeed
+from sottovoce.core.noise_key import NoiseKey
 from sottovoce.matrix_factorization.factorization import degree_classes
 from sottovoce.privacy.amplification import epsilon_of_batches
 from sottovoce.privacy.observation import observe
@@ -68,6 +81,23 @@ def test_the_exact_loss_of_a_node_is_that_of_matrices_written_out(adversary):
         assert low * (1 - 1e-9) <= mu**2 <= high * (1 + 1e-9)
 
 
+def test_exact_noise_is_each_nodes_own_within_half_a_step():
+    """Released on a grid: the numbers of each node's stream, correlated by its matrix, written out."""
+    built, D = with_exact_noise(system().algorithm, NET, True), 500
+    noise, zeros = noise_on_grid(built, NET.at(0)), np.zeros((3, D))
+    assert 2 ** np.floor(np.log2(1.5 / 2)) / 16 == noise.step  # node 1 adds least: C begins with 2
+    feed = NoiseFeed(0, NoiseKey.of_seed(3), None, zeros)
+    fresh_NTD = np.empty((3, T, D))
+    for node, t in np.ndindex(3, T):
+        fine_(NoiseKey.of_seed(3).stream("node", [node], t, 0), fresh_NTD[node, t])
+    true_NTD = [1.5 * np.linalg.solve(C, fresh_TD) for C, fresh_TD in zip((LOW, HIGH, LOW), fresh_NTD, strict=True)]
+    for t in range(T):
+        released_ND = feed.rounded_sum(zeros, noise, t)
+        for node in range(3):
+            away = np.abs(released_ND[node] - true_NTD[node][t])
+            assert away.max() <= noise.step / 2 * (1 + 1e-9)
+
+
 def test_ranks_and_members_draw_for_their_own_nodes_alone():
     sources = system().steps[0].sources[0][1]
     assert for_sources(MIXED, sources) == MIXED
@@ -78,9 +108,9 @@ def test_ranks_and_members_draw_for_their_own_nodes_alone():
 
 
 def test_what_is_about_one_matrix_is_refused():
-    with pytest.raises(InputError, match="a C each"):
-        with_exact_noise(system().algorithm, NET, True)
-    with pytest.raises(InputError, match="each has a C"):
+    with pytest.raises(Unaccountable, match="has its own C"):
+        MIXED.matrix(T)
+    with pytest.raises(InputError, match="each class needs a C"):
         ClassCorrelation((0, 2), (Differences(),))
     with pytest.raises(InputError, match="noise of 2 nodes"):
         MIXED.next(0, np.ones((2, 1)), [])

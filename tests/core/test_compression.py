@@ -77,7 +77,7 @@ def test_too_few_coordinates():
 
 def test_compression_needs_receivers_that_miss_nothing():
     away = dropout("ring:5", rate=0.2, weights="push", announced=True)
-    with pytest.raises(InputError, match=r"rand:0.5 on .*; compressed differences need receivers that miss none"):
+    with pytest.raises(InputError, match=r"rand:0.5 on .*; receivers of compressed differences must not miss any"):
         train(algorithm("dp-csgp", sigma=1.0, compression="rand:0.5"), away, np.zeros((5, 4)), None, rounds=1)
 
 

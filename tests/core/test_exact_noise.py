@@ -13,10 +13,12 @@ import pytest
 
 from sottovoce import InputError, SecretSource, algorithm, from_matrix, metropolis, train, weigh
 from sottovoce.core import philox, rounded_sum
-from sottovoce.core.correlation import Triangular
+from sottovoce.core.class_correlation import ClassCorrelation
+from sottovoce.core.correlation import Differences, Triangular
 from sottovoce.core.drawn_gaussians import DrawnGaussians
 from sottovoce.core.exact_gaussians import BLOCK, GUESS_ERROR, decimal_number, fine_, fine_numbers, guess_, words_of
 from sottovoce.core.grid import NoiseOnGrid, grid_step, noise_on_grid, why_not_exact, with_exact_noise
+from sottovoce.core.noise import Temporal
 from sottovoce.core.noise_feed import NoiseFeed
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.philox import PhiloxStream
@@ -141,6 +143,10 @@ CASES = {
     "secrets of pairs": algorithm("decor", sigma=0.7, sigma_pair=5.0),
     "differences": algorithm("anti-pgd", sigma=1.5),
     "correlated": algorithm("mf-d-sgd", sigma=1.5, correlation=BAND),
+    "correlated by classes": replace(
+        algorithm("mf-d-sgd", sigma=1.5, correlation=BAND),
+        noise=Temporal(1.5, ClassCorrelation((0, 1, 0, 1, 1, 0), (Differences(), BAND))),
+    ),
 }
 
 
@@ -221,14 +227,13 @@ def test_drawn_ahead_or_not_releases_the_same(monkeypatch):
         (algorithm("dp-csgp", sigma=1.0), "push", True),
         (algorithm("decor", sigma=0.0, sigma_pair=2.0), "metropolis", False),
         (algorithm("dp-d-sgd", sigma=(0.0, 1.0, 1.0, 1.0)), "metropolis", False),
-        (algorithm("zip-dl", sigma=1.0), "metropolis", False),
         (algorithm("rss-nb", sigma=1.0), "metropolis", False),
         (algorithm("d-psgd"), "metropolis", False),
     ],
 )  # fmt: skip
 def test_exact_noise_is_offered_by_where_noise_is_added(built, weights, allowed):
     net = weigh("ring:4", weights)
-    assert (why_not_exact(built.noise, net.at(0)) is None) is allowed
+    assert (why_not_exact(built, net) is None) is allowed
     assert with_exact_noise(built, net).exact_noise is allowed
     if not allowed:
         with pytest.raises(InputError, match="exact_noise with"):
@@ -251,7 +256,6 @@ def test_correlated_noise_is_exact_on_request():
     assert with_exact_noise(chosen, net).exact_noise
     assert not with_exact_noise(chosen, net, False).exact_noise
     assert with_exact_noise(algorithm("anti-pgd", sigma=1.0), net, "where-possible").exact_noise
-    assert not with_exact_noise(algorithm("zip-dl", sigma=1.0), net, "where-possible").exact_noise
 
 
 @pytest.mark.parametrize("name", CASES)

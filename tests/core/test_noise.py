@@ -147,17 +147,17 @@ def test_gradients_cannot_change_the_models_they_are_shown():
 BAD = {
     "negative": (lambda: algorithm("dp-d-sgd", sigma=-1), "sigma = -1.0; a standard deviation"),
     "nan": (lambda: algorithm("dp-d-sgd", sigma=float("nan")), "sigma = nan"),
-    "word": (lambda: algorithm("dp-d-sgd", sigma="much"), "sigma = 'much'; a standard deviation is a number"),
+    "word": (lambda: algorithm("dp-d-sgd", sigma="much"), "sigma = 'much'; a standard deviation must be a number"),
     "pair per node": (
         lambda: algorithm("decor", sigma=1, sigma_pair=[1, 2]),
-        r"sigma_pair = \[1, 2\] of decor; it is a number",
+        r"sigma_pair = \[1, 2\] of decor; it must be a number",
     ),
     "wrong count": (
         lambda: trace(algorithm("dp-d-sgd", sigma=[1, 2]), metropolis("path:3"), rounds=1),
         "sigma for 2 nodes; there are 3",
     ),
     "no zeta": (lambda: algorithm("zip-dl"), "zip-dl with sigma=None and message_sigma=None; exactly one"),
-    "both": (lambda: algorithm("zip-dl", sigma=1, message_sigma=1), "exactly one is given"),
+    "both": (lambda: algorithm("zip-dl", sigma=1, message_sigma=1), "exactly one of them must be given"),
     "open leaf": (
         lambda: ZeroSum(message_sigma=1.0, closed=False).zetas(metropolis("path:3").at(0)),
         "node 0 has one neighbour",
@@ -178,19 +178,22 @@ BAD = {
         ),
         "muffliato with correlated noise; it adds noise only once",
     ),
-    "tiny noise": (lambda: Independent(1e-320), "variances must fit: at least 1e-100"),
+    "tiny noise": (lambda: Independent(1e-320), "noise must be 0 or at least 1e-100"),
     "seed": (
         lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), None, rounds=1, seed=None),
-        "seed None; it is a whole number",
+        "seed None; it must be a whole number",
     ),
-    "step size in words": (lambda: algorithm("d-psgd", step_size="0.1"), "step_size = '0.1' of d-psgd; it is a number"),
+    "step size in words": (
+        lambda: algorithm("d-psgd", step_size="0.1"),
+        "step_size = '0.1' of d-psgd; it must be a number",
+    ),
     "half a gossip step": (lambda: algorithm("muffliato-sgd", sigma=1, gossip_steps=2.5), "gossip_steps = 2.5"),
     "no compression": (lambda: algorithm("dp-csgp", sigma=1, compression=None), "compression None"),
     "name of an algorithm": (
         lambda: trace("dp-d-sgd", metropolis("path:2"), rounds=1),
         "'dp-d-sgd' instead of an algorithm",
     ),
-    "no name": (lambda: algorithm(None), "a NoneType as an algorithm's name; it is a word"),
+    "no name": (lambda: algorithm(None), "an algorithm's name of type NoneType; it must be a string"),
     "ragged C": (lambda: Triangular([[1], [1, 2]]), "correlation matrix is not an array of numbers"),
     "coordinate": (lambda: Coordinate(5, 3), "coordinate 5 of 3"),
     "list in state": (
@@ -205,13 +208,13 @@ BAD = {
             lambda t, x: x,
             rounds=2,
         ),
-        "node 0 is left without weight; push-sum divides by it",
+        "node 0 is left without weight; push-sum divides by this weight",
     ),
     "two correlated": (
         lambda: CombinedNoise((Temporal(1.0, Differences()), Independent(1.0))),
-        "temporal noise beside",
+        "noise correlated over rounds together",
     ),
-    "upper": (lambda: Triangular([[1, 1], [0, 1]]), "not lower triangular; noise can only look back"),
+    "upper": (lambda: Triangular([[1, 1], [0, 1]]), "not lower triangular; noise can depend only on earlier rounds"),
     "nan C": (lambda: Triangular([[np.nan]]), "not finite"),
     "singular": (lambda: Triangular([[1, 0], [1, 0]]), r"C\[1,1\] = 0; C must be invertible"),
     "shape": (lambda: Triangular([[1, 0]]), r"correlation matrix of shape \(1, 2\)"),
@@ -220,21 +223,27 @@ BAD = {
         "2 rounds with a correlation matrix for 1",
     ),
     "no file": (lambda: algorithm("mf-d-sgd", sigma=1, correlation="none.npz"), "none.npz: No such file"),
-    "unknown setting": (lambda: algorithm("dp-d-sgd", sigma=1, momentum=0.9), "setting 'momentum' of dp-d-sgd; it has"),
+    "unknown setting": (
+        lambda: algorithm("dp-d-sgd", sigma=1, momentum=0.9),
+        "setting 'momentum' of dp-d-sgd; its settings are",
+    ),
     "missing setting": (lambda: algorithm("decor", sigma=1), "decor without sigma_pair"),
-    "step size": (lambda: algorithm("d-psgd", step_size=0), "step size 0; it is finite"),
-    "sensitivity": (lambda: algorithm("dp-d-sgd", sigma=1, sensitivity=0), "sensitivity 0; it is positive"),
+    "step size": (lambda: algorithm("d-psgd", step_size=0), "step size 0; it must be finite"),
+    "sensitivity": (lambda: algorithm("dp-d-sgd", sigma=1, sensitivity=0), "sensitivity 0; it must be positive"),
     "gossip steps": (lambda: algorithm("muffliato-sgd", sigma=1, gossip_steps=0), "0 gossip steps"),
     "order": (lambda: algorithm("d-psgd", order="never"), "order 'never'; known"),
-    "rounds": (lambda: trace(algorithm("d-psgd"), metropolis("path:2"), rounds=0), "0 rounds; a whole number"),
+    "rounds": (
+        lambda: trace(algorithm("d-psgd"), metropolis("path:2"), rounds=0),
+        "0 rounds; it must be a whole number",
+    ),
     "x0": (
         lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((3, 1)), None, rounds=1),
         "x0 has 3 rows; the topology has 2 nodes",
     ),
-    "flat x0": (lambda: start_at(np.zeros(2)), r"x0 of shape \(2,\); it is a numpy or torch array"),
+    "flat x0": (lambda: start_at(np.zeros(2)), r"x0 of shape \(2,\); it must be a numpy or torch array"),
     "deep x0": (lambda: start_at(np.zeros((2, 1, 1))), r"x0 of shape \(2, 1, 1\)"),
     "list x0": (lambda: start_at([[0.0], [0.0]]), "x0 of type list"),
-    "whole x0": (lambda: start_at(np.zeros((2, 1), dtype=int)), "x0 of type int64; it is float32 or float64"),
+    "whole x0": (lambda: start_at(np.zeros((2, 1), dtype=int)), "x0 of type int64; it must be float32 or float64"),
     "half x0": (lambda: start_at(np.zeros((2, 1), dtype=np.float16)), "x0 of type float16"),
     "empty x0": (lambda: start_at(np.zeros((2, 0))), "x0 has 0 columns"),
     "graph for topology": (
@@ -255,7 +264,7 @@ BAD = {
         lambda: trace(
             algorithm("muffliato-sgd", sigma=1, chebyshev=True, gossip_steps=3), random_edges("ring:5"), rounds=1
         ),
-        "Chebyshev gossip on random edges of .*; its polynomials need one W",
+        "Chebyshev gossip on random edges of .*; its polynomials need the same W",
     ),
     "no coordinate": (
         lambda: trace(algorithm("dp-csgp", sigma=1, compression="rand:0.5"), metropolis("path:2"), rounds=1),

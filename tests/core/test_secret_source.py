@@ -106,7 +106,7 @@ def test_two_sources_have_nothing_in_common_but_what_pairs_share():
 
 
 def test_pairs_without_a_secret_and_short_secrets_are_refused():
-    with pytest.raises(InputError, match="no secret of nodes 0 and 2; they share noise"):
+    with pytest.raises(InputError, match="no secret of nodes 0 and 2; these nodes share noise"):
         SecretSource(pair_secrets={}).stream("pair", [2, 0], 0)
     with pytest.raises(InputError, match=r"the secret of nodes \(0, 1\); it has 32 bytes"):
         SecretSource(pair_secrets={(0, 1): b"short"})
@@ -243,7 +243,7 @@ def test_noise_that_goes_on_from_earlier_rounds_is_not_taken_up_again():
         if name == "dp-d-sgd":
             assert len(played(name, after=(1, state))) == 2
         else:
-            with pytest.raises(InputError, match="anti-pgd with secret noise, from round 2 on; its noise goes on from"):
+            with pytest.raises(InputError, match="anti-pgd with secret noise, from round 2 on; its noise depends on"):
                 played(name, after=(1, state))
 
 
@@ -276,6 +276,6 @@ def test_a_noise_key_does_not_load_cryptography():
 
 
 def test_something_else_is_no_source_of_noise():
-    with pytest.raises(InputError, match="a noise key of type str; it is a NoiseKey or a SecretSource"):
+    with pytest.raises(InputError, match="a noise key of type str; it must be a NoiseKey or a SecretSource"):
         train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 2)), lambda t, x: x, rounds=1, noise_key="5a")
     assert NoiseKey.given_or_fresh(None).repeatable

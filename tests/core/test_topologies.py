@@ -142,14 +142,14 @@ def test_gap_of_a_long_ring():
 def test_names_of_several_words_need_a_comma(tmp_path):
     edges = tmp_path / "edges.csv"
     edges.write_text("St Mary, Mercy\nMercy, North 5\n")
-    assert graph(f"file:{edges}").labels == ("Mercy", "North 5", "St Mary")
+    assert graph(f"file:{edges}").labels == ("St Mary", "Mercy", "North 5")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("source,target\n0,1\n1,2\n", "a heading is no edge"),
-        ("St Mary Mercy\n", "numbers at most beside them"),
+        ("source,target\n0,1\n1,2\n", "a heading is not an edge"),
+        ("St Mary Mercy\n", "followed by numbers at most"),
         ("a,\n", "an edge has two ends"),
         ("a\n", "an edge has two ends"),
     ],
@@ -189,14 +189,14 @@ BAD = {
     "small ring": (ask("ring:2"), "ring:2: 2 nodes; at least 3"),
     "unknown option": (ask("ring:5,seed=1"), "option 'seed=1' in graph 'ring:5,seed=1'; options here: none"),
     "option of another type": (ask("regular:10,d=x"), "d='x' in graph .*; d must be of type int"),
-    "no probability": (ask("erdos-renyi:10"), "p=None; an edge probability"),
-    "nan probability": (ask("erdos-renyi:10,p=nan"), "p=nan; an edge probability"),
-    "odd regular": (ask("regular:5,d=3"), "d=3; a degree with"),
-    "no radius": (ask("geometric:5"), "r=None; a positive radius"),
+    "no probability": (ask("erdos-renyi:10"), "p=None; the probability of an edge"),
+    "nan probability": (ask("erdos-renyi:10,p=nan"), "p=nan; the probability of an edge"),
+    "odd regular": (ask("regular:5,d=3"), "d=3; the degree must satisfy"),
+    "no radius": (ask("geometric:5"), "r=None; the radius must be positive"),
     "size for a named graph": (ask("karate:3"), "karate takes no size"),
-    "huge hypercube": (ask("hypercube:40"), "dimensions up to 20"),
+    "huge hypercube": (ask("hypercube:40"), "the dimension is at most 20"),
     "no file": (ask("file:/no/such/file"), "edge list /no/such/file: No such file or directory"),
-    "component": (ask("file:x,component=small"), "component=small .*; it is 'all' or 'giant'"),
+    "component": (ask("file:x,component=small"), "component=small .*; it must be 'all' or 'giant'"),
     "directed flag": (ask("file:x,directed=maybe"), "directed='maybe'"),
     "self-loop": (lambda: Graph.from_edges([(0, 1), (1, 1)]), "self-loop at node 1"),
     "outside": (lambda: Graph.from_edges([(0, 7)], nodes=3), r"edge end 7; nodes are 0\.\.2"),
@@ -208,8 +208,8 @@ BAD = {
     "not square": (lambda: from_matrix([[0.5, 0.5]]), r"W has shape \(1, 2\)"),
     "words": (lambda: from_matrix([["a", "b"], ["c", "d"]]), "weights are not a matrix of numbers"),
     "triples": (lambda: Graph.from_edges([(0, 1, 5), (1, 2, 7)]), r"edges of shape \(2, 3\); an edge is a pair"),
-    "huge": (ask("ring:999999999999"), "at most 20,000,000 nodes are built"),
-    "seed": (lambda: random_edges("ring:5", seed=-1).at(0), "seed -1; it is a whole number from 0"),
+    "huge": (ask("ring:999999999999"), "a graph has at most 20,000,000 nodes"),
+    "seed": (lambda: random_edges("ring:5", seed=-1).at(0), "seed -1; it must be a whole number, 0 or more"),
     "no seed": (lambda: dropout("ring:5", rate=0.1, seed=None).at(0), "seed None"),
     "active": (lambda: Mixing(np.eye(3), active=np.array([0, 2, 1])), "active of type int64"),
     "not planned": (
@@ -219,7 +219,7 @@ BAD = {
     "a topology for a graph": (lambda: metropolis(metropolis("ring:5")), "a Topology instead of a graph"),
     "a topology for a mixing": (
         lambda: Changing(lambda round, step: metropolis("ring:5"), n=5).at(0),
-        "changing gave a Topology for round 0; every step is a Mixing",
+        "changing gave a Topology for round 0; every step must be a Mixing",
     ),
     "no rows": (lambda: from_matrix(np.zeros((0, 0))), "W has 0 nodes"),
     "lazy without a share": (lambda: weigh("ring:5", "push,lazy"), "weights 'push,lazy'; after the kind comes lazy=S"),
@@ -230,14 +230,14 @@ BAD = {
     "dropout nan": (lambda: dropout("ring:5", rate=float("nan")), "dropout rate nan"),
     "dropout correlation": (lambda: dropout("ring:5", rate=0.1, correlation=1), "dropout correlation 1"),
     "random edges of nothing": (lambda: random_edges("path:1"), "no edges; randomised gossip"),
-    "gap of many": (lambda: fresh_erdos_renyi(5, 0.5).spectral_gap, "each round has its own spectral gap"),
+    "gap of many": (lambda: fresh_erdos_renyi(5, 0.5).spectral_gap, "each of its rounds has its own spectral gap"),
     "changing size": (
         lambda: Changing(lambda round, step: Mixing(np.eye(3)), n=4).at(0),
         "changing has 3 nodes in round 0; every round has 4",
     ),
     "directed for zip-dl": (
         lambda: trace(algorithm("zip-dl", sigma=1.0), uniform("exponential:6"), rounds=1),
-        "directed edge between . and . without its reverse; this algorithm speaks both ways",
+        "directed edge between . and . without its reverse; this algorithm sends both ways",
     ),
     "uneven for zip-dl": (
         lambda: trace(algorithm("zip-dl", sigma=1.0), uniform("path:4"), rounds=1),

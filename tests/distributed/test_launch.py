@@ -100,8 +100,8 @@ def test_interrupted_killed_and_left_alone_it_ends_the_same(tmp_path, sotto, com
         assert (process.returncode, out) == (code, ""), (whom, err)
         assert err.endswith(said)
         assert err.count("\n") == bool(said)
-    code, err = 2, "another process is at it"
-    while "another process is at it" in err:  # ranks whose parent was killed leave within a second
+    code, err = 2, "another process uses it"
+    while "another process uses it" in err:  # ranks whose parent was killed leave within a second
         code, _, err = sotto("run long.toml --resume")
     assert code == 0, err
     assert sotto("run long.toml --out whole")[0] == 0

@@ -162,6 +162,16 @@ def test_every_algorithm_trains_the_same_with_the_same_guarantees(rest, pool, al
         pytest.param({"model": {"name": "cnn"}}, marks=pytest.mark.slow),
         {"machine": {"precision": "float64"}},
         {"algorithm": {"name": "anti-pgd"}, "privacy": {"exact_noise": True}},
+        {
+            "algorithm": {"name": "zip-dl"},
+            "privacy": {"exact_noise": True, "adjacency": "user"},
+            "machine": {"precision": "float64"},
+        },
+        {
+            "algorithm": {"name": "mafalda", "classes": 2},
+            "topology": {"graph": "star:6"},
+            "privacy": {"exact_noise": True},
+        },
         {"privacy": {"exact_noise": False}},
     ],
     ids=str,

@@ -119,7 +119,7 @@ def changed(agreement, path, value):
 
 WRONG = [
     (["noise_key"], "00" * 16, "noise_key; every member draws its noise from secrets of its own; leave it out"),
-    (["machine"], {"threads": 2}, "machine; how a member computes"),
+    (["machine"], {"threads": 2}, "machine; apart from precision, each member decides on its own how it computes"),
     (["training", "round"], 2, "training.round; there is no such key; did you mean training.rounds?"),
     (["members", 0, "adress"], "x:1", "did you mean members.0.address?"),
     (["members", 0, "certificate"], "none", "the certificate of Hill is damaged"),
@@ -130,12 +130,16 @@ WRONG = [
     (["members", 0, "rows"], 0, "members.0.rows = 0"),
     (["members", 0, "rows"], None, "members.0.rows is missing"),
     (["topology", "graph"], "path:3", "names both ends of every edge"),
-    (["topology", "graph"], "edges:Hill--Mercy", "North in the graph or among the members alone"),
-    (["topology", "graph"], "edges:Hill--Mercy,Mercy--North,North--West", "West in the graph or among the members"),
+    (["topology", "graph"], "edges:Hill--Mercy", "North only in the graph, or only among the members"),
+    (
+        ["topology", "graph"],
+        "edges:Hill--Mercy,Mercy--North,North--West",
+        "West only in the graph, or only among the members",
+    ),
     (["topology", "dropout"], 0.1, "topology.dropout; there is no such key"),
-    (["message_range"], [1.0, 2.0], "0 lies within it"),
+    (["message_range"], [1.0, 2.0], "0 must lie within it"),
     (["nonce"], "1", "64 hexadecimal digits"),
-    (["privacy", "exact_noise"], False, "members release multiples of a step wherever figures allow it; leave it out"),
+    (["privacy", "exact_noise"], False, "members always use exact noise if it is possible; leave it out"),
     (["data", "path"], "/srv/patients.csv", "data.path; there is no such key"),
     (["data", "columns", "target"], "age2", "target 'age2'"),
 ]
@@ -171,7 +175,7 @@ DRAFTS = [
     (SETTINGS.replace("Hill = 12\n", ""), "no rows for Hill"),
     (SETTINGS.replace("Hill = 12", "Hill = 12\nWest = 3"), "rows of West"),
     (SETTINGS.replace("path:3", "path:4"), "path:4 has 4 nodes; there are 3 member files"),
-    (SETTINGS.replace("path:3", "edges:Hill--Mercy,Mercy--Nort"), "every node is a member"),
+    (SETTINGS.replace("path:3", "edges:Hill--Mercy,Mercy--Nort"), "nodes and members must be the same"),
     (SETTINGS.replace("seed = 3", 'noise_key = "00112233445566778899aabbccddeeff"'), "noise_key; every member"),
     (SETTINGS.replace("patients.columns.toml", "other.columns.toml"), "other.columns.toml: No such file"),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from sottovoce import InputError, SecretSource, algorithm, metropolis
+from sottovoce.core.class_correlation import ClassCorrelation
 from sottovoce.core.correlation import Triangular
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.messages import LoopState
+from sottovoce.core.noise import Temporal
 from sottovoce.federation.faults import Faults, Killed
 from sottovoce.federation.ledger_journal import LedgerJournal
 from sottovoce.federation.links import FIRST
@@ -34,13 +36,19 @@ COMPUTED, STORED, SENT, RECEIVED = "not stored", "stored", "sent", "received"
 MOMENTS = (COMPUTED, STORED, SENT, RECEIVED)
 BAND = Triangular(np.eye(12) + 0.5 * np.eye(12, k=-1) - 0.3 * np.eye(12, k=-2))
 DENSE = Triangular(np.tril(np.random.default_rng(0).uniform(0.1, 1.0, (12, 12))) + np.eye(12))
+CLASSES = replace(
+    algorithm("mf-d-sgd", sigma=1.0, step_size=0.1, correlation=BAND),
+    noise=Temporal(1.0, ClassCorrelation((0, 1, 0), (BAND, DENSE))),
+)
 CASES = {
     "anti-pgd": (algorithm("anti-pgd", sigma=1.0, step_size=0.1), False),
     "band": (algorithm("mf-d-sgd", sigma=1.0, step_size=0.1, correlation=BAND), False),
     "dense": (algorithm("mf-d-sgd", sigma=1.0, step_size=0.1, correlation=DENSE), False),
     "diagonal": (algorithm("mf-d-sgd", sigma=1.0, step_size=0.1, correlation=Triangular(2 * np.eye(12))), False),
+    "classes": (CLASSES, False),
     "anti-pgd on a grid": (algorithm("anti-pgd", sigma=1.0, step_size=0.1), True),
     "dense on a grid": (algorithm("mf-d-sgd", sigma=1.0, step_size=0.1, correlation=DENSE), True),
+    "classes on a grid": (CLASSES, True),
     "fresh": (algorithm("dp-d-sgd", sigma=1.0, step_size=0.1), True),
 }
 
@@ -228,7 +236,7 @@ def test_without_what_it_goes_on_from_noise_is_refused_and_not_drawn_anew(tmp_pa
             members.take_part(1)
         with open_ledger(members.folder / "1.db") as database:
             Steps(database, RUN).erase_noise()
-        with pytest.raises(InputError, match="its noise goes on from that of earlier rounds, which was erased"):
+        with pytest.raises(InputError, match="its noise depends on that of earlier rounds, which was erased"):
             members.take_part(1)
 
     acts = {member: lambda member=member: members.survived(member) for member in (0, 2)}

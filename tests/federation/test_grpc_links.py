@@ -131,7 +131,7 @@ def test_one_port_serves_one_process(tmp_path):
         with (
             pytest.raises(
                 SottovoceError,
-                match=r"cannot listen at .*: another process does.* give another bind in .*/settings\.toml",
+                match=r"cannot listen at .*: another process listens there.* give another bind in .*/settings\.toml",
             ),
             taken,
         ):

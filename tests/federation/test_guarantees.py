@@ -133,11 +133,11 @@ def test_secure_sums_are_agreed_on_by_their_key_or_by_the_algorithm(plain, name)
 @pytest.mark.parametrize(
     ("changes", "refusal"),
     [
-        ({"algorithm.name": "zip-dl", "secure_sum": True}, "it is there for dp-fedavg and dp-d-sgd"),
+        ({"algorithm.name": "zip-dl", "secure_sum": True}, "secure sums exist for dp-fedavg and dp-d-sgd"),
         ({"algorithm.name": "secure-gossip", "secure_sum": False}, "it has secure sums; use dp-d-sgd"),
         ({"topology.graph": "edges:Hill--Mercy,Mercy--North", "secure_sum": True}, "Hill gets a sum over Mercy"),
         ({"secure_sum": True, "privacy.colluders": 2}, "with 2 colluders every sum is over at least 3 others"),
-        ({"algorithm.name": "dp-fedavg", "topology.weights": "uniform"}, "that of a server that all trust"),
+        ({"algorithm.name": "dp-fedavg", "topology.weights": "uniform"}, "added by a trusted server"),
     ],
 )
 def test_secure_sums_that_cannot_be_are_refused_when_they_are_agreed_on(plain, changes, refusal):
@@ -156,8 +156,19 @@ def test_members_release_multiples_of_a_step_also_with_noise_over_rounds_and_of_
     assert any("rounding is covered" in assumption for assumption in found["headline"]["assumptions"])
 
 
-def test_noise_on_single_messages_is_on_no_grid_and_figures_say_so(plain):
+def test_noise_on_single_messages_is_on_a_grid_in_float64_and_refused_in_float32(plain):
     settings = {"algorithm.name": "zip-dl", "privacy.adjacency": "user", "training.clip": "whole-gradient"}
-    found = agreed_guarantees(varied(plain, {**FIXED, **settings})).document
-    assert found["grid_step"] is None
-    assert "rounding of floating-point numbers is not covered" in json.dumps(found["headline"])
+    with pytest.raises(InputError, match=r'zip-dl with precision = "float32"; .*; set precision = "float64"'):
+        agreed_guarantees(varied(plain, {**FIXED, **settings}))
+    found = agreed_guarantees(varied(plain, {**FIXED, **settings, "precision": "float64"})).document
+    assert found["grid_step"] > 0
+    assert "rounding is covered, and adds 0." in json.dumps(found["headline"])
+
+
+def test_noise_in_models_is_that_of_averages(plain):
+    everyone = {"topology.graph": "edges:Hill--Mercy,Hill--North,Mercy--North", "topology.weights": "uniform"}
+    agreement = varied(plain, {**FIXED, **everyone, "training.rounds": 6})
+    found = agreed_guarantees(agreement)
+    noise = np.array([found.privacy.noise_of(node) for node in range(3)])
+    each_round = agreement.algorithm.step_size * np.sqrt((noise**2).sum()) / 3
+    np.testing.assert_allclose(found.noise_in_models, np.sqrt(6) * each_round, rtol=1e-9)

@@ -181,7 +181,7 @@ def test_parts_of_two_identities_are_refused(mercy, tmp_path):
     (tmp_path / "other").mkdir()
     other = create_identity("Mercy", tmp_path / "other" / "peer", address="mercy.example:7443")
     (mercy.folder / "member.toml").write_text(other.member.toml())
-    with pytest.raises(InputError, match="damaged, or of two members"):
+    with pytest.raises(InputError, match="damaged, or mixed from two members"):
         load_identity(mercy.folder)
 
 

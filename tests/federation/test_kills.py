@@ -18,6 +18,11 @@ ALGORITHMS = {
     "muffliato-sgd": {"algorithm": 'name = "muffliato-sgd"\nstep_size = 0.5\ngossip_steps = 3'},
     "dp-csgp": {"algorithm": 'name = "dp-csgp"\nstep_size = 0.5'},
     "anti-pgd": {"algorithm": 'name = "anti-pgd"\nstep_size = 0.5'},
+    "zip-dl": {
+        "algorithm": 'name = "zip-dl"\nstep_size = 0.5',
+        "privacy": 'epsilon = 100.0\nadjacency = "user"',
+        "precision": "float64",
+    },
     "decor": {"algorithm": 'name = "decor"\nstep_size = 0.5\nsigma_pair = 2.0'},
 }
 

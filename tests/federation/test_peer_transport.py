@@ -31,11 +31,19 @@ def test_members_play_the_run_of_the_simulation(case):
     assert members.network.refused == {}
 
 
-def test_float32_and_noise_on_a_grid_are_the_same_bits_too():
-    method = algorithm("dp-d-sgd", sigma=1.0, step_size=0.1)
-    method = with_exact_noise(method, metropolis("ring:5"))
-    assert method.exact_noise
-    members = Federation(method, metropolis("ring:5"), dtype=torch.float32)
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        (algorithm("dp-d-sgd", sigma=1.0, step_size=0.1), torch.float32),
+        (algorithm("mafalda", sigma=1.0, rounds=12, participation="2x6", classes=2), torch.float32),
+        (algorithm("zip-dl", sigma=1.0, step_size=0.1), torch.float64),
+    ],
+    ids=lambda found: getattr(found, "name", None),
+)
+def test_float32_and_noise_on_a_grid_are_the_same_bits_too(method, dtype):
+    net = metropolis("star:5")
+    method = with_exact_noise(method.on(net), net, True)
+    members = Federation(method, net, dtype=dtype)
     ends = members.run()
     assert torch.equal(torch.cat([ends[member] for member in range(5)]), members.simulated())
 
@@ -50,12 +58,12 @@ def test_bytes_on_the_wire_are_messages_headers_and_acknowledgements():
 
 
 def test_what_cannot_be_played_by_members_is_refused():
-    with pytest.raises(InputError, match="members have the same neighbours in every round"):
+    with pytest.raises(InputError, match="members must have the same neighbours in every round"):
         Federation(algorithm("dp-d-sgd", sigma=1.0), dropout("ring:6", rate=0.3)).rules(0)
 
 
 def test_a_member_does_not_send_what_its_neighbours_would_refuse():
     members = Federation(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:5"), largest=1e-3)
-    with pytest.raises(Diverged, match=r"^a message of round 0 that neighbours refuse, since it has values"):
+    with pytest.raises(Diverged, match=r"^neighbours would refuse the message of round 0: it has values"):
         members.run()
     assert members.network.refused == {}

@@ -332,7 +332,7 @@ def test_agreements_differ_in_their_masks_and_so_do_places():
 
 
 def test_what_cannot_be_summed_by_members_is_refused():
-    with pytest.raises(InputError, match="its noise is that of a server that all trust"):
+    with pytest.raises(InputError, match="its noise is added by a trusted server"):
         Federation(algorithm("dp-fedavg", sigma=1.0), uniform("complete:4")).rules(0)
     with pytest.raises(InputError, match="node 0 gets a sum over node 1; with 1 colluder every sum is over at least 2"):
         federation("secure-gossip", "path:4").rules(0)

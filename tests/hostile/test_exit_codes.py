@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from sottovoce.errors import Diverged, PeerLost
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.lineages import Budget
 from sottovoce.ledger.spending import DEFAULT, Spending
+from sottovoce.run.execute import run_experiment
 from tests.hostile.mutations import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -75,12 +75,12 @@ def another_rank(monkeypatch) -> str:
     return "run try.toml"
 
 
-def killed_sweep(monkeypatch) -> str:
-    def end(*_):
-        raise BrokenProcessPool
+def end_this_process(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr(ProcessPoolExecutor, "submit", lambda *_: object())
-    monkeypatch.setattr("sottovoce.run.parallel.as_completed", end)
+
+def killed_sweep(monkeypatch) -> str:
+    monkeypatch.setattr("sottovoce.run.parallel._attempt", end_this_process)
     Path("try.toml").write_text("seeds = [0, 1]\n" + SETTINGS)
     return "run try.toml --jobs 2"
 
@@ -105,6 +105,21 @@ def no_extra(monkeypatch) -> str:
     return "peer status"
 
 
+def finished_run(line: str) -> Callable:
+    def prepare(monkeypatch) -> str:
+        monkeypatch.setattr("sottovoce.report.printing.BROWSERS", ("true",))
+        run_experiment(parse_experiment(tomllib.loads(SETTINGS.replace("{sigma = 1.0", "{sigma = 0.0"))), Path("done"))
+        return line
+
+    return prepare
+
+
+OWN_CODE = {
+    "mine.py": b"raise RuntimeError('no')",
+    "own.toml": SETTINGS.replace("{sigma", '{name = "mine.py:Mine", sigma').encode(),
+}
+
+
 def terminated(monkeypatch) -> str:
     monkeypatch.setattr("sottovoce.learning.datasets.list_datasets", lambda *_: signal.raise_signal(signal.SIGTERM))
     return "data"
@@ -116,6 +131,7 @@ CASES: dict[str, tuple[int, Callable, str]] = {
     "there is not enough memory": (1, raises(MemoryError()), "not enough memory"),
     "another process of the run is gone": (1, raises(PeerLost("rank 1 is gone; go on")), "rank 1 is gone"),
     "a process of the run, or of a sweep, was ended": (1, killed_sweep, "a process of the sweep was ended"),
+    "a browser does not print the page": (1, finished_run("report done --pdf"), "printed nothing; open done/"),
     "sottovoce has a defect": (1, raises(KeyError("x")), "unexpected KeyError"),
     "a command or an option is unknown": (2, files({}, "graph ring:6 --colour red"), "No such option: --colour"),
     "a setting is wrong": (2, files({"a.toml": b"colour = 1"}, "run a.toml"), "colour; there is no such key"),
@@ -132,15 +148,17 @@ CASES: dict[str, tuple[int, Callable, str]] = {
         2, files({"a.toml": SETTINGS.encode()}, "run a.toml --out a.toml"), "a.toml is not a folder",
     ),
     "a pipe, a device or a link": (2, files({}, "graph file:/dev/null"), "/dev/null is a pipe or a device"),
-    "a folder or a ledger is in use": (2, used_ledger, "my.ledger: another process is at it; one process writes it"),
+    "a folder or a ledger is in use": (2, used_ledger, "my.ledger: another process uses it; only one process"),
     "it would take too much": (
-        2, files({}, "account --graph ring:6 --rounds 10000000"), "unasked at most 10 minutes are taken",
+        2, files({}, "account --graph ring:6 --rounds 10000000"), "without --yes at most 10 minutes are used",
     ),
     "a package of an extra is not installed": (2, no_extra, "cryptography is not installed; this needs the extra"),
     "a folder holds another run": (2, another_run, "runs/try holds a run with another seed; a folder holds one run"),
     "training diverges": (2, raises(Diverged("nan after round 3", "nothing is left", "lower the step")), "nan after"),
+    "code of your own does not load": (2, files(OWN_CODE, "run own.toml"), "RuntimeError: no; "),
     "a variable of the environment is wrong": (2, another_rank, "RANK='x' in the environment; it is a whole number"),
     "no guarantee exists": (3, files({}, "calibrate --graph ring:4 --algorithm rss-nb --epsilon 1"), "no sigma"),
+    "a model would be exported that no figure covers": (3, finished_run("export done"), "add --uncovered"),
     "a budget would be passed": (3, small_budget, "its budget is 0.01; not one round would still fit"),
     "Ctrl-C": (130, raises(KeyboardInterrupt()), "stopped"),
     "SIGTERM": (143, terminated, "stopped"),
@@ -160,6 +178,9 @@ def test_the_page_lists_these_kinds():
     own["an audit refutes a claim"] = 1  # tests/auditing
     own["a run folder contradicts itself"] = 1  # test_run_folders.py
     own["`sotto peer check`"] = 1  # tests/federation/test_checking.py
+    own["a member cannot listen at its address"] = 1  # tests/federation/test_grpc_links.py
+    own["a member of a rehearsal was ended"] = 1  # tests/federation/test_rehearsal.py
+    own["members have different agreements"] = 2  # tests/federation/test_joining.py
     assert len(listed) == len(own)
     for name, code in own.items():
         assert [listed[row] for row in listed if row.startswith(name)] == [code], name
@@ -182,17 +203,40 @@ EXITS = {
 """Where a command, or a process of one, is not ended by an error: findings, and what was said before."""
 
 
+FAILURES = {
+    "cli/terminal.py": "stdout is closed",
+    "distributed/launch.py": "a process of the run, or of a sweep, was ended",
+    "distributed/ranks.py": "sottovoce has a defect",
+    "errors.py": "the disk is full, the disk fails",
+    "federation/grpc_links.py": "a member cannot listen at its address",
+    "federation/journal.py": "sottovoce has a defect",
+    "federation/rehearsal.py": "a member of a rehearsal was ended",
+    "federation/secure_grpc.py": "a defect of a program that uses sottovoce",
+    "ledger/database.py": "the disk is full, the disk fails",
+    "core/secret_source.py": "sottovoce has a defect",
+    "matrix_factorization/optimizer.py": "sottovoce has a defect",
+    "report/pdf_figures.py": "sottovoce has a defect",
+    "report/printing.py": "a browser does not print the page",
+    "run/parallel.py": "a process of the run, or of a sweep, was ended",
+}
+"""Where a failure of the machine is raised, and which row it is."""
+
+
 def test_no_kind_of_failure_is_missing():
     """A new error, or another way to end, gets a row of the table first."""
-    found, exits = set(), {}
+    found, exits, failures = set(), {}, set()
     for path in sorted((ROOT / "sottovoce").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef) and any(_is_error(base) for base in node.bases):
                 found.add(node.name)
             ending = _name(node.func) if isinstance(node, ast.Call) else _name(getattr(node, "exc", None))
+            name = str(path.relative_to(ROOT / "sottovoce"))
             if ending in ("Exit", "SystemExit", "exit", "_exit"):
-                exits.setdefault(str(path.relative_to(ROOT / "sottovoce")), set()).add((ending, node.lineno))
+                exits.setdefault(name, set()).add((ending, node.lineno))
+            elif isinstance(node, ast.Call) and ending == "SottovoceError":
+                failures.add(name)
     assert found <= KINDS | INSIDE, found - KINDS - INSIDE
+    assert failures == set(FAILURES)
     assert {path: sorted(name for name, _ in ends) for path, ends in exits.items()} == {
         path: sorted(names) for path, names in EXITS.items()
     }

@@ -56,6 +56,29 @@ def test_on_a_grid_both_worlds_send_the_same_numbers_with_the_same_low_bits(rati
     assert np.abs(shares[0] - shares[1]).max() < 5 * np.sqrt(2 / 8 / REPEATS)
 
 
+def noisy_messages(rating: float, *, exact: bool, source: RandomSource) -> np.ndarray:
+    """The same with noise on single messages, of size 1, in the precision that each takes."""
+    built = with_exact_noise(algorithm("zip-dl", message_sigma=1.0, step_size=1.0), NET, exact)
+    gradient = np.zeros((2, REPEATS), dtype=np.float64 if exact else np.float32)
+    gradient[0] = rating
+    played = next(
+        iterate_rounds(built, NET, np.zeros_like(gradient), lambda t, x: gradient, rounds=1, noise_key=source)
+    )
+    return np.asarray(played.steps[0].sent_messages().rows[0], dtype=np.float64)
+
+
+def test_noise_on_single_messages_betrays_as_much_in_floats_and_nothing_on_a_grid():
+    assert has_fine_bits(noisy_messages(0.0, exact=False, source=NoiseKey.of_seed(1))).mean() > 0.002
+    assert not has_fine_bits(noisy_messages(0.5, exact=False, source=NoiseKey.of_seed(2))).any()
+    built = with_exact_noise(algorithm("zip-dl", message_sigma=1.0, step_size=1.0), NET, True)
+    step, shares = grid_step(built, NET.at(0)), []
+    for rating in (0.0, 0.3):
+        multiples = noisy_messages(rating, exact=True, source=SecretSource()) / step
+        np.testing.assert_array_equal(multiples, np.round(multiples))
+        shares.append(np.bincount(multiples.astype(int) % 8, minlength=8) / REPEATS)
+    assert np.abs(shares[0] - shares[1]).max() < 5 * np.sqrt(2 / 8 / REPEATS)
+
+
 def test_no_message_of_ten_million_with_secret_noise_is_possible_in_one_world_only():
     """Float32 sums betray hundreds of so many; on the grid every multiple that one world sends often, both send."""
     step, repeats = grid_step(with_exact_noise(algorithm("dp-d-sgd", sigma=1.0), NET), NET.at(0)), 5_000_000

@@ -342,11 +342,13 @@ def test_data_of_a_finished_run_is_asked_for(sotto, tmp_path, monkeypatch):
     assert sotto("run own.json")[0] == 0
     code, _, err = sotto("attack runs/sent")
     assert (code, err.count("\n")) == (2, 1)
-    assert "settings of a finished run open no file by themselves; name the folder that holds it with --data" in err
+    assert (
+        "the settings of a finished run never open files on their own; name the folder that holds it with --data" in err
+    )
     assert sotto("attack runs/sent --data mine")[0] == 0
     assert sotto("audit runs/sent --data . --runs 0 --repetitions 100")[0] == 0
     code, _, err = sotto("compare runs/sent")
-    assert (code, "Not computed anew, runs/sent: data.name of the run is the file" in err) == (0, True)
+    assert (code, "Not computed again, runs/sent: data.name of the run is the file" in err) == (0, True)
     assert sotto("compare runs/sent --data mine") == (0, *sotto("compare runs/sent --data mine")[1:])
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from sottovoce.cli import app
+from sottovoce.cli.app import app, load_commands
 from sottovoce.config import DEEPEST
 from sottovoce.run.build import build_accountant
 from tests.hostile.mutations import SETTINGS, mutated
 
+load_commands()
 GROUP = typer.main.get_command(app)
 
 
@@ -106,4 +107,4 @@ def test_a_sweep_that_nobody_could_wait_for_is_refused_at_once(sotto, untrained)
     Path("try.toml").write_text(f"{SETTINGS}\n[grid]\n{axes}")
     code, _, err = sotto("run try.toml")
     expect_one_line(code, err, "sweep")
-    assert "a sweep of 19,683,000,000,000 runs; it has at most 10,000; take fewer values" in err
+    assert "a sweep of 19,683,000,000,000 runs; it has at most 10,000; use fewer values" in err

@@ -113,6 +113,6 @@ def test_outcomes_are_json_or_fail_at_home(port):
      [[0, 1], [2, 3.0]], [[0, 1], 3], [[0, 1], [2, 9]], [[0], [1], [2, 3]]],
 )  # fmt: skip
 def test_a_placement_from_the_store_is_checked(blocks):
-    with pytest.raises(PeerLost, match="no placement of these nodes"):
+    with pytest.raises(PeerLost, match="no valid placement of these nodes"):
         read_placement(blocks, 4, 2)
     assert [nodes.tolist() for nodes in read_placement([[0, 3], [1, 2]], 4, 2)] == [[0, 3], [1, 2]]

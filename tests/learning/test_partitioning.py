@@ -128,7 +128,7 @@ def test_mnist_by_writer_is_less_skewed_than_by_label(data):
         (5, "dirichlet:inf", {}, "partition 'dirichlet:inf'; ALPHA"),
         (300, "dirichlet:0.01", {}, "dirichlet:0.01 left a node of 300 without rows .*; every node needs a row"),
         (5, "iid", {"rows": 0}, "rows=0; a node keeps at least one row"),
-        (5, "iid", {"seed": -1}, "seed -1; a seed is a whole number from 0 on"),
+        (5, "iid", {"seed": -1}, "seed -1; a seed must be a whole number, 0 or more"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(digits, nodes, how, settings, line):
@@ -137,7 +137,7 @@ def test_what_cannot_be_dealt_is_refused(digits, nodes, how, settings, line):
 
 
 def test_labels_and_groups_are_needed_where_they_are_used(digits):
-    with pytest.raises(InputError, match=r"^partition by user of digits; its rows do not say whom they come from"):
+    with pytest.raises(InputError, match=r"^partition by user of digits; its rows do not say who they come from"):
         partition(replace(digits, groups=None), 3, "user")
     with pytest.raises(InputError, match=r"^dirichlet on digits, whose targets are a value; label skew needs classes"):
         partition(replace(digits, kind="value", classes=()), 3, "dirichlet:1")

@@ -130,15 +130,19 @@ MISFITS = [
     ("60,east", "nan,east", "row 1, column 'age': 'nan'; a finite number is needed here"),
     ("120.5,", "1e999,", "row 4, column 'age': '1e999'; a finite number is needed here"),
     ("3,no", "3,maybe", "row 3, column 'again': 'maybe'; categories are no, yes; correct it, or leave that row out"),
-    ("4,yes", "4,", "row 4, column 'again': ''; nothing stands for a missing cell; fill it, or leave that row out"),
+    (
+        "4,yes",
+        "4,",
+        "row 4, column 'again': ''; no replacement for a missing cell is given; fill it, or leave that row out",
+    ),
     (
         "cellar",
         200_000 * "c",
         "row 3, column 'ward': 200,000 characters, 'cccccccccccccccccccc' first; a cell has at most",
     ),
     ("60,east", "60", "row 1: 3 of 4 cells"),
-    ("age,", "years,", "no column 'age'; a table has exactly the columns"),
-    ("patient,", "person,", "column 'person'; a table has exactly the columns"),
+    ("age,", "years,", "no column 'age'; a table must have exactly the columns"),
+    ("patient,", "person,", "column 'person'; a table must have exactly the columns"),
     ("age,ward", "age,age", "two columns called 'age'"),
     ("patient,", ",", "a column without a name"),
     ('"Roe ""R"""', '"Roe', "table.csv, row 2: unexpected end of data; a .csv file in UTF-8 is needed"),
@@ -195,7 +199,7 @@ def test_parquet_columns_that_do_not_fit_are_named(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     right = {"age": [60.0, 20.0], "ward": ["east", "west"], "again": ["yes", "no"]}
     wrong = {
-        "row 2, column 'again': ''; nothing stands for a missing cell": {"again": ["yes", None]},
+        "row 2, column 'again': ''; no replacement for a missing cell is given": {"again": ["yes", None]},
         "row 1, column 'age': 'true'; a finite number is needed here": {"age": [True, False]},
         "row 2, column 'age': 'x'; a finite number is needed here": {"age": ["1", "x"]},
         "column 'age' holds list; columns hold numbers": {"age": [[1.0], [2.0]]},
@@ -213,7 +217,7 @@ def test_parquet_columns_that_do_not_fit_are_named(tmp_path):
 
 
 def test_a_missing_cell_is_refused_unless_something_stands_for_it(table):
-    with pytest.raises(InputError, match=r"row 3, column 'age': ''; nothing stands for a missing cell"):
+    with pytest.raises(InputError, match=r"row 3, column 'age': ''; no replacement for a missing cell is given"):
         read_table(table, columns(COLUMNS.replace("missing = 40\n", "")))
     with pytest.raises(InputError, match=r"row 3, column 'ward': 'cellar'; categories are east, west, other"):
         read_table(table, columns(COLUMNS.replace('unknown = "other"\n', "")))
@@ -226,15 +230,15 @@ def test_files_that_are_no_tables(tmp_path, name):
 
 
 WRONG = [
-    ("missing = 40", 'missing = "mean"', "what is computed from rows is not public"),
+    ("missing = 40", 'missing = "mean"', "a value that is computed from rows is not public"),
     ("missing = 40", "missing = 200", "missing = 200; the range is"),
-    ('missing = "west"', "missing = 3", "it is one of the categories"),
-    ('unknown = "other"', 'unknown = "others"', "it is one of the categories"),
-    ("range = [20, 100]", "range = [100, 20]", "from less to more"),
-    ("range = [20, 100]", "range = [-1e308, 1e308]", "from less to more"),
+    ('missing = "west"', "missing = 3", "it must be one of the categories"),
+    ('unknown = "other"', 'unknown = "others"', "it must be one of the categories"),
+    ("range = [20, 100]", "range = [100, 20]", "less than the second"),
+    ("range = [20, 100]", "range = [-1e308, 1e308]", "less than the second"),
     ("range = [20, 100]", "range = [20]", "columns.0.range"),
-    ("range = [20, 100]", "", "it has exactly one of them"),
-    ("range = [20, 100]", 'range = [20, 100]\nunknown = "x"', "it is about categories"),
+    ("range = [20, 100]", "", "a column has exactly one of them"),
+    ("range = [20, 100]", 'range = [20, 100]\nunknown = "x"', "only columns with categories have it"),
     ('"east", "west", "other"', '"east", "east", "other"', "they differ"),
     ('"no", "yes"', '"no", "yes"]\nunknown = "no"\nmore = [', "there is no such key"),
     ('"no", "yes"]', '"no", "yes"]\nunknown = "no"', "a substitute for the target"),
@@ -298,7 +302,7 @@ def test_a_guess_fits_the_table_that_it_is_from(table):
     text = columns_text(guessed)
     assert "not private" in text.splitlines()[0]
     assert parse_columns(tomllib.loads(text), "here") == guessed
-    with pytest.raises(InputError, match="nothing stands for a missing cell"):
+    with pytest.raises(InputError, match="no replacement for a missing cell is given"):
         read_table(table, guessed)
     filled = CSV.replace("NA", "50").replace("3,no,,", "3,no,1,").replace("120.5,", "120.5,west")
     table.write_text(filled)

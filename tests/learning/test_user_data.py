@@ -77,20 +77,20 @@ def test_runs_read_a_changed_file_again(tmp_path, sotto, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"inputs": X[:, 0]}, "inputs are float64 of shape (20,); they are numbers, a row for each example"),
+        ({"inputs": X[:, 0]}, "inputs are float64 of shape (20,); they must be numbers, with a row for each example"),
         ({"inputs": np.full((20, 3), "a")}, "inputs are <U1 of shape (20, 3)"),
-        ({"inputs": np.where(X == 4, np.nan, X)}, "row 1 holds nan or infinity; rows are finite in float32"),
-        ({"inputs": np.where(X == 4, 1e300, X)}, "row 1 holds nan or infinity; rows are finite in float32"),
+        ({"inputs": np.where(X == 4, np.nan, X)}, "row 1 holds nan or infinity; rows must be finite in float32"),
+        ({"inputs": np.where(X == 4, 1e300, X)}, "row 1 holds nan or infinity; rows must be finite in float32"),
         ({"targets": Y[:-1]}, "targets are int64 of shape (19,); they are numbers or words, one for each of 20 rows"),
         ({"targets": np.where(Y == 7, np.inf, 0.0)}, "target 0 is nan or infinite"),
-        ({"targets": np.ones(20, dtype=int)}, "one class, 1; there is nothing to tell apart"),
+        ({"targets": np.ones(20, dtype=int)}, "one class, 1; there is nothing to distinguish"),
         ({"groups": np.arange(3)}, "groups are int64 of shape (3,); they name who each of 20 rows is from"),
         ({"test": (X[:, :2], Y)}, "test rows of shape (2,), classes 3, 7; training rows are of shape (3,)"),
         ({"test": (X, Y + 1)}, "test rows of shape (3,), classes 4, 8"),
         ({"test": (X, Y / 2)}, "test rows of shape (3,), classes none"),
         ({"test": (X, None)}, "test_inputs or test_targets alone"),
-        ({"seed": -1}, "seed -1; a seed is a whole number from 0 on"),
-        ({"targets": np.arange(20)}, "20 rows; a fifth of each class is held out, and none has three"),
+        ({"seed": -1}, "seed -1; a seed must be a whole number, 0 or more"),
+        ({"targets": np.arange(20)}, "20 rows; a fifth of each class is held out, and no class has three rows"),
     ],
 )
 def test_one_clear_line_for_bad_arrays(change, line):

@@ -101,7 +101,7 @@ def test_budgets_belong_to_lineages(spending):
     spending.reserve(planned(mu=3.0), "other")
     assert [one.name for one in spending.lineages()] == ["data", "other"]
     assert (spending.lineage("data").runs, spending.lineage("other").budget) == ((), None)
-    with pytest.raises(InputError, match="a run is in one"):
+    with pytest.raises(InputError, match="a run belongs to one lineage"):
         spending.reserve(planned(mu=3.0), "data")
 
 
@@ -118,7 +118,7 @@ def test_a_wrong_table_is_replaced_before_the_first_message_and_frees_nothing(sp
     spending.set_budget(Budget(epsilon_of(1.0, DELTA), DELTA))
     spending.reserve(planned(mu=0.8, data="wrong"))
     before = spending.lineage("data").counted.mu
-    with pytest.raises(InputError, match="a run is in one"):
+    with pytest.raises(InputError, match="a run belongs to one lineage"):
         spending.reserve(planned(mu=0.8, data="right"), "other")
     spending.reserve(planned(mu=0.8, data="right"))
     assert (len(spending.lineage("data").runs), spending.lineage("data").counted.mu) == (1, before)
@@ -185,7 +185,7 @@ def test_two_runs_with_the_same_noise_are_refused_in_whatever_lineage(spending):
     spending.reserve(planned(run="a", noise="key"))
     spending.add_lineage("other")
     for lineage in ("data", "other"):
-        with pytest.raises(InputError, match="its noise key was used by run try; two runs with the same noise cancel"):
+        with pytest.raises(InputError, match="its noise key was used by run try; if two runs have the same noise"):
             spending.reserve(planned(run="b", noise="key"), lineage)
     spending.reserve(planned(run="b", noise="another key"))
     spending.reserve(planned(run="c"))
@@ -255,7 +255,7 @@ def test_a_budget_at_another_delta_compares_at_its_own(spending):
 def test_a_second_process_waits_outside(tmp_path):
     with (
         open_ledger(tmp_path / "ledger"),
-        pytest.raises(InputError, match="another process is at it"),
+        pytest.raises(InputError, match="another process uses it"),
         open_ledger(tmp_path / "ledger"),
     ):
         pass

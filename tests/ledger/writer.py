@@ -77,7 +77,6 @@ def _play(steps: Steps, spending: Spending, seen: int) -> None:
     spending.reserve(planned())
     for place, receiver, payload in steps.pending():
         _send(seen, place, receiver, payload)
-        steps.acknowledge(place, receiver)
     newest = steps.newest() or Place(0, 1)
     for place in (Place(round, step) for round in range(1, ROUNDS + 1) for step in (0, 1)):
         if place > newest:
@@ -86,7 +85,6 @@ def _play(steps: Steps, spending: Spending, seen: int) -> None:
             steps.record_step(place, {name: os.urandom(SIZE) for name in RECEIVERS}, **state)
             for receiver, payload in steps.step(place).outgoing.items():
                 _send(seen, place, receiver, payload)
-                steps.acknowledge(place, receiver)
         steps.record_received(place, {name: bytes([place.round, place.step]) * 50 for name in RECEIVERS})
         steps.forget(Place(max(0, place.round - 1), 0))
     spending.settle(RUN)

@@ -288,7 +288,7 @@ def test_optimised_x_is_c_transpose_c():
         ({"rounds": 4, "structure": "banded", "bands": 0}, "bands = 0"),
         ({"rounds": 4, "structure": "banded", "restart": 2}, "restarts of a banded C"),
         ({"rounds": 4, "restart": 0}, "restart = 0"),
-        ({"rounds": 4, "gap": 0}, "gap 0; it lies between"),
+        ({"rounds": 4, "gap": 0}, "gap 0; it must lie between"),
         ({"rounds": 4, "gap": float("nan")}, "gap nan"),
         ({"rounds": 4, "probes": 1}, "probes = 1; a whole number from 2"),
         ({"rounds": 4, "seed": -1}, "seed = -1"),
@@ -309,7 +309,7 @@ def test_wrong_weights_and_classes_are_refused():
         factorize(push("star:4"), rounds=4)
     with pytest.raises(InputError, match="labels of shape"):
         factorize_by_class(metropolis("ring:4"), [0, 1], rounds=4)
-    with pytest.raises(InputError, match="count from 0 without gaps"):
+    with pytest.raises(InputError, match="numbered from 0 without gaps"):
         factorize_by_class(metropolis("ring:4"), [0, 2, 0, 2], rounds=4)
 
 

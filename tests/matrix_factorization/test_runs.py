@@ -78,5 +78,5 @@ def test_mafalda_takes_a_factorization_and_the_loop_refuses_more_rounds():
         trace(given, net, rounds=9)
     with pytest.raises(InputError, match="mafalda without correlation or rounds"):
         algorithm("mafalda", sigma=1.0)
-    with pytest.raises(InputError, match="away from a topology"):
+    with pytest.raises(InputError, match="without a topology"):
         algorithm("mafalda", sigma=1.0, rounds=8).noise.correlation.matrix(8)

@@ -70,9 +70,9 @@ def test_a_store_belongs_to_one_system(tmp_path):
         trace(algorithm("dp-d-sgd", sigma=2.0), metropolis("florentine"), rounds=4),
         trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("florentine"), rounds=5),
     ):
-        with pytest.raises(InputError, match="figures of something else"):
+        with pytest.raises(InputError, match="figures of another system"):
             all_pairs(other, EVERY, store=store)
-    with pytest.raises(InputError, match="figures of something else"):
+    with pytest.raises(InputError, match="figures of another system"):
         all_pairs(SYSTEM, parse_participation("2x2"), store=store)
 
 

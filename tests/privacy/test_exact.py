@@ -22,12 +22,15 @@ from sottovoce import (
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import parse_participation
 from sottovoce.errors import Unaccountable
+from sottovoce.privacy.account_cost import account_cost
+from sottovoce.privacy.covering_views import as_sums
 from sottovoce.privacy.exact import gram as gram_route
 from sottovoce.privacy.exact import routes, stationary
 from sottovoce.privacy.exact.deflation import Deflated
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
 from sottovoce.privacy.exact.gram import _few
 from sottovoce.privacy.exact.whitening import Singular
+from sottovoce.privacy.guarantee import KINDS, Kind
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
 from tests.cases import Case, cases
@@ -151,6 +154,26 @@ def _closed_form(case):
 @pytest.mark.parametrize("T", [1, 4, 10])
 def test_complete_graph_gives_no_amplification(n, T):
     np.testing.assert_allclose(mu2(seen("dp-d-sgd", metropolis(f"complete:{n}"), views.node(0), T, sigma=2.0)), T / 4)
+
+
+@pytest.mark.parametrize("scheme", ["every", "2x3", "shuffle:2"])
+@pytest.mark.parametrize("net", [metropolis("complete:5"), metropolis("star:6"), uniform("complete:4")])
+def test_who_hears_everybody_learns_from_each_round_by_itself(net, scheme):
+    view_of, participation = seen("dp-d-sgd", net, views.node(0), 6, sigma=2.0), parse_participation(scheme)
+    smaller, _ = eliminate_known_messages(view_of)
+    assert not smaller.steps[0].observed.state.shape[0]
+    oracle = worst_case(routes.dense(view_of), participation, 6)
+    np.testing.assert_allclose(routes.squared(view_of, participation), oracle, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["dp-d-sgd", "secure-gossip"])
+def test_estimates_know_where_rounds_stand_alone(name):
+    system = trace(algorithm(name, sigma=1.0), metropolis("complete:8"), rounds=10_000)
+    view = as_sums(views.node(0), system)
+    assert account_cost(system, view, KINDS, EVERY).seconds < 120
+    assert account_cost(system, view, [Kind.FIXED_STREAMS], EVERY).seconds < 5
+    sparse = trace(algorithm(name, sigma=1.0), metropolis("ring:8"), rounds=10_000)
+    assert account_cost(sparse, view, [Kind.FIXED_STREAMS], EVERY).seconds > 600
 
 
 def test_everyone_is_the_composition_of_gaussians():

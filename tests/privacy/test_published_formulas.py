@@ -433,7 +433,7 @@ def test_refusals_say_what_is_missing():
         figures("zip-dl", net, views.node(0), 3)
     with pytest.raises(InputError, match="lipschitz = 0"):
         zip_dl_theorem_5_9(net, 0, 3, 1.0, lipschitz=0.0, step_size=0.1)
-    with pytest.raises(Unaccountable, match="take one for all"):
+    with pytest.raises(Unaccountable, match="need one for all"):
         figures("dp-d-sgd", net, views.node(0), 3, sigma=sizes)
     with pytest.raises(Unaccountable, match="without noise"):
         figures("dp-d-sgd", net, views.node(0), 3, sigma=0.0)

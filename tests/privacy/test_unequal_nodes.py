@@ -158,7 +158,7 @@ def test_a_node_with_a_ten_thousandth_of_the_sensitivity_is_accounted_for():
 
 
 def test_formulas_of_papers_are_for_nodes_that_are_alike():
-    with pytest.raises(Unaccountable, match="the published formulas take one for all"):
+    with pytest.raises(Unaccountable, match="the published formulas need one for all nodes"):
         published(trace(algorithm("dp-d-sgd", sigma=1.0, sensitivity=SIZES), PATH, rounds=2), views.node(0))
 
 

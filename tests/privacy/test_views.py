@@ -77,7 +77,7 @@ def test_views_must_leave_somebody():
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("path:3"), rounds=2)
     with pytest.raises(InputError, match=r"node 7 in view node:7; nodes are 0..2"):
         observe(system, views.node(7))
-    with pytest.raises(InputError, match="somebody must be left"):
+    with pytest.raises(InputError, match="at least one node must be left"):
         observe(system, views.coalition(0, 1, 2))
     with pytest.raises(Unaccountable, match="ciphertext"):
         parse_view("eavesdropper:0>1", secure_sum=True)
@@ -244,7 +244,7 @@ def test_compression_does_not_matter_given_noisy_gradients():
         (lambda: View(ViewKind.COALITION), InputError, "without members"),
         (views.coalition, InputError, "without members"),
         (lambda: View(ViewKind.EAVESDROPPER), InputError, "without edges"),
-        (lambda: View(ViewKind.EAVESDROPPER, edges=((0, 1),), secure_sum=True), Unaccountable, "sees ciphertext"),
+        (lambda: View(ViewKind.EAVESDROPPER, edges=((0, 1),), secure_sum=True), Unaccountable, "sees only ciphertext"),
         (lambda: View("listener", members=(0,)), InputError, "view of kind 'listener'"),
     ],
 )
@@ -296,7 +296,7 @@ def test_coalitions_of_nobody_or_of_all_are_refused(spec, match):
 
 def test_one_adversary_is_asked_for_where_many_make_no_sense():
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:4"), rounds=2)
-    with pytest.raises(InputError, match="one adversary is needed here, and it stands for many; name its nodes"):
+    with pytest.raises(InputError, match="this needs one adversary, and the view stands for many; name its nodes"):
         observe(system, parse_view("coalition:any-2"))
 
 

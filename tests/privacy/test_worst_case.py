@@ -71,7 +71,7 @@ def test_patterns():
     with pytest.raises(InputError, match="participation 4x16 in 20 rounds"):
         parse_participation("4x16").check(20)
     for bad in ("4", "x", "0x3", "4x0", "-1x2", "always"):
-        with pytest.raises(InputError, match="it is 'every', KxB"):
+        with pytest.raises(InputError, match="it must be 'every', KxB"):
             parse_participation(bad)
 
 

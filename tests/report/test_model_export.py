@@ -180,7 +180,7 @@ def test_a_dropped_column_that_tells_no_rows_apart_stays_out(handed_on, wards, c
 
 
 DAMAGE = [
-    ('"name": "logistic"', '"name": "net.py:Small"', "it is code of its author"),
+    ('"name": "logistic"', '"name": "net.py:Small"', "its author's own code"),
     ('"name": "logistic"', '"name": "mlp"', "parameters of another model"),
     ('"format": 1', '"format": 2', "format 2; this version reads 1"),
     ('"format": 1', '"formal": 1', "damaged: 'formal' is no key of it"),

@@ -444,6 +444,25 @@ def test_calibration_for_one_view_promises_that_view():
     assert found.accounts[0].epsilon(DELTA) == found.epsilon
 
 
+def test_a_target_against_nodes_counts_on_sampling_where_that_takes_less_noise():
+    began = begun(algorithm("dp-d-sgd", sigma=1.0), RING, "poisson:0.25", rounds=20)
+    met = {
+        view: calibrate_run(began, epsilon=1.0, delta=DELTA, view=view)
+        for view in ("everyone", "node:0", "coalition:0,2", "coalition:any-2")
+    }
+    sigmas = {one.training_run.algorithm.noise.sigma for one in met.values()}
+    assert len(sigmas) == 1
+    alone = met["node:0"].account(views.node(0))
+    assert alone.epsilon(DELTA) > 1.5  # what the same view needs without counting on chance
+    assert 0.99 < report_privacy(met["node:0"], delta=DELTA, attackers="none", target="node:0").epsilon <= 1.0
+
+
+def test_no_sampling_is_counted_on_against_nodes_that_share_secrets():
+    began = begun(algorithm("decor", sigma=1.0, sigma_pair=2.0), RING, "poisson:0.25", rounds=5)
+    met = calibrate_run(began, epsilon=1.0, delta=DELTA, view="node:0")
+    assert 0.99 < met.account(views.node(0)).epsilon(DELTA) <= 1.0
+
+
 def test_what_cannot_be_calibrated_is_refused():
     with pytest.raises(Unaccountable, match="not clipped"):
         calibrate_run(begun(algorithm("dp-d-sgd", sigma=1.0), RING, clip="none", bound=None), epsilon=1, delta=DELTA)
@@ -504,7 +523,7 @@ EACH, WHOLE = ({"clip": clip, "bound": 0.5} for clip in ("per-example", "whole-g
         ({**EACH, "step_size": 4.1, "batch": "cycle:3x4", "what": BIASED}, "2/L, which is 3.999"),
         ({**EACH, "step_size": 2.1, "batch": "cycle:3x4", "what": LINEAR}, "2/L, which is 1.999"),
         ({**EACH, "step_size": -0.1, "batch": "cycle:3x4"}, "climbs"),
-        ({**EACH, "step_size": 0.01, "what": SOFTMAX}, "softmax regression can drive"),
+        ({**EACH, "step_size": 0.01, "what": SOFTMAX}, "softmax regression can move"),
         ({**EACH, "step_size": 0.01, "what": UNDECLARED}, "no bound on the norm of rows is declared"),
         ({**EACH, "what": job(5, "mlp", data=rows(60))}, "mlp is not known to be convex"),
         ({**WHOLE}, "clipping a whole gradient"),

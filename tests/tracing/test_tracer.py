@@ -127,7 +127,7 @@ calls: list[int] = []
     [
         (Whispering, "moves values from node to node"),
         (Tracking, "weight beside a message is public"),
-        (Counting, "changes from round to round by itself"),
+        (Counting, "changes from round to round outside of its state"),
         (Rescaled, "number of parameters is not known"),
     ],
 )

@@ -133,7 +133,7 @@ def _inverse_map(step: ObservedStep) -> tuple[sparse.csr_array, sparse.csr_array
     rows, first = np.unique(noise.indices[noise.indptr[single]], return_index=True)
     if len(rows) < noise.shape[0]:
         raise Unaccountable(
-            "too many observations for an exact figure: those without noise of their own need a smaller graph, "
+            "too many observations for an exact figure: observations without noise of their own need a smaller graph, "
             "fewer rounds or fewer members of the view"
         )
     own = single[first]

@@ -8,7 +8,7 @@ Shapes: V victims, T rounds, R observations, P observations of one round, S nois
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,11 +27,11 @@ from sottovoce.privacy.exact.whitening import (
     quiet_warnings,
     rounding_error,
 )
-from sottovoce.privacy.observation import Observation
+from sottovoce.privacy.observation import Observation, ObservedStep
 
 
 class Effects:
-    """`gradient(t, s)` and `noise(t, s)`: the effect of round s's inputs on round t's observations, P x V and P x S.
+    """The effects of each round's inputs, gradients and noise, on the observations of that round and of later ones.
 
     Built from the observations' side: `H F^j` needs one sparse product per lag once rounds repeat, from round `tail` on
     and before round `end`: what is published after the last round makes that another one.
@@ -46,6 +46,8 @@ class Effects:
         self._rows: dict[tuple[int, int], Array] = {}
         self._blocks: dict[tuple[str, int, int], Array] = {}
         self.starts = whitening.starts(self.steps)
+        self._alike = self.tail == 0 and self.end == len(self.steps)
+        self._lags: dict[str, Array] = {}
 
     def _key(self, t: int, s: int) -> tuple[int, int]:
         return (self.tail + t - s, self.tail) if s >= self.tail and t < self.end else (t, s)
@@ -73,25 +75,43 @@ class Effects:
             self._blocks[part, t, s] = block
         return self._blocks[part, t, s]
 
-    def gradient(self, t: int, s: int) -> Array:
-        """Effect of gradients."""
-        return self._block("gradient", t, s)
+    def column(self, part: str, s: int) -> Array:
+        """The effect of round s, its `gradient` or its `noise`, on all observations from round s on."""
+        if self._alike:
+            return self._lagged(part)[: self.starts[len(self.steps) - s]]
+        return np.concatenate([self._block(part, t, s) for t in range(s, len(self.steps))])
 
-    def noise(self, t: int, s: int) -> Array:
-        """Effect of noise."""
-        return self._block("noise", t, s)
-
-    def column(self, effect: Callable[[int, int], Array], s: int, group: slice = slice(None)) -> Array:
-        """The effect of round s (of some of its inputs) on all observations from round s on."""
-        return np.concatenate([effect(t, s)[:, group] for t in range(s, len(self.steps))])
+    def _lagged(self, part: str) -> Array:
+        """Effects by lag; those of a few gradients are found along with those of noise."""
+        step = self.steps[0]
+        if part not in self._lags:
+            few = step.observed.gradient.shape[1] < step.observed.noise.shape[1] / 8
+            self._lags |= _by_lag(step, len(self.steps), ("gradient", "noise") if few else (part,))
+        return self._lags[part]
 
     def signals(self) -> NDArray[np.bool_]:
         """Which observations any gradient reaches."""
         reached = np.zeros(self.starts[-1], dtype=bool)
         for s, step in enumerate(self.steps):
             if step.takes_gradients:
-                reached[self.starts[s] :] |= self.column(self.gradient, s).any(axis=1)
+                reached[self.starts[s] :] |= self.column("gradient", s).any(axis=1)
         return reached
+
+
+def _by_lag(step: ObservedStep, rounds: int, parts: Sequence[str]) -> dict[str, Array]:
+    """The effects of some inputs after 0, 1, ... rounds, one below the other, where all rounds are alike.
+
+    Of state only one lag is alive: on a graph of a million nodes the effects of noise alone are some gigabytes.
+    """
+    P = step.observed.state.shape[0]
+    found = {part: np.empty((rounds * P, getattr(step.observed, part).shape[1])) for part in parts}
+    state_PX = np.zeros((P, 0))
+    for lag in range(rounds):
+        for part, effect in found.items():
+            now = _times(state_PX, getattr(step.out, part)) if lag else getattr(step.observed, part).toarray()
+            effect[lag * P : (lag + 1) * P] = now
+        state_PX = _times(state_PX, step.out.state) if lag else step.observed.state.toarray()
+    return found
 
 
 def _times(dense: Array, matrix: sparse.csr_array) -> Array:
@@ -164,7 +184,7 @@ def _signals(observation: Observation, effects: Effects) -> Array:
     for s, step in enumerate(observation.steps):
         if step.takes_gradients:
             column = np.zeros((effects.starts[-1], len(observation.victims)))
-            column[effects.starts[s] :] = effects.column(effects.gradient, s)
+            column[effects.starts[s] :] = effects.column("gradient", s)
             columns.append(column)
     return np.concatenate(columns, axis=1)
 
@@ -180,7 +200,7 @@ def _covariance(effects: Effects) -> Array:
     starts, tail, end, T = effects.starts, effects.tail, effects.end, len(effects.steps)
     G_RR = np.zeros((starts[-1], starts[-1]))
     stop = starts[end]
-    lags = effects.column(effects.noise, tail)[: stop - starts[tail]]
+    lags = effects.column("noise", tail)[: stop - starts[tail]]
     if lags.shape[1]:
         at, width = starts[tail], starts[tail + 1] - starts[tail]
         np.matmul(lags, lags.T, out=G_RR[at:stop, at:stop])
@@ -190,7 +210,7 @@ def _covariance(effects: Effects) -> Array:
     if end < T:
         _add_last_round_(G_RR, effects)
     for s in range(tail):
-        column = effects.column(effects.noise, s)
+        column = effects.column("noise", s)
         G_RR[starts[s] :, starts[s] :] += column @ column.T
     return G_RR
 
@@ -199,7 +219,7 @@ def _add_last_round_(G_RR: Array, effects: Effects) -> None:
     """The covariance of the last round's observations with all others, as far as rounds from `tail` on make it."""
     first, last = effects.starts[effects.tail], effects.starts[effects.end]
     for s in range(effects.tail, len(effects.steps)):
-        column = effects.column(effects.noise, s)
+        column = effects.column("noise", s)
         G_RR[last:, effects.starts[s] :] += column[last - effects.starts[s] :] @ column.T
     G_RR[first:last, last:] = G_RR[last:, first:last].T
 
@@ -214,7 +234,7 @@ def _correlated_covariance(effects: Effects, inverse_TT: Array, sources_S: NDArr
         group = sources_S[first : first + size]
         plain = np.zeros((T, len(group), R))
         for s in range(T):
-            plain[s, :, effects.starts[s] :] = effects.column(effects.noise, s)[:, group].T
+            plain[s, :, effects.starts[s] :] = effects.column("noise", s)[:, group].T
         mixed = np.tensordot(inverse_TT, plain, axes=(0, 0)).reshape(-1, R)
         G_RR += mixed.T @ mixed
     return G_RR

@@ -64,8 +64,11 @@ def squared(observation: Observation, scheme: Participation) -> Array:
         return loss_given_noisy_gradients(observation.system, observation.view, observation.victims, scheme)
     if sees_one_fresh_sum(observation):
         return _of_fresh_sums(observation, scheme)
+    reduced = None if _takes_deflation(observation) else _reduced(observation)
+    if reduced is not None and not starts(reduced[0].steps)[-1]:
+        return scheme.largest_sum(np.broadcast_to(reduced[1], (observation.gradient_rounds, len(reduced[1]))))
     out = np.zeros(len(observation.victims))
-    for group, M_VTT in in_groups(observation):
+    for group, M_VTT in _in_groups(observation, reduced):
         covered = np.isfinite(M_VTT).all(axis=(1, 2))
         found = np.full(len(M_VTT), np.inf)
         if covered.any():
@@ -170,11 +173,24 @@ def whole(observation: Observation, groups: Groups) -> Array:
 
 def in_groups(observation: Observation) -> Groups:
     """M of some victims after others, by the route that fits the size."""
+    return _in_groups(observation, None if _takes_deflation(observation) else _reduced(observation))
+
+
+def _takes_deflation(observation: Observation) -> bool:
     sources = sum(step.observed.noise.shape[1] for step in observation.steps)
-    if observation.system.algorithm.averaging and observation.steps[0].out.state.shape[0] * sources <= DEFLATED:
+    return observation.system.algorithm.averaging and observation.steps[0].out.state.shape[0] * sources <= DEFLATED
+
+
+def _reduced(observation: Observation) -> tuple[Observation, Array]:
+    """The view without what follows from earlier messages, and what has to be added to the diagonal of every M."""
+    return eliminate_known_messages(well_conditioned(observation))
+
+
+def _in_groups(observation: Observation, reduced: tuple[Observation, Array] | None) -> Groups:
+    if reduced is None:
         yield slice(None), _deflated(observation)
         return
-    smaller, direct = eliminate_known_messages(well_conditioned(observation))
+    smaller, direct = reduced
     try:  # what is singular shows before the first group
         for group, M_VTT in _route(smaller)(smaller):
             np.einsum("vtt->vt", M_VTT)[:] += direct[group, None]
