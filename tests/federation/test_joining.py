@@ -271,7 +271,7 @@ def test_status_says_of_which_round_attendance_is_and_whether_a_process_is_at_it
     (clinics.run_folder(agreement, "Hill") / "result.json").unlink()
     line = f"peer status --folder {tmp_path / 'Hill'}"
     _, out, _ = sotto(line)
-    assert "clinics: heard and missing are those of round 1, which ended at 2" in out
+    assert "clinics: heard and missing are about round 1, which ended at 2" in out
     assert "No process takes part for Hill now" in out
     with locked_identity(tmp_path / "Hill"):
         _, out, _ = sotto(line)
@@ -305,7 +305,7 @@ def test_a_ledger_that_is_behind_the_runs_own_folder_is_refused_where_no_neighbo
     for _ in range(2):
         refusal = joined()
         assert isinstance(refusal, InputError)
-        assert f"tells of round 1, and the last step here is of {last}" in str(refusal)
+        assert f"has reached round 1, but the last step in this ledger is {last}" in str(refusal)
 
 
 def test_a_table_can_be_replaced_until_the_first_message(sotto, tmp_path, kills, monkeypatch):
@@ -403,7 +403,9 @@ def test_a_folder_that_was_restored_from_a_copy_is_refused_by_a_neighbours_recei
 
     ends = clinics.run(agreement, {"Hill": hill, "Mercy": other("Mercy"), "North": other("North")})
     assert isinstance(ends["Hill"], InputError)
-    assert "Mercy has a message of round 2, step 0, and the last one here is of round 0, step 0" in str(ends["Hill"])
+    assert "Mercy has a message of round 2, step 0, but the last one in this ledger is of round 0, step 0" in str(
+        ends["Hill"]
+    )
     assert {len(digests) for digests in kills.seen.values()} == {1}, "no second release went out"
 
     results = clinics.run(clinics.agree(rounds=2))

@@ -129,7 +129,7 @@ def test_requests_are_bounded(server):
         ({"epsilon": "nan"}, "epsilon 'nan'; a number above 0"),
         ({"epsilon": "-1"}, "epsilon '-1'; a number above 0"),
         ({"epsilon": "1e300"}, "epsilon"),
-        ({"records": "2"}, "2 rows; every batch needs a row"),
+        ({"records": "2"}, "2 rows; every batch needs at least one row"),
         ({"graph": "complete:1000000000"}, "at most 20,000,000 nodes"),
         ({"graph": "ring:300"}, "300 nodes; the page plans for up to 200"),
         ({"graph": "file:/etc/passwd"}, "the page opens no files"),

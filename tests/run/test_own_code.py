@@ -130,7 +130,7 @@ def test_code_that_fails_in_a_process_of_a_sweep_is_named_with_its_line(written,
         ("model.name = 'mine.py:np'", "model 'mine.py:np' is a module; it must be a class of torch modules"),
         ("data.name = 'mine.py:Moving'", "data set 'mine.py:Moving'|mine.py:Moving with"),
         ("data.name = 'mine.py:Small'", "data set 'mine.py:Small' gives a Small; it must return a Dataset"),
-        ("algorithm.gamma = 2", "setting 'gamma' of mine.py:Momentum; it has: sigma, step_size, beta"),
+        ("algorithm.gamma = 2", "setting 'gamma' of mine.py:Momentum; its settings are: sigma, step_size, beta"),
     ],
 )
 def test_wrong_settings_are_refused_in_a_sentence(written, changes, line):
