@@ -150,7 +150,7 @@ def split(
     from sottovoce.core.extras import require_extra
 
     require_extra("peers", "cryptography")
-    from sottovoce.core.files import check_folder, write_text
+    from sottovoce.core.files import check_folder, new_folder, write_text
     from sottovoce.errors import InputError
     from sottovoce.federation.assembly import read_draft
     from sottovoce.learning.columns import read_columns
@@ -162,11 +162,12 @@ def split(
     draft = read_draft(settings)
     columns = read_columns(draft.data.columns, settings.parent, str(settings))
     found = split_table(name, columns, draft.rows, draft.seed)
-    out.mkdir(parents=True)
     table, members = [["member", "rows", "held out", "file"]], []
+    with new_folder(out):
+        for member, made in found.items():
+            write_text(out / f"{member}.csv", made.text)
     for member, made in found.items():
         path = out / f"{member}.csv"
-        write_text(path, made.text)
         members.append({"name": member, "rows": made.rows, "held_out": made.held_out, "file": str(path)})
         table.append([member, str(made.rows), str(made.held_out), str(path)])
     answer({"folder": str(out), "members": members}, as_json, table)

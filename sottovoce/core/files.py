@@ -14,6 +14,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import tempfile
 import time
@@ -100,6 +101,17 @@ def make_private_folder(folder: Path) -> None:
     folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     if stat.S_IMODE(folder.stat().st_mode) != PRIVATE_FOLDER:
         folder.chmod(PRIVATE_FOLDER)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """Make a folder for what the block writes; if that fails, on a full disk say, no half of it stands in the way."""
+    folder.mkdir(parents=True)
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def check_no_link(folder: Path) -> Path:

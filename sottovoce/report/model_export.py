@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from sottovoce.config import Document
-from sottovoce.core.files import check_folder, explaining
+from sottovoce.core.files import check_folder, explaining, new_folder
 from sottovoce.core.json_numbers import to_json
 from sottovoce.errors import InputError
 from sottovoce.learning.exported_model import CARD, DESCRIPTION, PARAMETERS, STATE_DICT, write_exported_model
@@ -54,11 +54,10 @@ def export_model(
         raise InputError(f"{place} exists", "a model that was handed on is not overwritten", "name another with --out")
     check_folder(place)
     found = open_final_model(Path(run), node=node, data=None if data is None else Path(data), uncovered=uncovered)
-    with explaining(place, "a model is written into it", "name another with --out"):
-        place.mkdir(parents=True)
-    write_exported_model(
-        place, _state_dict(found), _description(found), model_card(found), private=not found.is_covered
-    )
+    with explaining(place, "a model is written into it", "name another with --out"), new_folder(place):
+        write_exported_model(
+            place, _state_dict(found), _description(found), model_card(found), private=not found.is_covered
+        )
     headline = found.run.privacy.headline
     epsilon = headline.epsilon if headline is not None and found.is_covered else None
     return Export(place, found.node, len(found.parameters), found.is_covered, epsilon)

@@ -114,6 +114,19 @@ def test_a_command_on_a_disk_that_fills_up_at_any_write_keeps_what_was_there(lin
         pairs.unlink(missing_ok=True)
 
 
+def test_half_a_model_is_not_left_behind(sotto, place, trained, disk):
+    done = trained(tomllib.loads(SETTINGS))
+    disk.leave_room_for(None)
+    assert sotto(f"export {done} --out whole")[0] == 0
+    writes = disk.writes
+    for room in range(writes):
+        disk.leave_room_for(room)
+        expect_full(*sotto(f"export {done} --out model"))
+        assert not Path("model").exists()
+    disk.leave_room_for(None)
+    assert sotto(f"export {done} --out model")[0] == 0
+
+
 def test_the_noise_cache_may_be_full(sotto, own_cache, disk):
     disk.leave_room_for(0)
     assert sotto("noise --graph ring:4 --participation 2x2")[0] == 0
