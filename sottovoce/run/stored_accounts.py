@@ -32,7 +32,7 @@ from sottovoce.text import parse_json
 from sottovoce.tracing.linear_system import LinearSystem
 
 INTERVAL = 5.0
-"""Seconds of accounting between two writes: so much is computed again after a kill, and short runs store nothing."""
+"""Seconds of processor time between two writes: so much is done again after a kill, and short runs store nothing."""
 
 KEPT_SECONDS = 7 * 24 * 3600.0
 """Files of runs that never began are removed when nobody has written to them for so long."""
@@ -46,7 +46,7 @@ class StoredAccounts:
         folder = state_folder()
         self._path = None if folder is None else folder / "accounts" / f"{self._run[:32]}.jsonl"
         self._waiting: list[Account] = []
-        self._written = time.monotonic()
+        self._written = time.process_time()
 
     def find(self, view: View, kinds: tuple[Kind, ...], system: LinearSystem) -> Account | None:
         """The account against a view, of these kinds, if it was finished before."""
@@ -62,10 +62,10 @@ class StoredAccounts:
         if self._path is None:
             return
         self._waiting.append(found)
-        if time.monotonic() - self._written >= INTERVAL:
+        if time.process_time() - self._written >= INTERVAL:
             with contextlib.suppress(OSError, InputError):  # without them a second start takes as long as the first
                 self._append(self._path)
-            self._waiting, self._written = [], time.monotonic()
+            self._waiting, self._written = [], time.process_time()
 
     def forget(self) -> None:
         """Remove them: the run has written its guarantees. Those of runs that never began are removed as well."""
