@@ -170,7 +170,7 @@ function drawPairs() {
     caption: [
       "Each row is one node as the adversary, each column a node that it learns about; the framed row is ",
       node(state.attacker),
-      ", and a click on a row chooses another.",
+      attackers.length > 1 ? ", and a click on a row chooses another." : ".",
     ],
     height: attackers.length < 10 ? `${110 + 32 * attackers.length}px` : "",
     numbers,
