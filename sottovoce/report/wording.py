@@ -33,8 +33,8 @@ KINDS = {
 
 NOT_COVERED = (
     "Several runs on the same data: what they reveal adds up. Choosing the best of several runs counts as all of them.",
-    "Nodes that break the rules. Figures assume that each adds its noise and sends what it should; one that sends "
-    "something else can spoil the model.",
+    "Nodes that break the rules: they can spoil the model, and figures that count on the noise of others assume that "
+    "these add it.",
     "What nodes tell each other outside this training.",
     "How many records each node holds: that is public.",
 )
