@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.loop import peak_gigabytes, seconds, settings
-from sottovoce import NoiseKey, SecretSource, algorithm, iterate_rounds, metropolis
+from sottovoce import NoiseKey, SecretSource, algorithm, iterate_rounds, metropolis, simulate
 from sottovoce.core.drawn_gaussians import SpareMemory, draw_guesses
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise_sources import Sources
@@ -287,6 +287,23 @@ def scale(count: int = 1) -> None:
     print(f"  peak memory {peak_gigabytes():.2f} GB")
 
 
+def simulation(nodes: int = 10_000, rounds: int = 6, count: int = 2) -> None:
+    """`simulate` on a 10-regular graph: 4,810 parameters a node, minibatches of 32 clipped per example, exact noise."""
+    job, ends = job_of(nodes, 64, (64,), "mlp", hidden=(64,)), [time.perf_counter()]
+    before = time.process_time()
+    simulate(
+        algorithm("dp-d-sgd", sigma=1.0, step_size=STEP_SIZE), metropolis(f"regular:{nodes},d=10,seed=0"),
+        job.gradients("fixed:32", "per-example", 1.0), rounds=rounds, every=rounds, threads=count,
+        on_round=lambda *_: ends.append(time.perf_counter()),
+    )  # fmt: skip
+    each, whole = statistics.median(np.diff(ends[1:])), time.process_time() - before
+    print(f"{nodes:,} nodes, {count} thread(s): {each:.3f} s a round, {1 / each:.2f} rounds a second, ", end="")
+    print(
+        f"{1e6 * each / nodes:.0f} microseconds a node; processor time of all, {rounds} rounds, {whole:.1f} s; ", end=""
+    )
+    print(f"peak memory {peak_gigabytes():.2f} GB, {1e6 * peak_gigabytes() / nodes:.0f} kB a node")
+
+
 def engines(count: int = 1) -> None:
     """Clipped gradients by each engine: 100 MLPs 64-64-10, batch 64; and 8 of the small convolutional net, batch 32."""
     with threads(count):
@@ -318,6 +335,7 @@ if __name__ == "__main__":
         "whole": whole,
         "scale": scale,
         "engines": engines,
+        "simulation": simulation,
     }
     if len(sys.argv) > 1:
         parts[sys.argv[1]](**settings(sys.argv[2:]))
@@ -331,5 +349,7 @@ if __name__ == "__main__":
             ["scale"],
             ["engines"],
             ["engines", "count=2"],
+            ["simulation", "nodes=1000"],
+            ["simulation", "nodes=10000"],
         ):
             subprocess.run([sys.executable, "-m", "benchmarks.learning", *words], check=True)
