@@ -75,7 +75,7 @@ def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
 def rounding_is_bounded(system: LinearSystem) -> bool:
     """Whether `rounding_cost` is proven: one gossip step of single messages on a grid, with weights that sum to 1."""
     algorithm = system.algorithm
-    plain = algorithm.exact_noise and algorithm.gossip_steps == 1 and not algorithm.secure_sum
+    plain = algorithm.exact_noise is True and algorithm.gossip_steps == 1 and not algorithm.secure_sum
     return plain and all(mixing.row_stochastic for step in dict.fromkeys(system.steps) for mixing in step.mixings)
 
 

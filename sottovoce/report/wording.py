@@ -47,7 +47,8 @@ ROUNDING = (
 )
 ROUNDING_OF_SOME = (
     "Rounding, in figures for single nodes that are below the figure for everyone: they count on noise of several "
-    "nodes that adds up, and the last bits of floating-point numbers can undo that."
+    "nodes that adds up, and the last bits of floating-point numbers can undo that. For convex training "
+    'privacy.exact_noise = "fine" covers it.'
 )
 SINGLE_NODES = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
 WITHOUT_MODELS = (

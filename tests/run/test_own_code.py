@@ -113,6 +113,14 @@ def test_sweeps_and_ranks_load_code_in_their_processes(written, command, more):
     assert process.returncode == 0
 
 
+def test_code_that_fails_in_a_process_of_a_sweep_is_named_with_its_line(written, sotto):
+    """Tracebacks do not travel between processes."""
+    (written / "mine.py").write_text(saved(PAGE, "mine.py").replace("return self.layers(rows)", "return {}[0]"))
+    code, out, err = sotto("", "run", "written/mine.toml", *QUICK, "--jobs", "2", "--set", "seeds=[0, 1]")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert re.search(r"mine\.py, line \d+: KeyError: 0; code of your own raised", err), err
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
