@@ -37,14 +37,14 @@ AT_ONCE = 2e6
 most of the cost."""
 
 
-def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int) -> NDArray[np.float64]:
+def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int, gap: float = GAP) -> NDArray[np.float64]:
     """mu^2 of each victim: the largest over patterns of the semidefinite value, as a sound upper bound."""
     patterns = scheme.patterns(rounds)
     size = max(1, int(AT_ONCE / rounds**2))
     some = [slice(first, first + size) for first in range(0, len(M_VTT), size)]
 
     def largest(group: slice) -> NDArray[np.float64]:
-        return np.max([bound(M_VTT[group][:, pattern[:, None], pattern]) for pattern in patterns], axis=0)
+        return np.max([bound(M_VTT[group][:, pattern[:, None], pattern], gap) for pattern in patterns], axis=0)
 
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
         found = np.concatenate([np.zeros(0), *pool.map(largest, some)])
@@ -66,14 +66,14 @@ def absolute_sum(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.abs(M_VTT).sum(axis=(1, 2))
 
 
-def bound(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The semidefinite value of each matrix, from above."""
+def bound(M_VTT: NDArray[np.float64], gap: float = GAP) -> NDArray[np.float64]:
+    """The semidefinite value of each matrix, from above, within the gap."""
     M_VTT = (M_VTT + M_VTT.transpose(0, 2, 1)) / 2
     quick, plain = absolute_sum(M_VTT), M_VTT.sum(axis=(1, 2))
     out = quick.copy()
-    loose = np.flatnonzero(quick - plain > GAP * quick)
+    loose = np.flatnonzero(quick - plain > gap * quick)
     if loose.size:
-        out[loose] = np.minimum(quick[loose], dual_bound(M_VTT[loose]))
+        out[loose] = np.minimum(quick[loose], dual_bound(M_VTT[loose], gap))
     return out
 
 
@@ -181,7 +181,7 @@ def _certify(
 
 
 def _unit(v_VTK: NDArray[np.float64]) -> NDArray[np.float64]:
-    return v_VTK / np.maximum(np.linalg.norm(v_VTK, axis=2, keepdims=True), 1e-300)
+    return v_VTK / np.maximum(np.sqrt(np.einsum("vtk,vtk->vt", v_VTK, v_VTK)), 1e-300)[:, :, None]
 
 
 def _feasible(M_TT: NDArray[np.float64], y_T: NDArray[np.float64]) -> float:
