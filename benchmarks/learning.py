@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import statistics
 import subprocess
 import sys
@@ -11,9 +12,11 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.loop import peak_gigabytes, seconds, settings
-from sottovoce import NoiseKey, SecretSource, algorithm, iterate_rounds, metropolis
+from sottovoce import NoiseKey, SecretSource, algorithm, iterate_rounds, metropolis, simulate
 from sottovoce.core.drawn_gaussians import SpareMemory, draw_guesses
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise_sources import Sources
@@ -109,6 +112,41 @@ def by_hand(job: Task, steps: int, batch: int = 32) -> Callable[[], None]:
     return one_round
 
 
+def node_by_node(job: Task, batch: int = 32) -> Callable[[], None]:
+    """The same training as simulators of whole nodes do it: a module, a loader and an optimiser for each node.
+
+    In a round every node trains for an epoch, and then averages the state dicts of its neighbours with its own.
+    """
+    W = metropolis(f"regular:{len(job.shards.indices)},d=4,seed=0").at(0).weights
+    start = job.start(torch.Generator().manual_seed(0))
+    nets = [copy.deepcopy(job.model.module) for _ in start]
+    for net, row in zip(nets, start, strict=True):
+        nn.utils.vector_to_parameters(row.clone(), net.parameters())
+    loaders = [
+        DataLoader(TensorDataset(job.inputs[rows], job.targets[rows]), batch_size=batch, shuffle=True)
+        for rows in map(torch.from_numpy, job.shards.indices)
+    ]
+    steps = [torch.optim.SGD(net.parameters(), lr=STEP_SIZE) for net in nets]
+    loss = nn.CrossEntropyLoss()
+
+    def one_round() -> None:
+        for net, loader, step in zip(nets, loaders, steps, strict=True):
+            for inputs, targets in loader:
+                step.zero_grad()
+                loss(net(inputs), targets).backward()
+                step.step()
+        sent = [{name: part.clone() for name, part in net.state_dict().items()} for net in nets]
+        for node, net in enumerate(nets):
+            heard = W.indices[W.indptr[node] : W.indptr[node + 1]]
+            weights = W.data[W.indptr[node] : W.indptr[node + 1]]
+            net.load_state_dict({
+                name: sum(float(weight) * sent[other][name] for other, weight in zip(heard, weights, strict=True))
+                for name in sent[node]
+            })  # fmt: skip
+
+    return one_round
+
+
 def compare(title: str, actions: dict[str, Callable[[], object]], repeat: int = 10, turns: int = 5) -> dict[str, float]:
     """Medians in milliseconds, all in turn so that a slow moment of the machine hits all alike; the first is 1."""
     times: dict[str, list[float]] = {name: [] for name in actions}
@@ -143,15 +181,17 @@ def processor(actions: dict[str, Callable[[], object]], repeat: int = 50) -> Non
 
 
 def simulators(count: int = 1) -> None:
-    """What published simulators do: 32 nodes, 784-32-10, 200 rows a node, 7 minibatches of 32 a round, no noise."""
-    job = job_of(32, 200, (784,), "mlp", hidden=(32,))
+    """What published simulators do: 32 nodes, 784-32-10, 224 rows a node, 7 minibatches of 32 a round, no noise."""
+    job = job_of(32, 224, (784,), "mlp", hidden=(32,))
     with threads(count):
         middle = compare(
             f"32 nodes, 4-regular, 784-32-10, 7 minibatches a round, {count} thread(s)",
             {
                 "by hand": by_hand(job, 7),
                 "d-psgd, fixed:32": rounds(job, "d-psgd", "fixed:32", local_steps=7, step_size=STEP_SIZE),
+                "d-psgd, shuffle:7": rounds(job, "d-psgd", "shuffle:7", local_steps=7, step_size=STEP_SIZE),
                 "d-psgd, cycle of 7": rounds(job, "d-psgd", "cycle:1000000x7", local_steps=7, step_size=STEP_SIZE),
+                "node by node: modules, loaders, optimisers": node_by_node(job),
             },
         )
     print(f"  rounds a second: {', '.join(f'{1e3 / took:.0f}' for took in middle.values())}", end="")
@@ -247,6 +287,23 @@ def scale(count: int = 1) -> None:
     print(f"  peak memory {peak_gigabytes():.2f} GB")
 
 
+def simulation(nodes: int = 10_000, rounds: int = 6, count: int = 2) -> None:
+    """`simulate` on a 10-regular graph: 4,810 parameters a node, minibatches of 32 clipped per example, exact noise."""
+    job, ends = job_of(nodes, 64, (64,), "mlp", hidden=(64,)), [time.perf_counter()]
+    before = time.process_time()
+    simulate(
+        algorithm("dp-d-sgd", sigma=1.0, step_size=STEP_SIZE), metropolis(f"regular:{nodes},d=10,seed=0"),
+        job.gradients("fixed:32", "per-example", 1.0), rounds=rounds, every=rounds, threads=count,
+        on_round=lambda *_: ends.append(time.perf_counter()),
+    )  # fmt: skip
+    each, whole = statistics.median(np.diff(ends[1:])), time.process_time() - before
+    print(f"{nodes:,} nodes, {count} thread(s): {each:.3f} s a round, {1 / each:.2f} rounds a second, ", end="")
+    print(
+        f"{1e6 * each / nodes:.0f} microseconds a node; processor time of all, {rounds} rounds, {whole:.1f} s; ", end=""
+    )
+    print(f"peak memory {peak_gigabytes():.2f} GB, {1e6 * peak_gigabytes() / nodes:.0f} kB a node")
+
+
 def engines(count: int = 1) -> None:
     """Clipped gradients by each engine: 100 MLPs 64-64-10, batch 64; and 8 of the small convolutional net, batch 32."""
     with threads(count):
@@ -278,6 +335,7 @@ if __name__ == "__main__":
         "whole": whole,
         "scale": scale,
         "engines": engines,
+        "simulation": simulation,
     }
     if len(sys.argv) > 1:
         parts[sys.argv[1]](**settings(sys.argv[2:]))
@@ -291,5 +349,7 @@ if __name__ == "__main__":
             ["scale"],
             ["engines"],
             ["engines", "count=2"],
+            ["simulation", "nodes=1000"],
+            ["simulation", "nodes=10000"],
         ):
             subprocess.run([sys.executable, "-m", "benchmarks.learning", *words], check=True)

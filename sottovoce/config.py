@@ -124,9 +124,9 @@ class TrainingSettings(Section):
 class PrivacySettings(Section):
     """Against which adversary, at which delta; with `epsilon`, the noise is chosen to meet it.
 
-    `exact_noise`: whether nodes release values on a grid, so that figures cover rounding. With `and_final_models`,
-    adversaries also see the models after the last round: their average, or all of them. `colluders`: how many nodes
-    may work together against the others of secure sums.
+    `exact_noise`: whether nodes release values on a grid, so that figures cover rounding; `fine`: figures for convex
+    training, too. With `and_final_models`, adversaries also see the models after the last round: their average, or all
+    of them. `colluders`: how many nodes may work together against the others of secure sums.
     """
 
     adjacency: Literal["record", "user"] = "record"
@@ -134,7 +134,7 @@ class PrivacySettings(Section):
     epsilon: float | None = Field(default=None, gt=0)
     view: str = "everyone"
     and_final_models: Literal["none", "average", "all"] = "none"
-    exact_noise: bool | Literal["auto", "where-possible"] = "auto"
+    exact_noise: bool | Literal["auto", "where-possible", "fine"] = "auto"
     colluders: int | None = Field(default=None, ge=1)
     attackers: Literal["auto", "all", "none"] | int | list[int | str] = "auto"
 

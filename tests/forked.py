@@ -67,6 +67,10 @@ class Command:
         self._process.join()
         return self._out.read_text(), self._err.read_text()
 
+    def printed(self) -> str:
+        """What it has printed so far on stdout."""
+        return self._out.read_text()
+
     def wait(self, seconds: float) -> bool:
         """Wait until it has ended, no longer than this; whether it has."""
         self._process.join(seconds)

@@ -205,7 +205,7 @@ class AlgorithmSpec(Generic[S]):
                     f"setting {name!r} of {self.name}", f"its settings are: {known}", "remove or correct it"
                 )
             if not setting.accepts(value):
-                raise InputError(f"{name} = {value!r:.40} of {self.name}", f"it is {setting.kind}", "correct it")
+                raise InputError(f"{name} = {value!r:.40} of {self.name}", f"it must be {setting.kind}", "correct it")
 
     # --- settings ---------------------------------------------------------------------------------------------------
 

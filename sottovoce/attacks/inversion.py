@@ -49,23 +49,27 @@ def invert(job: Task, start: Tensor, gradient: Tensor, *, rows: int, steps: int 
             f"inversion of {job.model.name}", "inversion works for classifiers of numeric rows", "attack with threshold"
         )
     labels = _labels(job, start, gradient, rows)
-    point = start.detach().clone().requires_grad_(True)
-    wanted = torch.nn.functional.normalize(gradient.detach(), dim=0)
+    # in double precision and to the last step: rows of one label differ by their predictions alone, which is little
+    point = start.detach().double().requires_grad_(True)
+    wanted = torch.nn.functional.normalize(gradient.detach().double(), dim=0)
     generator = torch.Generator().manual_seed(seed)
-    shown = 0.1 * torch.rand(rows, job.inputs.shape[1], generator=generator, dtype=start.dtype)
+    shown = 0.1 * torch.rand(rows, job.inputs.shape[1], generator=generator, dtype=torch.float64)
     shown = shown.requires_grad_(True)
-    descent = torch.optim.LBFGS([shown], max_iter=steps, history_size=50, line_search_fn="strong_wolfe")
+    descent = torch.optim.LBFGS(
+        [shown], max_iter=steps, history_size=50, tolerance_grad=1e-14, tolerance_change=1e-18,
+        line_search_fn="strong_wolfe",
+    )  # fmt: skip
 
     def mismatch() -> Tensor:
         descent.zero_grad()
         loss = job.model.loss.each(job.model.outputs(point, shown), labels).mean()
         (made,) = torch.autograd.grad(loss, point, create_graph=True)
-        difference = 1 - torch.nn.functional.normalize(made, dim=0) @ wanted
+        difference = (torch.nn.functional.normalize(made, dim=0) - wanted).square().sum()
         difference.backward()  # type: ignore[no-untyped-call]
         return difference.detach()
 
     descent.step(mismatch)  # type: ignore[no-untyped-call]
-    return shown.detach()
+    return shown.detach().to(start.dtype)
 
 
 def _labels(job: Task, start: Tensor, gradient: Tensor, rows: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from sottovoce.attacks.confidence import check_confidence
@@ -73,9 +74,11 @@ def _asked(options: AttackOptions) -> Document:
     }
 
 
-def attack_unless_stored(folders: Sequence[Path], name: str, data: Path | None = None) -> Document:
-    """Membership inference by all recorded nodes with default options; a result of these that this user has stored is
-    only read.
+def attack_unless_stored(
+    folders: Sequence[Path], name: str, data: Path | None = None, *, jobs: int | None = None
+) -> Document:
+    """Membership inference by all recorded nodes with default options, on `jobs` processes; a result of these that
+    this user has stored is only read.
 
     It is for runs of the user's own settings, as those of a sweep.
     """
@@ -84,7 +87,8 @@ def attack_unless_stored(folders: Sequence[Path], name: str, data: Path | None =
     if stored is not None and asked.items() <= stored.items():
         return stored
     attack = attack_by_name(name, MEMBERSHIP_ATTACKS)
-    result = run_attack(attack, [open_run(folder, data, own=True) for folder in folders])
+    finished_runs = [open_run(folder, data, own=True) for folder in folders]
+    result = run_attack(attack, finished_runs, replace(DEFAULT, jobs=jobs))
     return store_attack(folders, name, {**asked, **result_document(attack, result, DEFAULT)})
 
 

@@ -49,7 +49,7 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
         )
     if result.absorption_policy == "swept":
         lines.append(SWEPT)
-    return lines + [f"Not offered: {refusal}." for refusal in result.refusals]
+    return lines + [f"Does not apply: {refusal}." for refusal in result.refusals]
 
 
 def _whom(result: "Account", best: "Guarantee", labels: Sequence[str] | None) -> str:

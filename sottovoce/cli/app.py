@@ -19,6 +19,7 @@ from sottovoce.cli.deferred_imports import defer_imports
 from sottovoce.cli.output import narrated, verbosity
 from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
 from sottovoce.core import processes
+from sottovoce.core.own_code import raised_in_own_code
 from sottovoce.core.processes import Terminated
 from sottovoce.errors import SottovoceError, file_error, shortened
 
@@ -163,6 +164,9 @@ def explained(error: BaseException) -> tuple[str, int]:
     """What went wrong in one line, and the code to exit with."""
     if isinstance(error, SottovoceError):
         return str(error), error.exit_code
+    own = raised_in_own_code(error)
+    if own is not None:
+        return explained(own)
     if isinstance(error, OSError):
         path = "the system" if error.filename is None else os.fsdecode(error.filename)
         return explained(file_error(path, error, "it is read or written here", "check the path"))

@@ -202,8 +202,7 @@ def _baseline_rows(name: str, baselines: "Document | None", width: int) -> Table
     if baselines is None:
         return []
     together, alone = baselines["without_noise"], baselines["alone"]
-    rows = [
-        [f"{name}, without noise", "", _figure(together["average"]), _figure(together["mean"])],
-        [f"{name}, each alone", "", "", _figure(alone["mean"])],
-    ]
+    rows = [[f"{name}, each alone", "", "", _figure(alone["mean"])]]
+    if together is not None:
+        rows.insert(0, [f"{name}, without noise", "", _figure(together["average"]), _figure(together["mean"])])
     return [[*row, *[""] * (width - len(row))] for row in rows]

@@ -27,7 +27,7 @@ def demo(
     jobs: Annotated[int | None, typer.Option(min=1, max=64, help="Runs at once; one per core unless given.")] = None,
     as_json: Json = False,
 ) -> None:
-    """What neighbours see without noise, and with three kinds of it at the same epsilon; on 16 nodes, with a page.
+    """Show what neighbours learn without noise, and with three kinds of noise at one epsilon. Writes a page.
 
     Example: sotto demo --out runs
     """

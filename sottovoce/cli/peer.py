@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sottovoce.federation.agreement import Agreement
     from sottovoce.federation.checking import Checks
     from sottovoce.federation.guarantees import AgreedGuarantees
+    from sottovoce.learning.tables import Table as MemberRows
 
 peer = typer.Typer(
     help="Take part in a federation: one process for each member, with its own data. Example: sotto peer init --help",
@@ -225,6 +226,9 @@ def join(
         float | None, typer.Option(min=0.1, callback=_finite, help="Seconds that a round may wait for neighbours.")
     ] = None,
     log: Annotated[Path | None, typer.Option(help="Append events to this file, as JSON lines.")] = None,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="Then train alone here, without noise: what joining bought. Not sent.")
+    ] = False,
     confirmed: Confirmed = False,
     yes: Yes = False,
     as_json: Json = False,
@@ -267,7 +271,21 @@ def join(
             raise
         except PeerLost as lost:
             raise PeerLost(f"{lost}; here, type {_resuming_line(agreement, given)}") from None
-    answer(result, as_json, _result_table(result))
+        alone = _own_baseline(agreed, identity.member.name, table, Path(result["folder"])) if baselines else {}
+    answer(result, as_json, _result_table(result, alone))
+
+
+def _own_baseline(agreed: "Agreement", name: str, table: "MemberRows", folder: Path) -> dict[str, str]:
+    """What this member reaches alone, computed here where it is not there already; on its page, too."""
+    from sottovoce.report.page import write_page_of
+    from sottovoce.report.wording import baseline_rows
+    from sottovoce.run.baselines import write_own_baseline
+    from sottovoce.run.layout import RunFiles
+
+    with show_elapsed("training alone"), ends_when_stopped():
+        found = write_own_baseline(RunFiles(folder), agreed.experiment, {name: table}, name)
+        write_page_of(folder, again=True)
+    return baseline_rows(found)
 
 
 def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
@@ -276,7 +294,7 @@ def _resuming_line(agreement: Path, given: Mapping[str, object]) -> str:
     return shlex.join(["sotto", "peer", "join", str(agreement), *options, "--resume"])
 
 
-def _result_table(result: "Document") -> Table:
+def _result_table(result: "Document", alone: Mapping[str, str]) -> Table:
     from sottovoce.report.wording import heard_text, sums_text
     from sottovoce.run.sweep_results import metric_of
 
@@ -286,6 +304,7 @@ def _result_table(result: "Document") -> Table:
         "run": result["name"],
         "algorithm": f"{result['algorithm']}, {result['rounds']} rounds",
         f"{metric} of this member's model": f"{last[metric]['mean']:.4f} on its own held-out rows",
+        **alone,
         "epsilon": "none is proven"
         if headline is None
         else f"{round_up(headline['epsilon'])} at delta {result['delta']:g}, {headline['kind']}",

@@ -27,6 +27,7 @@ from sottovoce.cli.options import (
     Yes,
 )
 from sottovoce.cli.output import PATIENCE, answer, print_note, progress_kept, verbosity
+from sottovoce.cli.terminal import print_line
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from sottovoce.planning.planner import Entry, Plan, Question
+
+SERVED_WITH = ("serve", "port", "graph")
+"""Options of the page."""
 
 
 @app.command("plan")
@@ -58,6 +62,10 @@ def plan_(
     colluders: Annotated[int, typer.Option(min=1, help="Algorithms with secure sums: how many nodes may collude.")] = 1,
     delta: Delta = 1e-5,
     yes: Yes = False,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve a page to plan with, in a browser on this machine, until Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of that page; 0 is any free one.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Rank every algorithm at a target epsilon by the noise that it leaves in models. Nothing is trained.
@@ -68,6 +76,9 @@ def plan_(
     from sottovoce.learning.declared_records import parse_records
     from sottovoce.planning.planner import Question, plan
 
+    if serve or port:
+        _serve(context, graph, port)
+        return
     if file is not None:
         question = _question_of_file(file, data, epsilon, context)
     else:
@@ -92,6 +103,27 @@ def plan_(
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
     answer(_document(found), as_json, found.table(), *_words(found))
+
+
+def _serve(context: typer.Context, graph: str, port: int) -> None:
+    """The planner in a browser, until Ctrl-C."""
+    from sottovoce.core.graphs import graph as build
+    from sottovoce.report.plan_server import PlanServer
+
+    odd = next((name for name in context.params if _is_given(context, name) and name not in SERVED_WITH), None)
+    if odd is not None or not context.params["serve"]:
+        what = "--port without --serve" if odd is None else f"{_option(odd)} with --serve"
+        raise InputError(what, "the page itself asks for all but --graph", "give --serve, --graph and --port only")
+    if graph:
+        build(graph)
+    with PlanServer(port, (graph,) if graph else ()) as server:
+        print_line(f"Planner: {server.url}")
+        print_note("Open it in a browser on this machine. Ctrl-C ends it.")
+        server.serve_forever()
+
+
+def _option(name: str) -> str:
+    return "a run file" if name == "file" else f"--{name.removeprefix('as_').replace('_', '-')}"
 
 
 @contextmanager
@@ -134,7 +166,7 @@ def _question_of_file(file: Path, data: Path | None, epsilon: float | None, cont
     odd = next((name for name in given if name not in taken), None)
     if odd is not None:
         raise InputError(
-            f"--{odd.replace('_', '-')} with {file}",
+            f"{_option(odd)} with {file}",
             "the run file already says this",
             "leave it out, or change the file",
         )

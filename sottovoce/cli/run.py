@@ -16,7 +16,7 @@ from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Code, Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, verbosity
 from sottovoce.cli.progress_lines import activity
-from sottovoce.cli.tracking import Track, wanted_trackers, write_tracked
+from sottovoce.cli.tracking import Track, tracked_live, wanted_trackers, write_tracked
 from sottovoce.core.limits import limits_are_lifted, size_text
 from sottovoce.core.own_code import code_folder, code_from
 from sottovoce.distributed.environment import place_among_ranks
@@ -98,11 +98,9 @@ def run(
         if plan.single_run:
             _run_one(plan.runs[0].experiment, how, baselines)
         else:
-            if baselines:
-                raise InputError("--baselines with a sweep", "baselines belong to one run", "give the file of one run")
             if ledger is not None:
                 raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
-            _run_sweep(plan, jobs, how)
+            _run_sweep(plan, jobs, how, baselines)
 
 
 def _code_beside(file: Path) -> Path | None:
@@ -212,7 +210,10 @@ def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
         from sottovoce.run.execute import run_experiment
 
         before = _finished([experiment], how.out)
-        result = run_experiment(experiment, folder, data=how.data, resume=how.resume, progress=tell, ledger=how.ledger)
+        with tracked_live(folder, how.trackers, how.out, tell, how.as_json) as after_round:
+            result = run_experiment(
+                experiment, folder, data=how.data, resume=how.resume, progress=after_round, ledger=how.ledger
+            )
         if baselines:
             from sottovoce.run.baselines import write_baselines
             from sottovoce.run.layout import RunFiles
@@ -266,9 +267,7 @@ def _finish(result: "Document", folder: Path, how: Execution) -> None:
     from sottovoce.run.run_documents import read_runs
 
     write_page_of(folder, again=False)
-    found = read_runs([folder])
-    write_tracked(found, how.trackers, how.out, how.as_json)
-    answer(result, how.as_json, _facts(result, found[0]))
+    answer(result, how.as_json, _facts(result, read_runs([folder])[0]))
 
 
 def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:
@@ -286,10 +285,14 @@ def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, 
             experiment = ranks.on_every_rank(wanted)
             before = _finished([experiment], how.out)
             note = _spent_text(how.out / experiment.name)
-            with progress(experiment.name, rate=True, first=BEFORE, note=note) if leads else nullcontext() as tell:
+            folder, trackers = how.out / experiment.name, how.trackers if leads else ()
+            with (
+                progress(experiment.name, rate=True, first=BEFORE, note=note) if leads else nullcontext() as tell,
+                tracked_live(folder, trackers, how.out, tell, how.as_json) as after_round,
+            ):
                 result = run_experiment(
-                    experiment, how.out / experiment.name, data=how.data, resume=how.resume, progress=tell,
-                    coordinator=ranks, ledger=how.ledger,
+                    experiment, folder, data=how.data, resume=how.resume, progress=after_round, coordinator=ranks,
+                    ledger=how.ledger,
                 )  # fmt: skip
         except (Exception, KeyboardInterrupt) as error:
             if verbosity.verbose and not isinstance(error, SottovoceError | KeyboardInterrupt | MemoryError):
@@ -333,7 +336,7 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
         raise SystemExit(launch(arguments, processes))
 
 
-def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
+def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, baselines: bool) -> None:
     """Carry out all runs, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
     from sottovoce.run.parallel import run_experiments
@@ -343,6 +346,11 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution) -> None:
     before = _finished([run.experiment for run in plan.runs], how.out)
     with progress(name) as tell:
         finished = run_experiments(plan.runs, how.out, data=how.data, resume=how.resume, jobs=jobs, progress=tell)
+    if baselines:
+        from sottovoce.run.baselines import with_baselines
+
+        with progress("baselines") as tell:
+            finished = with_baselines(finished, how.out, data=how.data, jobs=jobs, progress=tell)
     page = write_results(how.out / name, name, about, finished, plan.command)
     rows = sweep_rows(finished)
     if how.trackers:

@@ -1,6 +1,7 @@
-"""`--track`: runs for TensorBoard and MLflow, when they are finished."""
+"""`--track`: runs for TensorBoard and MLflow, as their rounds go or when they are finished."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,11 +11,12 @@ from sottovoce.cli.output import print_note
 
 if TYPE_CHECKING:
     from sottovoce.report.tracking import Tracker
+    from sottovoce.run.callbacks import Progress
     from sottovoce.run.run_documents import RunDocuments
 
 Track = Annotated[
     list[str] | None,
-    typer.Option("--track", help="Also write finished runs to local files for tensorboard or mlflow; may be repeated."),
+    typer.Option("--track", help="Also write runs to local files for tensorboard or mlflow; may be repeated."),
 ]
 
 
@@ -27,6 +29,39 @@ def wanted_trackers(words: list[str] | None) -> "list[Tracker]":
     return [parse_tracker(word) for word in dict.fromkeys(words)]
 
 
+@contextmanager
+def tracked_live(
+    folder: Path, trackers: "Sequence[Tracker]", out: Path, tell: "Progress | None", as_json: bool
+) -> "Iterator[Progress | None]":
+    """What a run calls after each round: how far it is, and each program that is named gets what was measured.
+
+    A finished run, which is only read, is written as a whole.
+    """
+    if not trackers:
+        yield tell
+        return
+    from sottovoce.report.tracking import LiveTracking, places_of
+
+    live, finished = LiveTracking(folder, trackers, out), False
+
+    def both(done: int, total: int) -> None:
+        live(done, total)
+        if tell is not None:
+            tell(done, total)
+
+    try:
+        yield both
+        finished = True
+    finally:
+        live.close(finished=finished)
+    if not live.begun:
+        from sottovoce.run.run_documents import read_runs
+
+        write_tracked(read_runs([folder]), trackers, out, as_json)
+    elif not as_json:
+        _say_where(trackers, places_of(trackers, out))
+
+
 def write_tracked(runs: "Sequence[RunDocuments]", trackers: "Sequence[Tracker]", out: Path, as_json: bool) -> None:
     """Write runs for each program, and say where."""
     if trackers:
@@ -34,4 +69,8 @@ def write_tracked(runs: "Sequence[RunDocuments]", trackers: "Sequence[Tracker]",
 
         places = track(runs, trackers, out)
         if not as_json:
-            print_note(f"Written for {', '.join(trackers)}: {', '.join(map(str, places))}")
+            _say_where(trackers, places)
+
+
+def _say_where(trackers: "Sequence[Tracker]", places: Sequence[Path]) -> None:
+    print_note(f"Written for {', '.join(trackers)}: {', '.join(map(str, places))}")

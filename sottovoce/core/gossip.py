@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sottovoce.core.algorithm import Message, State
+from sottovoce.core.algorithm import ExactNoise, Message, State
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
 from sottovoce.core.mixing import Requirement
@@ -49,7 +49,7 @@ class Gossip:
     averaging: bool = False
     secure_sum: bool = False
     colluders: int = 1
-    exact_noise: bool = False
+    exact_noise: ExactNoise = False
 
     def __post_init__(self) -> None:
         for name in ("step_size", "gossip_steps"):
@@ -57,7 +57,7 @@ class Gossip:
             value = getattr(self, name)
             if not isinstance(value, kind) or isinstance(value, bool) or abs(value) > sys.float_info.max:
                 wanted = "a whole number" if name == "gossip_steps" else "a number"
-                raise InputError(f"{name} = {value!r:.40}", f"it is {wanted}", "correct it")
+                raise InputError(f"{name} = {value!r:.40}", f"it must be {wanted}", "correct it")
         if not isinstance(self.compression, Compression):
             raise InputError(
                 f"compression {self.compression!r}", "it must be an operator or its spec", "write rand:0.5"

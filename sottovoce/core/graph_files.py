@@ -1,7 +1,7 @@
 """Graphs in files that other programs write: GraphML, GML, adjacency tables, edge tables, networkx's edge lists.
 
-Nodes are numbered as networkx numbers them when it reads the same file: in the order in which they are listed, or in
-which edges first name them. Plain edge lists (`core/edge_lists.py`) list no nodes and are numbered by names.
+Nodes are in the order in which networkx has them when it reads the same file: as they are listed, or as edges first
+name them.
 
 Files may come from anybody. XML with a document type, which can hold entities that grow without end or name other
 files, is refused; so is what would take more memory than there is.

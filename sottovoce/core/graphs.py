@@ -47,6 +47,8 @@ LONGEST_NAME = 60
 DRAWN_EDGE = Cost(memory=500.0, seconds=5e-6)
 """What networkx takes for an edge of a random graph."""
 
+WHOLE_NUMBER = re.compile("0|-?[1-9][0-9]*")
+
 FAST_ERDOS_RENYI = 10_000
 """From this many nodes on `erdos-renyi` takes networkx's `fast_gnp_random_graph`: the plain one looks at every pair."""
 
@@ -201,12 +203,32 @@ class Graph:
 
     @classmethod
     def from_networkx(cls, source: nx.Graph[Hashable], *, name: str = "networkx") -> Graph:
-        """From a networkx graph, nodes in its own order; edge attributes are ignored."""
-        labels = tuple(source.nodes)
+        """From a networkx graph, nodes in its own order, or whole numbers by size; edge attributes are ignored."""
+        labels = _in_order(source.nodes)
         index = {label: i for i, label in enumerate(labels)}
         flat = np.fromiter((index[end] for edge in source.edges() for end in edge), dtype=np.int64)
         built = cls.from_edges(flat.reshape(-1, 2), name=name, directed=source.is_directed(), nodes=len(labels))
         return cls(built.adjacency, built.directed, name, labels)
+
+
+def _in_order(labels: Iterable[Hashable]) -> tuple[Hashable, ...]:
+    """Labels as nodes are numbered: whole numbers, also as text, by their size; others as they are listed.
+
+    So a file and the networkx graph that was read from it have the same numbers.
+
+    >>> _in_order(["10", "9"]), _in_order(["Mercy", "Hill", "9"])
+    (('9', '10'), ('Mercy', 'Hill', '9'))
+    """
+    listed = tuple(labels)
+    return tuple(sorted(listed, key=_size)) if all(map(_is_whole_number, listed)) else listed
+
+
+def _size(label: Hashable) -> int:
+    return int(str(label))
+
+
+def _is_whole_number(label: Hashable) -> bool:
+    return type(label) is int or bool(WHOLE_NUMBER.fullmatch(str(label)))
 
 
 def _pattern(matrix: sparse.sparray) -> sparse.csr_array:
@@ -436,11 +458,22 @@ _SPECS: dict[str, tuple[Callable[..., Graph], str, dict[str, Callable[[str], Opt
 
 
 def _from_listed(listed: ListedGraph, name: str, directed: bool) -> Graph:
-    """A graph whose nodes are in the order in which a file lists them."""
-    place = {label: number for number, label in enumerate(listed.nodes)}
+    """A graph whose nodes are in the order in which a file lists them, or whole numbers by size."""
+    labels = _in_order(listed.nodes)
+    place = {label: number for number, label in enumerate(labels)}
     pairs = np.array([(place[a], place[b]) for a, b in listed.edges], dtype=np.int64).reshape(-1, 2)
-    built = Graph.from_edges(pairs, name=name, directed=directed, nodes=len(listed.nodes))
-    return replace(built, labels=listed.nodes)
+    built = Graph.from_edges(pairs, name=name, directed=directed, nodes=len(labels))
+    return replace(built, labels=labels)
+
+
+def _from_edge_list(path: Path, name: str, directed: bool) -> Graph:
+    """A graph whose file lists edges alone: they name its nodes."""
+    pairs = read_edge_list(path)
+    if pairs.dtype.kind != "U":
+        return Graph.from_edges(pairs, name=name, directed=directed)
+    edges = tuple((str(one), str(other)) for one, other in pairs)
+    nodes = dict.fromkeys(end for edge in edges for end in edge)
+    return _from_listed(ListedGraph(tuple(nodes), edges, None), name, directed)
 
 
 def _from_file(spec: str, rest: str) -> Graph:
@@ -457,7 +490,7 @@ def _from_file(spec: str, rest: str) -> Graph:
     path, directed = Path(rest), settings.get("directed")
     listed = read_listed_graph(path, directed=bool(directed))
     if listed is None:
-        built = Graph.from_edges(read_edge_list(path), name=f"file:{rest}", directed=bool(directed))
+        built = _from_edge_list(path, f"file:{rest}", bool(directed))
     else:
         if listed.directed is not None and directed is not None:
             raise InputError(

@@ -24,13 +24,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.algorithm import Algorithm
+from sottovoce.core.algorithm import Algorithm, ExactNoise
+from sottovoce.core.arrays import Plain, numpy_dtype, to_numpy
 from sottovoce.core.class_correlation import of_node
 from sottovoce.core.compression import Identity
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.gossip import Gossip
 from sottovoce.core.mixing import Mixing
-from sottovoce.core.noise import NoiseTerm, PerNode, ZeroSum
+from sottovoce.core.noise import Independent, NoiseTerm, PerNode, ZeroSum
 from sottovoce.core.sensitivity import in_units_of_largest, largest
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
@@ -41,10 +42,11 @@ STEPS = 16
 PARAMETERS = 10**9
 """Where rounding adds to a figure, the figure holds for models of up to so many."""
 
-ExactNoiseChoice: TypeAlias = bool | Literal["auto", "where-possible"]
+ExactNoiseChoice: TypeAlias = ExactNoise | Literal["auto", "where-possible"]
 """Whether released values are put on a grid; `auto`: where the noise is fresh and each node adds some of its own.
 
-`where-possible` is for noise that is correlated over rounds, and for noise on single messages, too.
+`where-possible` is for noise that is correlated over rounds, and for noise on single messages, too. `fine` is a grid so
+fine that figures for single nodes cover rounding, too, for convex training.
 """
 
 
@@ -127,9 +129,13 @@ def _message_noise(noise: ZeroSum, mixing: Mixing, sensitivity: PerNode) -> NDAr
     return (noise.gains(mixing) * sizes[sender])[sender != receiver]
 
 
-def why_not_exact(algorithm: Algorithm, topology: Topology) -> str | None:
+def why_not_exact(algorithm: Algorithm, topology: Topology, *, fine: bool = False) -> str | None:
     """Why released values cannot be put on a grid so that rounding is covered; None where they can."""
     noise, mixing = algorithm.noise, topology.at(0)
+    if fine and not (isinstance(noise, Independent) and _is_plain_gossip(algorithm) and not algorithm.averaging):
+        return "a fine grid is for training in one gossip step with noise of each node's own"
+    if fine and not (topology.static and mixing.row_stochastic):
+        return "a fine grid is for a fixed graph with weights that sum to 1"
     if noise.edge(mixing):
         return _why_not_on_messages(algorithm, topology)
     if not _own_noise(noise.local(mixing)):
@@ -172,15 +178,38 @@ def with_exact_noise(
     >>> [with_exact_noise(algorithm(name, sigma=1.0), ring).exact_noise for name in ("dp-d-sgd", "anti-pgd", "zip-dl")]
     [True, False, False]
     """
-    refusal, remedy = why_not_exact(algorithm, topology), "leave exact_noise out, or use dp-d-sgd, for example"
+    fine = wanted == "fine"
+    refusal = why_not_exact(algorithm, topology, fine=fine)
+    remedy = "leave exact_noise out, or use dp-d-sgd, for example"
     on_messages = bool(algorithm.noise.edge(topology.at(0)))
-    if refusal is None and on_messages and not in_float64:
+    if refusal is None and (on_messages or fine) and not in_float64:
         refusal, remedy = "models on its grid take more bits than float32 has", 'set machine.precision = "float64"'
-    if wanted is True and refusal is not None:
+    if (wanted is True or fine) and refusal is not None:
         raise InputError(f"exact_noise with {algorithm.name}", refusal, remedy)
     fresh = algorithm.noise.correlation is None and not on_messages
     by_default = algorithm.exact_noise or (refusal is None and fresh)
-    exact = {"auto": by_default, "where-possible": refusal is None}.get(str(wanted), wanted is True)
+    choices: dict[str, ExactNoise] = {"auto": by_default, "where-possible": refusal is None, "fine": "fine"}
+    exact = choices.get(str(wanted), wanted is True)
     if exact == algorithm.exact_noise:
         return algorithm
     return replace(algorithm, exact_noise=exact)  # type: ignore[type-var]
+
+
+def check_models(algorithm: Algorithm, x0: Plain, *, parameters: int, largest_model: float) -> None:
+    """Refuse models that a grid of models does not hold. Starting points are public."""
+    found, instead = f"{algorithm.name} with exact noise, and models", "or leave exact_noise out"
+    if numpy_dtype(x0) != np.float64:
+        raise InputError(
+            f"{found} of {numpy_dtype(x0)}", "on its grid they take more bits than float32 has",
+            f'set machine.precision = "float64", {instead}',
+        )  # fmt: skip
+    if x0.shape[1] > parameters:
+        raise InputError(
+            f"{found} of {x0.shape[1]:,} parameters", f"{parameters:,} are covered", "leave exact_noise out"
+        )
+    largest_start = float(np.abs(to_numpy(x0)).max())
+    if largest_start > largest_model:
+        raise InputError(
+            f"{found} that start at {largest_start:.3g}", f"its grid reaches to {largest_model:.3g}",
+            f"use a larger step size or clipping bound, {instead}",
+        )  # fmt: skip

@@ -30,10 +30,11 @@ from sottovoce.core import arrays
 from sottovoce.core.algorithm import Algorithm, Message, State, Weighted, sums_over_all, sums_over_neighbours
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
+from sottovoce.core.fine_grid import FINE_PARAMETERS, fine_grid
 from sottovoce.core.gossip_step import GossipStep
-from sottovoce.core.grid import noise_on_grid, why_not_exact
+from sottovoce.core.grid import PARAMETERS, check_models, noise_on_grid, why_not_exact
 from sottovoce.core.loop_inputs import Gradient, LoopInputs
-from sottovoce.core.message_grid import check_models, message_grid
+from sottovoce.core.message_grid import message_grid
 from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
@@ -60,9 +61,11 @@ def start_run(algorithm: Algorithm, topology: Topology, x0: Rows, rounds: int) -
     check_nodes(algorithm.sensitivity, topology.n)
     algorithm = algorithm.on(topology)
     _check_noise(algorithm, topology, rounds)
-    on_grid = message_grid(algorithm, topology.at(0))
-    if on_grid is not None and arrays.is_plain(x0):
-        check_models(algorithm, on_grid, x0)
+    fine = fine_grid(algorithm, topology.at(0))
+    models = fine or message_grid(algorithm, topology.at(0))
+    if models is not None and arrays.is_plain(x0):
+        parameters = PARAMETERS if fine is None else FINE_PARAMETERS
+        check_models(algorithm, x0, parameters=parameters, largest_model=models.largest_model)
     state = algorithm.init(arrays.read_only(x0))
     if isinstance(algorithm.compression, Identity):
         return algorithm, LoopState(state, None)
@@ -110,7 +113,8 @@ def _check_noise(algorithm: Algorithm, topology: Topology, rounds: int) -> None:
             "they would draw the same numbers",
             "add their variances into one noise",
         )
-    refusal = why_not_exact(algorithm, topology) if algorithm.exact_noise else None
+    exact = algorithm.exact_noise
+    refusal = why_not_exact(algorithm, topology, fine=exact == "fine") if exact else None
     if refusal is not None:
         raise InputError(f"exact_noise with {algorithm.name}", refusal, "leave exact_noise out")
     if algorithm.noise.correlation is not None:
@@ -146,7 +150,9 @@ def play_round(
             played = _exchange(algorithm.compression, gossip_step, message, copies, inputs, transport)
         except SumFailed:
             return PlayedRound(round, point, (), loop_state, algorithm)
-        state = _after(gossip_step.mixing, algorithm.absorb(state, _absorbed(played)), state)
+        fine = fine_grid(algorithm, gossip_step.mixing)
+        absorbed = _absorbed(played) if fine is None else fine.rounded(played.mixed)
+        state = _after(gossip_step.mixing, algorithm.absorb(state, absorbed), state)
         copies = played.copies
         steps.append(played)
     return PlayedRound(round, point, tuple(steps), LoopState(state, copies), algorithm)
@@ -180,9 +186,9 @@ def iterate_rounds(
                 f"{algorithm.name} with secret noise, from round {first + 1} on",
                 "its noise depends on that of earlier rounds, which was erased", "start a new run in another folder",
             )  # fmt: skip
-        if topology.static and not algorithm.averaging:
+        if topology.static and not algorithm.averaging and algorithm.exact_noise != "fine":
             first_mixing = topology.at(0)
-            exact = algorithm.exact_noise and not algorithm.noise.edge(first_mixing)
+            exact = bool(algorithm.exact_noise) and not algorithm.noise.edge(first_mixing)
             terms = noise_on_grid(algorithm, first_mixing).in_units if exact else algorithm.noise.local(first_mixing)
             for term in terms[: 0 if exact and (correlated or sums_over_all(algorithm)) else 1]:
                 inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
@@ -223,6 +229,10 @@ def _step_locally(
     """Where the gradient was taken, and the state after the local step."""
     point = algorithm.point(state)
     gradient = inputs.gradient(round, point)
+    fine = fine_grid(algorithm, mixing)
+    if fine is not None:
+        step = inputs.rounded_sum(-algorithm.step_size * gradient, fine.noise, round)
+        return point, _after(mixing, algorithm.absorb(state, fine.rounded(fine.rounded(point) + step)), state)
     if algorithm.exact_noise and not algorithm.noise.edge(mixing):
         if sums_over_all(algorithm):
             released = inputs.discrete_sum(gradient, sum_grid(algorithm, mixing), round)
@@ -315,6 +325,12 @@ def _checked_message(algorithm: Algorithm, state: State) -> Message:
 
 def _after(mixing: Mixing, new: State, old: State) -> State:
     """The state after a map: new where nodes are active, old elsewhere, and protected from changes."""
+    if type(new) is not type(old) and (new is None or isinstance(old, tuple)):
+        found = "None" if new is None else f"a {type(new).__name__}"
+        raise InputError(
+            f"{found} as an algorithm's state", f"`local` and `absorb` give a {type(old).__name__}, as `init` does",
+            "return such a state",
+        )  # fmt: skip
     active = None if mixing.active is None or mixing.active.all() else mixing.active
     return _where_active(active, new, old)
 

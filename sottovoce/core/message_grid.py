@@ -26,12 +26,11 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.arrays import Plain, Reals, numpy_dtype, to_numpy
+from sottovoce.core.arrays import Reals
 from sottovoce.core.grid import PARAMETERS, NoiseOnGrid, grid_step, power_of_two_below
 from sottovoce.core.mixing import TOLERANCE, Mixing
 from sottovoce.core.noise import NoiseTerm
 from sottovoce.core.sensitivity import in_units_of_largest, largest
-from sottovoce.errors import InputError
 
 Nodes: TypeAlias = NDArray[np.intp]
 """Numbers of nodes, one for each edge."""
@@ -139,23 +138,3 @@ def _noise_of(grid: MessageGrid, sender_bytes: bytes, receiver_bytes: bytes) -> 
     at = np.searchsorted(edges.sender * n + edges.receiver, sender * n + receiver)
     chosen = sparse.csr_array((np.ones(len(at)), (np.arange(len(at)), at)), shape=(len(at), len(edges.sender)))
     return NoiseOnGrid(grid.step, (replace(grid.term, matrix=grid.term.matrix.after(chosen), edges=None),), None)
-
-
-def check_models(algorithm: Algorithm, grid: MessageGrid, x0: Plain) -> None:
-    """Refuse models that the grid does not hold. Starting points are public."""
-    found = f"{algorithm.name} with exact noise, and models"
-    if numpy_dtype(x0) != np.float64:
-        raise InputError(
-            f"{found} of {numpy_dtype(x0)}", "on its grid they take more bits than float32 has",
-            'set machine.precision = "float64", or leave exact_noise out',
-        )  # fmt: skip
-    if x0.shape[1] > PARAMETERS:
-        raise InputError(
-            f"{found} of {x0.shape[1]:,} parameters", f"up to {PARAMETERS:,} are covered", "leave exact_noise out"
-        )
-    largest_start = float(np.abs(to_numpy(x0)).max())
-    if largest_start > grid.largest_model:
-        raise InputError(
-            f"{found} that start at {largest_start:.3g}", f"its grid reaches to {grid.largest_model:.3g}",
-            "use a larger step size or clipping bound, or leave exact_noise out",
-        )  # fmt: skip

@@ -35,6 +35,7 @@ from sottovoce.core.rounded_sum import (
     CorrelationErrors,
     FreshSum,
     NoiseBounds,
+    fine_bounds,
     guess_bounds,
     rounded_sum_,
 )
@@ -51,6 +52,10 @@ PREFETCHED = 1 << 19
 
 For fewer a thread does not pay, and on a busy machine it costs: threads that both need the interpreter wait in turns.
 """
+
+
+USELESS = 64.0
+"""Steps: where guesses may be further off than this, they decide nothing, and are not made."""
 
 
 Block: TypeAlias = tuple[NDArray[np.intp], Reals]
@@ -159,6 +164,9 @@ class NoiseFeed:
         return arrays.in_float64(released * grid.step, gradient)
 
     def _fresh_sum(self, values: Reals, noise: NoiseOnGrid, round: int) -> Reals:
+        known = guess_bounds(noise.terms, len(values))
+        if self._guesses is None and known.error_N.max(initial=0.0) > USELESS:
+            return self._fine_sum(values, noise, round)
         total: Reals | None = None
         draws = []
         for term in noise.in_units:
@@ -167,11 +175,22 @@ class NoiseFeed:
             draws.append(DrawnGaussians(self._source, term.sources, round, values.shape[1], bits))
         exact = FreshSum(values, noise.terms, tuple(draws), noise.step)
         assert total is not None
-        released = rounded_sum_(values, total, guess_bounds(noise.terms, len(values)), noise.step, exact.decide)
+        released = rounded_sum_(values, total, known, noise.step, exact.decide)
         for drawn in draws:
             if drawn.bits is not None:
                 self._spare.give_back(drawn.bits.words)
         return released
+
+    def _fine_sum(self, values: Reals, noise: NoiseOnGrid, round: int) -> Reals:
+        """The same for noise of so many steps that guesses would decide nothing: all numbers in float64."""
+        D, double = values.shape[1], np.dtype(np.float64)
+        total, draws = np.zeros(values.shape), []
+        for term in noise.in_units:
+            blocks = term.sources.draw(self._source, round, 0, D, double, term.matrix.used(), CHUNK, fine_)
+            total += _times(term.matrix, blocks, D, double)
+            draws.append(DrawnGaussians(self._source, term.sources, round, D))
+        exact = FreshSum(values, noise.terms, tuple(draws), noise.step)
+        return rounded_sum_(values, total, fine_bounds(noise.terms, len(values)), noise.step, exact.decide)
 
     def _guessed(self, term: NoiseTerm, round: int) -> tuple[Reals, KeptBits | None]:
         """`matrix @ Z` within the error of guesses, and the bits of Z that it was made of."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from sottovoce.errors import InputError, file_error
+from sottovoce.errors import InputError, SottovoceError, file_error, shortened
 from sottovoce.regular_files import read_bytes
 
 if TYPE_CHECKING:
@@ -61,13 +61,21 @@ class NamedObject:
 
 @contextmanager
 def code_from(folder: str | Path | None) -> Iterator[None]:
-    """A context in which settings may name code that lies in this folder; with None, none may."""
+    """A context in which settings may name code that lies in this folder; with None, none may.
+
+    What that code raises becomes an `InputError` that names its file and line.
+    """
     place = None if folder is None else Path(folder)
     if place is not None and not place.is_dir():
         raise InputError(f"{place} is not a folder", "code is looked for in a folder", "name the folder of your code")
     before = _folder.set(place)
     try:
         yield
+    except Exception as error:
+        explained = raised_in_own_code(error)
+        if explained is None:
+            raise
+        raise explained from error
     finally:
         _folder.reset(before)
 
@@ -75,6 +83,20 @@ def code_from(folder: str | Path | None) -> Iterator[None]:
 def code_folder() -> Path | None:
     """The folder in which code that settings name is looked for; None where none may be loaded."""
     return _folder.get()
+
+
+def raised_in_own_code(error: BaseException) -> InputError | None:
+    """What went wrong, by the last line of the user's own code on the way there; None where none of it was."""
+    if isinstance(error, SottovoceError | MemoryError) or not isinstance(error, Exception):
+        return None
+    own = [(file, line) for file, line in _way(error) if file in _files_of_own_code]
+    if not own:
+        return None
+    file, line = own[-1]
+    return InputError(
+        f"{file}, line {line}: {type(error).__name__}: {shortened(str(error))}", "code of your own raised this",
+        "correct it",
+    )  # fmt: skip
 
 
 def is_code(name: str) -> bool:
@@ -146,6 +168,9 @@ def _file(name: str, file: str, kind: Offered) -> Path:
 
 _modules: dict[tuple[Path, bytes], ModuleType] = {}
 
+_files_of_own_code: set[str] = set()
+"""The files that were loaded, of packages too, as tracebacks name them."""
+
 
 def _load(path: Path, source: bytes) -> ModuleType:
     """The module of a file as it is now; loaded once, so that its classes stay the same."""
@@ -165,6 +190,7 @@ def _load(path: Path, source: bytes) -> ModuleType:
                 "correct it",
             ) from error
         _modules[key] = module
+        _files_of_own_code.add(str(path))
     return _modules[key]
 
 
@@ -172,12 +198,16 @@ def _line(error: Exception, path: Path) -> str:
     """Where in the file something went wrong."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}"
-    lines, trace = [], error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(path):
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
+    lines = [line for file, line in _way(error) if file == str(path)]
     return f", line {lines[-1]}" if lines else ""
+
+
+def _way(error: BaseException) -> Iterator[tuple[str, int]]:
+    """The files and lines that an error came through, the one that raised it last."""
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
 
 
 # --- packages --------------------------------------------------------------------------------------------------------
@@ -206,4 +236,6 @@ def _load_entry_point(found: EntryPoint) -> NamedObject:
         ) from error  # fmt: skip
     file = getattr(sys.modules.get(found.module), "__file__", None)
     source = b"" if file is None else read_bytes(Path(file), follow_links=True)
+    if file is not None:
+        _files_of_own_code.add(file)
     return NamedObject(value, hashlib.sha256(package.encode() + b"\0" + source).hexdigest())

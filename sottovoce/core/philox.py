@@ -62,8 +62,12 @@ class PhiloxStream:
     """The stream of one key of 16 bytes, as numpy draws it."""
 
     def __init__(self, key: bytes) -> None:
-        self._key = np.frombuffer(key, np.uint64)
+        self._key = key
         self._generator = philox_generator(key)
+
+    @property
+    def _words_of_key(self) -> Words:
+        return np.frombuffer(self._key, np.uint64)
 
     def words(self, count: int) -> Words:
         """The next words."""
@@ -83,12 +87,12 @@ class PhiloxStream:
 
     def consecutive(self, first: int, count: int, level: int) -> Words:
         """By numpy, from a counter on."""
-        generator = np.random.Philox(key=self._key, counter=np.array([first, level, 0, 0], dtype=np.uint64))
+        generator = np.random.Philox(key=self._words_of_key, counter=np.array([first, level, 0, 0], dtype=np.uint64))
         return generator.random_raw(4 * count).reshape(count, 4)
 
     def words_at(self, counters_K: Words, level: int) -> Words:
         """Wherever they stand."""
-        return philox_words(np.broadcast_to(self._key, (len(counters_K), 2)), counters_K, level)
+        return philox_words(np.broadcast_to(self._words_of_key, (len(counters_K), 2)), counters_K, level)
 
 
 class _Key(ISeedSequence):

@@ -115,13 +115,24 @@ def rounded_exactly(offset: Decimal, summands: Sequence[Summand]) -> int:
 @lru_cache(maxsize=32)
 def guess_bounds(terms: tuple[NoiseTerm, ...], n: int) -> NoiseBounds:
     """Of sums of guesses, in the units of the terms."""
+    return _sum_bounds(terms, n, GUESS_ERROR, LARGEST / 2, SINGLE / 2)
+
+
+@lru_cache(maxsize=32)
+def fine_bounds(terms: tuple[NoiseTerm, ...], n: int) -> NoiseBounds:
+    """Of sums of numbers that are known in float64."""
+    return _sum_bounds(terms, n, FINE_ERROR, LARGEST, DOUBLE)
+
+
+def _sum_bounds(
+    terms: tuple[NoiseTerm, ...], n: int, number_error: float, largest_number: float, lost: float
+) -> NoiseBounds:
     error, largest = np.zeros(n), np.zeros(n)
     for term in terms:
-        matrix = term.matrix.whole()
-        most = int(np.diff(matrix.indptr).max(initial=0))
+        most = int(np.diff(term.matrix.whole().indptr).max(initial=0))
         sizes = term.matrix.absolute_sums()
-        largest += sizes * LARGEST / 2
-        error += sizes * (GUESS_ERROR + (most + len(terms) + 2) * LARGEST / 2 * SINGLE / 2)
+        largest += sizes * largest_number
+        error += sizes * (number_error + (most + len(terms) + 2) * largest_number * lost)
     return NoiseBounds(error, largest)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean
 from typing import Protocol
 
 from sottovoce.algorithms.registry import algorithm_spec
@@ -19,15 +20,16 @@ from sottovoce.attacks.run_attacks import attack_unless_stored, own_result, run_
 from sottovoce.config import Document, apply_overrides, read_settings_file
 from sottovoce.core.files import check_folder
 from sottovoce.core.json_numbers import to_json
+from sottovoce.core.threads import WORKERS
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.report.pairwise_leakage import FigureKind, pairwise_leakage
 from sottovoce.report.picture_gallery import stored_pictures
 from sottovoce.run.build_topology import topology_of
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.layout import RunFiles
-from sottovoce.run.parallel import run_experiments
+from sottovoce.run.parallel import map_in_processes, run_experiments
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.sweep import expand_sweep
+from sottovoce.run.sweep import SweepRun, expand_sweep
 from sottovoce.run.sweep_results import FinishedSweepRun
 
 RECIPE = Path(__file__).with_name("demo.toml")
@@ -56,10 +58,10 @@ class DemonstratedRun:
 
     @property
     def likeness(self) -> float | None:
-        """Half of a neighbour's pictures are correlated so much, or more, with what node 0 made of its message."""
+        """The mean correlation of neighbours' pictures with what node 0 made of their messages."""
         if self.inversion is None:
             return None
-        return float(median(one for victim in self.inversion["victims"] for one in victim["likeness"]))
+        return float(fmean(one for victim in self.inversion["victims"] for one in victim["likeness"]))
 
     @property
     def by_distance(self) -> list[Document]:
@@ -101,30 +103,41 @@ def demonstrate(out: Path, settings: list[str], progress: ShowProgress, *, jobs:
     document = apply_overrides(read_settings_file(RECIPE), settings)
     runs = expand_sweep(document, RECIPE.name)
     check_attacks(document, runs)
-    if all(RunFiles(out / run.experiment.name).result.exists() for run in runs):
+    if all(_is_finished(run, out) for run in runs):
         jobs = 1  # processes of their own would take longer to start than there is to read
-    with progress("training and accounting") as tell:
-        finished = run_experiments(runs, out, resume=True, jobs=jobs, progress=tell)
-    with progress("attacks") as tell:
-        attacked = []
-        for number, one in enumerate(finished):
-            attacked.append(_attack(one, out))
-            tell(number + 1, len(finished))
+    found: dict[str, DemonstratedRun] = {}
+    with progress("training, accounting and attacks") as tell:
+        for run, shown in map_in_processes(partial(_show, out=out), runs, min(jobs or WORKERS, len(runs))):
+            found[run.experiment.name] = shown
+            tell(len(found), len(runs))
     from sottovoce.report.page import write_page
 
+    shown_runs = tuple(found[run.experiment.name] for run in runs)
     with progress("page"):
-        page = write_page(out / str(document["name"]) / "report.html", [one.folder for one in attacked])
-    return Demonstration(page, tuple(attacked))
+        page = write_page(out / str(document["name"]) / "report.html", [one.folder for one in shown_runs])
+    return Demonstration(page, shown_runs)
 
 
-def _attack(finished: FinishedSweepRun, out: Path) -> DemonstratedRun:
-    folder = out / finished.run.experiment.name
+def _is_finished(run: SweepRun, out: Path) -> bool:
+    files = RunFiles(out / run.experiment.name)
+    return files.result.exists() and (files.attack.exists() or not _sends_models(run))
+
+
+def _sends_models(run: SweepRun) -> bool:
+    """Whether neighbours receive a node's own model, which they can attack; of secure sums they receive only these."""
+    return algorithm_spec(run.experiment.algorithm.name).sums_of is None
+
+
+def _show(run: SweepRun, out: Path) -> DemonstratedRun:
+    """Train and account, and then attack, all in this process."""
+    (finished,) = run_experiments([run], out, resume=True, jobs=1)
+    folder = out / run.experiment.name
     files = RunFiles(folder)
-    heard = algorithm_spec(finished.run.experiment.algorithm.name).sums_of is None
+    attacked = _sends_models(run)
     return DemonstratedRun(
         finished=finished, folder=folder, privacy=PrivacyDocument.read(files.document(files.privacy) or {}),
-        membership=attack_unless_stored([folder], MEMBERSHIP_ATTACK) if heard else None,
-        inversion=_invert(folder) if heard else None,
+        membership=attack_unless_stored([folder], MEMBERSHIP_ATTACK, jobs=1) if attacked else None,
+        inversion=_invert(folder) if attacked else None,
     )  # fmt: skip
 
 

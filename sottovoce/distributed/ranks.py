@@ -23,6 +23,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from sottovoce.config import first_difference
 from sottovoce.core.noise_key import public_seed
+from sottovoce.core.own_code import raised_in_own_code
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.communication import Communicator, backend_errors
 from sottovoce.distributed.environment import Place, place_among_ranks
@@ -194,7 +195,8 @@ class Ranks:
             raise (self._error_of_another() or lost) from None
         except Exception as error:
             unexpected = SottovoceError(f"rank {self.rank}: unexpected {type(error).__name__}: {error}")
-            known = error if isinstance(error, SottovoceError) else unexpected
+            own = raised_in_own_code(error) or error
+            known = own if isinstance(own, SottovoceError) else unexpected
             self._store.put("failed", error_document(known))
             dist.destroy_process_group()  # so that the others need not wait
             raise

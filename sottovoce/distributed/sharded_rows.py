@@ -80,6 +80,10 @@ class ShardedRows:
         wanted = as_sharded(like).own.dtype
         return self if self.own.dtype == wanted else ShardedRows(self.shard, self.own.to(wanted))
 
+    def mapped(self, function: Callable[[Reals], Reals]) -> ShardedRows:
+        """The rows here after a function of their numbers."""
+        return ShardedRows(self.shard, as_tensor(arrays.mapped(self.own, function)))
+
     def mixed_by(self, mixing: Mixing) -> ShardedRows:
         """`W @ rows`, where all rows that it takes are known here: nothing is sent."""
         plan = self.shard.plan(mixing)

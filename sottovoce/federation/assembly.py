@@ -100,9 +100,6 @@ def _named_topology(topology: AgreedTopology, members: Sequence[Member], where: 
 def _edges_by_name(found: Graph, nodes: Sequence[str]) -> str:
     senders, receivers = found.adjacency.nonzero()
     between = "->" if found.directed else "--"
-    pairs = sorted(
-        (nodes[u], nodes[v])
-        for u, v in zip(senders.tolist(), receivers.tolist(), strict=True)
-        if found.directed or u < v
-    )
+    ends = ((nodes[u], nodes[v]) for u, v in zip(senders.tolist(), receivers.tolist(), strict=True))
+    pairs = sorted((one, other) for one, other in ends if found.directed or one < other)
     return "edges:" + ",".join(f"{one}{between}{other}" for one, other in pairs)

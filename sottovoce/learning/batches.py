@@ -55,6 +55,10 @@ class Batch(NamedTuple):
     present: NDArray[np.bool_]
 
 
+NODE_WEIGHTS = ("equal", "size")
+"""Every node counts alike, or by its records."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Batches:
     """All rows in every round (`full`). `shards` holds the row numbers of each node."""
@@ -76,6 +80,14 @@ class Batches:
     def sizes(self) -> NDArray[np.float64]:
         """Rows of each node."""
         return np.array([len(shard) for shard in self.shards], dtype=float)
+
+    def node_weights(self, weigh_nodes: str) -> NDArray[np.float64]:
+        """What each node multiplies its gradient with: a function of the numbers of records, which are public."""
+        if weigh_nodes not in NODE_WEIGHTS:
+            raise InputError(
+                f"nodes weighed by {weigh_nodes!r:.40}", f"known: {', '.join(NODE_WEIGHTS)}", "choose one of them"
+            )
+        return np.ones(self.nodes) if weigh_nodes == "equal" else self.sizes / self.sizes.mean()
 
     @property
     def divisors(self) -> NDArray[np.float64]:
@@ -157,6 +169,7 @@ class Shuffled(Cycle):
     """
 
     times: int = LONGEST
+    _orders: dict[int, tuple[int, Rows]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,8 +182,14 @@ class Shuffled(Cycle):
 
     def rows_of(self, node: int, round: int) -> Rows:
         """Part `round` modulo `apart` of the shard, in the order of its epoch."""
-        shard, epoch = self.shards[node], round // self.apart
-        return part_of(shard[self.key.stream("batch", [node], epoch).permutation(len(shard))], round, self.apart)
+        return part_of(self._order(node, round // self.apart), round, self.apart)
+
+    def _order(self, node: int, epoch: int) -> Rows:
+        """The shard as it is shuffled in an epoch; the last one that was asked for is kept."""
+        if self._orders.get(node, (None,))[0] != epoch:
+            shard = self.shards[node]
+            self._orders[node] = epoch, shard[self.key.stream("batch", [node], epoch).permutation(len(shard))]
+        return self._orders[node][1]
 
     def _of_record(self) -> Participation:
         return Participation(apart=self.apart, shuffled=True)

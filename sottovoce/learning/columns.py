@@ -78,6 +78,14 @@ class Columns(Section):
         return sum(column.width for column in self.features)
 
     @property
+    def target_unit(self) -> float:
+        """How much of the target's own units one unit is that it is scaled to; one where it has no range."""
+        if self.target_column.range is None:
+            return 1.0
+        (low, high), (start, stop) = self.target_column.range, self.scale_to
+        return (high - low) / (stop - start)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The classes of the target; none where it is a number."""
         return tuple(self.target_column.categories or ())

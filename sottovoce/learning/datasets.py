@@ -41,7 +41,8 @@ class Dataset:
     `targets` are int64 positions in `classes`, or float32 when `kind` is "value" or "ratings".
     For ratings an input is a pair (user, movie) of positions, exact in float32, and `entities` counts both.
     `groups` says who each row comes from (a writer, a user), or is None. Where they have names, `groups` are positions
-    in `group_names`. `public_statistics` says which facts about the rows were used to prepare them.
+    in `group_names`. `public_statistics` says which facts about the rows were used to prepare them. One unit of the
+    targets is `target_unit` of their own units.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Dataset:
     notes: tuple[str, ...]
     group_names: tuple[str, ...] = ()
     public_statistics: tuple[PublicStatistic, ...] = ()
+    target_unit: float = 1.0
 
     def __repr__(self) -> str:
         rows = f"{len(self.examples)} + {len(self.test_inputs)} rows of {self.examples.width}"

@@ -15,6 +15,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
 from sottovoce.core.noise import PerNode
 from sottovoce.core.participation import SAMPLED, SHUFFLED, Participation, draws_by_chance, parse_participation
@@ -32,10 +35,14 @@ CLIP = parse_clipping("per-example", 1.0)
 
 @dataclass(frozen=True, eq=False)
 class DeclaredRecords:
-    """How many records nodes hold, how these are drawn, and which change is protected: one record or all of a node."""
+    """How many records nodes hold, how these are drawn, and which change is protected: one record or all of a node.
+
+    Nodes count alike, or by their records, as `weigh_nodes` says.
+    """
 
     batches: Batches
     adjacency: Adjacency
+    weigh_nodes: str = "equal"
 
     @property
     def records(self) -> list[int]:
@@ -50,7 +57,7 @@ class DeclaredRecords:
     @property
     def sensitivity(self) -> PerNode:
         """How far a change moves what a node releases, alike or one for each."""
-        return per_node(CLIP.sensitivities(self.batches, self.adjacency))
+        return self._weighed(CLIP.sensitivities(self.batches, self.adjacency))
 
     @property
     def sampled_nodes(self) -> SampledNodes | None:
@@ -59,11 +66,14 @@ class DeclaredRecords:
         samplings = tuple(how for how in found if how is not None)
         if self.adjacency is not Adjacency.RECORD or len(samplings) < len(found):
             return None
-        return SampledNodes(samplings, per_node(CLIP.sensitivities(self.batches, "record", samplings[0].change)))
+        return SampledNodes(samplings, self._weighed(CLIP.sensitivities(self.batches, "record", samplings[0].change)))
+
+    def _weighed(self, sensitivities: NDArray[np.float64]) -> PerNode:
+        return per_node(self.batches.node_weights(self.weigh_nodes) * sensitivities)
 
 
 def declare_records(
-    participation: str, *, nodes: int, records: Sequence[int], adjacency: str = "record"
+    participation: str, *, nodes: int, records: Sequence[int], adjacency: str = "record", weigh_nodes: str = "equal"
 ) -> DeclaredRecords:
     """Records of each node, or as many of all, that take part as `participation` says.
 
@@ -80,7 +90,7 @@ def declare_records(
             "give one number, or one for each",
         )
     held = list(records) * (nodes if len(records) == 1 else 1)
-    return DeclaredRecords(parse_batches(_batches(participation), held), parse_adjacency(adjacency))
+    return DeclaredRecords(parse_batches(_batches(participation), held), parse_adjacency(adjacency), weigh_nodes)
 
 
 def fewest_records(participation: str) -> int:

@@ -58,6 +58,9 @@ class Engine(Protocol):
     def total(self, points: Tensor, stack: Stack) -> Tensor:
         """`sum_i weight_i g_i` of each node, N x D."""
 
+    def add_total_(self, rows: Tensor, points: Tensor, stack: Stack) -> None:
+        """Add `total` to rows, in place."""
+
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
         """`sum_i weight_i clip(g_i)` of each node."""
 
@@ -87,6 +90,10 @@ class Functional:
             for some in chunks(len(points), at_once)
         ]
         return torch.cat([self.model.layout.flatten(part) for part in parts])
+
+    def add_total_(self, rows: Tensor, points: Tensor, stack: Stack) -> None:
+        """In a second pass."""
+        rows += self.total(points, stack)
 
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
         """Every example's gradient by itself, a chunk at a time."""
@@ -131,6 +138,10 @@ class Loop:
                 found = torch.autograd.grad(loss, list(parameters.values()))
             rows[node] = layout.flatten(dict(zip(parameters, found, strict=True)))
         return rows
+
+    def add_total_(self, rows: Tensor, points: Tensor, stack: Stack) -> None:
+        """In a second pass."""
+        rows += self.total(points, stack)
 
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
         """Some examples at a time."""

@@ -121,8 +121,7 @@ class ExportedModel:
             outputs = self.model.outputs(self.parameters, inputs).double().numpy()
         target = self.columns.target_column
         if target.range is not None:
-            (low, high), (start, stop) = target.range, self.columns.scale_to
-            values = low + (high - low) * (outputs[:, 0] - start) / (stop - start)
+            values = target.range[0] + self.columns.target_unit * (outputs[:, 0] - self.columns.scale_to[0])
             return Predictions(target.name, (), values, None, row_names)
         shares = probabilities(self.model.loss.name, outputs)
         return Predictions(target.name, self.columns.classes, None, shares, row_names)

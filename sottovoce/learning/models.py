@@ -267,7 +267,7 @@ def model(name: str, dataset: Dataset, /, **settings: object) -> Model:
     for key, value in settings.items():
         fits, wanted = SETTINGS.get(key, (lambda _: True, ""))
         if not fits(value):
-            raise InputError(f"{key} = {value!r:.60} of {name}", f"it is {wanted}", "correct it")
+            raise InputError(f"{key} = {value!r:.60} of {name}", f"it must be {wanted}", "correct it")
     try:
         return build(dataset, **settings)
     except TypeError as error:

@@ -34,9 +34,9 @@ def probabilities(loss: str, outputs_BK: Reals) -> Reals:
 
 
 def score_predictions(
-    loss: str, outputs_BK: Reals, targets_B: NDArray[np.generic], classes: Sequence[str]
+    loss: str, outputs_BK: Reals, targets_B: NDArray[np.generic], classes: Sequence[str], *, unit: float = 1.0
 ) -> dict[str, JSON]:
-    """All figures of a model on rows with known targets: of classes, or (`rmse`, `mae`) of values.
+    """All figures of a model on rows with known targets: of classes, or (`rmse`, `mae`) of values, times their unit.
 
     `auc` is the area under the ROC curve of one class against the others, in the mean over classes that have rows on
     both sides; `sensitivity` of a class is the share of its rows that are recognised, `specificity` the share of other
@@ -46,7 +46,7 @@ def score_predictions(
     """
     rows: dict[str, JSON] = {"rows": len(targets_B)}
     if loss == "squared":
-        errors = outputs_BK[:, 0] - targets_B.astype(np.float64)
+        errors = unit * (outputs_BK[:, 0] - targets_B.astype(np.float64))
         return {**rows, "rmse": float(np.sqrt(np.mean(errors**2))), "mae": float(np.mean(np.abs(errors)))}
     truth, likely_BC = targets_B.astype(np.intp), probabilities(loss, outputs_BK)
     chosen = likely_BC.argmax(axis=1)

@@ -83,10 +83,16 @@ class Chain:
     @torch.no_grad()
     def total(self, points: Tensor, stack: Stack) -> Tensor:
         """Forward, and backward from errors times weights."""
-        parameters = self.model.layout.views(points)
-        passed = self._forward(parameters, stack.inputs)
-        errors = self.model.loss.errors(passed[-1], stack.targets) * stack.weights.unsqueeze(-1)
-        return self._summed(points, passed, self._backward(parameters, passed, errors))
+        return self._summed(points, *self._weighted(points, stack))
+
+    @torch.no_grad()
+    def add_total_(self, rows: Tensor, points: Tensor, stack: Stack) -> None:
+        """Products are added where they belong: no rows of their own are written and read again."""
+        parts = self.model.layout.views(rows)
+        for layer, inputs, error in zip(self.layers, *self._weighted(points, stack), strict=False):
+            parts[layer.weight].baddbmm_(error.transpose(1, 2), inputs)
+            if layer.bias is not None:
+                parts[layer.bias].add_(error.sum(1))
 
     @torch.no_grad()
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
@@ -111,6 +117,13 @@ class Chain:
     def examples_at_once(self, nodes: int, features: int) -> int:
         """By the widest layer."""
         return max(1, VALUES // (nodes * max(max(layer.widths) for layer in self.layers)))
+
+    def _weighted(self, points: Tensor, stack: Stack) -> tuple[list[Tensor], list[Tensor]]:
+        """The inputs of every layer, and its errors times weights."""
+        parameters = self.model.layout.views(points)
+        passed = self._forward(parameters, stack.inputs)
+        errors = self.model.loss.errors(passed[-1], stack.targets).mul_(stack.weights.unsqueeze(-1))
+        return passed, self._backward(parameters, passed, errors)
 
     def _forward(self, parameters: dict[str, Tensor], inputs: Tensor) -> list[Tensor]:
         """The inputs of every layer, N x B x I, and the outputs of the last."""
@@ -177,6 +190,10 @@ class FactorEngine:
         """Errors times weights, scattered."""
         lookup = self._look_up(points, stack.inputs)
         return self._scattered(points, lookup, self._errors(lookup, stack) * stack.weights.unsqueeze(-1))
+
+    def add_total_(self, rows: Tensor, points: Tensor, stack: Stack) -> None:
+        """In a second pass."""
+        rows += self.total(points, stack)
 
     @torch.no_grad()
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:

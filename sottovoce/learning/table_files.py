@@ -35,10 +35,10 @@ LONGEST_CELL = 1000
 
 def read_cells(path: Path, dropped: Iterable[str] = ()) -> Arrays:
     """The columns of a table by name, without those to drop: text, truth values or numbers, all of one length."""
-    if path.suffix not in SUFFIXES:
-        raise InputError(f"{path} is not a table", f"tables are {', '.join(SUFFIXES)} files", "save it as one of them")
     if not path.exists():
         raise InputError(f"{path}: No such file", "a table is read from it", "check the path")
+    if path.suffix not in SUFFIXES:
+        raise InputError(f"{path} is not a table", f"tables are {', '.join(SUFFIXES)} files", "save it as one of them")
     readers = {".csv": _csv_cells, ".npz": _npz_cells, ".parquet": _parquet_cells}
     found = readers[path.suffix](path, frozenset(dropped))
     if not found or not len(next(iter(found.values()))):

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -53,8 +53,6 @@ from sottovoce.privacy.convexity import DECLARE_NORM
 GATHERED = 1 << 22
 """About so many numbers of a batch are copied together at once: 64 MB at a time took twice as long as 16."""
 
-NODE_WEIGHTS = ("equal", "size")
-"""How nodes are weighed against each other."""
 
 CONVEX = {"squared": "linear", "logistic": "logistic", "cross-entropy": "softmax"}
 """What one linear layer with a loss is called."""
@@ -171,7 +169,8 @@ class Task:
         parts = chunks(len(inputs), self.engine.examples_at_once(1, inputs.shape[1]))
         outputs = torch.cat([self.model.outputs(point, inputs[some]) for some in parts]).double().cpu().numpy()
         targets = self.dataset.test_targets[:rows]
-        return score_predictions(self.model.loss.name, outputs, targets, self.dataset.classes)
+        unit = self.dataset.target_unit
+        return score_predictions(self.model.loss.name, outputs, targets, self.dataset.classes, unit=unit)
 
     @property
     def convex_model(self) -> str | None:
@@ -231,6 +230,10 @@ def task(
     return Task(dataset, shards, moved, engine_for(moved, engine), dtype, where)
 
 
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 class Gradients:
     """What the loop calls in each round, and what the accountant needs to know about it.
 
@@ -249,10 +252,7 @@ class Gradients:
         step_size: float | None = None,
         weigh_nodes: str = "equal",
     ) -> None:
-        if weigh_nodes not in NODE_WEIGHTS:
-            raise InputError(
-                f"nodes weighed by {weigh_nodes!r:.40}", f"known: {', '.join(NODE_WEIGHTS)}", "choose one of them"
-            )
+        drawn.node_weights(weigh_nodes)  # refuses other words
         if drawn.nodes != len(job.shards.indices):
             raise InputError(
                 f"batches for {drawn.nodes} nodes", f"the task has {len(job.shards.indices)}", "use its shards"
@@ -273,6 +273,7 @@ class Gradients:
         self.local_steps, self.step_size, self.weigh_nodes = local_steps, step_size, weigh_nodes
         self.nodes = np.arange(drawn.nodes)
         self.nonfinite = 0
+        self._gathered: Tensor | None = None
 
     def hosted(self, nodes: NDArray[np.intp]) -> Gradients:
         """The gradients of some nodes alone, with their data alone: the same batches, by the same keys."""
@@ -284,6 +285,12 @@ class Gradients:
         """The same with batches that are drawn from this key."""
         return self._like(self.task, replace(self.batches, key=key), self.nodes)
 
+    def unweighed(self) -> Gradients:
+        """The same with nodes that count alike."""
+        found = self._like(self.task, self.batches, self.nodes)
+        found.weigh_nodes = "equal"
+        return found
+
     def _like(self, job: Task, drawn: Batches, nodes: NDArray[np.intp]) -> Gradients:
         found = Gradients(job, drawn, self.clipping, self.local_steps, self.step_size, self.weigh_nodes)
         found.nodes = nodes
@@ -291,9 +298,8 @@ class Gradients:
 
     @property
     def node_weights(self) -> NDArray[np.float64]:
-        """What each node multiplies its gradient with: a function of the numbers of records, which are public."""
-        sizes = self.batches.sizes
-        return np.ones(len(sizes)) if self.weigh_nodes == "equal" else sizes / sizes.mean()
+        """What each node multiplies its gradient with."""
+        return self.batches.node_weights(self.weigh_nodes)
 
     def __call__(self, round: int, points: Tensor) -> Tensor:
         """Every node's released gradient at its own point."""
@@ -306,38 +312,44 @@ class Gradients:
         """The same before nodes are weighed."""
         clip, engine = self.clipping, self.task.engine
         if clip.by_example:
-            return self._counted(self._gathered(round, points, lambda at, stack: engine.clipped(at, stack, clip)))
+            parts = [engine.clipped(points[nodes], stack, clip) for nodes, stack in self._stacks(round, points)]
+            return self._counted(Clipped(_joined([part.rows for part in parts]), sum(part.nonfinite for part in parts)))
         total = self._local(round, points)
         return total if clip.kind == "none" else self._counted(clip_rows(total, clip))
 
     def _local(self, round: int, points: Tensor) -> Tensor:
         """The sum of gradients along a node's own steps, which start from the round's point."""
-
-        def total(step: int, at: Tensor) -> Tensor:
-            return self._gathered(step, at, lambda some, stack: Clipped(self.task.engine.total(some, stack), 0)).rows
-
-        first = round * self.local_steps
-        found = total(first, points)
+        engine, first = self.task.engine, round * self.local_steps
+        found = _joined([engine.total(points[nodes], stack) for nodes, stack in self._stacks(first, points)])
+        at: Tensor | None = None
         for step in range(first + 1, first + self.local_steps):
             assert self.step_size is not None
-            found += total(step, torch.add(points, found, alpha=-self.step_size))
+            at = torch.add(points, found, alpha=-self.step_size, out=at)
+            for nodes, stack in self._stacks(step, points):
+                engine.add_total_(found[nodes], at[nodes], stack)
         return found
 
-    def _gathered(self, step: int, points: Tensor, act: Callable[[Tensor, Stack], Clipped]) -> Clipped:
-        """`act` on the batches of one step, so many nodes at a time that their inputs stay in the cache."""
+    def _stacks(self, step: int, points: Tensor) -> Iterator[tuple[slice, Stack]]:
+        """The batches of one step, of so many nodes at a time that their inputs stay in the cache.
+
+        A stack lasts until the next one is asked for: inputs are gathered into the same memory.
+        """
         drawn, divisors = self.batches.draw(step, self.nodes.tolist()), self.batches.divisors[self.nodes]
         at_once = max(1, GATHERED // (drawn.rows.shape[1] * self.task.inputs.shape[1]))
-        parts = []
         for nodes in chunks(len(points), at_once):
             rows, present, divisor = (
                 torch.from_numpy(part[nodes]).to(points.device) for part in (drawn.rows, drawn.present, divisors)
             )
-            weights = present / divisor.unsqueeze(1)
-            inputs = self.task.inputs.index_select(0, rows.flatten()).view(*rows.shape, -1)
-            parts.append(act(points[nodes], Stack(inputs, self.task.targets[rows], weights.to(points.dtype))))
-        if len(parts) == 1:
-            return parts[0]
-        return Clipped(torch.cat([part.rows for part in parts]), sum(part.nonfinite for part in parts))
+            weights = (present / divisor.unsqueeze(1)).to(points.dtype)
+            yield nodes, Stack(self._gather(rows), self.task.targets[rows], weights)
+
+    def _gather(self, rows: Tensor) -> Tensor:
+        """The inputs of these rows, in memory that is kept: new memory costs more than what is copied there."""
+        inputs, count = self.task.inputs, rows.numel()
+        if self._gathered is None or len(self._gathered) < count:
+            self._gathered = inputs.new_empty(count, inputs.shape[1])
+        found = torch.index_select(inputs, 0, rows.flatten(), out=self._gathered[:count])
+        return found.view(*rows.shape, -1)
 
     def _counted(self, clipped: Clipped) -> Tensor:
         self.nonfinite += clipped.nonfinite

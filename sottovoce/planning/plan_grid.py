@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from sottovoce.algorithms.registry import algorithm_spec
 from sottovoce.config import Document
 from sottovoce.core.files import write_text
 from sottovoce.core.topologies import metropolis
+from sottovoce.planning.asked_plan import DELTA, leak_by_distance, participation_of
 from sottovoce.planning.noise_accumulation import noise_in_models
 from sottovoce.privacy.accountant import account
 from sottovoce.privacy.gaussian_dp import mu_of
@@ -35,14 +35,8 @@ GRAPHS = ("ring:8", "ring:16", "torus:4x4", "hypercube:4", "complete:16")
 ALGORITHMS = ("dp-d-sgd", "mafalda")
 BATCHES = (1, 5, 20)
 ROUNDS = (20, 40, 60, 80, 100, 140, 200, 300)
-DELTA = 1e-5
 EPSILONS = tuple(float(f"{value:.4g}") for value in np.geomspace(0.01, 100.0, 121))
 DIGITS = 7
-
-
-def participation_of(rounds: int, batches: int) -> str:
-    """How one record takes part if every record is in one of so many batches, which take turns."""
-    return "every" if batches == 1 else f"{math.ceil(rounds / batches)}x{batches}"
 
 
 def plan_point(graph: str, algorithm: str, batches: int, rounds: int) -> Document:
@@ -68,12 +62,7 @@ def plan_point(graph: str, algorithm: str, batches: int, rounds: int) -> Documen
 def _by_distance(system: LinearSystem, scheme: str) -> list[float]:
     """The largest mu about nodes at one hop, two and so on, by the best proof for convex training that there is."""
     kind = Kind.CONVEX_TRAINING if system.correlation is None else Kind.ANY_TRAINING
-    seen = account(system, "node:0", adjacency="record", participation=scheme, convex=True, kinds=(kind,))
-    found: dict[int, float] = defaultdict(float)
-    for one in seen.guarantees:
-        assert one.distance is not None
-        found[one.distance] = max(found[one.distance], one.mu)
-    return [found[hops] for hops in sorted(found)]
+    return [one.mu for one in leak_by_distance(system, "node:0", scheme, (kind,)).values()]
 
 
 def plan_grid() -> Document:

@@ -84,7 +84,7 @@ class Question:
     part `every` round, `KxB`, or in batches that are drawn by chance: `poisson:SHARE`, `fixed:SIZE`. `weights` is what
     each algorithm needs unless given; `convex` says that local steps are non-expansive. With `final_models`, the
     adversary sees these models after the last round as well. `colluders` nodes may work together where algorithms have
-    secure sums.
+    secure sums. Nodes count alike in the average, or with `weigh_nodes="size"` by their records.
     """
 
     graph: Graph
@@ -100,6 +100,7 @@ class Question:
     weights: str | None = None
     convex: bool = False
     colluders: int = 1
+    weigh_nodes: str = "equal"
 
     def __post_init__(self) -> None:
         """Refuses what is wrong for every algorithm."""
@@ -123,7 +124,10 @@ class Question:
     def declared(self) -> DeclaredRecords:
         """The records of nodes, and how they take part."""
         records = self.records if isinstance(self.records, tuple) else (self.records,)
-        return declare_records(self.participation, nodes=self.graph.n, records=records, adjacency=self.adjacency)
+        return declare_records(
+            self.participation, nodes=self.graph.n, records=records, adjacency=self.adjacency,
+            weigh_nodes=self.weigh_nodes,
+        )  # fmt: skip
 
     @property
     def sensitivity(self) -> PerNode:
@@ -197,6 +201,18 @@ class Entry:
 def noise_text(square: float | None) -> str:
     """The root of an expected squared distance, for reading."""
     return "not predicted" if square is None else f"{math.sqrt(square):.4g}"
+
+
+class PlannedSystem(NamedTuple):
+    """An algorithm that meets the target, and what it sends at that sigma."""
+
+    entry: Entry
+    system: LinearSystem
+
+    @property
+    def error(self) -> float:
+        """Of a node's model; infinite where it is not predicted."""
+        return math.inf if self.entry.error_node is None else self.entry.error_node
 
 
 class Refused(NamedTuple):
@@ -304,7 +320,7 @@ def plan(question: Question, progress: Progress | None = None, found: Callable[[
     check_cost(f"a plan of {question.rounds:,} rounds for {len(every)} algorithms", rounds, "take fewer rounds")
     for number, one in enumerate(every):
         try:
-            ranked.append(_best(question, one))
+            ranked.append(_best(question, one).entry)
             if found is not None:
                 found(ranked[-1])
         except (InputError, Unaccountable) as error:
@@ -315,12 +331,12 @@ def plan(question: Question, progress: Progress | None = None, found: Callable[[
     return Plan(question, tuple(ranked), tuple(refused))
 
 
-def plan_one(question: Question, algorithm: str) -> Entry:
+def plan_one(question: Question, algorithm: str) -> PlannedSystem:
     """One algorithm with its own settings at the sigma that meets the target."""
     return _best(question, _Candidate(algorithm))
 
 
-def _best(question: Question, one: _Candidate) -> Entry:
+def _best(question: Question, one: _Candidate) -> PlannedSystem:
     """The algorithm at the sigma that meets the target; of several sizes of secrets the one that does best."""
     spec = one.spec
     if not spec.adds_noise:
@@ -342,24 +358,24 @@ def _best(question: Question, one: _Candidate) -> Entry:
     if not spec.shares_noise:
         return _entry(question, one, lambda sigma: spec.build_at(sigma, given))
     tried = [_entry(question, one, _with_secrets(spec, given, times), secrets=times) for times in PAIRED]
-    return min(tried, key=lambda entry: entry.error_node or math.inf)
+    return min(tried, key=lambda found: found.error)
 
 
-def _best_batches(question: Question, one: _Candidate) -> Entry:
+def _best_batches(question: Question, one: _Candidate) -> PlannedSystem:
     """Poisson batches dealt into parts, for an algorithm that correlates noise: the number of parts with least error.
 
     More parts are tried until error rises twice. The entry names the batches.
     """
     assert question.share is not None
-    entries: list[Entry] = []
+    tried: list[PlannedSystem] = []
     for parts in numbers_of_parts(question.share, min(question.rounds, *question.declared.records)):
         batches = f"{SAMPLED}:{min(1.0, parts * question.share)!r}x{parts}"
-        found = _best(replace(question, participation=batches), one)
-        entries.append(replace(found, settings={**found.settings, "batches": batches}))
-        errors = [entry.error_node or math.inf for entry in entries]
+        entry, system = _best(replace(question, participation=batches), one)
+        tried.append(PlannedSystem(replace(entry, settings={**entry.settings, "batches": batches}), system))
+        errors = [found.error for found in tried]
         if len(errors) > 2 and errors[-3] <= errors[-2] <= errors[-1]:
             break
-    return min(entries, key=lambda entry: entry.error_node or math.inf)
+    return min(tried, key=lambda found: found.error)
 
 
 def _with_secrets(
@@ -370,7 +386,7 @@ def _with_secrets(
 
 def _entry(
     question: Question, one: _Candidate, build: Callable[[float], Algorithm], secrets: float | None = None
-) -> Entry:
+) -> PlannedSystem:
     built = build(1.0)
     weights = weights_for(built.requires, question.weights)
     net = question.topology(weights)
@@ -385,12 +401,14 @@ def _entry(
     sigma, found = unsampled
     assert found.headline is not None
     ready = build(sigma) if chance is None else with_sigma(built, chance.sigma)
-    average, node, why = _predicted(question, ready, found.system if chance is None else chance.system)
-    return Entry(
+    system = found.system if chance is None else chance.system
+    average, node, why = _predicted(question, ready, system)
+    entry = Entry(
         one.name, {**one.settings, **paired}, weights, sigma if chance is None else chance.sigma, found.headline,
         None if chance is None else chance.figure, found.coverage,
         average, node, why, _bytes_per_node(question, ready, net),
     )  # fmt: skip
+    return PlannedSystem(entry, system)
 
 
 def _by_chance(question: Question, reference: LinearSystem, unsampled: Calibrated) -> SampledCalibration | None:

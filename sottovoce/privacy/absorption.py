@@ -61,7 +61,7 @@ class Coupling:
 def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
     """The rounds of a system as the coupling sees them; refuses what the bound is not proven for."""
     if view.kind is not ViewKind.COALITION:
-        raise Unaccountable(f"it bounds what single nodes learn from a part of the messages, and this view is {view}")
+        raise Unaccountable(f"it bounds what single nodes and coalitions learn, and the view is {view}")
     if system.correlation is not None:
         raise Unaccountable(
             f"{system.algorithm.name}: noise that is correlated over rounds is not fresh, so it cannot absorb a "
@@ -75,7 +75,7 @@ def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
 def rounding_is_bounded(system: LinearSystem) -> bool:
     """Whether `rounding_cost` is proven: one gossip step of single messages on a grid, with weights that sum to 1."""
     algorithm = system.algorithm
-    plain = algorithm.exact_noise and algorithm.gossip_steps == 1 and not algorithm.secure_sum
+    plain = algorithm.exact_noise is True and algorithm.gossip_steps == 1 and not algorithm.secure_sum
     return plain and all(mixing.row_stochastic for step in dict.fromkeys(system.steps) for mixing in step.mixings)
 
 

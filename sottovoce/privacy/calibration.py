@@ -36,7 +36,7 @@ MARGIN = 1e-12
 def with_sigma(algorithm: Algorithm, sigma: PerNode) -> Algorithm:
     """The same algorithm at another noise size; without noise there is none that could be exact."""
     noise: Noise = algorithm.noise.with_sigma(sigma)
-    exact = algorithm.exact_noise and bool(np.all(np.asarray(sigma) > 0))
+    exact = algorithm.exact_noise if np.all(np.asarray(sigma) > 0) else False
     return replace(algorithm, noise=noise, exact_noise=exact)  # type: ignore[type-var]
 
 
@@ -125,7 +125,7 @@ def accounts_at(
             return known[view]
         noise = noise_at(sigma)
         system = trace_with_noise(reference, noise)
-        in_steps = sums_over_all(reference.algorithm) and reference.algorithm.exact_noise
+        in_steps = sums_over_all(reference.algorithm) and bool(reference.algorithm.exact_noise)
         factor = common_factor(reference, noise) if view in known and not in_steps else None
         return account(system, view, **settings) if factor is None else known[view].with_noise_times(factor, system)
 

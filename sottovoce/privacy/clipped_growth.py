@@ -5,10 +5,12 @@ victim's last differences may then be absorbed there for less. With noise alike 
 stepping, each difference that arrives has drifted by more than what its victim could have absorbed, so that nothing is
 below the figure of the gradients that reach the view.
 
-Shapes: V victims, T rounds, N nodes.
+Shapes: V victims, T rounds, N nodes, P patterns of participation, C cases: a pattern and a number of last rounds.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,9 @@ LATE = 24
 AT_ONCE = 4e6
 """Differences, of nodes and victims, up to which this bound is tried: it takes hundreds of passes over them."""
 
+COLUMNS = 2e5
+"""About so many differences are followed at once."""
+
 
 def may_gain(rounds: tuple[Coupling, ...], victims: int, growth: float) -> bool:
     """Whether the bound can be below that of the gradients that reach the view, and is affordable."""
@@ -42,15 +47,24 @@ def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: P
     difference of two clipped gradients, 2 Clip, in units of the largest sensitivity. Whatever reaches a heard node is
     absorbed there. Sound for neural networks too.
     """
-    costs = []
-    for pattern in scheme.patterns(len(rounds)):
-        part = np.zeros(len(rounds), dtype=bool)
+    T, patterns = len(rounds), scheme.patterns(len(rounds))
+    parts_PT = np.zeros((len(patterns), T), dtype=bool)
+    for part, pattern in zip(parts_PT, patterns, strict=True):
         part[pattern] = True
-        at_once = _absorbed_at_once(rounds, victims, part)
-        ends = {*range(min(LATE, len(rounds))), len(rounds)}
-        options = [at_once[len(rounds) - late] + _late(rounds, victims, part, late, growth) for late in ends]
-        costs.append(np.min(options, axis=0))
-    return np.max(costs, axis=0)
+    saved_PTV = np.array([_absorbed_at_once(rounds, victims, part) for part in parts_PT])
+    best_PV = np.full((len(patterns), len(victims)), np.inf)
+    tried = [(late, number) for late in (*range(min(LATE, T)), T) for number in range(len(patterns))]
+    for some in _groups(tried, max(1, int(COLUMNS / (len(rounds[0].fresh) * len(victims)))), T):
+        late, number = (np.array(values) for values in zip(*some, strict=True))
+        cost_CV = saved_PTV[number, T - late] + _late(rounds, victims, parts_PT[number], T - late, growth)
+        np.minimum.at(best_PV, number, cost_CV)
+    return np.asarray(best_PV.max(axis=0))
+
+
+def _groups(tried: list[tuple[int, int]], size: int, T: int) -> Iterator[list[tuple[int, int]]]:
+    """Cases that are computed together: so many, and those of all rounds apart from those of the last ones."""
+    for cases in ([case for case in tried if case[0] < T], [case for case in tried if case[0] == T]):
+        yield from (cases[first : first + size] for first in range(0, len(cases), size))
 
 
 def _absorbed_at_once(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_]) -> Array:
@@ -66,26 +80,27 @@ def _absorbed_at_once(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], p
 
 
 def _late(
-    rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part: NDArray[np.bool_], late: int, growth: float
+    rounds: tuple[Coupling, ...], victims: NDArray[np.intp], part_CT: NDArray[np.bool_], first_C: Array, growth: float
 ) -> Array:
-    """What the last rounds cost, in which nobody absorbs but those who are heard; nothing has travelled before."""
-    cost = np.zeros(len(victims))
-    first = len(rounds) - late
-    p = np.zeros((len(rounds[0].fresh), len(victims)))
-    for t, coupling in enumerate(rounds[first:], start=first):
+    """What the rounds from `first` on cost, in which nobody absorbs but those who are heard, C x V.
+
+    Nothing has travelled before. Cases are columns beside each other, and do not meet.
+    """
+    N, V, C = len(rounds[0].fresh), len(victims), len(first_C)
+    cost, p = np.zeros(C * V), np.zeros((N, C * V))
+    for t, coupling in enumerate(rounds[first_C.min() :], start=first_C.min()):
         drift = (p > 0) & coupling.takes[:, None]
-        impulse = _impulse(coupling, victims, bool(part[t]))
-        p = p + np.maximum(impulse, growth * drift)
+        p = p + np.maximum(_impulse(coupling, victims, part_CT[:, t] & (first_C <= t)), growth * drift)
         absorbed = np.where(coupling.must_absorb[:, None], p, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
         cost = cost + (share**2).sum(axis=0)
         p = coupling.transfer @ (p - absorbed)
-    return cost
+    return cost.reshape(C, V)
 
 
-def _impulse(coupling: Coupling, victims: NDArray[np.intp], takes_part: bool) -> Array:
-    out = np.zeros((len(coupling.fresh), len(victims)))
-    if takes_part:
-        out[victims, np.arange(len(victims))] = coupling.jump[victims]
-    return out
+def _impulse(coupling: Coupling, victims: NDArray[np.intp], takes_part_C: NDArray[np.bool_]) -> Array:
+    """The victims' own changes, N x CV, in the cases in which they take part."""
+    out = np.zeros((len(coupling.fresh), len(takes_part_C), len(victims)))
+    out[victims, :, np.arange(len(victims))] = np.where(takes_part_C, coupling.jump[victims][:, None], 0.0)
+    return out.reshape(len(out), -1)

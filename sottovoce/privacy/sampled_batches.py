@@ -77,7 +77,7 @@ def sampled_figure(system: LinearSystem, view: View, nodes: SampledNodes, delta:
     assumptions = [AssumptionKind.SAMPLED_BATCHES.of(changed=CHANGED_RECORD[nodes.change])]
     if lacks_secrets(view, system):
         assumptions.append(AssumptionKind.NO_SHARED_SECRETS.of())
-    assumptions.append(rounding(system, covered=system.algorithm.exact_noise))  # it counts on noisy gradients alone
+    assumptions.append(rounding(system, covered=bool(system.algorithm.exact_noise)))  # noisy gradients alone
     return PrivacyFigure(
         view=view, change=nodes.change, victim=None, distance=None, kind=Kind.ANY_TRAINING, mu=None, epsilon=epsilon,
         proven_for_training=TrainingProof.PROVEN, assumptions=tuple(assumptions),

@@ -39,12 +39,19 @@ most of the cost."""
 
 def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int, gap: float = GAP) -> NDArray[np.float64]:
     """mu^2 of each victim: the largest over patterns of the semidefinite value, as a sound upper bound."""
-    patterns = scheme.patterns(rounds)
+    alike: dict[int, list[NDArray[np.intp]]] = {}
+    for pattern in scheme.patterns(rounds):
+        alike.setdefault(len(pattern), []).append(pattern)
     size = max(1, int(AT_ONCE / rounds**2))
     some = [slice(first, first + size) for first in range(0, len(M_VTT), size)]
 
     def largest(group: slice) -> NDArray[np.float64]:
-        return np.max([bound(M_VTT[group][:, pattern[:, None], pattern], gap) for pattern in patterns], axis=0)
+        held = M_VTT[group]
+        found = []
+        for some in alike.values():
+            stacked = np.concatenate([held[:, pattern[:, None], pattern] for pattern in some])
+            found.append(bound(stacked, len(some), gap).reshape(len(some), -1).max(axis=0))
+        return np.max(found, axis=0)
 
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
         found = np.concatenate([np.zeros(0), *pool.map(largest, some)])
@@ -66,18 +73,21 @@ def absolute_sum(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.abs(M_VTT).sum(axis=(1, 2))
 
 
-def bound(M_VTT: NDArray[np.float64], gap: float = GAP) -> NDArray[np.float64]:
-    """The semidefinite value of each matrix, from above, within the gap."""
+def bound(M_VTT: NDArray[np.float64], patterns: int = 1, gap: float = GAP) -> NDArray[np.float64]:
+    """The semidefinite value of each matrix, from above, within the gap. Matrices of one pattern follow each other."""
     M_VTT = (M_VTT + M_VTT.transpose(0, 2, 1)) / 2
     quick, plain = absolute_sum(M_VTT), M_VTT.sum(axis=(1, 2))
     out = quick.copy()
     loose = np.flatnonzero(quick - plain > gap * quick)
     if loose.size:
-        out[loose] = np.minimum(quick[loose], dual_bound(M_VTT[loose], gap))
+        pattern = loose // (len(M_VTT) // patterns)
+        out[loose] = np.minimum(quick[loose], dual_bound(M_VTT[loose], gap, pattern))
     return out
 
 
-def dual_bound(M_VTT: NDArray[np.float64], gap: float = GAP) -> NDArray[np.float64]:
+def dual_bound(
+    M_VTT: NDArray[np.float64], gap: float = GAP, pattern: NDArray[np.intp] | None = None
+) -> NDArray[np.float64]:
     """`sum y` with `diag(y) - M` psd, y from the stationary point of an ascent.
 
     Unit vectors v_t maximise `f = sum M[s,t] <v_s, v_t>`. M is psd, so f is convex and moving every v_t along
@@ -90,7 +100,7 @@ def dual_bound(M_VTT: NDArray[np.float64], gap: float = GAP) -> NDArray[np.float
     best = absolute_sum(M_VTT)
     signs_VT = _signs(M_VTT)
     open_ = _certify(M_VTT, np.arange(V), signs_VT[:, :, None], best, gap)
-    v_VTK = 0.3 * np.random.default_rng(0).standard_normal((len(open_), T, min(T, DIMENSIONS)))
+    v_VTK = 0.3 * _starts(np.zeros(V, dtype=np.intp)[open_] if pattern is None else pattern[open_], T)
     v_VTK = _unit(v_VTK + signs_VT[open_][:, :, None])
     before_VTK, still_VTT = v_VTK, M_VTT[open_]
     for step in range(STEPS):
@@ -106,6 +116,13 @@ def dual_bound(M_VTT: NDArray[np.float64], gap: float = GAP) -> NDArray[np.float
     for v, vectors in zip(open_, v_VTK, strict=True):
         best[v] = min(best[v], _feasible(M_VTT[v], np.einsum("tk,tk->t", M_VTT[v] @ vectors, vectors)))
     return best
+
+
+def _starts(pattern: NDArray[np.intp], T: int) -> NDArray[np.float64]:
+    """Where ascents begin; the matrices of each pattern, which follow each other, begin alike."""
+    counts = np.unique(pattern, return_counts=True)[1]
+    draws = [np.random.default_rng(0).standard_normal((count, T, min(T, DIMENSIONS))) for count in counts]
+    return np.concatenate([np.zeros((0, T, min(T, DIMENSIONS))), *draws])
 
 
 def _signs(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -75,16 +75,21 @@ def page(runs: Sequence[RunDocuments], title: str | None = None, *, left_out: in
     """The page as text. It says how many unfinished runs were left out."""
     about = runs[0].experiment.about.title if len({run.experiment.about.title for run in runs}) == 1 else ""
     named = title or about or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared")
+    data = {"left_out": left_out, **document(runs, named)}
+    return filled_page("page.html", named, data, [_attack_captions(), *(asset(name) for name in SCRIPTS)])
+
+
+def filled_page(template: str, title: str, data: Document, scripts: Sequence[str]) -> str:
+    """A page with its title, the style of all pages, data and scripts in their places."""
     parts = {
-        "title": html.escape(named),
-        "css": _asset("page.css"),
-        "data": _inside_script({"left_out": left_out, **document(runs, named)}),
-        "script": "\n".join([_attack_captions(), *(_asset(name) for name in SCRIPTS)]),
-    }
-    return re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], _asset("page.html"))
+        "title": html.escape(title), "css": asset("page.css"), "data": _inside_script(data),
+        "script": "\n".join(scripts),
+    }  # fmt: skip
+    return re.sub(r"<!--(\w+)-->", lambda found: parts[found[1]], asset(template))
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A template, style, script or table that pages carry."""
     return files("sottovoce.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
@@ -122,7 +127,7 @@ def document(runs: Sequence[RunDocuments], title: str) -> Document:
         ],
         "series": [_average(runs, members) for members in series],
         "pictures": _pictures(runs),
-        "plans": json.loads(_asset("plans.json")),
+        "plans": json.loads(asset("plans.json")),
     }
 
 

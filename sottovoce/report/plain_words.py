@@ -22,8 +22,8 @@ COIN = "Somebody who tosses a coin is right 50 % of the time."
 NO_CONTACT = 'Nobody is named. The run file, or the agreement of a federation, can: contact = "..." under [about].'
 NO_BASELINES = "What it would be without noise, or for each alone, was not computed: sotto run --baselines does it."
 ALONE_AT_A_MEMBER = (
-    "What it would be without noise, or for each member alone, nobody can compute who lacks the others' rows: simulate "
-    "the agreement with data that may be seen, by sotto run --baselines."
+    "What this member would reach by itself was not computed: sotto peer join --baselines does it, at home. What all "
+    "would reach without noise, nobody can compute who lacks the others' rows."
 )
 MOST_NOT_COVERED = 5
 TASKS = {"accuracy": "the share of rows that are classified rightly", "rmse": "the root of the mean squared error"}
@@ -131,6 +131,9 @@ def _cost_of_noise(run: RunDocuments, without_noise: RunDocuments | None) -> lis
     if run.privacy.headline is not None and math.isinf(run.privacy.headline.epsilon):
         return [measured, "No noise was added, so it cost nothing and protects nobody."]
     found = run.baselines
+    if found is not None and found["without_noise"] is None:
+        alone = found["alone"]["mean"]
+        return [measured, f"This member by itself, with neither noise nor the others, reaches {alone:.3f}."]
     if found is not None:
         alone = "{mean:.3f} ({min:.3f} to {max:.3f})".format(**found["alone"])
         return [

@@ -22,6 +22,7 @@ from sottovoce.run.sweep import last_word
 from sottovoce.run.sweep_results import LESS_IS_BETTER, FinishedSweepRun, SweepRow, sweep_rows
 
 HEADINGS = ("run", "seeds", "average model", "nodes, mean", "nodes, worst", "test loss", "epsilon", "MB sent")
+ENDS = ("mean", "min", "max")
 CHANGES = {"replace": "replaced by another", "zero-out": "made to count as nothing"}
 OVER = {"rounds": lambda line: line["round"], "megabytes sent": lambda line: line["bytes"] / 1e6}
 
@@ -63,7 +64,26 @@ def markdown(
         parts += ["Tuned for the mean over nodes, the same values are best.", ""]
     elif for_nodes:
         parts += ["Tuned for the mean over nodes instead:", "", *table(for_nodes), ""]
-    return "\n".join([*parts, *embedded(figures)])
+    return "\n".join([*parts, *baseline_table(rows), *embedded(figures)])
+
+
+def baseline_table(rows: Sequence[SweepRow]) -> list[str]:
+    """The same training without noise, and by each node alone, in the mean over seeds, where it was computed."""
+    heads = ("run", "average model, without noise", "nodes, mean, without noise", "each node alone, mean", "min", "max")
+    lines = []
+    for row in rows:
+        found = [run.baselines for run in row.runs if run.baselines is not None]
+        if found:
+            picked = [(one["without_noise"]["average"], one["without_noise"]["mean"], *map(one["alone"].get, ENDS))
+                      for one in found]  # fmt: skip
+            lines.append("| " + " | ".join([row.label, *(f"{value:.4f}" for value in np.mean(picked, axis=0))]) + " |")
+    if not lines:
+        return []
+    return [
+        "What noise costs and joining buys: the same training without noise, and by each node alone, after the last "
+        "round, in the mean over seeds. It is computed from the rows, and no epsilon covers it.",
+        "", "| " + " | ".join(heads) + " |", "|" + "---|" * len(heads), *lines, "",
+    ]  # fmt: skip
 
 
 def embedded(figures: Sequence[Figure]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Finished runs as TensorBoard and MLflow read them, in local files: the extra `track`.
+"""Runs as TensorBoard and MLflow read them, in local files: the extra `track`.
 
 Both get what `metrics.jsonl`, `config.json` and `privacy.json` say, and nothing else: what may be handed on.
 """
@@ -11,10 +11,13 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Protocol
 
-from sottovoce.config import Document
+from sottovoce.config import Document, Experiment, parse_experiment
 from sottovoce.core.extras import require_extra
 from sottovoce.errors import InputError
+from sottovoce.run.layout import RunFiles
+from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments
 
 
@@ -23,6 +26,10 @@ class Tracker(StrEnum):
 
     TENSORBOARD = "tensorboard"
     MLFLOW = "mlflow"
+
+
+PLACES = {Tracker.TENSORBOARD: "tensorboard", Tracker.MLFLOW: "mlruns"}
+"""The folder that each program is shown, below that of runs."""
 
 
 def parse_tracker(word: str) -> Tracker:
@@ -38,58 +45,138 @@ def track(runs: Sequence[RunDocuments], trackers: Sequence[Tracker], out: Path) 
 
     Runs of the same name that were written before are replaced.
     """
-    writers = {Tracker.TENSORBOARD: write_tensorboard, Tracker.MLFLOW: write_mlflow}
-    return [writers[one](runs, out) for one in trackers]
-
-
-def write_tensorboard(runs: Sequence[RunDocuments], out: Path) -> Path:
-    """Event files, in a folder for each run: `tensorboard --logdir OUT/tensorboard` shows them."""
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-    place = out / "tensorboard"
     for run in runs:
-        folder = place / run.name
+        for tracker in trackers:
+            written = _begun(tracker, run.experiment, run.privacy, out)
+            written.add(run.lines)
+            written.close()
+    return places_of(trackers, out)
+
+
+def places_of(trackers: Sequence[Tracker], out: Path) -> list[Path]:
+    """Where each program looks for runs below a folder."""
+    return [out / PLACES[tracker] for tracker in trackers]
+
+
+class LiveTracking:
+    """A run that is written for each program as its metrics grow: to be called after each round.
+
+    A run that goes on is written anew from its first line.
+    """
+
+    def __init__(self, folder: Path, trackers: Sequence[Tracker], out: Path) -> None:
+        self._files, self._trackers, self._out = RunFiles(folder), trackers, out
+        self._written: list[TrackedRun] = []
+        self._size = 0
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was written."""
+        return bool(self._written)
+
+    def __call__(self, done: int, total: int) -> None:
+        """Write what was measured since."""
+        size = self._files.metrics.stat().st_size if self._files.metrics.exists() else 0
+        if size == self._size:
+            return
+        lines = [self._files.last_line()] if self._written else self._files.lines()
+        if not self._written:
+            self._written = list(self._begin())
+        for run in self._written:
+            run.add(lines)
+        self._size = size
+
+    def close(self, *, finished: bool) -> None:
+        """Nothing more comes."""
+        for run in self._written:
+            run.close(finished=finished)
+
+    def _begin(self) -> Iterator[TrackedRun]:
+        files = self._files
+        experiment = parse_experiment(files.document(files.config) or {}, str(files.config))
+        privacy = PrivacyDocument.read(files.document(files.privacy) or {})
+        return (_begun(tracker, experiment, privacy, self._out) for tracker in self._trackers)
+
+
+class TrackedRun(Protocol):
+    """A run as one program reads it."""
+
+    def add(self, lines: Sequence[Document]) -> None:
+        """What was measured, one line after the other; readers see it at once."""
+
+    def close(self, *, finished: bool = True) -> None:
+        """Nothing more comes: the run is finished, or was stopped."""
+
+
+def _begun(tracker: Tracker, experiment: Experiment, privacy: PrivacyDocument, out: Path) -> TrackedRun:
+    place = out / PLACES[tracker]
+    if tracker is Tracker.TENSORBOARD:
+        return TensorBoardRun(place / experiment.name)
+    return MlflowRun(place, experiment, privacy)
+
+
+class TensorBoardRun:
+    """Event files, in a folder for each run: `tensorboard --logdir OUT/tensorboard` shows them."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
         shutil.rmtree(folder, ignore_errors=True)
-        writer = EventFileWriter(str(folder))
-        for line in run.lines:
+        self._writer = EventFileWriter(str(folder))
+
+    def add(self, lines: Sequence[Document]) -> None:
+        """One event for each line."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        for line in lines:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in figures_of(line)]
             seconds = float(line.get("seconds", 0.0))
-            writer.add_event(Event(wall_time=seconds, step=line["round"], summary=Summary(value=values)))
-        writer.close()
-    return place
+            self._writer.add_event(Event(wall_time=seconds, step=line["round"], summary=Summary(value=values)))
+        self._writer.flush()
+
+    def close(self, *, finished: bool = True) -> None:
+        """Event files do not say whether a run has ended."""
+        self._writer.close()
 
 
-def write_mlflow(runs: Sequence[RunDocuments], out: Path) -> Path:
+class MlflowRun:
     """MLflow's own files: an experiment for each sweep or single run, with metrics, settings and the headline.
 
     Sottovoce writes the file format, which MLflow has in maintenance: `MLFLOW_ALLOW_FILE_STORE=true mlflow ui
     --backend-store-uri OUT/mlruns` shows it, and `mlflow migrate-filestore` takes it into a database.
     """
-    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from mlflow.entities import Metric, Param, RunTag
-    from mlflow.tracking import MlflowClient
 
-    place = out / "mlruns"
-    client = MlflowClient(tracking_uri=place.resolve().as_uri())
-    for run in runs:
-        group, _, label = run.name.rpartition("/")
-        found = client.get_experiment_by_name(group or label)
-        experiment = client.create_experiment(group or label) if found is None else found.experiment_id
-        for before in client.search_runs([experiment], filter_string=f"tags.sottovoce = '{run.name}'"):
-            client.delete_run(before.info.run_id)
-        begun = client.create_run(experiment, run_name=label, tags={"sottovoce": run.name}).info.run_id
+    def __init__(self, place: Path, experiment: Experiment, privacy: PrivacyDocument) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        from mlflow.entities import Param, RunTag
+        from mlflow.tracking import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=place.resolve().as_uri())
+        group, _, label = experiment.name.rpartition("/")
+        found = self._client.get_experiment_by_name(group or label)
+        number = self._client.create_experiment(group or label) if found is None else found.experiment_id
+        for before in self._client.search_runs([number], filter_string=f"tags.sottovoce = '{experiment.name}'"):
+            self._client.delete_run(before.info.run_id)
+        self._run = self._client.create_run(number, run_name=label, tags={"sottovoce": experiment.name}).info.run_id
+        settings = [Param(key, text[:6000]) for key, text in _settings(experiment)]
+        self._client.log_batch(self._run, params=settings, tags=[RunTag("guarantee", _headline(privacy))])
+
+    def add(self, lines: Sequence[Document]) -> None:
+        """The figures of each line."""
+        from mlflow.entities import Metric
+
         metrics = [
             Metric(_allowed(name), value, int(1000 * line.get("seconds", 0.0)), line["round"])
-            for line in run.lines
+            for line in lines
             for name, value in figures_of(line)
         ]
-        settings = [Param(key, text[:6000]) for key, text in _settings(run)]
-        client.log_batch(begun, metrics=metrics, params=settings, tags=[RunTag("guarantee", _headline(run))])
-        client.set_terminated(begun)
-    return place
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self, *, finished: bool = True) -> None:
+        """The run has ended."""
+        self._client.set_terminated(self._run, status="FINISHED" if finished else "KILLED")
 
 
 def figures_of(line: Document, prefix: str = "") -> Iterator[tuple[str, float]]:
@@ -101,9 +188,9 @@ def figures_of(line: Document, prefix: str = "") -> Iterator[tuple[str, float]]:
             yield f"{prefix}{key}", float(value)
 
 
-def _settings(run: RunDocuments) -> Iterator[tuple[str, str]]:
+def _settings(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """All settings by their dotted keys, as `--set` takes them."""
-    for section, value in run.experiment.document().items():
+    for section, value in experiment.document().items():
         if isinstance(value, Mapping):
             yield from ((f"{section}.{key}", _text(inner)) for key, inner in value.items() if inner not in (None, ""))
         elif value is not None and section != "noise_key":
@@ -114,9 +201,8 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _headline(run: RunDocuments) -> str:
-    headline = run.privacy.headline
-    return "none is proven" if headline is None else json.dumps(headline.document())
+def _headline(privacy: PrivacyDocument) -> str:
+    return "none is proven" if privacy.headline is None else json.dumps(privacy.headline.document())
 
 
 def _allowed(name: str) -> str:

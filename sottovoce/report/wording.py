@@ -47,7 +47,8 @@ ROUNDING = (
 )
 ROUNDING_OF_SOME = (
     "Rounding, in figures for single nodes that are below the figure for everyone: they count on noise of several "
-    "nodes that adds up, and the last bits of floating-point numbers can undo that."
+    "nodes that adds up, and the last bits of floating-point numbers can undo that. For convex training "
+    'privacy.exact_noise = "fine" covers it.'
 )
 SINGLE_NODES = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
 WITHOUT_MODELS = (
@@ -193,6 +194,10 @@ def baseline_rows(baselines: Document | None) -> dict[str, str]:
     if baselines is None:
         return {}
     metric, together = baselines["metric"], baselines["without_noise"]
+    if together is None:
+        return {
+            f"{metric} of this member alone": f"{baselines['alone']['mean']:.4f} on its own held-out rows, no noise"
+        }
     return {
         f"{metric} without noise": f"{together['average']:.4f} of the average model, {_nodes_text(together)} of nodes",
         f"{metric} of each node alone": f"{_nodes_text(baselines['alone'])}, without noise and without the others",

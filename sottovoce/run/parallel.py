@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from sottovoce.config import Document, Experiment
 from sottovoce.core.limits import limits_are_lifted, limits_lifted
-from sottovoce.core.own_code import code_folder, code_from
+from sottovoce.core.own_code import code_folder, code_from, raised_in_own_code
 from sottovoce.core.processes import STOPPING_SIGNALS, end_with_parent, signals_blocked, unblock_signals
 from sottovoce.core.threads import WORKERS
 from sottovoce.errors import Diverged, SottovoceError
@@ -168,6 +168,8 @@ def _work(connection: Connection, act: Callable[[Any], object], lifted: bool, co
         try:
             with stop.heeded(), limits_lifted(lifted), code_from(code):
                 return act(item), None
+        except Exception as error:
+            return None, raised_in_own_code(error) or error  # here, since its traceback does not travel
         except BaseException as error:
             return None, error
 

@@ -18,7 +18,7 @@ def planned_question(experiment: Experiment, data: Path | None = None, epsilon: 
     """The question whose answer says which algorithm suits a run; `epsilon` where its settings have no target.
 
     Of the rows only their numbers are used, which are public. Gradients are clipped per example to norm one, as in
-    every plan, and every node counts alike.
+    every plan.
     """
     target = experiment.privacy.epsilon if epsilon is None else epsilon
     if target is None:
@@ -36,7 +36,7 @@ def planned_question(experiment: Experiment, data: Path | None = None, epsilon: 
         records=tuple(len(rows) for rows in found.shards.indices), view=privacy.view,
         final_models=privacy.and_final_models, adjacency=privacy.adjacency,
         participation=_participation(training.batch), weights=experiment.topology.weights,
-        colluders=privacy.colluders or 1,
+        colluders=privacy.colluders or 1, weigh_nodes=training.weigh_nodes,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from sottovoce.config import Experiment
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.grid import grid_step
+from sottovoce.core.fine_grid import released_step
 from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
@@ -228,7 +228,7 @@ class PrivacyReport:
             "participation": str(run.participation),
             "delta": self.delta,
             "headline": None if self.headline is None else self.headline.document(),
-            "grid_step": grid_step(run.algorithm, run.topology.at(0)) if run.algorithm.exact_noise else None,
+            "grid_step": released_step(run.algorithm, run.topology.at(0)),
             "not_covered": [one.value for one in NotCovered],
             "covers": None if self.coverage is None else self.coverage.document(),
             "and_final_models": self.final_models.value,

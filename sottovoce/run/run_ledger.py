@@ -154,7 +154,7 @@ def _require_ahead(path: Path, name: str, recorded: int | None, played: int) -> 
     if recorded is None or recorded < played:
         known = "does not have it" if recorded is None else f"has recorded {recorded}"
         raise InputError(
-            f"{path}: run {name} began in a ledger and has played {played} rounds, but this ledger has {known}",
+            f"{path}: run {name} began in a ledger and has played {played} rounds, but this one {known}",
             "rounds are recorded before they are played, so it is another ledger, or an older copy of it",
             "name the one in which the run began; if that is lost, count its whole budget as spent",
         )  # fmt: skip

@@ -18,11 +18,12 @@ METRICS = ("accuracy", *LESS_IS_BETTER)
 
 @dataclass(frozen=True)
 class FinishedSweepRun:
-    """A run of a sweep with its result and its lines of metrics."""
+    """A run of a sweep with its result and its lines of metrics, and with baselines where they were computed."""
 
     run: SweepRun
     result: Document
     lines: Sequence[Document]
+    baselines: Document | None = None
 
     @property
     def diverged(self) -> bool:

@@ -77,6 +77,10 @@ class LinearRows:
         """Linear forms have one precision."""
         return self
 
+    def mapped(self, function: Callable[[Reals], Reals]) -> LinearRows:
+        """Rounding is a function of them."""
+        return self
+
     def taken(self, index: NDArray[np.intp]) -> LinearRows:
         """The rows of some nodes."""
         return LinearRows(self.matrix[index])

@@ -22,7 +22,7 @@ Columns of A: (round, node). Columns of B: sources, in the order they are first 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -88,19 +88,24 @@ def trace(
     known: _Known | None = None
     for round in range(rounds):
         now = _Known.of(loop_state, topology, algorithm, round)
-        if known is not None and now.same_as(known):
-            steps.append(steps[-1])
-            continue
-        known = now
-        step, loop_state = _trace_round(algorithm, topology, loop_state, _Basis(topology.n, seed, coordinate), round)
-        steps.append(step)
-    if len(steps) > 1 and steps[-1] is steps[-2]:
+        repeats = known is not None and now.same_as(known)
+        if not repeats:
+            known, feed = now, _WithCompressed(topology.n, seed, coordinate)
+            step, loop_state = _trace_round(algorithm, topology, loop_state, feed, round)
+        steps.append(feed.with_kept(step, round))
+    if repeats:
         again = _trace_round(algorithm, topology, loop_state, _Quiet(topology.n, seed, coordinate), rounds - 1)[0]
-        if not _same(again.state_out, steps[-1].state_out.tocsc()[:, : again.state_out.shape[1]]):
+        if not _same(again.state_out, _without_noise(step)):
             raise Unaccountable(
                 f"{algorithm.name} changes from round to round outside of its state; keep its memory in its state"
             )
     return LinearSystem(topology.n, tuple(steps), algorithm.noise.correlation, algorithm, topology)
+
+
+def _without_noise(step: StepMatrices) -> sparse.csr_array:
+    first = step.state_size + step.gradients
+    columns = np.delete(np.arange(step.state_out.shape[1]), slice(first, first + step.noise_size))
+    return step.state_out.tocsc()[:, columns].tocsr()
 
 
 def _nodes(topology: object) -> int:
@@ -113,7 +118,6 @@ class _Known(NamedTuple):
     public: list[object]
     mixings: list[Mixing]
     takes_gradients: bool
-    repeatable: bool
 
     @classmethod
     def of(cls, loop_state: LoopState, topology: Topology, algorithm: Algorithm, round: int) -> _Known:
@@ -121,12 +125,11 @@ class _Known(NamedTuple):
         _map(loop_state, lambda leaf: public.append(leaf.matrix.shape[0] if isinstance(leaf, LinearRows) else leaf))
         mixings = [topology.at(round, step) for step in range(algorithm.gossip_steps)]
         takes = round == 0 or not algorithm.averaging
-        return cls(public, mixings, takes, not isinstance(algorithm.compression, RandomK))
+        return cls(public, mixings, takes)
 
     def same_as(self, other: _Known) -> bool:
         return (
-            self.repeatable
-            and self.takes_gradients == other.takes_gradients
+            self.takes_gradients == other.takes_gradients
             and all(a is b for a, b in zip(self.mixings, other.mixings, strict=True))
             and len(self.public) == len(other.public)
             and all(_equal(a, b) for a, b in zip(self.public, other.public, strict=True))
@@ -321,6 +324,10 @@ class _Basis:
 
     def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> LinearRows:
         """Kept or not, for the coordinate that is traced."""
+        return as_linear(rows) * self._kept(self._linear(operator), round, step)
+
+    def _linear(self, operator: Compression) -> RandomK:
+        """The operator, if it is linear and it is said which coordinate is traced."""
         if not isinstance(operator, RandomK):
             raise Unaccountable(
                 f"{operator.name} is not linear, so single messages cannot be traced; "
@@ -332,13 +339,56 @@ class _Basis:
                 "which coordinates it keeps depends on their number",
                 "give coordinate=Coordinate(0, D), D the number of parameters",
             )
+        return operator
+
+    def _kept(self, operator: RandomK, round: int, step: int) -> NDArray[np.float64]:
+        """One for each node that sends the coordinate, zero for the others."""
         streams = [public_stream(self._seed, "compression", [node], round, step) for node in range(self.n)]
-        return as_linear(rows) * operator.mask(self._coordinate.dimension, streams)[:, [self._coordinate.index]].astype(
-            float
+        return operator.mask(self._coordinate.dimension, streams)[:, [self._coordinate.index]].astype(float)
+
+
+class _WithCompressed(_Basis):
+    """The same with columns for what is left of compressed rows: rounds that keep something else are traced once."""
+
+    def __init__(self, n: int, seed: int, coordinate: Coordinate) -> None:
+        super().__init__(n, seed, coordinate)
+        self._compressed: list[tuple[RandomK, int, LinearRows]] = []
+        self._parts: dict[int, tuple[sparse.csr_array, list[sparse.csr_array]]] = {}
+
+    def compress(self, operator: Compression, rows: Rows, round: int, step: int) -> LinearRows:
+        """New columns; `with_kept` puts in what they stand for."""
+        self._compressed.append((self._linear(operator), step, as_linear(rows)))
+        return self.fresh("compressed", self.n)
+
+    def with_kept(self, step: StepMatrices, round: int) -> StepMatrices:
+        """The matrices of a round like the one that was traced, with what this one keeps."""
+        if not self._compressed:
+            return step
+        kept: list[sparse.csr_array] = []
+        for operator, number, rows in self._compressed:
+            kept.append((LinearRows(self._put_in(rows.matrix, kept)) * self._kept(operator, round, number)).matrix)
+        return replace(
+            step,
+            state_out=self._put_in(step.state_out, kept),
+            point=None if step.point is None else self._put_in(step.point, kept),
+            models=self._put_in(step.models, kept),
+            sent=tuple(messages._replace(rows=self._put_in(messages.rows, kept)) for messages in step.sent),
         )
 
+    def _put_in(self, matrix: sparse.csr_array, kept: list[sparse.csr_array]) -> sparse.csr_array:
+        """A matrix over state, gradients and noise, from one over compressed rows too."""
+        if id(matrix) not in self._parts:
+            first = self.width - self.n * len(self._compressed)
+            by_input = LinearRows(matrix).wide(max(first, matrix.shape[1])).tocsc()
+            blocks = [by_input[:, at : at + self.n] for at in range(first, by_input.shape[1], self.n)]
+            self._parts[id(matrix)] = by_input[:, :first].tocsr(), [block.tocsr() for block in blocks]
+        found, blocks = self._parts[id(matrix)]
+        for block, rows in zip(blocks, kept, strict=False):
+            found = found + block @ rows
+        return found
 
-class _Quiet(_Basis):
+
+class _Quiet(_WithCompressed):
     """The same without noise: enough to see whether a round repeats."""
 
     def noise(self, sources: Sources, matrix: FactoredMatrix, round: int, step: int) -> LinearRows:

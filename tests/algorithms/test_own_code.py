@@ -62,7 +62,7 @@ def test_fields_of_a_class_are_its_settings(mine):
     assert [one.name for one in spec.settings] == ["sigma", "step_size", "a", "sensitivity"]
     built = spec.build(sigma=2.0, a=0.5, step_size=0.3)
     assert (built.name, built.a, built.step_size, built.noise.sigma) == ("mine.py:Plain", 0.5, 0.3, 2.0)
-    with pytest.raises(InputError, match=r"a = 'far' of mine.py:Plain; it is a number"):
+    with pytest.raises(InputError, match=r"a = 'far' of mine.py:Plain; it must be a number"):
         spec.build(sigma=1.0, a="far")
 
 

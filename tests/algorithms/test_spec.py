@@ -61,16 +61,24 @@ def test_the_setting_of_the_noise_is_the_one_that_is_given():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("muffliato-sgd", {"sigma": 1.0, "chebyshev": 1}, "chebyshev = 1 of muffliato-sgd; it is true or false"),
-        ("muffliato-sgd", {"sigma": 1.0, "gossip_steps": 1.5}, "gossip_steps = 1.5 of muffliato-sgd; it is a whole"),
-        ("muffliato-sgd", {"sigma": 1.0, "gossip_steps": True}, "gossip_steps = True of muffliato-sgd; it is a whole"),
-        ("d-psgd", {"order": ["step-then-speak"]}, "order = ['step-then-speak'] of d-psgd; it must be a string"),
+        ("muffliato-sgd", {"sigma": 1.0, "chebyshev": 1}, "chebyshev = 1 of muffliato-sgd; it must be true or false"),
+        (
+            "muffliato-sgd",
+            {"sigma": 1.0, "gossip_steps": 1.5},
+            "gossip_steps = 1.5 of muffliato-sgd; it must be a whole",
+        ),
+        (
+            "muffliato-sgd",
+            {"sigma": 1.0, "gossip_steps": True},
+            "gossip_steps = True of muffliato-sgd; it must be a whole",
+        ),
+        ("d-psgd", {"order": ["step-then-speak"]}, "order = ['step-then-speak'] of d-psgd; it must be a word"),
         ("d-psgd", {"order": "never"}, "order 'never'; known: step-then-speak, while-speaking"),
-        ("d-psgd", {"sigma": 1.0}, "setting 'sigma' of d-psgd; it has: step_size, order"),
-        ("dp-fedavg", {"sigma": [1.0, 2.0]}, "sigma = [1.0, 2.0] of dp-fedavg; it is a number"),
-        ("mafalda", {"sigma": 1.0, "rounds": "many"}, "rounds = 'many' of mafalda; it is a whole number"),
+        ("d-psgd", {"sigma": 1.0}, "setting 'sigma' of d-psgd; its settings are: step_size, order"),
+        ("dp-fedavg", {"sigma": [1.0, 2.0]}, "sigma = [1.0, 2.0] of dp-fedavg; it must be a number"),
+        ("mafalda", {"sigma": 1.0, "rounds": "many"}, "rounds = 'many' of mafalda; it must be a whole number"),
         ("mafalda", {"sigma": 1.0}, "mafalda without correlation or rounds"),
-        ("decor", {"sigma_pair": 1.0}, "decor without sigma; it needs one; give sigma=..."),
+        ("decor", {"sigma_pair": 1.0}, "decor without sigma; it needs that setting; give sigma=..."),
     ],
 )
 def test_wrong_settings_get_one_line(name, settings, message):

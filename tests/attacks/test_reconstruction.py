@@ -161,10 +161,10 @@ def test_one_clear_line_for_bad_input():
     asked = {
         "node 9 in view node:9; nodes are 0..5": lambda: reconstruct(system, "node:9"),
         "victim 0 belongs to node:0; an adversary knows": lambda: reconstruct(system, "node:0", victims=[0]),
-        "node 7; attacked were 1, 2, 3, 4, 5": lambda: attack.deviation_of(7),
-        "round 1; attacked were 0": lambda: attack.deviation_of(1, round=1),
+        "node 7; the attack covers 1, 2, 3, 4, 5": lambda: attack.deviation_of(7),
+        "round 1; the attack covers 0": lambda: attack.deviation_of(1, round=1),
         r"messages of shape \(3, 1\); the view receives": lambda: attack.estimates(np.zeros((3, 1))),
-        r"a start of \(2, 1\)": lambda: attack.attack(lambda t, x: x, np.zeros((2, 1))),
+        r"a starting point of \(2, 1\)": lambda: attack.attack(lambda t, x: x, np.zeros((2, 1))),
         "5000 messages with 5000 unknowns": lambda: reconstruct(large),
         "eavesdropper:0>3 taps 0>3": lambda: reconstruct(system, views.eavesdropper((0, 3))),
     }

@@ -246,7 +246,7 @@ def test_sorted_scores_are_no_trap():
     ("ask", "line"),
     [
         (lambda: audit_scores(OUT, IN, confidence=1.0), "confidence 1.0; it must lie between 0 and 1"),
-        (lambda: audit_scores(OUT, IN, delta=-1.0), "delta = -1.0; it lies"),
+        (lambda: audit_scores(OUT, IN, delta=-1.0), "delta = -1.0; it must lie"),
         (lambda: audit_scores(OUT, IN, aim="fame"), "aim 'fame'; known: mu, epsilon"),
         (lambda: audit_scores(OUT[:5], IN[:5], threshold=1.0), "5 scores; at this confidence fewer than 6 prove"),
         (lambda: audit_scores(OUT[:9], IN), "4 scores in each half; at this confidence fewer than 6"),

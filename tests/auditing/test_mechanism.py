@@ -246,7 +246,7 @@ SYSTEM = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:5"), rounds=4)
         ({"victim": 9}, "victim 9; nodes are 0..4"),
         ({"adversary": "node:2"}, "victim 2 belongs to node:2; an adversary knows its own data"),
         ({"canary": "loud"}, "canary 'loud'; known: worst, equal, alternating"),
-        ({"canary": np.ones(3)}, r"a canary of shape \(3,\); gradients enter in 4 rounds"),
+        ({"canary": np.ones(3)}, r"a canary of shape \(3,\); there are gradients in 4 rounds"),
         ({"canary": np.full(4, 2.0)}, "a canary of norm 2; the guarantee is about a change of norm at most one"),
         ({"participation": "9x9"}, "participation 9x9 in 4 rounds"),
         ({"distinguisher": "oracle"}, "distinguisher 'oracle'; known: likelihood-ratio, trained"),

@@ -148,12 +148,12 @@ def test_names_of_a_file_are_understood_and_printed(sotto, tmp_path):
     edges.write_text("Mercy Saint\nSaint North\nNorth Mercy\nNorth East\n")
     code, out, _ = sotto(f"account --graph file:{edges} --rounds 3 --view node:Mercy --victim East --json")
     document = json.loads(out)
-    assert (code, document["view"], document["labels"]) == (0, "node:1", ["East", "Mercy", "North", "Saint"])
-    assert {guarantee["victim"] for guarantee in document["guarantees"]} == {0}
-    assert "0 (East)" in sotto(f"account --graph file:{edges} --rounds 3 --view node:Mercy --victim East")[1]
+    assert (code, document["view"], document["labels"]) == (0, "node:0", ["Mercy", "Saint", "North", "East"])
+    assert {guarantee["victim"] for guarantee in document["guarantees"]} == {3}
+    assert "3 (East)" in sotto(f"account --graph file:{edges} --rounds 3 --view node:Mercy --victim East")[1]
     code, _, err = sotto(f"account --graph file:{edges} --view node:West")
     assert code == 2
-    assert "East, Mercy, North, Saint" in err
+    assert "Mercy, Saint, North, East" in err
 
 
 def test_what_is_printed_can_be_repeated(sotto):

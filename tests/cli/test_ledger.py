@@ -126,14 +126,14 @@ def test_a_ledger_that_was_put_back_is_refused_by_the_run_that_is_ahead_of_it(fo
     monkeypatch.setattr(execute._Training, "_line", stop)
     assert sotto("run try.toml --ledger my.ledger")[0] == 130
     monkeypatch.setattr(execute._Training, "_line", real)
-    for older, words in (("before", "0 rounds, and this one does not have it"), ("none", "this one does not have it"),
-                         ("middle", "3 rounds, and this one has recorded 2")):  # fmt: skip
+    for older, words in (("before", "0 rounds, but this one does not have it"), ("none", "this one does not have it"),
+                         ("middle", "3 rounds, but this one has recorded 2")):  # fmt: skip
         code, out, err = sotto(f"run try.toml --resume --ledger {older}.ledger")
         assert (code, out, words in err) == (2, "", True)
     assert not (folder / "none.ledger").exists()
     assert sotto("run try.toml --resume --ledger my.ledger")[0] == 0
     assert "epsilon 60.5 at" in sotto("ledger my.ledger")[1]
-    for older, words in (("before", "6 rounds, and this one does not have it"), ("middle", "has recorded 2")):
+    for older, words in (("before", "6 rounds, but this one does not have it"), ("middle", "has recorded 2")):
         code, out, err = sotto(f"run try.toml --ledger {older}.ledger")
         assert (code, out, words in err) == (2, "", True)
 

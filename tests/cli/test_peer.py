@@ -103,8 +103,8 @@ REFUSED = [
     ("peer agree nothing.toml Hill.member.toml", "nothing.toml: No such file"),
     ("peer agree setings.toml Hill.member.toml --out settings.toml", "setings.toml: No such file"),
     ("peer agree settings.toml Hil.member.toml", "Hil.member.toml: No such file; every member provides its NAME"),
-    ("peer check agreement.toml --folder Hill --wait nan", "nan is no number of seconds"),
-    ("peer join agreement.toml --folder Hill --data t.csv --patience inf", "inf is no number of seconds"),
+    ("peer check agreement.toml --folder Hill --wait nan", "nan is not a number of seconds"),
+    ("peer join agreement.toml --folder Hill --data t.csv --patience inf", "inf is not a number of seconds"),
 ]
 
 

@@ -55,7 +55,7 @@ def test_the_bound_is_passed_with_a_probability_below_two_to_the_minus_hundred()
 def test_sums_that_do_not_fit_are_refused():
     at_edge = SumRange(weights=[1], largest=[2**62 - 1], sigma=[0.0], count=1)
     assert at_edge.bound() < 2**63
-    with pytest.raises(InputError, match=r"sums up to 2\^63.0; they are integers below 2\^63"):
+    with pytest.raises(InputError, match=r"sums up to 2\^63.0; sums must be integers below 2\^63"):
         SumRange(weights=[2], largest=[2**62], sigma=[0.0], count=1).bound()
 
 

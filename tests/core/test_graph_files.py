@@ -40,6 +40,16 @@ def write_edges_with_index(source, path):
     nx.to_pandas_edgelist(source).to_csv(path)
 
 
+def write_plain_edges(source, path):
+    nx.write_edgelist(source, path, data=False)
+
+
+def write_numbers(source, path):
+    """Numbers in no order, some left out."""
+    numbers = dict(zip(source.nodes, (10, 9, 200, 3, 7), strict=True))
+    nx.write_edgelist(nx.relabel_nodes(source, numbers), path, data=False)
+
+
 FORMATS = [
     ("g.graphml", nx.write_graphml, nx.read_graphml),
     ("g.gml", nx.write_gml, nx.read_gml),
@@ -47,18 +57,28 @@ FORMATS = [
     ("e.csv", write_edges, lambda path: nx.from_pandas_edgelist(pandas.read_csv(path))),
     ("i.csv", write_edges_with_index, lambda path: nx.from_pandas_edgelist(pandas.read_csv(path))),
     ("e.edgelist", nx.write_edgelist, nx.read_edgelist),
+    ("plain.edgelist", write_plain_edges, nx.read_edgelist),
+    ("numbers.edgelist", write_numbers, nx.read_edgelist),
+    ("whole-numbers.edgelist", write_numbers, lambda path: nx.read_edgelist(path, nodetype=int)),
 ]
 
 
 @pytest.mark.parametrize(("name", "write", "read"), FORMATS, ids=[name for name, _, _ in FORMATS])
 def test_numbers_are_those_of_networkx(tmp_path, name, write, read):
     path = tmp_path / name
-    write(clinics(blanks=name != "e.edgelist"), path)
+    write(clinics(blanks=not name.endswith(".edgelist")), path)
     found, wanted = graph(f"file:{path}"), Graph.from_networkx(read(path))
     assert found.names == tuple(map(str, wanted.labels))
     np.testing.assert_array_equal(found.adjacency.toarray(), wanted.adjacency.toarray())
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert graph(f"file:{path}.gz").names == found.names
+
+
+def test_names_are_numbered_as_they_come_and_numbers_by_their_size(tmp_path):
+    (tmp_path / "names.txt").write_text("Mercy Hill\nHill Charite\n")
+    (tmp_path / "numbers.txt").write_text("10 9\n9 200\n")
+    assert graph(f"file:{tmp_path}/names.txt").names == ("Mercy", "Hill", "Charite")
+    assert graph(f"file:{tmp_path}/numbers.txt").names == ("9", "10", "200")
 
 
 @pytest.mark.parametrize("name", ["g.graphml", "g.gml"])

@@ -150,7 +150,7 @@ BAD = {
     "word": (lambda: algorithm("dp-d-sgd", sigma="much"), "sigma = 'much'; a standard deviation must be a number"),
     "pair per node": (
         lambda: algorithm("decor", sigma=1, sigma_pair=[1, 2]),
-        r"sigma_pair = \[1, 2\] of decor; it is a number",
+        r"sigma_pair = \[1, 2\] of decor; it must be a number",
     ),
     "wrong count": (
         lambda: trace(algorithm("dp-d-sgd", sigma=[1, 2]), metropolis("path:3"), rounds=1),
@@ -181,9 +181,12 @@ BAD = {
     "tiny noise": (lambda: Independent(1e-320), "noise must be 0 or at least 1e-100"),
     "seed": (
         lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((2, 1)), None, rounds=1, seed=None),
-        "seed None; it is a whole number",
+        "seed None; it must be a whole number",
     ),
-    "step size in words": (lambda: algorithm("d-psgd", step_size="0.1"), "step_size = '0.1' of d-psgd; it is a number"),
+    "step size in words": (
+        lambda: algorithm("d-psgd", step_size="0.1"),
+        "step_size = '0.1' of d-psgd; it must be a number",
+    ),
     "half a gossip step": (lambda: algorithm("muffliato-sgd", sigma=1, gossip_steps=2.5), "gossip_steps = 2.5"),
     "no compression": (lambda: algorithm("dp-csgp", sigma=1, compression=None), "compression None"),
     "name of an algorithm": (
@@ -220,13 +223,19 @@ BAD = {
         "2 rounds with a correlation matrix for 1",
     ),
     "no file": (lambda: algorithm("mf-d-sgd", sigma=1, correlation="none.npz"), "none.npz: No such file"),
-    "unknown setting": (lambda: algorithm("dp-d-sgd", sigma=1, momentum=0.9), "setting 'momentum' of dp-d-sgd; it has"),
+    "unknown setting": (
+        lambda: algorithm("dp-d-sgd", sigma=1, momentum=0.9),
+        "setting 'momentum' of dp-d-sgd; its settings are",
+    ),
     "missing setting": (lambda: algorithm("decor", sigma=1), "decor without sigma_pair"),
     "step size": (lambda: algorithm("d-psgd", step_size=0), "step size 0; it must be finite"),
     "sensitivity": (lambda: algorithm("dp-d-sgd", sigma=1, sensitivity=0), "sensitivity 0; it must be positive"),
     "gossip steps": (lambda: algorithm("muffliato-sgd", sigma=1, gossip_steps=0), "0 gossip steps"),
     "order": (lambda: algorithm("d-psgd", order="never"), "order 'never'; known"),
-    "rounds": (lambda: trace(algorithm("d-psgd"), metropolis("path:2"), rounds=0), "0 rounds; a whole number"),
+    "rounds": (
+        lambda: trace(algorithm("d-psgd"), metropolis("path:2"), rounds=0),
+        "0 rounds; it must be a whole number",
+    ),
     "x0": (
         lambda: train(algorithm("d-psgd"), metropolis("path:2"), np.zeros((3, 1)), None, rounds=1),
         "x0 has 3 rows; the topology has 2 nodes",

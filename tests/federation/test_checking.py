@@ -69,7 +69,7 @@ def test_who_is_not_there_and_who_has_another_agreement_is_named(clinics):
     alone = checked(identities, {0: agreement}, 0.0)[0]
     assert not alone.fine
     assert "cannot be reached" in alone.neighbours[0].problem
-    assert "North does not listen, and has not asked" in alone.neighbours[1].problem
+    assert "North does not listen, and no check arrived from it" in alone.neighbours[1].problem
     found = checked(identities, {0: agreement, 1: other, 2: other}, PATIENCE)
     assert [one.same_agreement for one in found[0].neighbours] == [False, False]
     assert found[0].neighbours[0].problem == "Mercy has another agreement: it differs in privacy.delta, nonce."

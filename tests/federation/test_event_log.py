@@ -14,12 +14,12 @@ NAMES = ("Hill", "Mercy", "South")
 
 SENTENCES = [
     ("missing", {"round": 3, "members": ["Mercy"]},
-     "Round 3 went on without Mercy; so will others, until it is heard again."),
+     "Round 3 went on without Mercy; later rounds will too, until it is heard again."),
     ("missing", {"round": 3, "members": ["Mercy", "South"]},
-     "Round 3 went on without Mercy and South; so will others, until they are heard again."),
+     "Round 3 went on without Mercy and South; later rounds will too, until they are heard again."),
     ("sum_failed", {"round": 8, "members": ["South"], "over": "all members"},
      "The sum of round 8 over all members failed: there was no message from South. The round is spent, and this "
-     "member's model stays as it was. So it is in every round until South is heard again."),
+     "member's model stays as it was. The same holds for every round until South is heard again."),
     ("absent", {"first": 5, "last": 6}, "Absent from round 5 up to round 6, so that no mask is used twice."),
 ]  # fmt: skip
 

@@ -133,7 +133,7 @@ def test_secure_sums_are_agreed_on_by_their_key_or_by_the_algorithm(plain, name)
 @pytest.mark.parametrize(
     ("changes", "refusal"),
     [
-        ({"algorithm.name": "zip-dl", "secure_sum": True}, "it is there for dp-fedavg and dp-d-sgd"),
+        ({"algorithm.name": "zip-dl", "secure_sum": True}, "secure sums exist for dp-fedavg and dp-d-sgd"),
         ({"algorithm.name": "secure-gossip", "secure_sum": False}, "it has secure sums; use dp-d-sgd"),
         ({"topology.graph": "edges:Hill--Mercy,Mercy--North", "secure_sum": True}, "Hill gets a sum over Mercy"),
         ({"secure_sum": True, "privacy.colluders": 2}, "with 2 colluders every sum is over at least 3 others"),

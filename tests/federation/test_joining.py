@@ -12,8 +12,10 @@ from sottovoce import export_model, parse_experiment, read_exported_model
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.federation import accounted_run, joining
 from sottovoce.federation.faults import Killed
+from sottovoce.federation.guarantees import build_agreement
 from sottovoce.federation.identity import locked_identity
 from sottovoce.federation.member_settings import BudgetSettings
+from sottovoce.learning.tables import read_table
 from sottovoce.ledger.database import open_ledger
 from sottovoce.ledger.places import Place
 from sottovoce.ledger.spending import DEFAULT, Spending
@@ -24,6 +26,7 @@ from sottovoce.run.claim_recomputation import stored_headline_unlike_settings
 from tests.cli.test_schemas import fits
 from tests.federation.clinics import QUICK, Clinics
 from tests.federation.kills import KEPT, UNSTORED, Kills
+from tests.run.test_baselines import trained_by_hand
 
 PATIENT = QUICK.model_copy(update={"patience": 3.0, "gather": 3.0})
 
@@ -230,6 +233,26 @@ def test_a_page_that_a_kill_prevented_is_written_by_the_next_join(tmp_path, kill
     assert page.read_text() == text
 
 
+def test_a_member_sees_at_home_what_it_would_reach_alone(sotto, tmp_path, kills):
+    clinics = Clinics(tmp_path)
+    agreement = clinics.agree(rounds=4)
+    clinics.run(agreement)
+    folder = clinics.run_folder(agreement, "Mercy")
+    (tmp_path / "Hill.csv").unlink()
+    line = f"peer join {tmp_path}/agreement.toml --folder {tmp_path}/Mercy --data {tmp_path}/Mercy.csv --baselines"
+    code, out, err = sotto(line)
+    assert (code, "accuracy of this member alone" in out) == (0, True), err
+    stored = json.loads((folder / "baselines.json").read_text())
+    fits(stored, "baselines.json")
+    tables = {"Mercy": read_table(tmp_path / "Mercy.csv", agreement.data.columns)}
+    run, node = build_agreement(agreement, tables).training_run, agreement.names.index("Mercy")
+    alone = trained_by_hand(run.task, run.starting_models(np.array([node]))[0], run.task.shards.indices[node])
+    assert stored["nodes"] == [{"node": "Mercy", "alone": alone, "without_noise": None}]
+    assert "of this member alone" in (folder / "report.html").read_text()
+    code, out, _ = sotto(f"compare {folder}")
+    assert (code, "each alone" in out, "without noise" in out) == (0, True, False)
+
+
 def test_a_step_in_which_nobody_was_heard_is_in_the_ledger(tmp_path, kills):
     clinics = Clinics(tmp_path)
     agreement = clinics.agree(rounds=2)
@@ -248,7 +271,7 @@ def test_status_says_of_which_round_attendance_is_and_whether_a_process_is_at_it
     (clinics.run_folder(agreement, "Hill") / "result.json").unlink()
     line = f"peer status --folder {tmp_path / 'Hill'}"
     _, out, _ = sotto(line)
-    assert "clinics: heard and missing are those of round 1, which ended at 2" in out
+    assert "clinics: heard and missing are about round 1, which ended at 2" in out
     assert "No process takes part for Hill now" in out
     with locked_identity(tmp_path / "Hill"):
         _, out, _ = sotto(line)
@@ -282,7 +305,7 @@ def test_a_ledger_that_is_behind_the_runs_own_folder_is_refused_where_no_neighbo
     for _ in range(2):
         refusal = joined()
         assert isinstance(refusal, InputError)
-        assert f"tells of round 1, and the last step here is of {last}" in str(refusal)
+        assert f"has reached round 1, but the last step in this ledger is {last}" in str(refusal)
 
 
 def test_a_table_can_be_replaced_until_the_first_message(sotto, tmp_path, kills, monkeypatch):
@@ -380,7 +403,9 @@ def test_a_folder_that_was_restored_from_a_copy_is_refused_by_a_neighbours_recei
 
     ends = clinics.run(agreement, {"Hill": hill, "Mercy": other("Mercy"), "North": other("North")})
     assert isinstance(ends["Hill"], InputError)
-    assert "Mercy has a message of round 2, step 0, and the last one here is of round 0, step 0" in str(ends["Hill"])
+    assert "Mercy has a message of round 2, step 0, but the last one in this ledger is of round 0, step 0" in str(
+        ends["Hill"]
+    )
     assert {len(digests) for digests in kills.seen.values()} == {1}, "no second release went out"
 
     results = clinics.run(clinics.agree(rounds=2))

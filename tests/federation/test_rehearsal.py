@@ -70,7 +70,7 @@ def test_why_a_member_has_ended_is_said(tmp_path, code, how, exits):
     failure = _failure("Hill", code, tmp_path / "Hill.messages")
     assert (how in str(failure), failure.exit_code) == (True, exits)
     silent = str(_failure("Mercy", code, tmp_path / "Mercy.messages"))
-    assert silent.endswith(f"stands in {tmp_path}/Mercy.messages, what happened to it in {tmp_path}/Mercy.events.jsonl")
+    assert silent.endswith(f"is in {tmp_path}/Mercy.messages, its events are in {tmp_path}/Mercy.events.jsonl")
 
 
 def test_a_table_fits_a_terminal_of_any_width(tmp_path):

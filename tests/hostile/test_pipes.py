@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import tomllib
+import tracemalloc
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -101,3 +102,18 @@ def test_no_command_waits_for_a_pipe_or_reads_a_device(what, sotto, places, monk
         assert err.count("\n") == 1, err
         assert re.search(r" is a pipe or a device; | is not a file; |: No such device or address; ", err), err
     assert Path("pipe").is_fifo()
+
+
+def test_a_file_that_is_too_long_is_not_read(sotto, tmp_path):
+    """It takes no room on the disk, and would take all of the memory."""
+    path = tmp_path / "long.toml"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    tracemalloc.start()
+    try:
+        code, out, err = sotto(f"run {path}")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 28
+    finally:
+        tracemalloc.stop()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "longer than 1,073,741,824 bytes" in err

@@ -21,7 +21,7 @@ def drawn(plan, node, round):
     return batch.rows[node][batch.present[node]]
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, "shuffle:4"])
 def test_same_key_same_batch_alone_or_together(spec):
     plan, again = (
         parse_batches(spec, SIZES, key=NoiseKey.of_seed(7)),
@@ -44,7 +44,7 @@ def test_nodes_rounds_and_seeds_draw_apart(spec):
     assert first != drawn(parse_batches(spec, [20, 20], key=NoiseKey.of_seed(1)), 0, 0).tolist()
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, "shuffle:4"])
 def test_batches_hold_own_rows_once_and_fit_what_is_stated(spec):
     digits = load("digits")
     shards = partition(digits, 4, "dirichlet:0.5", seed=1)

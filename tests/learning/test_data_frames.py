@@ -7,8 +7,9 @@ import sys
 import numpy as np
 import pandas
 import pytest
+import torch
 
-from sottovoce import from_table, from_tables
+from sottovoce import from_table, from_tables, model, partition, task
 from sottovoce.errors import InputError
 from tests.learning.test_tables import COLUMNS, CSV, columns
 
@@ -42,6 +43,22 @@ def test_a_table_for_each_node_keeps_a_fifth_for_testing():
     data = from_tables({"Hill": frame, "Mercy": frame[:6]}, columns())
     assert [len(rows) for rows in data.shards.indices] == [8, 5]
     assert len(data.dataset.test_inputs) == 3
+
+
+def test_errors_of_values_are_in_the_units_of_the_target():
+    """A model that says 0 says the middle of the target's range, 60, of every row."""
+    text = COLUMNS.replace('target = "again"', 'target = "age"').replace("missing = 40\n", "")
+    described = columns(text)
+    described = described.model_copy(update={"scale_to": [-1.0, 1.0]})
+    ages = np.linspace(20, 100, 20)
+    frame = pandas.DataFrame({"age": ages, "ward": "west", "again": "no", "patient": 0})
+    data = from_table(frame, described, seed=1)
+    job = task(data, partition(data, 2), model("linear", data))
+    found = job.score(torch.zeros(job.model.layout.size))
+    held_out = 60 + 40 * data.test_targets
+    assert set(held_out.round(3)) <= set(ages.astype(np.float32).round(3))
+    assert found["mae"] == pytest.approx(np.abs(held_out - 60).mean(), rel=1e-6)
+    assert found["rmse"] == pytest.approx(np.sqrt(np.square(held_out - 60).mean()), rel=1e-6)
 
 
 GOOD = {"age": [30], "ward": ["east"], "again": ["no"]}

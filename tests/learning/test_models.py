@@ -116,7 +116,9 @@ def test_every_engine_equals_a_naive_loop_over_examples(name, dtype):
         for engine in {fastest, "loop", "functional"}:
             built = engine_for(net, engine)
             if bound == np.inf:
-                found = built.total(points, stack)
+                found, added = built.total(points, stack), points.clone()
+                built.add_total_(added, points, stack)
+                np.testing.assert_allclose(added - points, wanted, rtol=tolerance, atol=10 * tolerance, err_msg=engine)
                 per_example = built.clipped(points, stack, parse_clipping("per-example", 1e9))
                 np.testing.assert_allclose(per_example.rows, wanted, rtol=tolerance, atol=tolerance, err_msg=engine)
             else:
@@ -188,7 +190,7 @@ def test_one_node_without_gossip_and_noise_is_plain_sgd(name, dtype, rounds, tol
     torch.testing.assert_close(end[0], expected, rtol=tolerance, atol=tolerance)
 
 
-def test_local_steps_are_steps_of_sgd():
+def test_local_steps_are_steps_of_sgd(monkeypatch):
     digits = load("digits")
     job = task(digits, partition(digits, 3, rows=40), models.model("mlp", digits, hidden=(8,)), dtype=torch.float64)
     x = job.start(torch.Generator().manual_seed(0), same=False)
@@ -198,6 +200,9 @@ def test_local_steps_are_steps_of_sgd():
     for step in range(4, 8):
         stepped = stepped - 0.2 * one(step, stepped)
     torch.testing.assert_close(x - 0.2 * many(1, x), stepped, rtol=1e-12, atol=1e-12)
+    with monkeypatch.context() as small:
+        small.setattr("sottovoce.learning.tasks.GATHERED", 1)
+        torch.testing.assert_close(x - 0.2 * many(1, x), stepped, rtol=1e-12, atol=1e-12)
     assert str(many.participation()) == "every"
     assert str(job.gradients("cycle:4x8", local_steps=4, step_size=0.2).participation()) == "4x2"
     assert str(job.gradients("cycle:4x6", local_steps=4, step_size=0.2).participation()) == "every"

@@ -153,7 +153,7 @@ def test_what_was_received_is_asked_for_again_if_a_power_failure_took_it(path):
         assert steps.step(NEXT).received is None
         assert steps.receipt("anna").place == FIRST
         assert steps.receipt("berta").place == NEXT
-        with pytest.raises(InputError, match="another message of anna"):
+        with pytest.raises(InputError, match="a second, different message from anna"):
             steps.record_received(NEXT, {"anna": long(b"z"), "berta": b"short"})
         steps.record_received(NEXT, {"anna": long(b"x"), "berta": b"short"})
         assert steps.step(NEXT).incoming == {"anna": long(b"x"), "berta": b"short"}

@@ -56,14 +56,14 @@ def test_a_place_has_one_message(steps):
     with pytest.raises(InputError, match="recorded with other bytes"):
         steps.record_step(FIRST, {"anna": b"one"}, released=b"d")
     steps.record_step(NEXT, {})
-    with pytest.raises(InputError, match="in their order"):
+    with pytest.raises(InputError, match="must be recorded in order"):
         steps.record_step(SECOND, {})
 
 
 def test_a_sender_has_one_message_for_a_place(steps):
     steps.record_received(FIRST, {"anna": b"one"})
     steps.record_received(FIRST, {"anna": b"one", "berta": b"other"})
-    with pytest.raises(InputError, match="another message of anna"):
+    with pytest.raises(InputError, match="a second, different message from anna"):
         steps.record_received(FIRST, {"anna": b"two"})
     assert steps.receipt("anna") == receipt(FIRST, b"one")
     assert steps.receipt("carla") is None
@@ -107,13 +107,13 @@ def test_a_ledger_that_was_put_back_is_behind_a_receipt(tmp_path):
         steps.record_step(NEXT, {"anna": b"b"})
         steps.check_receipt("anna", receipt(NEXT, b"b"))
         steps.check_receipt("anna", receipt(FIRST, b"a"))
-        with pytest.raises(InputError, match="another message of round 2, step 0"):
+        with pytest.raises(InputError, match="a different message of round 2, step 0"):
             steps.check_receipt("anna", receipt(NEXT, b"a"))
     shutil.copy(tmp_path / "copy", path)
     with open_ledger(path) as database:
         steps = Steps(database, "run")
         steps.check_receipt("anna", receipt(FIRST, b"a"))
-        with pytest.raises(InputError, match="anna has a message of round 2, step 0, and the last one here"):
+        with pytest.raises(InputError, match="anna has a message of round 2, step 0, but the last one in this ledger"):
             steps.check_receipt("anna", receipt(NEXT, b"b"))
 
 

@@ -288,7 +288,7 @@ def test_optimised_x_is_c_transpose_c():
         ({"rounds": 4, "structure": "banded", "bands": 0}, "bands = 0"),
         ({"rounds": 4, "structure": "banded", "restart": 2}, "restarts of a banded C"),
         ({"rounds": 4, "restart": 0}, "restart = 0"),
-        ({"rounds": 4, "gap": 0}, "gap 0; it lies between"),
+        ({"rounds": 4, "gap": 0}, "gap 0; it must lie between"),
         ({"rounds": 4, "gap": float("nan")}, "gap nan"),
         ({"rounds": 4, "probes": 1}, "probes = 1; a whole number from 2"),
         ({"rounds": 4, "seed": -1}, "seed = -1"),

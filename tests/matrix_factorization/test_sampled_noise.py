@@ -74,7 +74,7 @@ def test_many_parts_are_tried_until_error_only_rises():
 
 @pytest.mark.parametrize("share", [0.0, 1.5, -1.0])
 def test_a_share_is_a_probability(share):
-    with pytest.raises(InputError, match=r"it lies between"):
+    with pytest.raises(InputError, match=r"it must lie between"):
         found(1.0, share=share)
 
 

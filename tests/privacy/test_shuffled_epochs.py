@@ -133,7 +133,7 @@ def test_an_audit_stays_below_the_figure():
 @pytest.mark.parametrize(
     ("act", "line"),
     [
-        (lambda: parse_participation("shuffle:0"), "shuffle:0; it is shuffle:B, with B rounds in an epoch"),
+        (lambda: parse_participation("shuffle:0"), "shuffle:0; it must be shuffle:B, with B rounds in an epoch"),
         (lambda: parse_batches("shuffle:9", [4]), "cycle of 9 batches on node 0 with 4 rows"),
         (lambda: parse_batches("shuffle:2", [4], SecretSource()), "shuffle:2 with secret noise"),
         (

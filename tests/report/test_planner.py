@@ -11,22 +11,14 @@ import pytest
 
 from sottovoce.config import parse_experiment
 from sottovoce.core.graphs import graph
-from sottovoce.planning.plan_grid import (
-    ALGORITHMS,
-    BATCHES,
-    DELTA,
-    EPSILONS,
-    GRAPHS,
-    ROUNDS,
-    participation_of,
-    plan_point,
-)
+from sottovoce.planning.asked_plan import DELTA, participation_of
+from sottovoce.planning.plan_grid import ALGORITHMS, BATCHES, EPSILONS, GRAPHS, ROUNDS, plan_point
 from sottovoce.planning.planner import Question, plan_one
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
-from sottovoce.report.page import _asset, write_page
+from sottovoce.report.page import asset, write_page
 from sottovoce.run.execute import run_experiment
 
-GRID = json.loads(_asset("plans.json"))
+GRID = json.loads(asset("plans.json"))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -86,7 +78,7 @@ def test_no_answer_is_below_the_accountants(algorithm, page, opened):
         question = Question(
             graph=graph(name), delta=DELTA, dimension=50, participation=participation_of(rounds, batches), **sizes
         )
-        entry = plan_one(question, algorithm)
+        entry = plan_one(question, algorithm).entry
         assert entry.sigma <= answer["sigma"] <= 1.6 * entry.sigma
         for key, square in (("average", entry.error_average), ("node", entry.error_node)):
             assert math.sqrt(square) <= answer[key] * (1 + 1e-9)
@@ -114,5 +106,5 @@ def test_controls_answer_at_once_by_keyboard_and_say_what_was_not_computed(page,
     assert after["sigma"] > before["sigma"]
     assert leaks == sorted(leaks, reverse=True)
     shown.locator("#plan-rounds").fill("5000")
-    assert "ask sotto plan for more" in shown.inner_text("#plan-answer")
+    assert "For more, ask sotto plan" in shown.inner_text("#plan-answer")
     assert shown.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

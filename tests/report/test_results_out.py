@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -12,10 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from sottovoce.config import parse_experiment
 from sottovoce.core import extras
 from sottovoce.errors import SottovoceError
 from sottovoce.report.figures import Line, line_chart
 from sottovoce.report.pdf_figures import WIDTHS, as_pdf
+from sottovoce.report.tracking import LiveTracking, Tracker
+from sottovoce.run.execute import run_experiment
 
 SWEEP = """
 name = "small"
@@ -163,6 +167,49 @@ def test_mlflow_reads_what_was_measured(swept, sotto):
     assert sorted(found) == [(line["round"], line["loss"]["mean"]) for line in lines]
     headline = json.loads((swept / run.data.tags["sottovoce"] / "privacy.json").read_text())["headline"]
     assert json.loads(run.data.tags["guarantee"])["epsilon"] == headline["epsilon"]
+
+
+def test_a_run_is_written_as_its_rounds_go_and_anew_where_it_goes_on(tmp_path):
+    from mlflow.tracking import MlflowClient
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    settings = tomllib.loads(SWEEP) | {"noise_key": 16 * "5a"}
+    experiment = parse_experiment(
+        {
+            **{key: settings[key] for key in settings if key not in ("seeds", "attacks", "grid")},
+            "algorithm": {"sigma": 1.0},
+        }
+    )
+    folder, seen = tmp_path / "small", []
+
+    def read():
+        stored = EventAccumulator(str(tmp_path / "tensorboard" / "small"))
+        stored.Reload()
+        (run,) = client.search_runs([client.get_experiment_by_name("small").experiment_id])
+        history = client.get_metric_history(run.info.run_id, "loss/mean")
+        steps = [one.step for one in stored.Scalars("loss/mean")]
+        assert sorted(one.step for one in history) == steps
+        return steps, run.info.status
+
+    def go_on(stop):
+        live = LiveTracking(folder, tuple(Tracker), tmp_path)
+
+        def after(done, total):
+            live(done, total)
+            seen.append(read())
+            if done == stop:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            run_experiment(experiment, folder, progress=after, resume=True)
+        live.close(finished=stop is None)
+
+    client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    go_on(stop=2)
+    assert read() == ([0, 2], "KILLED")
+    go_on(stop=None)
+    assert seen == [([0], "RUNNING")] * 2 + [([0, 2], "RUNNING")] * 2 + [([0, 2, 4], "RUNNING")]
+    assert read() == ([0, 2, 4], "FINISHED")
 
 
 @pytest.mark.parametrize(

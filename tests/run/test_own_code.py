@@ -113,6 +113,14 @@ def test_sweeps_and_ranks_load_code_in_their_processes(written, command, more):
     assert process.returncode == 0
 
 
+def test_code_that_fails_in_a_process_of_a_sweep_is_named_with_its_line(written, sotto):
+    """Tracebacks do not travel between processes."""
+    (written / "mine.py").write_text(saved(PAGE, "mine.py").replace("return self.layers(rows)", "return {}[0]"))
+    code, out, err = sotto("", "run", "written/mine.toml", *QUICK, "--jobs", "2", "--set", "seeds=[0, 1]")
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert re.search(r"mine\.py, line \d+: KeyError: 0; code of your own raised", err), err
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -122,7 +130,7 @@ def test_sweeps_and_ranks_load_code_in_their_processes(written, command, more):
         ("model.name = 'mine.py:np'", "model 'mine.py:np' is a module; it must be a class of torch modules"),
         ("data.name = 'mine.py:Moving'", "data set 'mine.py:Moving'|mine.py:Moving with"),
         ("data.name = 'mine.py:Small'", "data set 'mine.py:Small' gives a Small; it must return a Dataset"),
-        ("algorithm.gamma = 2", "setting 'gamma' of mine.py:Momentum; it has: sigma, step_size, beta"),
+        ("algorithm.gamma = 2", "setting 'gamma' of mine.py:Momentum; its settings are: sigma, step_size, beta"),
     ],
 )
 def test_wrong_settings_are_refused_in_a_sentence(written, changes, line):
@@ -131,6 +139,25 @@ def test_wrong_settings_are_refused_in_a_sentence(written, changes, line):
     document = apply_overrides(read_settings_file(written / "mine.toml"), [changes])
     with code_from(written), pytest.raises(InputError, match=line):
         build_run(parse_experiment(document))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "line"),
+    [
+        (
+            "Moving(mixed, state.velocity)", "Moving(mixed, state.speed)",
+            r"mine\.py, line 31: AttributeError: 'Moving' object has no attribute 'speed'; code of your own raised",
+        ),
+        ("return Moving(mixed, state.velocity)", "return None", "None as an algorithm's state; .* give a Moving"),
+        ("return Moving(mixed, state.velocity)", "return mixed, 0", "a tuple as an algorithm's state"),
+    ],
+)  # fmt: skip
+def test_what_own_code_raises_while_it_runs_is_a_line_that_names_it(written, sotto, right, wrong, line):
+    code = saved(PAGE, "mine.py")
+    assert code.count(right) == 1
+    (written / "mine.py").write_text(code.replace(right, wrong))
+    code, _, err = sotto("", "run", "written/mine.toml", *QUICK)
+    assert (code, err.count("\n"), bool(re.search(line, err))) == (2, 1, True), err
 
 
 def test_models_and_data_of_the_package_are_found_as_before(written):

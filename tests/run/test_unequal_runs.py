@@ -12,6 +12,7 @@ from sottovoce.learning.batches import parse_batches
 from sottovoce.privacy.amplification import noise_for
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.run.build import build_accountant
+from sottovoce.run.planned_question import planned_question
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.privacy_report import report_wanted
 
@@ -146,3 +147,13 @@ def test_other_weights_of_nodes_are_refused(tmp_path):
     task = build_accountant(experiment(tmp_path)).training_run.task
     with pytest.raises(InputError, match="nodes weighed by 'age'; known: equal, size"):
         task.gradients("full", "per-example", 1.0, weigh_nodes="age")
+
+
+@pytest.mark.parametrize("batch", ["full", "poisson:0.1"])
+def test_a_plan_weighs_nodes_as_the_run_does(batch, tmp_path):
+    wanted = experiment(tmp_path, batch, training={"weigh_nodes": "size"})
+    asked, run = planned_question(wanted), build_accountant(wanted).training_run
+    assert asked.sensitivity == pytest.approx(run.gradients.sensitivities("record"))
+    assert asked.sensitivity != planned_question(experiment(tmp_path, batch)).sensitivity
+    if batch != "full":
+        assert asked.declared.sampled_nodes.sensitivity == pytest.approx(run.sampled_nodes.sensitivity)

@@ -1,6 +1,7 @@
 // The planner: what a run would take, from figures that the accountant computed beforehand. Nothing here is a privacy
 // formula: rounds go up to the next that was computed, and the table between epsilon and mu is crossed by chords that
-// lie on the safe side, so no figure is below the accountant's.
+// lie on the safe side, so no figure is below the accountant's. Where the page is served by `sotto plan --serve`, the
+// accountant itself is asked, and its answer takes the place of what was computed beforehand.
 
 // The value of a table of rising xs and ys at x, by the chord; beyond its ends null.
 function chord(xs, ys, x) {
@@ -14,56 +15,146 @@ function chord(xs, ys, x) {
 function planned(grid, { graph, algorithm, batches, rounds, epsilon, records, parameters }) {
   const at = grid.rounds.findIndex((one) => one >= rounds);
   const mu = chord(grid.epsilons, grid.mus, epsilon);
-  if (at < 0 || mu == null || !(records >= batches) || !(parameters >= 1)) return null;
-  const point = grid.points[graph][algorithm][batches][at],
-    sigma = point.mu / mu,
+  const point = grid.points[graph]?.[algorithm]?.[batches]?.[at];
+  if (!point || mu == null || !(records >= batches) || !(parameters >= 1)) return null;
+  const sigma = point.mu / mu,
     moved = ((2 * batches) / records) * sigma * Math.sqrt(parameters);
   return {
     sigma,
     average: moved * point.average,
     node: moved * point.node,
-    leaks: point.by_distance.map((one) => {
+    convex: algorithm !== "mafalda",
+    leaks: point.by_distance.map((one, i) => {
       const lost = one / sigma;
       const least = grid.epsilons[0];
-      return lost < grid.mus[0] ? least : Math.min(epsilon, chord(grid.mus, grid.epsilons, lost) ?? epsilon);
+      const most = lost < grid.mus[0] ? least : Math.min(epsilon, chord(grid.mus, grid.epsilons, lost) ?? epsilon);
+      return [i + 1, most];
     }),
   };
 }
 
 // Four digits, rounded up.
 function upwards(value) {
+  if (!(value > 0) || !isFinite(value)) return String(value);
   const unit = 10 ** (Math.floor(Math.log10(value)) - 3);
   return String(Number((Math.ceil(value / unit) * unit).toPrecision(4)));
 }
 
-const PLAN_NUMBERS = { rounds: [1, 100], epsilon: [0.01, 8], records: [1, 100], parameters: [1, 1000] };
-const planState = { graph: "ring:16", algorithm: "dp-d-sgd", batches: 5 };
-const planControl = (text, input) => {
-  const found = made("label", text + " ");
-  found.append(input);
-  return found;
+const PLAN_TEXTS = {
+  graph: "graph",
+  algorithm: "algorithm",
+  batches: "batches an epoch",
+  rounds: "rounds",
+  epsilon: "target ε",
+  records: "records a node",
+  parameters: "parameters",
+  observer: "seen by node",
+  colluders: "colluding nodes",
 };
+const PLAN_NUMBERS = { rounds: [1, 100], epsilon: [0.01, 8], records: [1, 100], parameters: [1, 1000] };
+const ASKED_NUMBERS = { batches: [1, 5], ...PLAN_NUMBERS, colluders: [1, 1] };
+const planState = { graph: "ring:16", algorithm: "dp-d-sgd", batches: 5, observer: "0" };
+
+function planControl(form, name, control) {
+  const label = made("label", `${PLAN_TEXTS[name]} `);
+  control.id = `plan-${name}`;
+  label.append(control);
+  form.append(label);
+}
+
+function planChoice(form, name, values) {
+  const select = made("select");
+  select.append(...values.map((value) => Object.assign(made("option", value), { value })));
+  select.value = planState[name];
+  select.addEventListener("change", () => ((planState[name] = select.value), drawPlan()));
+  planControl(form, name, select);
+}
+
+function planInput(form, name, settings, read = String) {
+  const input = Object.assign(made("input"), { value: planState[name], ...settings });
+  input.addEventListener("input", () => ((planState[name] = read(input.value)), drawPlan()));
+  planControl(form, name, input);
+  return input;
+}
 
 function planControls(grid, form) {
-  const graph = planState.graph;
-  const choices = {
-    graph: ["graph", Object.keys(grid.points)],
-    algorithm: ["algorithm", Object.keys(grid.points[graph])],
-    batches: ["batches an epoch", Object.keys(grid.points[graph][planState.algorithm])],
-  };
-  Object.entries(choices).forEach(([name, [text, values]]) => {
-    const select = Object.assign(made("select"), { id: `plan-${name}` });
-    select.append(...values.map((value) => Object.assign(made("option", value), { value })));
-    select.value = planState[name];
-    select.addEventListener("change", () => ((planState[name] = select.value), drawPlan()));
-    form.append(planControl(text, select));
-  });
-  const texts = { rounds: "rounds", epsilon: "target ε", records: "records a node", parameters: "parameters" };
-  Object.entries(PLAN_NUMBERS).forEach(([name, [min, value]]) => {
+  const served = data.ask;
+  if (served) {
+    planState.graph = served.graphs[0];
+    const known = Object.assign(made("datalist"), { id: "plan-graphs" });
+    known.append(...served.graphs.map((value) => Object.assign(made("option"), { value })));
+    form.append(known);
+    planInput(form, "graph", { type: "text", maxLength: 500 }).setAttribute("list", "plan-graphs");
+    planChoice(form, "algorithm", served.algorithms);
+  } else {
+    planChoice(form, "graph", Object.keys(grid.points));
+    planChoice(form, "algorithm", Object.keys(grid.points[planState.graph]));
+    planChoice(form, "batches", Object.keys(grid.points[planState.graph][planState.algorithm]));
+  }
+  Object.entries(served ? ASKED_NUMBERS : PLAN_NUMBERS).forEach(([name, [min, value]]) => {
     planState[name] = value;
-    const input = Object.assign(made("input"), { id: `plan-${name}`, type: "number", min, step: "any", value });
-    input.addEventListener("input", () => ((planState[name] = Number(input.value)), drawPlan()));
-    form.append(planControl(texts[name], input));
+    planInput(form, name, { type: "number", min, step: "any", value }, Number);
+  });
+  if (served) planInput(form, "observer", { type: "text", maxLength: 200 });
+}
+
+// What was asked last; an answer to an earlier question is not shown.
+const asking = { turn: 0, timer: null };
+function askAccountant(show) {
+  const turn = ++asking.turn;
+  clearTimeout(asking.timer);
+  asking.timer = setTimeout(async () => {
+    let answer;
+    try {
+      const response = await fetch(`${data.ask.at}?${new URLSearchParams(planState)}`);
+      answer = await response.json();
+    } catch {
+      answer = { refused: "The accountant does not answer: sotto plan --serve was ended.", gone: true };
+    }
+    if (turn === asking.turn) show(answer);
+  }, 250);
+}
+
+const moved = (value) => (value == null ? "an amount that is not predicted" : upwards(value));
+const planWords = (found) =>
+  `Noise needed: σ = ${upwards(found.sigma)} times the sensitivity. It moves the average model by ${moved(found.average)} and the model of a node by ${moved(found.node)}, for steps of size one and gradients clipped to one.`;
+
+function planCaption(found, exact) {
+  const who = exact ? `what node ${planState.observer} could learn about one record` : "about one record";
+  const proof = found.convex
+    ? "for convex training with small enough steps; a direct neighbour can learn as much as whoever hears everything"
+    : "for any training: this proof does not count on distance";
+  return `ε at δ = 1e-5, ${who}, ${proof}.`;
+}
+
+function showPlan(place, found, exact) {
+  const points = found.leaks.filter(([, epsilon]) => isFinite(epsilon));
+  if (!points.length) return place.missing(["No finite ε is proven for what a single node could learn.", ""]);
+  const dot = ([x, y]) => ({
+    x,
+    y,
+    colour: css("--accent"),
+    symbol: "circle",
+    size: 11,
+    hover: `${x} hops\nε = ${upwards(y)}`,
+  });
+  place.draw({
+    marks: [
+      { kind: "line", points, colour: css("--accent"), width: 1.5 },
+      { kind: "dots", dots: points.map(dot) },
+    ],
+    x: { title: "hops", ticks: points.map(([x]) => [x, String(x)]) },
+    y: { title: "ε", zero: true },
+    caption: [planCaption(found, exact)],
+    notes: [
+      exact
+        ? `The accountant computed these figures. The noise protects ${found.covers}.`
+        : "Rounds go up to the next that was computed, and every figure is rounded up: the accountant's own are never larger.",
+    ],
+    numbers: table(
+      ["hops", "ε at most"],
+      found.leaks.map(([hops, epsilon]) => [String(hops), upwards(epsilon)]),
+    ),
   });
 }
 
@@ -78,33 +169,31 @@ function drawPlan() {
     section.insertBefore(Object.assign(made("p"), { id: "plan-answer" }), at("plan"));
     at("plan-answer").setAttribute("role", "status");
   }
-  const found = planned(grid, planState),
+  const stored = planned(grid, planState),
+    answer = at("plan-answer"),
     place = figure("plan", "What a node could learn about one record, by distance");
-  if (!found) {
-    at("plan-answer").textContent =
-      `Computed are up to ${grid.rounds.at(-1)} rounds and ε from ${grid.epsilons[0]} to ${grid.epsilons.at(-1)}, for nodes with a record in each batch at least: ask sotto plan for more.`;
-    return place.missing(["No answer for these numbers.", ""]);
+  answer.dataset.from = stored ? "table" : "nobody";
+  if (stored) {
+    answer.textContent = planWords(stored);
+    showPlan(place, stored, false);
+  } else {
+    answer.textContent = data.ask
+      ? "Asking the accountant."
+      : `Computed are up to ${grid.rounds.at(-1)} rounds and ε from ${grid.epsilons[0]} to ${grid.epsilons.at(-1)}, for nodes with a record in each batch at least. For more, ask sotto plan, or type sotto plan --serve for a planner that computes.`;
+    place.missing(["No answer for these numbers.", ""]);
   }
-  at("plan-answer").textContent =
-    `Noise needed: σ = ${upwards(found.sigma)} times the sensitivity. It moves the average model by ${upwards(found.average)} and the model of a node by ${upwards(found.node)}, for steps of size one and gradients clipped to one.`;
-  const points = found.leaks.map((one, i) => [i + 1, one]);
-  place.draw({
-    marks: [
-      { kind: "line", points, colour: css("--accent"), width: 1.5 },
-      { kind: "dots", dots: points.map(([x, y]) => ({ x, y, colour: css("--accent"), symbol: "circle", size: 11, hover: `${x} hops\nε = ${upwards(y)}` })) },
-    ],
-    x: { title: "hops", ticks: points.map(([x]) => [x, String(x)]) },
-    y: { title: "ε", zero: true },
-    caption: [
-      planState.algorithm === "mafalda"
-        ? "ε at δ = 1e-5, for any training: this proof does not count on distance."
-        : "ε at δ = 1e-5, for convex training with small enough steps; a direct neighbour learns as much as whoever hears everything.",
-    ],
-    notes: ["Rounds go up to the next that was computed, and every figure is rounded up: the accountant's own are never larger."],
-    numbers: table(
-      ["hops", "ε at most"],
-      points.map(([hops, epsilon]) => [String(hops), upwards(epsilon)]),
-    ),
+  if (!data.ask) return;
+  askAccountant((found) => {
+    answer.dataset.from = found.refused ? "nobody" : "accountant";
+    if (found.refused && found.gone && stored) {
+      answer.textContent = `${planWords(stored)} ${found.refused} These figures were computed beforehand.`;
+    } else if (found.refused) {
+      answer.textContent = found.refused;
+      place.missing(["No answer for these numbers.", ""]);
+    } else {
+      answer.textContent = planWords(found);
+      showPlan(place, found, true);
+    }
   });
 }
 
