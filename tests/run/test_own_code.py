@@ -129,7 +129,7 @@ def test_code_that_fails_in_a_process_of_a_sweep_is_named_with_its_line(written,
         ("model.shape = 3", "shape = 3 of mine.py:Small; it must be a list of whole numbers"),
         ("model.name = 'mine.py:np'", "model 'mine.py:np' is a module; it must be a class of torch modules"),
         ("data.name = 'mine.py:Moving'", "data set 'mine.py:Moving'|mine.py:Moving with"),
-        ("data.name = 'mine.py:Small'", "data set 'mine.py:Small' gives a Small; it must return a Dataset"),
+        ("data.name = 'mine.py:Small'", "data set 'mine.py:Small' returns a Small; it must return a Dataset"),
         ("algorithm.gamma = 2", "setting 'gamma' of mine.py:Momentum; its settings are: sigma, step_size, beta"),
     ],
 )
@@ -218,7 +218,7 @@ def test_the_step_that_is_taken_decides_convexity(tmp_path):
         "training": {"rounds": 3, "batch": "full", "clip": "per-example", "bound": 1.0},
     }  # fmt: skip
     with code_from(tmp_path):
-        for name, words in {"Long": "step size 5 exceeds 2/L", "Uphill": "climbs", "Mirrored": "minus"}.items():
+        for name, words in {"Long": "step size 5 exceeds 2/L", "Uphill": "goes uphill", "Mirrored": "minus"}.items():
             settings = document | {"algorithm": {"name": f"steps.py:{name}", "sigma": 1.0, "step_size": 0.5}}
             found = RunAccountant(build_run(parse_experiment(settings))).convexity
             assert (found.established, words in found.sentence) == (False, True), found
