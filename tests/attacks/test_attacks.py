@@ -460,7 +460,10 @@ def test_unknown_attacks_of_a_sweep_are_refused(sotto, tmp_path):
             "only what nodes received was recorded",
         ),
         (["attack", "plain", "--view", "node:0"], "view node:0 with threshold; a view is for pooled"),
-        (["attack", "plain", "--attack", "inversion"], "a batch of 20 rows at node 1; inversion can separate from 1 to 4 rows"),
+        (
+            ["attack", "plain", "--attack", "inversion"],
+            "a batch of 20 rows at node 1; inversion can separate from 1 to 4 rows",
+        ),
         (["attack", "plain", "--attack", "inversion", "--attacker", "1"], "no neighbour's model of the first round"),
         (["attack", "plain", "--picture", "x.svg"], "--picture with threshold; only inversion draws"),
         (["attack", "mute"], "nothing was recorded; attacks need what attackers received; run again"),

@@ -302,7 +302,7 @@ def test_poisson_on_shards_of_unequal_size_costs_every_node_the_same():
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
-        ("anti-pgd", {}, "noise correlated over rounds"),
+        ("anti-pgd", {}, "noise that is correlated over rounds"),
         ("zip-dl", {}, "nothing is added to gradients themselves"),
         ("zip-dl", {"message_sigma": 1.0, "sigma": None}, "nothing is added to gradients themselves"),
     ],
