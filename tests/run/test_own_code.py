@@ -118,7 +118,7 @@ def test_code_that_fails_in_a_process_of_a_sweep_is_named_with_its_line(written,
     (written / "mine.py").write_text(saved(PAGE, "mine.py").replace("return self.layers(rows)", "return {}[0]"))
     code, out, err = sotto("", "run", "written/mine.toml", *QUICK, "--jobs", "2", "--set", "seeds=[0, 1]")
     assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert re.search(r"mine\.py, line \d+: KeyError: 0; code of your own raised", err), err
+    assert re.search(r"mine\.py, line \d+: KeyError: 0; your own code raised", err), err
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_wrong_settings_are_refused_in_a_sentence(written, changes, line):
     [
         (
             "Moving(mixed, state.velocity)", "Moving(mixed, state.speed)",
-            r"mine\.py, line 31: AttributeError: 'Moving' object has no attribute 'speed'; code of your own raised",
+            r"mine\.py, line 31: AttributeError: 'Moving' object has no attribute 'speed'; your own code raised",
         ),
         ("return Moving(mixed, state.velocity)", "return None", "None as an algorithm's state; .* give a Moving"),
         ("return Moving(mixed, state.velocity)", "return mixed, 0", "a tuple as an algorithm's state"),
