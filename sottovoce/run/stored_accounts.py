@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import time
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 from sottovoce._version import __version__
@@ -44,7 +45,6 @@ class StoredAccounts:
         self._run = hashlib.sha256(f"{fingerprint} {_code()}".encode()).hexdigest()
         folder = state_folder()
         self._path = None if folder is None else folder / "accounts" / f"{self._run[:32]}.jsonl"
-        self._known = self._read()
         self._waiting: list[Account] = []
         self._written = time.monotonic()
 
@@ -86,7 +86,8 @@ class StoredAccounts:
         text = json.dumps(_document(found))
         return json.dumps({"signature": sign(self._content(text)), "account": text})
 
-    def _read(self) -> dict[str, Document]:
+    @cached_property
+    def _known(self) -> dict[str, Document]:
         """What is stored; a line that was cut off by a kill, or that this user has not signed, is passed over."""
         if self._path is None:
             return {}
@@ -112,9 +113,10 @@ class StoredAccounts:
 @cache
 def _code() -> str:
     """Which code this is: its version, and the size and time of every file of it."""
-    root = Path(__file__).parents[1]
-    files = [(str(path.relative_to(root)), path.stat()) for path in sorted(root.rglob("*.py"))]
-    named = [(name, about.st_size, about.st_mtime_ns) for name, about in files]
+    root = str(Path(__file__).parents[1])
+    files = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith(".py")]
+    about = [(path.removeprefix(root), os.stat(path)) for path in sorted(files)]
+    named = [(name, one.st_size, one.st_mtime_ns) for name, one in about]
     return hashlib.sha256(json.dumps([__version__, named]).encode()).hexdigest()
 
 
