@@ -57,6 +57,12 @@ def test_changed_code_is_refused(written, sotto):
     assert (code, "has changed" in err) == (2, True), err
 
 
+def test_a_plan_counts_the_parameters_of_a_model_of_ones_own(written, sotto):
+    code, out, err = sotto("", "plan", "written/mine.toml", "--json")
+    assert code == 0, err
+    assert json.loads(out)["dimension"] == 5 * 7 + 2 * 6
+
+
 def test_code_that_reads_data_is_part_of_the_private_fingerprint(written, sotto):
     """The same rows, read by other code that stands elsewhere: what is public stays the same."""
     (written / "rows.py").write_text(saved(PAGE, "mine.py"))
