@@ -51,6 +51,7 @@ def answer_for_pairs(
         **settings_document(setting, sigma), "algorithm": system.algorithm.name, "topology": system.topology.name,
         "rounds": system.rounds, "secure_sum": setting.secure_sum, "delta": delta, "kind": Kind.FIXED_STREAMS.value,
         "proven_for_training": averaging, "pairs": len(others),
+        "rounded_up_by": all_pairs.rounded_up_by(system.n),
         "sampled_attackers": None if sample is None else attackers,
         **{name: to_json(value) for name, value in figures.items()},
         "proven_for_everyone": proven,
@@ -61,6 +62,9 @@ def answer_for_pairs(
     lines = (
         [] if averaging else ["These are exact for fixed streams, an idealisation of training; do not promise them."]
     )
+    above = all_pairs.rounded_up_by(system.n)
+    if above is not None:
+        lines.append(f"Each mu may be up to {above:.1%} above the exact one; --view node:A has that of one attacker.")
     if sample is not None:
         lines.append(
             f"A sample: {sample} of {system.n:,} attackers, drawn with seed {setting.seed}; others may learn more."

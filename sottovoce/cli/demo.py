@@ -15,7 +15,7 @@ from sottovoce.privacy.rounding import round_up
 if TYPE_CHECKING:
     from sottovoce.demo.demonstration import DemonstratedRun, Demonstration
 
-SUMS = "hears only sums"
+SUMS = "sees only sums"
 
 
 @app.command()
@@ -46,19 +46,14 @@ def demo(
 
 def _table(runs: "Sequence[DemonstratedRun]") -> Table:
     hops = max((len(one.by_distance) for one in runs), default=0)
-    heading = [
-        "training",
-        "accuracy",
-        "likeness of reconstructed pictures (0 to 1)",
-        "membership guessed right (coin: 50 %)",
-    ]
-    table = [[*heading, "epsilon to a neighbour", f"epsilon {hops} hops away"]]
+    heading = ["training", "accuracy", "pictures reconstructed", "members recognised"]
+    table = [[*heading, "epsilon, neighbour", f"epsilon, {hops} hops"]]
     for one in runs:
         accuracy, distances = one.finished.result["metrics"]["accuracy"]["average"], one.by_distance
         table.append([
             _title(one), f"{accuracy:.0%}",
-            SUMS if one.likeness is None else f"{max(0.0, one.likeness):.2f}",
-            SUMS if one.membership is None else f"{one.membership['auc']['value']:.0%}",
+            SUMS if one.likeness is None else f"correlation {max(0.0, one.likeness):.2f}",
+            SUMS if one.membership is None else f"{one.membership['auc']['value']:.0%} (coin: 50%)",
             _epsilon(distances[0]["epsilon"]) if distances else "none is proven",
             _epsilon(distances[-1]["epsilon"]) if len(distances) == hops else "all are neighbours",
         ])  # fmt: skip

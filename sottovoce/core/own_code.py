@@ -95,7 +95,7 @@ def raised_in_own_code(error: BaseException) -> InputError | None:
         return None
     file, line = own[-1]
     return InputError(
-        f"{file}, line {line}: {type(error).__name__}: {shortened(str(error))}", "code of your own raised this",
+        f"{file}, line {line}: {type(error).__name__}: {shortened(str(error))}", "your own code raised this error",
         "correct it",
     )  # fmt: skip
 

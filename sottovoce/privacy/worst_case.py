@@ -37,7 +37,7 @@ AT_ONCE = 2e6
 most of the cost."""
 
 
-def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int) -> NDArray[np.float64]:
+def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int, gap: float = GAP) -> NDArray[np.float64]:
     """mu^2 of each victim: the largest over patterns of the semidefinite value, as a sound upper bound."""
     alike: dict[int, list[NDArray[np.intp]]] = {}
     for pattern in scheme.patterns(rounds):
@@ -50,7 +50,7 @@ def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int) -
         found = []
         for some in alike.values():
             stacked = np.concatenate([held[:, pattern[:, None], pattern] for pattern in some])
-            found.append(bound(stacked, len(some)).reshape(len(some), -1).max(axis=0))
+            found.append(bound(stacked, len(some), gap).reshape(len(some), -1).max(axis=0))
         return np.max(found, axis=0)
 
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
@@ -73,14 +73,15 @@ def absolute_sum(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.abs(M_VTT).sum(axis=(1, 2))
 
 
-def bound(M_VTT: NDArray[np.float64], patterns: int = 1) -> NDArray[np.float64]:
-    """The semidefinite value of each matrix, from above. Those of several patterns follow each other."""
+def bound(M_VTT: NDArray[np.float64], patterns: int = 1, gap: float = GAP) -> NDArray[np.float64]:
+    """The semidefinite value of each matrix, from above, within the gap. Matrices of one pattern follow each other."""
     M_VTT = (M_VTT + M_VTT.transpose(0, 2, 1)) / 2
     quick, plain = absolute_sum(M_VTT), M_VTT.sum(axis=(1, 2))
     out = quick.copy()
-    loose = np.flatnonzero(quick - plain > GAP * quick)
+    loose = np.flatnonzero(quick - plain > gap * quick)
     if loose.size:
-        out[loose] = np.minimum(quick[loose], dual_bound(M_VTT[loose], pattern=loose // (len(M_VTT) // patterns)))
+        pattern = loose // (len(M_VTT) // patterns)
+        out[loose] = np.minimum(quick[loose], dual_bound(M_VTT[loose], gap, pattern))
     return out
 
 
@@ -197,7 +198,7 @@ def _certify(
 
 
 def _unit(v_VTK: NDArray[np.float64]) -> NDArray[np.float64]:
-    return v_VTK / np.maximum(np.linalg.norm(v_VTK, axis=2, keepdims=True), 1e-300)
+    return v_VTK / np.maximum(np.sqrt(np.einsum("vtk,vtk->vt", v_VTK, v_VTK)), 1e-300)[:, :, None]
 
 
 def _feasible(M_TT: NDArray[np.float64], y_T: NDArray[np.float64]) -> float:

@@ -17,6 +17,7 @@ from sottovoce.report.rounding import percent
 from sottovoce.report.wording import adversary, not_covered
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments
+from sottovoce.run.sweep_results import LESS_IS_BETTER
 
 COIN = "Somebody who tosses a coin is right 50 % of the time."
 NO_CONTACT = 'Nobody is named. The run file, or the agreement of a federation, can: contact = "..." under [about].'
@@ -25,7 +26,7 @@ ALONE_AT_A_MEMBER = (
     "What this member would reach by itself was not computed: sotto peer join --baselines does it, at home. What all "
     "would reach without noise, nobody can compute who lacks the others' rows."
 )
-MOST_NOT_COVERED = 5
+MOST_NOT_COVERED = 6
 TASKS = {"accuracy": "the share of rows that are classified rightly", "rmse": "the root of the mean squared error"}
 
 
@@ -43,6 +44,7 @@ def plain_words(run: RunDocuments, names: Sequence[str] | None, n: int, without_
             ["What did the noise cost?", _cost_of_noise(run, without_noise)],
             ["Whom can I ask?", [about.contact or NO_CONTACT]],
         ],
+        "guess_about": "its data" if privacy.adjacency == "user" else "one of its records",
         "members": _members(run, names, n),
     }
 
@@ -55,8 +57,7 @@ def _what_was_done(run: RunDocuments, names: Sequence[str] | None, n: int) -> li
     trained = f"{who}{records} trained one model ({settings.model.name}) together in {run.privacy.rounds} rounds"
     noise = "" if run.privacy.sigma is None else ", with noise added,"
     lines = [
-        f"{trained}{'' if member else f', on {settings.data.name}'}. There was no central server: each sent its "
-        f"model{noise} to its neighbours only."
+        f"{trained}{_on_data(run)}. There was no central server: each sent its model{noise} to its neighbours only."
     ]
     if member:
         lines.append(f"This is the page of {member}. No other member ever held its rows.")
@@ -65,6 +66,12 @@ def _what_was_done(run: RunDocuments, names: Sequence[str] | None, n: int) -> li
             "This was a simulation: one machine held everybody's rows. In a federation (sotto peer) nobody does."
         )
     return lines
+
+
+def _on_data(run: RunDocuments) -> str:
+    """A data set that is known by its name; names of files say nothing to a reader."""
+    name = run.experiment.data.name
+    return "" if "member" in run.result or ":" in name else f", on {name}"
 
 
 def _findable(privacy: PrivacyDocument, names: Sequence[str] | None) -> list[str]:
@@ -84,11 +91,16 @@ def _findable(privacy: PrivacyDocument, names: Sequence[str] | None) -> list[str
         if headline.change == "zero-out"
         else f"They are shown {whose} in two versions, the true one and another, and must say which was trained on."
     )
+    more = (
+        ""
+        if headline.change == "zero-out"
+        else (f"The same holds for every question about {whose} that has two equally likely answers. ")
+    )
     return [
         f"Imagine {_who(headline, privacy, names)}, knowing all the rest of the data already. {question}",
         f"{COIN} They are right at most {right:g} % of the time, whatever they compute and however long. This is "
         f"proven, not measured; experts call it epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}.",
-        "The nearer that number is to 50 %, the less can be found out; near 100 % there is hardly any protection.",
+        f"{more}The nearer the number is to 50 %, the less can be found out; near 100 % hardly anything is protected.",
     ]
 
 
@@ -138,13 +150,19 @@ def _cost_of_noise(run: RunDocuments, without_noise: RunDocuments | None) -> lis
         alone = "{mean:.3f} ({min:.3f} to {max:.3f})".format(**found["alone"])
         return [
             measured,
-            f"The same training without noise reaches {found['without_noise']['average']:.3f}, and protects nobody.",
+            _without_noise(metric, own, found["without_noise"]["average"]),
             f"A member that trains by itself, with neither noise nor the others, reaches {alone}.",
         ]
     if without_noise is not None:
-        other = without_noise.final_metric("average")
-        return [measured, f"The same training without noise reaches {other:.3f}, and protects nobody."]
+        return [measured, _without_noise(metric, own, without_noise.final_metric("average"))]
     return [measured, ALONE_AT_A_MEMBER if "member" in run.result else NO_BASELINES]
+
+
+def _without_noise(metric: str, own: float, other: float) -> str:
+    """What the same training reaches without noise, and what noise cost if the figures show it."""
+    cost = own - other if metric in LESS_IS_BETTER else other - own
+    lost = f"Noise cost {cost:.3f}." if round(cost, 3) > 0 else "Here noise cost nothing that shows in this figure."
+    return f"The same training without noise reaches {other:.3f}, and protects nobody. {lost}"
 
 
 # --- members -------------------------------------------------------------------------------------------------------
@@ -181,18 +199,21 @@ def _by_victim(privacy: PrivacyDocument) -> dict[int, PrivacyFigure]:
 
 
 def _closest(privacy: PrivacyDocument, victim: int, names: Sequence[str] | None, n: int) -> Document | None:
-    """The single node that can learn most about another, with its figure; None unless all others are accounted for."""
-    found: list[tuple[float, int, PrivacyFigure]] = []
+    """The single nodes that can learn most about another, and how often they guess right at most; None unless all
+    others are accounted for.
+    """
+    found: dict[int, PrivacyFigure] = {}
     views = privacy.node_views_with_models or privacy.node_views
     for attacker in set(range(n)) - {victim}:
         view = views.get(attacker)
         proven = [one for one in view.guarantees if one.victim == victim and one.proven_for_training] if view else []
         if not proven:
             return None
-        best = min(proven, key=lambda one: one.epsilon)
-        found.append((best.epsilon, -attacker, best))
-    _, attacker, figure = max(found, key=lambda one: one[:2])
-    return {"name": str(-attacker) if names is None else names[-attacker], "guess": _guess(figure, privacy.delta)}
+        found[attacker] = min(proven, key=lambda one: one.epsilon)
+    guesses = {attacker: _guess(figure, privacy.delta) for attacker, figure in found.items()}
+    most = max(guesses.values(), key=lambda guess: math.inf if guess is None else guess)
+    worst = sorted(attacker for attacker, guess in guesses.items() if guess == most)
+    return {"names": [str(one) if names is None else names[one] for one in worst], "guess": most}
 
 
 def _guess(figure: PrivacyFigure | None, delta: float) -> float | None:

@@ -25,22 +25,24 @@ KINDS = {
         "drives two models apart."
     ),
     "fixed-streams": (
-        "An idealisation, no proof for training: exact if what nodes say did not depend on what they heard. "
+        "An idealisation, no proof for training: exact if what nodes send did not depend on what they receive. "
         "The true leak can be larger."
     ),
 }
 """What each kind of proof means, for the page; see docs/guarantees.md."""
 
 NOT_COVERED = (
-    "Several runs on the same data: their losses add up, and choosing the best of them is a run too.",
+    "Several runs on the same data: what they reveal adds up. Choosing the best of several runs counts as all of them.",
+    "Nodes that break the rules: they can spoil the model, and figures that count on the noise of others assume that "
+    "these add it.",
+    "What nodes tell each other outside this training.",
     "How many records each node holds: that is public.",
-    "What nodes tell each other beside the messages of this algorithm.",
 )
 SIMULATION_FOLDER = (
-    "The folder of a simulation: it holds every node's model, and perhaps what was recorded for attacks."
+    "The folder of a simulation: whoever can read it sees every node's model, and what was recorded for attacks."
 )
 MEMBER_FOLDER = "The folder of this member: it holds its keys, its ledger, and what it measured on its own rows."
-SEVERAL_RECORDS = "Somebody who has several records at a node: one record is protected, not all of them together."
+SEVERAL_RECORDS = "People with several records at a node: each record is protected by itself, not all of them together."
 ROUNDING = (
     "Rounding: the last bits of floating-point numbers can betray what figures about real numbers say is hidden. Set "
     "privacy.exact_noise = true, if the algorithm has it."
@@ -50,7 +52,7 @@ ROUNDING_OF_SOME = (
     "nodes that adds up, and the last bits of floating-point numbers can undo that. For convex training "
     'privacy.exact_noise = "fine" covers it.'
 )
-SINGLE_NODES = "Figures for single nodes are about one curious node. Two that compare notes can learn more."
+SINGLE_NODES = "Figures for single nodes are about one curious node. Two that share what they received can learn more."
 WITHOUT_MODELS = (
     "Figures for single nodes leave out the final models unless they say otherwise. "
     "Publishing these tells every node more."

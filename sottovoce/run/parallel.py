@@ -122,10 +122,12 @@ class _Worker(Generic[Item, Answer]):
         how = (theirs, act, limits_are_lifted(), code_folder())
         self._process = context.Process(target=_work, args=how)  # type: ignore[attr-defined]
         self._process.start()
+        self._is_ready = False
         theirs.close()  # so that the pipe ends with the process
 
     def begin(self, item: Item) -> None:
         with _ended_from_outside():
+            self._wait_until_ready()
             self.connection.send(item)
 
     def answer(self) -> Answer:
@@ -137,9 +139,15 @@ class _Worker(Generic[Item, Answer]):
 
     def interrupt(self) -> None:
         """Stop what it does; what it would do next it does not begin."""
-        with suppress(ProcessLookupError):
+        with suppress(EOFError, OSError):
+            self._wait_until_ready()
             if self._process.is_alive():
                 os.kill(self._process.pid, signal.SIGINT)
+
+    def _wait_until_ready(self) -> None:
+        """Until it heeds signals: one that comes before might be lost, and it would never end."""
+        if not self._is_ready:
+            self._is_ready = self.connection.recv()
 
     def join(self) -> None:
         """Wait until it has ended, which it does when the pipe is closed and it has nothing more to do."""
@@ -174,6 +182,7 @@ def _work(connection: Connection, act: Callable[[Any], object], lifted: bool, co
             return None, error
 
     with suppress(EOFError, OSError):
+        connection.send(True)
         while True:
             found = outcome(connection.recv())
             try:

@@ -254,7 +254,7 @@ def test_sorted_scores_are_no_trap():
         (lambda: audit_scores(OUT, ["high"]), "scores with the canary that are not numbers"),
         (lambda: audit_scores(OUT, IN[None]), r"scores with the canary of shape \(1, 1000\)"),
         (lambda: audit_scores(OUT, IN, threshold=math.nan), "threshold nan"),
-        (lambda: audit_one_run(OUT, IN), r"1000 scores and coins of shape \(1000,\); one true or false"),
+        (lambda: audit_one_run(OUT, IN), r"1000 scores and coins of shape \(1000,\); there must be one true or false"),
         (lambda: audit_one_run(OUT, OUT > 0, guesses=2000), "0 of 2000 guesses about 1000 canaries"),
         (lambda: audit_guesses(canaries=10, guesses=5, correct=6), "6 of 5 guesses about 10 canaries"),
         (lambda: audit_guesses(canaries=10, guesses=5, correct=5, confidence=0), "confidence 0; "),

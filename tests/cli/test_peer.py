@@ -98,7 +98,7 @@ REFUSED = [
     ("peer init Hill --no-listen --folder other", "Hill.member.toml exists"),
     ("peer init West --folder other", "West listens and has no address"),
     ("peer init We/st --folder other", "a name has at most 63 letters"),
-    ("peer agree settings.toml Hill.member.toml", "rows of Mercy"),
+    ("peer agree settings.toml Hill.member.toml", "[rows] names Mercy"),
     ("peer agree settings.toml settings.toml", "settings.toml: seed; there is no such key"),
     ("peer agree nothing.toml Hill.member.toml", "nothing.toml: No such file"),
     ("peer agree setings.toml Hill.member.toml --out settings.toml", "setings.toml: No such file"),

@@ -125,7 +125,7 @@ WRONG = [
     (["members", 0, "certificate"], "none", "the certificate of Hill is damaged"),
     (["members", 0, "exchange_key"], "12", "the exchange_key of Hill is damaged"),
     (["members", 0, "name"], "MERCY", "MERCY and Mercy have the same name"),
-    (["members", 0, "name"], "Zoe", "in the order of their names"),
+    (["members", 0, "name"], "Zoe", "they must be sorted by name"),
     (["members", 0, "address"], None, "Hill listens and has no address"),
     (["members", 0, "rows"], 0, "members.0.rows = 0"),
     (["members", 0, "rows"], None, "members.0.rows is missing"),
@@ -174,7 +174,7 @@ def test_an_edge_that_nobody_can_open_is_refused_with_the_remedy(tmp_path):
 
 DRAFTS = [
     (SETTINGS.replace("Hill = 12\n", ""), "no rows for Hill"),
-    (SETTINGS.replace("Hill = 12", "Hill = 12\nWest = 3"), "rows of West"),
+    (SETTINGS.replace("Hill = 12", "Hill = 12\nWest = 3"), "[rows] names West"),
     (SETTINGS.replace("path:3", "path:4"), "path:4 has 4 nodes; there are 3 member files"),
     (SETTINGS.replace("path:3", "edges:Hill--Mercy,Mercy--Nort"), "nodes and members must be the same"),
     (SETTINGS.replace("seed = 3", 'noise_key = "00112233445566778899aabbccddeeff"'), "noise_key; every member"),

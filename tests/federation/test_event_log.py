@@ -37,7 +37,7 @@ def test_a_message_out_of_turn_is_logged_and_looks_like_no_attack(tmp_path):
     with event_log(path, shown.append) as tell:
         for reason in (Reason.TOO_EARLY, Reason.RANGE):
             tell(*link_event(FrameRefused(1, reason), NAMES, 4))
-    assert shown == [f"A message of Mercy was refused: {Reason.RANGE.value}."]
+    assert shown == [f"A message from Mercy was refused: {Reason.RANGE.value}."]
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == ["OutOfTurn", "FrameRefused"]
 
 

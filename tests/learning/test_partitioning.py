@@ -117,7 +117,7 @@ def test_mnist_by_writer_is_less_skewed_than_by_label(data):
 @pytest.mark.parametrize(
     ("nodes", "how", "settings", "line"),
     [
-        (0, "iid", {}, "0 nodes; digits has 1438 training rows, a node needs one"),
+        (0, "iid", {}, "0 nodes; digits has 1438 training rows, and every node needs one"),
         (1439, "iid", {}, "1439 nodes; digits has 1438"),
         (84, "user", {}, "84 nodes for 83 groups of digits; by user, a node needs a group .*; use at most 83 nodes"),
         (5, "sorted", {}, "partition 'sorted'; known: iid, dirichlet:ALPHA, user, writer"),

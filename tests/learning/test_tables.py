@@ -239,7 +239,7 @@ WRONG = [
     ("range = [20, 100]", "range = [20]", "columns.0.range"),
     ("range = [20, 100]", "", "a column has exactly one of them"),
     ("range = [20, 100]", 'range = [20, 100]\nunknown = "x"', "only columns with categories have it"),
-    ('"east", "west", "other"', '"east", "east", "other"', "they differ"),
+    ('"east", "west", "other"', '"east", "east", "other"', "they must differ"),
     ('"no", "yes"', '"no", "yes"]\nunknown = "no"\nmore = [', "there is no such key"),
     ('"no", "yes"]', '"no", "yes"]\nunknown = "no"', "a substitute for the target"),
     ('target = "again"', 'target = "other"', "target 'other' among 3 columns"),

@@ -24,9 +24,8 @@ from sottovoce import (
 from sottovoce.core.graphs import graph
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError
-from sottovoce.planning import planner
 from sottovoce.planning.noise_accumulation import noise_in_models
-from sottovoce.planning.planner import Question, candidates, plan
+from sottovoce.planning.planner import Question, candidates, plan, plan_one
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.guarantee import TrainingProof
 
@@ -223,7 +222,7 @@ def test_poisson_batches_are_dealt_into_the_parts_that_suit_correlated_noise_bes
         graph=graph("complete:3"), rounds=6, epsilon=1.0, delta=1e-5, records=8, dimension=5, adjacency="record",
         participation="poisson:0.5",
     )  # fmt: skip
-    plain, dealt = (planner._best(question, planner._Candidate(name)) for name in ("dp-d-sgd", "mafalda"))
+    plain, dealt = (plan_one(question, name).entry for name in ("dp-d-sgd", "mafalda"))
     assert dealt.settings["batches"] in ("cyclic-poisson:0.5x1", "cyclic-poisson:1.0x2")
     assert dealt.error_node <= plain.error_node * (1 + 1e-6)
     assert dealt.epsilon(1e-5) <= 1.0

@@ -312,9 +312,8 @@ def test_routes_by_size_and_little_memory(monkeypatch, net):
 def _settled(view_of, monkeypatch, eta=1e-6):
     """M by the whitening of the last round, with no exact route to fall back upon."""
     monkeypatch.setattr(stationary, "CHEAP", 0)
-    monkeypatch.setattr(stationary, "ETA", eta)
     monkeypatch.setattr(gram_route, "products", None)
-    return routes.whole(view_of, routes.gram(view_of))
+    return routes.whole(view_of, routes.gram(view_of, eta))
 
 
 LONG = [
@@ -332,6 +331,7 @@ def test_one_whitening_for_all_rounds_is_never_below_the_truth_and_hardly_above(
     view_of = seen(name, net, view, rounds)
     truth = routes.dense(view_of)
     monkeypatch.setattr(stationary, "DIRECTIONS", directions)
+    monkeypatch.setattr(stationary, "COARSE", directions)
     monkeypatch.setattr(stationary, "AT_ONCE", 12 * rounds**2)
     for eta in (1e-6, 1e-3):
         M = _settled(view_of, monkeypatch, eta)
@@ -343,6 +343,37 @@ def test_one_whitening_for_all_rounds_is_never_below_the_truth_and_hardly_above(
             np.testing.assert_allclose(worst_case(M, EVERY, rounds), worst_case(truth, EVERY, rounds), rtol=1.2e-5)
 
 
+TURNING = {
+    "symmetric": (metropolis("erdos-renyi:20,p=0.3,seed=0"), 1.0, True),
+    "directed": (uniform("exponential:12"), 1.0, False),
+    "uneven noise": (metropolis("ring:8"), np.linspace(0.5, 3.0, 8), False),
+}
+
+
+@pytest.mark.parametrize("name", TURNING)
+@pytest.mark.parametrize("eliminated", [False, True])
+def test_lags_that_turn_back_have_the_covariance_of_all_noise(name, eliminated):
+    net, sigma, turns = TURNING[name]
+    view_of = seen("dp-d-sgd", net, views.node(0), 7, sigma=sigma)
+    if eliminated:
+        view_of, _ = eliminate_known_messages(view_of)
+    effects = gram_route.Effects(view_of)
+    assert effects.turns_back == (turns and eliminated)  # what it knows of its own state is taken out then
+    _, B_RZ = view_of.dense()
+    np.testing.assert_allclose(gram_route._covariance(effects), B_RZ @ B_RZ.T, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize("net", [metropolis("regular:60,d=3,seed=1"), metropolis("florentine")], ids=str)
+def test_figures_that_may_be_rounded_up_are_by_no_more_than_that(net, monkeypatch):
+    view_of = seen("dp-d-sgd", net, views.node(0), 40)
+    exact = routes.squared(view_of, EVERY)
+    monkeypatch.setattr(stationary, "CHEAP", 0)
+    rough = routes.squared(view_of, EVERY, above=1e-2)
+    assert (rough >= exact * (1 - 2e-5)).all()
+    assert (rough <= exact * 1.01**2).all()
+    assert (rough > exact * 1.001).any()
+
+
 def test_what_one_whitening_lacks_is_proven_or_refused(monkeypatch):
     view_of = seen(*LONG[0])
     effects = gram_route.Effects(view_of)
@@ -351,17 +382,17 @@ def test_what_one_whitening_lacks_is_proven_or_refused(monkeypatch):
     E = stationary._lacks_(factor.copy(), last)
     C = stationary._toeplitz(last, slice(0, len(factor)))
     np.testing.assert_allclose(E, C @ factor @ factor.T @ C.T, atol=1e-12)
-    Y = stationary.lacking_(factor.copy(), last, 0.0)
+    Y = stationary.lacking_(factor.copy(), last, 0.0, stationary.ETA)
     slack = (1 + stationary.ETA) * (np.eye(len(E)) + Y @ Y.T) - np.linalg.inv(E)
     assert np.linalg.eigvalsh(slack)[0] > 0
     assert np.linalg.eigvalsh(np.eye(len(E)) - np.linalg.inv(E))[0] < -0.01
 
-    def too_few(E_RR):
+    def too_few(E_RR, eta):
         sizes, directions = np.linalg.eigh(E_RR)
         return 1 - sizes[1:], directions[:, 1:]
 
     monkeypatch.setattr(stationary, "_leading", too_few)
-    assert stationary.lacking_(factor.copy(), last, 0.0) is None
+    assert stationary.lacking_(factor.copy(), last, 0.0, stationary.ETA) is None
     monkeypatch.setattr(stationary, "CHEAP", 0)
     np.testing.assert_allclose(routes.whole(view_of, routes.gram(view_of)), routes.dense(view_of), atol=1e-10)
 
@@ -410,9 +441,10 @@ def test_a_view_without_what_was_said_is_the_same_view(case: Case):
         smaller, direct = eliminate_known_messages(view_of)
         if smaller is view_of:
             continue
-        assert sum(len(step.observed.state.indptr) for step in smaller.steps) < sum(
-            len(step.observed.state.indptr) for step in view_of.steps
-        )
+        sizes = [
+            sum(step.observed.state.shape[0] + step.out.state.nnz for step in one.steps) for one in (smaller, view_of)
+        ]
+        assert sizes[0] < sizes[1]
         heard = any(step.observed.state.shape[0] for step in smaller.steps)
         found = direct[:, None, None] * np.eye(view_of.gradient_rounds) + (routes.dense(smaller) if heard else 0)
         np.testing.assert_allclose(found, routes.dense(view_of), rtol=1e-8, atol=1e-9)

@@ -171,7 +171,7 @@ def test_calibrate_counts_on_chance_as_the_command_does(how, records, sotto):
 
 def test_calibrate_refuses_what_chance_does_not_cover():
     plain, ring = algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:4")
-    with pytest.raises(InputError, match=r'adjacency .user.; a node whose data changes .* give adjacency="record"'):
+    with pytest.raises(InputError, match=r'adjacency .user.; if all data of a node changes.* give adjacency="record"'):
         calibrate(plain, ring, participation="poisson:0.1", **TARGET)
     with pytest.raises(InputError, match="records with participation every"):
         calibrate(plain, ring, records=3, **TARGET)

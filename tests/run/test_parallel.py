@@ -44,7 +44,10 @@ def test_processes_that_have_only_begun_end_without_a_word():
 
 @pytest.fixture
 def started(monkeypatch):
-    """The processes that were started, as forks; `started.then()` is called after each."""
+    """The processes that were started, as forks; `started.then()` is called after each.
+
+    SIGINT is heeded here even where it is ignored, as it is by tests that a shell has started in the background.
+    """
 
     class Started(list):
         def then(self):
@@ -60,7 +63,9 @@ def started(monkeypatch):
 
     monkeypatch.setattr(context.Process, "start", noted)
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
-    return processes
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield processes
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("heard_by", ["this thread", "another thread"])

@@ -32,12 +32,14 @@ def eliminate_known_messages(observation: Observation) -> tuple[Observation, NDA
         return untouched
     if step.out.state.shape[0] != step.out.state.shape[1]:  # a first round that begins to remember
         return untouched
+    if not np.any(np.diff(step.observed.state.indptr) == 1):
+        return untouched
     step = _moving(replace(step, out=_subtract(step), point=None))
     alone = _alone(step.observed, step.out)
-    if not alone.any():
-        return untouched
-    noise = step.observed.noise[alone].power(2).sum(axis=1)
-    direct = (sparse.diags_array(1 / noise) @ step.observed.gradient[alone].power(2)).sum(axis=0)
+    direct = np.zeros(len(observation.victims))
+    if alone.any():
+        noise = step.observed.noise[alone].power(2).sum(axis=1)
+        direct = (sparse.diags_array(1 / noise) @ step.observed.gradient[alone].power(2)).sum(axis=0)
     smaller = _needed(replace(step, observed=Inputs(*(part[~alone] for part in step.observed))))
     return replace(observation, steps=(smaller,) * len(observation.steps)), direct
 

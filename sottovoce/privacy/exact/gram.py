@@ -9,6 +9,7 @@ Shapes: V victims, T rounds, R observations, P observations of one round, S nois
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from scipy.linalg import lapack
 
 from sottovoce.core.class_correlation import groups_of
 from sottovoce.privacy.exact import whitening
-from sottovoce.privacy.exact.stationary import alike, settled_
+from sottovoce.privacy.exact.stationary import ETA, alike, settled_
 from sottovoce.privacy.exact.whitening import (
     Array,
     Groups,
@@ -89,6 +90,11 @@ class Effects:
             self._lags |= _by_lag(step, len(self.steps), ("gradient", "noise") if few else (part,))
         return self._lags[part]
 
+    @cached_property
+    def turns_back(self) -> bool:
+        """Whether the covariance of effects depends on the sum of their lags alone."""
+        return self._alike and _turns_back(self.steps[0])
+
     def signals(self) -> NDArray[np.bool_]:
         """Which observations any gradient reaches."""
         reached = np.zeros(self.starts[-1], dtype=bool)
@@ -118,8 +124,8 @@ def _times(dense: Array, matrix: sparse.csr_array) -> Array:
     return np.asarray((matrix.T @ dense.T).T)
 
 
-def gram(observation: Observation) -> Groups:
-    """M from the covariance of all observations."""
+def gram(observation: Observation, eta: float = ETA) -> Groups:
+    """M from the covariance of all observations; where one whitening serves all rounds, up to 1 + eta times M."""
     effects = Effects(observation)
     factor, alive = _factor(observation, effects)
     if not alive.any():
@@ -127,7 +133,7 @@ def gram(observation: Observation) -> Groups:
         return
     rounding = rounding_error(factor)
     if alive.all() and alike(observation, len(factor)) and not _few(observation, len(factor)):
-        groups = settled_(observation, factor, rounding)
+        groups = settled_(observation, factor, rounding, eta)
         if groups is not None:
             del factor, effects
             yield from groups
@@ -203,7 +209,10 @@ def _covariance(effects: Effects) -> Array:
     lags = effects.column("noise", tail)[: stop - starts[tail]]
     if lags.shape[1]:
         at, width = starts[tail], starts[tail + 1] - starts[tail]
-        np.matmul(lags, lags.T, out=G_RR[at:stop, at:stop])
+        if effects.turns_back:
+            _products_of_lags_(G_RR, lags, width)
+        else:
+            np.matmul(lags, lags.T, out=G_RR[at:stop, at:stop])
         for t in range(tail + 1, end):
             here, before = slice(starts[t], starts[t + 1]), slice(starts[t - 1], starts[t])
             G_RR[here, at + width : stop] += G_RR[before, at : stop - width]
@@ -213,6 +222,45 @@ def _covariance(effects: Effects) -> Array:
         column = effects.column("noise", s)
         G_RR[starts[s] :, starts[s] :] += column @ column.T
     return G_RR
+
+
+def _products_of_lags_(G_RR: Array, lags_RS: Array, P: int) -> None:
+    """Write `lags lags^T` where the product of the effects of lags i and j depends on i + j alone, unless one is 0."""
+    G_RR[:, :P] = lags_RS @ lags_RS[:P].T
+    G_RR[:P] = G_RR[:, :P].T
+    T = len(lags_RS) // P
+    for both in range(2, 2 * T - 1):
+        i, j = both // 2, both - both // 2
+        product = lags_RS[i * P : (i + 1) * P] @ lags_RS[j * P : (j + 1) * P].T
+        for first in range(max(1, both - T + 1), min(T - 1, both - 1) + 1):
+            second = both - first
+            G_RR[first * P : (first + 1) * P, second * P : (second + 1) * P] = product
+
+
+def _turns_back(step: ObservedStep) -> bool:
+    """Whether noise enters the state just as state does, by the same factor, through weights that are symmetric.
+
+    With `F = W U` and `K = c F`, U zero or one on the diagonal and `U W U` symmetric, `F (K K^T) = (K K^T) F^T`. So
+    `F^i K K^T F^jT` depends on i + j alone: a message takes as much from u to v as from v to u.
+    """
+    state, noise = (_without_empty_columns(part) for part in (step.out.state, step.out.noise))
+    if state.shape != noise.shape or state.shape[1] == 0:
+        return False
+    if not (np.array_equal(state.indptr, noise.indptr) and np.array_equal(state.indices, noise.indices)):
+        return False
+    factor = noise.data[0] / state.data[0]
+    if not np.allclose(noise.data, factor * state.data, rtol=4 * np.finfo(float).eps, atol=0.0):
+        return False
+    used = np.flatnonzero(np.diff(step.out.state.tocsc().indptr))
+    within = state.tocsr()[used]
+    return bool((within != within.T).nnz == 0)
+
+
+def _without_empty_columns(matrix: sparse.csr_array) -> sparse.csc_array:
+    by_column = sparse.csc_array(matrix)
+    by_column.eliminate_zeros()
+    by_column.sort_indices()
+    return by_column[:, np.flatnonzero(np.diff(by_column.indptr))]
 
 
 def _add_last_round_(G_RR: Array, effects: Effects) -> None:

@@ -31,12 +31,13 @@ from sottovoce.privacy.exact.elimination import eliminate_known_messages, withou
 from sottovoce.privacy.exact.gram import gram
 from sottovoce.privacy.exact.kalman import kalman
 from sottovoce.privacy.exact.rank import exact_rank
+from sottovoce.privacy.exact.stationary import ETA
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings, starts
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, observe
 from sottovoce.privacy.reactions import knows_every_state, open_by_steps
 from sottovoce.privacy.views import ViewKind
-from sottovoce.privacy.worst_case import worst_case
+from sottovoce.privacy.worst_case import GAP, worst_case
 from sottovoce.tracing.linear_system import map_equal_steps
 
 DEFLATED = 1e8
@@ -55,8 +56,12 @@ CANCELLED = 1e20
 rounding, which protects nobody."""
 
 
-def squared(observation: Observation, scheme: Participation) -> Array:
-    """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise."""
+def squared(observation: Observation, scheme: Participation, *, above: float | None = None) -> Array:
+    """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise.
+
+    With `above`, M and the value of the worst direction may each be so much larger than the truth, relatively, where
+    that takes less time.
+    """
     observation = without_implied_models(observation)
     if not any(part.noise.nnz for step in observation.steps for part in (step.observed, step.out)):
         return np.where(_reached(observation), np.inf, 0.0)
@@ -68,11 +73,12 @@ def squared(observation: Observation, scheme: Participation) -> Array:
     if reduced is not None and not starts(reduced[0].steps)[-1]:
         return scheme.largest_sum(np.broadcast_to(reduced[1], (observation.gradient_rounds, len(reduced[1]))))
     out = np.zeros(len(observation.victims))
-    for group, M_VTT in _in_groups(observation, reduced):
+    eta, gap = (ETA, GAP) if above is None else (above, above)
+    for group, M_VTT in _in_groups(observation, reduced, eta):
         covered = np.isfinite(M_VTT).all(axis=(1, 2))
         found = np.full(len(M_VTT), np.inf)
         if covered.any():
-            found[covered] = worst_case(M_VTT if covered.all() else M_VTT[covered], scheme, M_VTT.shape[1])
+            found[covered] = worst_case(M_VTT if covered.all() else M_VTT[covered], scheme, M_VTT.shape[1], gap)
         if observation.view.final_models is not FinalModels.NONE:
             found[found > CANCELLED] = np.inf
         out[group] = found
@@ -186,13 +192,14 @@ def _reduced(observation: Observation) -> tuple[Observation, Array]:
     return eliminate_known_messages(well_conditioned(observation))
 
 
-def _in_groups(observation: Observation, reduced: tuple[Observation, Array] | None) -> Groups:
+def _in_groups(observation: Observation, reduced: tuple[Observation, Array] | None, eta: float = ETA) -> Groups:
     if reduced is None:
         yield slice(None), _deflated(observation)
         return
     smaller, direct = reduced
     try:  # what is singular shows before the first group
-        for group, M_VTT in _route(smaller)(smaller):
+        route = _route(smaller)
+        for group, M_VTT in gram(smaller, eta) if route is gram else route(smaller):
             np.einsum("vtt->vt", M_VTT)[:] += direct[group, None]
             yield group, M_VTT
     except Singular:

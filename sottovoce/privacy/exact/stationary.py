@@ -34,13 +34,14 @@ from sottovoce.privacy.exact.whitening import Array, Groups, responses, shares
 from sottovoce.privacy.observation import Observation
 
 ETA = 1e-6
-"""How far, relatively, M may be above the truth."""
+"""How far, relatively, M may be above the truth, unless more is allowed."""
 
 CHEAP = 3e9
 """Multiplications that exact passes may take."""
 
-DIRECTIONS = 1024
-"""How many directions of D are looked for at first; twice as many as long as all of them matter."""
+DIRECTIONS, COARSE = 1024, 128
+"""How many directions of D are looked for at first, and where M may be a part in 10,000 above the truth; twice as many
+as long as all of them matter."""
 
 ROWS = 1024
 """Rows of C, which has as many entries as G, that are alive at once."""
@@ -63,13 +64,16 @@ def alike(observation: Observation, rows: int) -> bool:
     return step.takes_gradients and max(CHEAP, rows**3) < rows * passes
 
 
-def settled_(observation: Observation, factor_RR: Array, rounding: float) -> Groups | None:
-    """M of some victims after others, in a room they share; None where unproven. Overwrites the factor L."""
+def settled_(observation: Observation, factor_RR: Array, rounding: float, eta: float) -> Groups | None:
+    """M of some victims after others, in a room they share, at most 1 + eta times the truth; None where unproven.
+
+    Overwrites the factor L.
+    """
     last_PR = _last(factor_RR, len(factor_RR) // len(observation.steps))
-    Y_RK = lacking_(factor_RR, last_PR, rounding)
+    Y_RK = lacking_(factor_RR, last_PR, rounding, eta)
     if Y_RK is None:
         return None
-    return _losses(observation, last_PR, Y_RK, (1 + ETA) * (1 + rounding + _transforming(Y_RK, len(observation.steps))))
+    return _losses(observation, last_PR, Y_RK, (1 + eta) * (1 + rounding + _transforming(Y_RK, len(observation.steps))))
 
 
 def _last(factor: Array, count: int) -> Array:
@@ -79,17 +83,17 @@ def _last(factor: Array, count: int) -> Array:
     return rows
 
 
-def lacking_(factor_RR: Array, last_PR: Array, rounding: float) -> Array | None:
-    """Y, R x K, with `E^-1 <= (1 + ETA) (I + Y Y^T)`; None where unproven. Overwrites the factor."""
+def lacking_(factor_RR: Array, last_PR: Array, rounding: float, eta: float) -> Array | None:
+    """Y, R x K, with `E^-1 <= (1 + eta) (I + Y Y^T)`; None where unproven. Overwrites the factor."""
     R, carried = len(factor_RR), 1 + _widest(last_PR) * _widest(factor_RR)
     E_RR = _lacks_(factor_RR, last_PR)
     margin = rounding + 8 * R * EPSILON * carried * _widest(E_RR)
-    h_K, Q_RK = _leading(E_RR)
-    some = h_K > 0.8 * ETA
+    h_K, Q_RK = _leading(E_RR, eta)
+    some = h_K > 0.8 * eta
     h_K, Q_RK = h_K[some], np.ascontiguousarray(Q_RK[:, some])
     if np.any(h_K >= 1):
         return None
-    E_RR *= 1 + ETA
+    E_RR *= 1 + eta
     E_RR += (Q_RK * h_K) @ Q_RK.T
     np.einsum("rr->r", E_RR)[:] -= 1 + margin
     proven = lapack.dpotrf(E_RR.T, lower=1, overwrite_a=1)[1] == 0
@@ -134,9 +138,9 @@ def _toeplitz(last_PR: Array, rows: slice) -> Array:
 
 
 @one_thread()
-def _leading(E_RR: Array) -> tuple[Array, Array]:
+def _leading(E_RR: Array, eta: float) -> tuple[Array, Array]:
     """The larger eigenvalues of `D = I - E` and their directions, by subspace iteration from a random start."""
-    R, size = len(E_RR), DIRECTIONS
+    R, size = len(E_RR), DIRECTIONS if eta < 1e-4 else COARSE
     Q_RK = np.zeros((R, 0))
     while 2 * size < R:
         more = np.random.default_rng(size).standard_normal((R, size - Q_RK.shape[1]))
@@ -145,7 +149,7 @@ def _leading(E_RR: Array) -> tuple[Array, Array]:
             Q_RK, _ = linalg.qr(Q_RK - _times(E_RR, Q_RK), mode="economic", overwrite_a=True, check_finite=False)
         h_K, turn = linalg.eigh(np.eye(size) - Q_RK.T @ _times(E_RR, Q_RK), check_finite=False)
         Q_RK = Q_RK @ turn
-        if h_K[0] < ETA / 4:
+        if h_K[0] < eta / 4:
             return h_K, Q_RK
         size *= 2
     sizes, Q_RR = linalg.eigh(E_RR, check_finite=False)

@@ -34,14 +34,17 @@ const figureKindName = () =>
 
 // Where all pairs, or all adversaries of a node, have one figure: the sentence that says so; null where they differ.
 function sameForAll() {
-  const { by_distance: by, epsilon } = figures();
+  const { by_distance: by, epsilon } = figures(),
+    every = leakage().attackers.length === run().n;
   const flat = by.every((one) => one.least === by[0].least && one.most === by[0].least);
   if (flat)
     return isInf(by[0].most)
-      ? "Nobody is protected from anybody: ε is infinite for every pair of nodes."
-      : `Every node can learn the same about every other, ${epsilonIs(by[0].most)}: this proof does not count on distance.`;
+      ? every
+        ? "Nobody is protected from anybody: ε is infinite for every pair of nodes."
+        : "ε is infinite for every pair that is accounted for."
+      : `${every ? "Every node" : "Each node that is accounted for"} can learn the same about every other, ${epsilonIs(by[0].most)}: this proof does not count on distance.`;
   if (ownFigures(epsilon))
-    return "What can be learned depends on whom it is about, not on who the adversary is: this proof does not count on distance.";
+    return `What can be learned depends on whom it is about, not on ${every ? "who" : "which of the nodes that are accounted for"} the adversary is: this proof does not count on distance.`;
   return null;
 }
 

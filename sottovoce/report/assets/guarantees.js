@@ -84,7 +84,7 @@ function drawGuarantees() {
 
 // For a reader who has never heard of epsilon: questions with their answers, and a line for each member.
 function drawPlain() {
-  const { purpose, questions, members } = run().plain,
+  const { purpose, questions, members, guess_about: about } = run().plain,
     parts = [made("h2", "In plain words")];
   if (purpose) parts.push(made("p", purpose, "intro"));
   questions.forEach(([question, answers]) => {
@@ -96,17 +96,21 @@ function drawPlain() {
       parts.push(list);
     }
   });
+  const few = (names) =>
+    names.length > 1 && names.length === members.length - 1
+      ? "each of them alike"
+      : names.slice(0, 3).join(", ") + (names.length > 3 ? ` and ${names.length - 3} more` : "");
   const some = (key) => members.some((one) => one[key] != null);
   parts.push(made("h3", run().labels ? "Member by member" : "Node by node"));
   const wanted = [
     [run().labels ? "member" : "node", (one) => one.name],
     ...(some("records") ? [["records", (one) => (one.records == null ? "" : String(one.records))]] : []),
-    ["a guess about it is right at most", (one) => accuracyText(one.guess)],
+    [`a guess about ${about} is right at most`, (one) => accuracyText(one.guess)],
     ...(some("closest")
       ? [
           [
-            "of single others, most could be learned by",
-            (one) => (one.closest ? `${one.closest.name}: ${accuracyText(one.closest.guess)}` : ""),
+            "who of the others could learn most",
+            (one) => (one.closest ? `${few(one.closest.names)}: ${accuracyText(one.closest.guess)}` : ""),
           ],
         ]
       : []),

@@ -71,7 +71,9 @@ function drawDistance() {
         svg(
           `<rect x="9" y="0" width="8" height="14" fill="${css("--none")}"/><rect x="1" y="6" width="24" height="3" fill="${css("--soft")}"/>`,
         ),
-        "all pairs of nodes: from least to most, and the middle one",
+        leakage().attackers.length < run().n
+          ? "all pairs accounted for: from least to most, and the middle one"
+          : "all pairs of nodes: from least to most, and the middle one",
       ),
       key(made("i", null, "badge"), figureKindName()),
     ],
@@ -168,7 +170,7 @@ function drawPairs() {
     caption: [
       "Each row is one node as the adversary, each column a node that it learns about; the framed row is ",
       node(state.attacker),
-      ", and a click on a row chooses another.",
+      attackers.length > 1 ? ", and a click on a row chooses another." : ".",
     ],
     height: attackers.length < 10 ? `${110 + 32 * attackers.length}px` : "",
     numbers,

@@ -120,7 +120,8 @@ const planWords = (found) =>
   `Noise needed: σ = ${upwards(found.sigma)} times the sensitivity. It moves the average model by ${moved(found.average)} and the model of a node by ${moved(found.node)}, for steps of size one and gradients clipped to one.`;
 
 function planCaption(found, exact) {
-  const who = exact ? `what node ${planState.observer} could learn about one record` : "about one record";
+  const observer = /^\d+$/.test(planState.observer) ? `node ${planState.observer}` : planState.observer;
+  const who = exact ? `what ${observer} could learn about one record` : "about one record";
   const proof = found.convex
     ? "for convex training with small enough steps; a direct neighbour can learn as much as whoever hears everything"
     : "for any training: this proof does not count on distance";
