@@ -31,7 +31,7 @@ def test_noise_against_one_node():
     assert told.gain == pytest.approx(there / found.objective, rel=2e-3)
     assert told.gain > 1.05
     assert (told.kind, told.proven_for_training) == ("fixed-streams", False)
-    assert "no proof" in told.assumption
+    assert "not a proof" in told.assumption
 
 
 def test_bound_for_a_view_holds_for_any_correlation():
