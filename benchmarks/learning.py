@@ -184,16 +184,16 @@ def simulators(count: int = 1) -> None:
     """What published simulators do: 32 nodes, 784-32-10, 224 rows a node, 7 minibatches of 32 a round, no noise."""
     job = job_of(32, 224, (784,), "mlp", hidden=(32,))
     with threads(count):
-        middle = compare(
-            f"32 nodes, 4-regular, 784-32-10, 7 minibatches a round, {count} thread(s)",
-            {
-                "by hand": by_hand(job, 7),
-                "d-psgd, fixed:32": rounds(job, "d-psgd", "fixed:32", local_steps=7, step_size=STEP_SIZE),
-                "d-psgd, shuffle:7": rounds(job, "d-psgd", "shuffle:7", local_steps=7, step_size=STEP_SIZE),
-                "d-psgd, cycle of 7": rounds(job, "d-psgd", "cycle:1000000x7", local_steps=7, step_size=STEP_SIZE),
-                "node by node: modules, loaders, optimisers": node_by_node(job),
-            },
-        )
+        played = {
+            "by hand": by_hand(job, 7),
+            "d-psgd, fixed:32": rounds(job, "d-psgd", "fixed:32", local_steps=7, step_size=STEP_SIZE),
+            "d-psgd, shuffle:7": rounds(job, "d-psgd", "shuffle:7", local_steps=7, step_size=STEP_SIZE),
+            "d-psgd, cycle of 7": rounds(job, "d-psgd", "cycle:1000000x7", local_steps=7, step_size=STEP_SIZE),
+            "node by node: modules, loaders, optimisers": node_by_node(job),
+        }
+        title = f"32 nodes, 4-regular, 784-32-10, 7 minibatches a round, {count} thread(s)"
+        middle = compare(title, played, repeat=5)
+        processor(played, repeat=15)
     print(f"  rounds a second: {', '.join(f'{1e3 / took:.0f}' for took in middle.values())}", end="")
     print(f"; peak memory {peak_gigabytes():.2f} GB")
 
@@ -287,21 +287,22 @@ def scale(count: int = 1) -> None:
     print(f"  peak memory {peak_gigabytes():.2f} GB")
 
 
-def simulation(nodes: int = 10_000, rounds: int = 6, count: int = 2) -> None:
+def simulation(nodes: int = 10_000, rounds: int = 6, count: int = 1) -> None:
     """`simulate` on a 10-regular graph: 4,810 parameters a node, minibatches of 32 clipped per example, exact noise."""
-    job, ends = job_of(nodes, 64, (64,), "mlp", hidden=(64,)), [time.perf_counter()]
-    before = time.process_time()
+    job, ends = job_of(nodes, 64, (64,), "mlp", hidden=(64,)), list[tuple[float, float]]()
     simulate(
         algorithm("dp-d-sgd", sigma=1.0, step_size=STEP_SIZE), metropolis(f"regular:{nodes},d=10,seed=0"),
         job.gradients("fixed:32", "per-example", 1.0), rounds=rounds, every=rounds, threads=count,
-        on_round=lambda *_: ends.append(time.perf_counter()),
+        on_round=lambda *_: ends.append((time.perf_counter(), time.process_time())),
     )  # fmt: skip
-    each, whole = statistics.median(np.diff(ends[1:])), time.process_time() - before
-    print(f"{nodes:,} nodes, {count} thread(s): {each:.3f} s a round, {1 / each:.2f} rounds a second, ", end="")
+    wall, processor = np.median(np.diff(ends, axis=0), axis=0)
     print(
-        f"{1e6 * each / nodes:.0f} microseconds a node; processor time of all, {rounds} rounds, {whole:.1f} s; ", end=""
+        f"{nodes:,} nodes, {count} thread(s) and that of noise: {wall:.3f} s a round, {1 / wall:.2f} rounds a second;"
     )
-    print(f"peak memory {peak_gigabytes():.2f} GB, {1e6 * peak_gigabytes() / nodes:.0f} kB a node")
+    print(
+        f"  processor time of all threads {processor:.3f} s a round, {1e6 * processor / nodes:.0f} microseconds a node"
+    )
+    print(f"  peak memory {peak_gigabytes():.2f} GB, {1e6 * peak_gigabytes() / nodes:.0f} kB a node")
 
 
 def engines(count: int = 1) -> None:

@@ -16,6 +16,7 @@ import time
 BASE = [sys.executable, "-c", "import numpy, scipy.sparse"]
 LINES = (
     "--help",
+    "plan --help",
     "graph ring:30",
     "account --graph ring:30 --rounds 40",
     "account --graph ring:30 --rounds 40 --view node:0",

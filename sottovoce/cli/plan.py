@@ -16,6 +16,7 @@ from sottovoce.cli.options import (
     ROUNDS,
     AdjacencySpec,
     AndFinalModels,
+    Code,
     Convex,
     Delta,
     GraphSpec,
@@ -27,8 +28,10 @@ from sottovoce.cli.options import (
     Yes,
 )
 from sottovoce.cli.output import PATIENCE, answer, print_note, progress_kept, verbosity
+from sottovoce.cli.run_files import code_beside
 from sottovoce.cli.terminal import print_line
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
+from sottovoce.core.own_code import code_from
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
 
@@ -51,6 +54,7 @@ def plan_(
     epsilon: Annotated[float | None, typer.Option(help="Target epsilon; default: that of the run file.")] = None,
     records: Annotated[str | None, typer.Option(help=RECORDS)] = None,
     data: Annotated[Path | None, typer.Option("--data", help="With a run file: folder of data sets.")] = None,
+    code: Code = None,
     rounds: Rounds = ROUNDS,
     dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Number of parameters of the model.")] = 1000,
     view: ViewSpec = "everyone",
@@ -80,7 +84,8 @@ def plan_(
         _serve(context, graph, port)
         return
     if file is not None:
-        question = _question_of_file(file, data, epsilon, context)
+        with code_from(code_beside(file) if code is None else code):
+            question = _question_of_file(file, data, epsilon, context)
     else:
         given = {"--graph": graph or None, "--epsilon": epsilon, "--records": records}
         lacking = next((name for name, value in given.items() if value is None), None)
@@ -161,7 +166,7 @@ def _question_of_file(file: Path, data: Path | None, epsilon: float | None, cont
     from sottovoce.run.planned_question import planned_question
     from sottovoce.run.sweep import expand_sweep
 
-    taken = ("file", "data", "epsilon", "yes", "as_json", "convex")
+    taken = ("file", "data", "code", "epsilon", "yes", "as_json", "convex")
     given = [name for name in context.params if _is_given(context, name)]
     odd = next((name for name in given if name not in taken), None)
     if odd is not None:

@@ -16,6 +16,7 @@ from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Code, Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, verbosity
 from sottovoce.cli.progress_lines import activity
+from sottovoce.cli.run_files import code_beside, is_agreement, settings_document
 from sottovoce.cli.tracking import Track, tracked_live, wanted_trackers, write_tracked
 from sottovoce.core.limits import limits_are_lifted, size_text
 from sottovoce.core.own_code import code_folder, code_from
@@ -87,7 +88,7 @@ def run(
         raise InputError(
             "--baselines with --processes", "baselines are trained in one process", "leave one of them out"
         )
-    with code_from(_code_beside(file) if code is None else code):
+    with code_from(code_beside(file) if code is None else code):
         if place is not None:
             _run_as_rank(place.rank, partial(_single_experiment, file, settings or [], only, out), timeout, how)
             return
@@ -101,17 +102,6 @@ def run(
             if ledger is not None:
                 raise InputError("--ledger with a sweep", "one run is entered at a time", "add --set for a single run")
             _run_sweep(plan, jobs, how, baselines)
-
-
-def _code_beside(file: Path) -> Path | None:
-    """Where code is that a run file names: beside it. Settings that others wrote load none by themselves.
-
-    Those are the settings in a run's folder, and agreements.
-    """
-    from sottovoce.run.layout import RunFiles
-
-    written_by_run = file.suffix == ".json" or RunFiles(file.parent).config.exists()
-    return None if written_by_run or not file.is_file() or _is_agreement(_document(file)) else file.parent
 
 
 def _ledger_file(path: Path | None, lineage: str | None) -> "LedgerFile | None":
@@ -173,23 +163,12 @@ def _read_plan(file: Path, settings: list[str], only: str | None, out: Path) -> 
 
 def _run_settings(file: Path) -> "Document":
     """The settings of a run, or of the run that an agreement describes, which is simulated."""
-    document = _document(file)
-    if not _is_agreement(document):
+    document = settings_document(file)
+    if not is_agreement(document):
         return document
     from sottovoce.federation.agreement import parse_agreement
 
     return parse_agreement(document, str(file)).experiment.document()
-
-
-def _document(file: Path) -> "Document":
-    from sottovoce.config import read_settings_file
-
-    return read_settings_file(file)
-
-
-def _is_agreement(document: "Document") -> bool:
-    """Whether a document is an agreement of members, and no settings of a run."""
-    return "members" in document
 
 
 def _single_experiment(file: Path, settings: list[str], only: str | None, out: Path) -> "Experiment":

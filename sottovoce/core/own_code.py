@@ -15,6 +15,7 @@ purpose, so its code is loaded when its name is used.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -94,7 +95,7 @@ def raised_in_own_code(error: BaseException) -> InputError | None:
         return None
     file, line = own[-1]
     return InputError(
-        f"{file}, line {line}: {type(error).__name__}: {shortened(str(error))}", "code of your own raised this",
+        f"{file}, line {line}: {type(error).__name__}: {shortened(str(error))}", "your own code raised this error",
         "correct it",
     )  # fmt: skip
 
@@ -152,8 +153,8 @@ def _file(name: str, file: str, kind: Offered) -> Path:
             "settings alone load no code, and run folders hold none",
             f"read {file}, then name its folder with --code",
         )
-    path, inside = Path(file), (folder / file).resolve()
-    if path.is_absolute() or not inside.is_relative_to(folder.resolve()):
+    path, inside = Path(file), Path(os.path.realpath(folder / file))  # which takes links in a circle as they are
+    if path.is_absolute() or not inside.is_relative_to(os.path.realpath(folder)):
         raise InputError(
             f"{kind} {name!r} is outside {folder}", "code must be in the folder that was named", "move it there"
         )
@@ -181,7 +182,7 @@ def _load(path: Path, source: bytes) -> ModuleType:
         sys.modules[module.__name__] = module  # dataclasses and type hints look themselves up there
         try:
             exec(compile(source, str(path), "exec"), vars(module))
-        except Exception as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             del sys.modules[module.__name__]
             where = _line(error, path)
             raise InputError(
@@ -194,10 +195,10 @@ def _load(path: Path, source: bytes) -> ModuleType:
     return _modules[key]
 
 
-def _line(error: Exception, path: Path) -> str:
+def _line(error: BaseException, path: Path) -> str:
     """Where in the file something went wrong."""
     if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
+        return "" if error.lineno is None else f", line {error.lineno}"
     lines = [line for file, line in _way(error) if file == str(path)]
     return f", line {lines[-1]}" if lines else ""
 

@@ -265,6 +265,7 @@ def _make_and_lock(path: Path) -> IO[str]:
             if not path.exists():
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
                 flush_folder(path.absolute().parent)
+            _check_permission(path)
         except BlockingIOError:
             raise InputError(
                 f"{path}: another process uses it",
@@ -278,6 +279,13 @@ def _make_and_lock(path: Path) -> IO[str]:
         _check_file(path)
         failed.pop_all()
     return lock
+
+
+def _check_permission(path: Path) -> None:
+    """SQLite writes the file, and others beside it."""
+    for place in (path, path.absolute().parent):
+        if not os.access(place, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
 
 
 def _connect(path: Path, read_only: bool) -> sqlite3.Connection:

@@ -56,14 +56,9 @@ def calibrate_run(
 
 
 def _least_sigma(reference: RunAccountant, adversaries: Sequence[View], target: Target) -> Calibrated:
-    """Against all of them. A sigma found in proportion is accounted for in full, because it will be reported."""
+    """Against all of them. A sigma found in proportion is accounted for with all kinds, for it will be reported."""
     noise = reference.training_run.algorithm.noise
-    searched = isinstance(noise, CombinedNoise)
-
-    def one(sigma: float, view: View) -> Account:
-        tried = reference if sigma == 1.0 else reference.at_sigma(sigma)
-        in_part = searched or sigma == 1.0
-        return tried.headline_account(view) if in_part else tried.account(view)
+    one = reference.accounts_at(reference.proven_kinds if isinstance(noise, CombinedNoise) else reference.kinds)
 
     def at(sigma: float) -> Account:
         accounts = [one(sigma, view) for view in adversaries]

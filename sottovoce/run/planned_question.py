@@ -7,7 +7,7 @@ from pathlib import Path
 from sottovoce.config import Experiment
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
-from sottovoce.learning.models import model
+from sottovoce.learning.own_code import find_model
 from sottovoce.planning.planner import Question
 from sottovoce.run.build import node_data
 from sottovoce.run.build_tables import named_after_tables, with_table_facts
@@ -30,7 +30,7 @@ def planned_question(experiment: Experiment, data: Path | None = None, epsilon: 
     net = named_after_tables(experiment, topology_of(experiment, data), data)
     assert net.graph is not None
     found, training, privacy = node_data(experiment, net, folder_of(data)), experiment.training, experiment.privacy
-    built = model(experiment.model.name, found.dataset, **experiment.model.settings)
+    built = find_model(experiment.model.name, found.dataset, **experiment.model.settings)
     return Question(
         graph=net.graph, rounds=training.rounds, epsilon=target, delta=privacy.delta, dimension=built.layout.size,
         records=tuple(len(rows) for rows in found.shards.indices), view=privacy.view,

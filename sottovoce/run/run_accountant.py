@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -12,8 +12,9 @@ from sottovoce.core.noise import NoNoise, PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.account_cost import account_cost
+from sottovoce.privacy.account_settings import AccountSettings
 from sottovoce.privacy.accountant import Account, account
-from sottovoce.privacy.calibration import with_sigma
+from sottovoce.privacy.calibration import accounts_at, with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive, taken_step_size
 from sottovoce.privacy.covering_views import coalitions
 from sottovoce.privacy.guarantee import KINDS, Kind
@@ -85,10 +86,6 @@ class RunAccountant:
             return Cost()
         return account_cost(self.system, view, self.kinds, self._participation(self.system))
 
-    def headline_account(self, view: View) -> Account:
-        """The account with the kinds only that can be its headline."""
-        return self._account(self.system, view, self.proven_kinds)
-
     def headline_cost(self, view: View) -> Cost:
         """What the account of all rounds takes that a headline rests on, as estimated."""
         scheme = self._participation(self.system)
@@ -126,9 +123,16 @@ class RunAccountant:
             found.system = trace_with_noise(self.system, self.system.algorithm.noise.with_sigma(sigma))
         return found
 
+    def accounts_at(self, kinds: Sequence[Kind]) -> Callable[[float, View], Account]:
+        """How to account for the run at any sigma, where its own is 1."""
+        return accounts_at(self.system, self.system.algorithm.noise.with_sigma, **self._settings(self.system, kinds))
+
     def _account(self, system: LinearSystem, view: View, kinds: Sequence[Kind]) -> Account:
-        return account(
-            system, view, adjacency=self.training_run.adjacency, participation=self._participation(system),
+        return account(system, view, **self._settings(system, kinds))
+
+    def _settings(self, system: LinearSystem, kinds: Sequence[Kind]) -> AccountSettings:
+        return AccountSettings(
+            adjacency=self.training_run.adjacency, participation=self._participation(system),
             convex=self.convexity.established, kinds=kinds, covering=False,
         )  # fmt: skip
 

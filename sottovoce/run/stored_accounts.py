@@ -31,8 +31,8 @@ from sottovoce.regular_files import read_bytes
 from sottovoce.text import parse_json
 from sottovoce.tracing.linear_system import LinearSystem
 
-INTERVAL = 2.0
-"""Seconds of accounting between two writes."""
+INTERVAL = 5.0
+"""Seconds of accounting between two writes: so much is computed again after a kill, and short runs store nothing."""
 
 KEPT_SECONDS = 7 * 24 * 3600.0
 """Files of runs that never began are removed when nobody has written to them for so long."""

@@ -119,7 +119,7 @@ def test_numbers_that_no_run_has(sotto, line):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ("poisson:0.01 --records 1000000000000000", "they are whole numbers from 1 to 10,000,000; give 80"),
+        ("poisson:0.01 --records 1000000000000000", "they must be whole numbers from 1 to 10,000,000; give 80"),
         ("cyclic-poisson:0.01x100000000", "every part needs a record, and a node holds at most 10,000,000; use fewer"),
     ],
 )

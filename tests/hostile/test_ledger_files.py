@@ -54,3 +54,17 @@ def test_a_ledger_that_cannot_be_made_for_want_of_room_says_so(outside, sotto, m
     code, out, err = sotto(LINE)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert "my.ledger: the disk is full; " in err
+
+
+@pytest.mark.parametrize("denied", ["my.ledger", "here"])
+def test_a_missing_permission_is_no_failing_disk(denied, outside, sotto, monkeypatch):
+    """As if another user owned the file, or the folder: tests that run as root may write everywhere."""
+
+    def access(path, mode):
+        return not (mode == os.W_OK and Path(path).name == denied)
+
+    monkeypatch.setattr(os, "access", access)
+    code, out, err = sotto(LINE)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert f"{denied}: Permission denied; " in err
+    assert "give yourself the permission" in err

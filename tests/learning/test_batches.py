@@ -70,7 +70,7 @@ def test_a_cycle_visits_each_record_once_per_epoch(spec, sizes):
         for rounds in seen.values():
             assert rounds == list(range(rounds[0], scheme.times * scheme.apart, scheme.apart))
             assert len(rounds) == scheme.times
-    with pytest.raises(InputError, match="it ends after"):
+    with pytest.raises(InputError, match="the cycle ends after"):
         plan.draw(scheme.times * scheme.apart)
 
 

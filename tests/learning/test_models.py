@@ -210,7 +210,7 @@ def test_local_steps_are_steps_of_sgd(monkeypatch):
         job.gradients("full", "per-example", 1.0, local_steps=2, step_size=0.1)
     with pytest.raises(InputError, match="several local steps need a step size"):
         job.gradients("full", local_steps=2)
-    with pytest.raises(InputError, match="it ends after 20"):
+    with pytest.raises(InputError, match="the cycle ends after 20"):
         many.check(6)
 
 

@@ -380,7 +380,7 @@ def test_metrics_after_the_checkpoint_are_measured_again(tail, stopped, whole):
 def test_metrics_that_the_checkpoint_knows_must_be_there(cut, stopped):
     path = stopped / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(InputError, match=r"metrics\.jsonl: 1 lines; the checkpoint knows 2"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl: 1 lines; the checkpoint has 2"):
         resumed(stopped)
     path.unlink()
     with pytest.raises(InputError, match=r"metrics\.jsonl: 0 lines"):

@@ -67,7 +67,7 @@ def test_modules_are_those_that_were_trained():
         ({"target_epsilon": 1.0}, "both or neither of noise_multiplier and target_epsilon"),
         ({"graph": "ring:4"}, "3 data sets; the graph has 4 nodes"),
         ({"datasets": []}, "no data sets; every node has one"),
-        ({"datasets": [TensorDataset(ROWS[:30])] * 3}, "data set 0 does not give pairs"),
+        ({"datasets": [TensorDataset(ROWS[:30])] * 3}, "data set 0 does not return pairs"),
         ({"datasets": [type("Stream", (IterableDataset,), {"__iter__": iter})()] * 3}, "data set 0 has no length"),
         ({"loss": "hinge"}, "loss 'hinge'; known"),
     ],

@@ -57,6 +57,12 @@ def test_changed_code_is_refused(written, sotto):
     assert (code, "has changed" in err) == (2, True), err
 
 
+def test_a_plan_counts_the_parameters_of_a_model_of_ones_own(written, sotto):
+    code, out, err = sotto("", "plan", "written/mine.toml", "--json")
+    assert code == 0, err
+    assert json.loads(out)["dimension"] == 5 * 7 + 2 * 6
+
+
 def test_code_that_reads_data_is_part_of_the_private_fingerprint(written, sotto):
     """The same rows, read by other code that stands elsewhere: what is public stays the same."""
     (written / "rows.py").write_text(saved(PAGE, "mine.py"))
@@ -118,7 +124,7 @@ def test_code_that_fails_in_a_process_of_a_sweep_is_named_with_its_line(written,
     (written / "mine.py").write_text(saved(PAGE, "mine.py").replace("return self.layers(rows)", "return {}[0]"))
     code, out, err = sotto("", "run", "written/mine.toml", *QUICK, "--jobs", "2", "--set", "seeds=[0, 1]")
     assert (code, out, err.count("\n")) == (2, "", 1), err
-    assert re.search(r"mine\.py, line \d+: KeyError: 0; code of your own raised", err), err
+    assert re.search(r"mine\.py, line \d+: KeyError: 0; your own code raised", err), err
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def test_code_that_fails_in_a_process_of_a_sweep_is_named_with_its_line(written,
         ("model.shape = 3", "shape = 3 of mine.py:Small; it must be a list of whole numbers"),
         ("model.name = 'mine.py:np'", "model 'mine.py:np' is a module; it must be a class of torch modules"),
         ("data.name = 'mine.py:Moving'", "data set 'mine.py:Moving'|mine.py:Moving with"),
-        ("data.name = 'mine.py:Small'", "data set 'mine.py:Small' gives a Small; it must return a Dataset"),
+        ("data.name = 'mine.py:Small'", "data set 'mine.py:Small' returns a Small; it must return a Dataset"),
         ("algorithm.gamma = 2", "setting 'gamma' of mine.py:Momentum; its settings are: sigma, step_size, beta"),
     ],
 )
@@ -146,7 +152,7 @@ def test_wrong_settings_are_refused_in_a_sentence(written, changes, line):
     [
         (
             "Moving(mixed, state.velocity)", "Moving(mixed, state.speed)",
-            r"mine\.py, line 31: AttributeError: 'Moving' object has no attribute 'speed'; code of your own raised",
+            r"mine\.py, line 31: AttributeError: 'Moving' object has no attribute 'speed'; your own code raised",
         ),
         ("return Moving(mixed, state.velocity)", "return None", "None as an algorithm's state; .* give a Moving"),
         ("return Moving(mixed, state.velocity)", "return mixed, 0", "a tuple as an algorithm's state"),
@@ -218,7 +224,7 @@ def test_the_step_that_is_taken_decides_convexity(tmp_path):
         "training": {"rounds": 3, "batch": "full", "clip": "per-example", "bound": 1.0},
     }  # fmt: skip
     with code_from(tmp_path):
-        for name, words in {"Long": "step size 5 exceeds 2/L", "Uphill": "climbs", "Mirrored": "minus"}.items():
+        for name, words in {"Long": "step size 5 exceeds 2/L", "Uphill": "goes uphill", "Mirrored": "minus"}.items():
             settings = document | {"algorithm": {"name": f"steps.py:{name}", "sigma": 1.0, "step_size": 0.5}}
             found = RunAccountant(build_run(parse_experiment(settings))).convexity
             assert (found.established, words in found.sentence) == (False, True), found

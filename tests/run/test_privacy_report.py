@@ -302,7 +302,7 @@ def test_poisson_on_shards_of_unequal_size_costs_every_node_the_same():
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
-        ("anti-pgd", {}, "noise correlated over rounds"),
+        ("anti-pgd", {}, "noise that is correlated over rounds"),
         ("zip-dl", {}, "nothing is added to gradients themselves"),
         ("zip-dl", {"message_sigma": 1.0, "sigma": None}, "nothing is added to gradients themselves"),
     ],
@@ -522,7 +522,7 @@ EACH, WHOLE = ({"clip": clip, "bound": 0.5} for clip in ("per-example", "whole-g
         ({**EACH, "step_size": 8.1, "batch": "cycle:3x4"}, "step size 8.1 exceeds 2/L, which is 7.999"),
         ({**EACH, "step_size": 4.1, "batch": "cycle:3x4", "what": BIASED}, "2/L, which is 3.999"),
         ({**EACH, "step_size": 2.1, "batch": "cycle:3x4", "what": LINEAR}, "2/L, which is 1.999"),
-        ({**EACH, "step_size": -0.1, "batch": "cycle:3x4"}, "climbs"),
+        ({**EACH, "step_size": -0.1, "batch": "cycle:3x4"}, "goes uphill"),
         ({**EACH, "step_size": 0.01, "what": SOFTMAX}, "softmax regression can move"),
         ({**EACH, "step_size": 0.01, "what": UNDECLARED}, "no bound on the norm of rows is declared"),
         ({**EACH, "what": job(5, "mlp", data=rows(60))}, "mlp is not known to be convex"),

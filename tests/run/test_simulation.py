@@ -297,7 +297,7 @@ def test_numbers_do_not_come_from_the_global_generators():
     ("change", "message"),
     [
         ({"rounds": 0}, "0 rounds"),
-        ({"rounds": 5, "task": job(3).gradients("cycle:2x2", "per-example", 1.0)}, "it ends after 4"),
+        ({"rounds": 5, "task": job(3).gradients("cycle:2x2", "per-example", 1.0)}, "the cycle ends after 4"),
         ({"task": job(4)}, "a task on 4 nodes; path:3 metropolis has 3"),
         ({"task": "digits"}, "a str instead of a task"),
         ({"algorithm": "d-psgd"}, "instead of an algorithm"),

@@ -9,8 +9,10 @@ import pytest
 
 from sottovoce import Unaccountable, algorithm, fresh_erdos_renyi, metropolis, push, random_edges, trace, train
 from sottovoce.core.algorithm import Weighted
+from sottovoce.core.compression import parse_compression
 from sottovoce.core.gossip import Gossip, Model
 from sottovoce.privacy.final_models import models_follow_from_messages
+from sottovoce.tracing.tracer import Coordinate
 from tests.cases import ROUNDS, cases
 from tests.selection import rest_slow
 
@@ -134,6 +136,12 @@ calls: list[int] = []
 def test_what_hides_a_flow_refuses(kind, reason):
     with pytest.raises(Unaccountable, match=reason):
         trace(kind(name="bad"), metropolis("ring:3"), rounds=3)
+
+
+def test_memory_outside_of_the_state_shows_where_messages_are_compressed():
+    bad = Counting(name="bad", compression=parse_compression("rand:0.5"))
+    with pytest.raises(Unaccountable, match="changes from round to round outside of its state"):
+        trace(bad, metropolis("ring:3"), rounds=3, coordinate=Coordinate(0, 4))
 
 
 def test_a_run_does_not_let_maps_change_what_they_are_given():
