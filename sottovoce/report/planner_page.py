@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from sottovoce.planning.asked_plan import planned_algorithms
 from sottovoce.report.page import asset, filled_page
+from sottovoce.text import parse_json
 
 ASKED_AT = "plan"
 """Where the page sends its questions, beside its own address."""
@@ -16,7 +16,7 @@ SCRIPTS = ("chart.js", "frame.js", "planner.js")
 
 def planner_page(graphs: Sequence[str]) -> str:
     """The page as text; `graphs` are offered first."""
-    plans = json.loads(asset("plans.json"))
+    plans = parse_json(asset("plans.json"))
     known = dict.fromkeys([*graphs, *plans["points"]])
     data = {"runs": [], "series": [], "colours": [], "plans": plans}
     data["ask"] = {"at": ASKED_AT, "graphs": list(known), "algorithms": planned_algorithms()}

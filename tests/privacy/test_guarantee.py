@@ -24,6 +24,7 @@ PLACES = {
     "statistics": "which classes there are",
     "source": "a paper",
     "step": "0.0625",
+    "model_step": "2^-40",
     "extra": "0.001 %",
 }
 RING = metropolis("ring:4")

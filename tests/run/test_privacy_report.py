@@ -302,7 +302,7 @@ def test_poisson_on_shards_of_unequal_size_costs_every_node_the_same():
 @pytest.mark.parametrize(
     ("name", "settings", "reason"),
     [
-        ("anti-pgd", {}, "noise that is correlated over rounds"),
+        ("anti-pgd", {}, "noise correlated over rounds"),
         ("zip-dl", {}, "nothing is added to gradients themselves"),
         ("zip-dl", {"message_sigma": 1.0, "sigma": None}, "nothing is added to gradients themselves"),
     ],
@@ -739,7 +739,8 @@ def test_a_run_with_a_target_is_traced_once(monkeypatch, name, settings, batch):
 
 
 def test_each_figure_of_a_run_is_accounted_for_once(monkeypatch):
-    """Calibration takes an account at sigma 1 and one for every sigma that it tries, the last of which is reported."""
+    """Calibration takes an account at sigma 1, which scales to the sigma that is reported."""
+    from sottovoce.privacy import calibration
     from sottovoce.run import run_accountant
 
     accounted = []
@@ -748,11 +749,13 @@ def test_each_figure_of_a_run_is_accounted_for_once(monkeypatch):
         accounted.append((system.algorithm.noise.sigma, system.rounds, str(view)))
         return account(system, view, **settings)
 
-    monkeypatch.setattr(run_accountant, "account", account_counted)
+    for module in (calibration, run_accountant):
+        monkeypatch.setattr(module, "account", account_counted)
     began = begun(algorithm("dp-d-sgd", sigma=7.0), RING, "cycle:5x2", rounds=10)
     met = calibrate_run(began, epsilon=2.0, delta=DELTA)
     document = report_privacy(met, delta=DELTA, attackers="all").document()
     assert len(accounted) == len(set(accounted))
     printed = len(document["views"]) + len(document["over_rounds"]) - 1
-    assert sum(sigma == document["sigma"] for sigma, _, _ in accounted) == printed
-    assert len(accounted) == printed + 1
+    assert [view for sigma, _, view in accounted if sigma == 1.0] == ["everyone"]
+    assert sum(sigma == document["sigma"] for sigma, _, _ in accounted) == printed - 1
+    assert len(accounted) == printed
