@@ -15,7 +15,7 @@ The settings of an algorithm are a frozen dataclass whose fields say what they m
     >>> mine.build(sgima=2.0)
     Traceback (most recent call last):
     ...
-    sottovoce.errors.InputError: setting 'sgima' of mine; its settings are: sigma, step_size, sensitivity; remove or correct it
+    sottovoce.errors.InputError: setting 'sgima' of mine; its settings are: sigma, step_size, sensitivity; ...
 
 Whoever needs to know which settings an algorithm has, and what they do, asks its `AlgorithmSpec`.
 """

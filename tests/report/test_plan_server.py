@@ -48,7 +48,7 @@ def said(server, request: bytes) -> str:
             connection.shutdown(socket.SHUT_WR)
             while part := connection.recv(1 << 16):
                 found += part
-        except (BrokenPipeError, ConnectionResetError):
+        except OSError:
             pass
     return found.decode()
 
