@@ -35,7 +35,7 @@ import numpy as np
 
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.mixing import Requirement
-from sottovoce.core.noise import Independent, PerNode
+from sottovoce.core.noise import Central, Independent, PerNode
 from sottovoce.errors import InputError
 
 
@@ -286,6 +286,11 @@ class AlgorithmSpec(Generic[S]):
     def independent_noise(self) -> bool:
         """Whether the only noise is fresh, independent noise on every gradient."""
         return type(self._example.noise) is Independent
+
+    @property
+    def needs_trust(self) -> bool:
+        """Whether a party whom all trust sees every gradient: noise that no node knows is added by somebody else."""
+        return isinstance(self._example.noise, Central)
 
 
 def _setting(declared: dataclasses.Field[object], hint: object) -> Setting:

@@ -6,7 +6,7 @@ round is read from the traced system (`noise_in_models`). What training does is 
     >>> from sottovoce.core.graphs import graph
     >>> found = plan(Question(graph=graph("complete:4"), rounds=4, epsilon=1.0, delta=1e-5, records=10, dimension=5))
     >>> found.ranked[0].algorithm, found.recommended is found.ranked[0]
-    ('dp-fedavg', True)
+    ('dp-fedavg', False)
     >>> [(one.algorithm, one.reason) for one in found.refused][:1]
     [('d-psgd', 'it adds no noise, so nothing is promised')]
 """
@@ -26,6 +26,7 @@ from sottovoce.algorithms.spec import AlgorithmSettings, AlgorithmSpec, Role
 from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.final_models import parse_final_models
 from sottovoce.core.graphs import Graph
+from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.limits import Cost, check_cost, size_text
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.noise import PerNode
@@ -265,8 +266,9 @@ class Plan:
 
     @property
     def recommended(self) -> Entry | None:
-        """The first of them, if its error is predicted."""
-        return self.ranked[0] if self.ranked and self.ranked[0].error_node is not None else None
+        """The first of them that needs no party whom all trust, if its error is predicted."""
+        found = next((one for one in self.ranked if not algorithm_spec(one.algorithm).needs_trust), None)
+        return None if found is None or found.error_node is None else found
 
     @property
     def reason(self) -> str:
@@ -275,6 +277,8 @@ class Plan:
         if best is None or best.error_node is None or best.error_average is None:
             return "no algorithm meets the target with an error that can be predicted"
         sentence = f"{best.label} has the least predicted error of a typical node"
+        if best is not self.ranked[0]:
+            sentence += f" without a party whom all trust, which {self.ranked[0].label} needs"
         plain = next((one for one in self.ranked if one.algorithm == "dp-d-sgd"), None)
         if plain is not None and plain is not best and plain.error_node and best.error_node > 0:
             sentence += (
@@ -458,7 +462,8 @@ def _predicted(question: Question, ready: Algorithm, system: LinearSystem) -> tu
 def _bytes_per_node(question: Question, ready: Algorithm, net: Topology) -> float:
     """What a node sends over the run, on average over nodes: rounds of a fixed graph are alike."""
     start = np.zeros((net.n, min(question.dimension, ENOUGH)))
-    first = next(iter(iterate_rounds(ready, net, start, lambda round, x: np.zeros_like(x), rounds=question.rounds)))
+    as_run = with_exact_noise(ready, net) if ready.secure_sum else ready
+    first = next(iter(iterate_rounds(as_run, net, start, lambda round, x: np.zeros_like(x), rounds=question.rounds)))
     return first.traffic_of(question.dimension).bits / 8 * question.rounds / net.n
 
 

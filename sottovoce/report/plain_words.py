@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sottovoce.algorithms.registry import algorithm_specs
 from sottovoce.config import Document
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
@@ -21,6 +22,11 @@ from sottovoce.run.sweep_results import LESS_IS_BETTER
 
 COIN = "Somebody who tosses a coin is right 50 % of the time."
 NO_CONTACT = 'Nobody is named. The run file, or the agreement of a federation, can: contact = "..." under [about].'
+SENT = {
+    "models": "There was no central server: each sent its model{noise} to its neighbours only.",
+    "sums": "There was no central server: each sent masked messages, of which others learned nothing but sums.",
+    "trusted sums": "A party whom all trust saw every gradient, and gave back nothing but their sum, with noise added.",
+}
 NO_BASELINES = "What it would be without noise, or for each alone, was not computed: sotto run --baselines does it."
 ALONE_AT_A_MEMBER = (
     "What this member would reach by itself was not computed: sotto peer join --baselines does it, at home. What all "
@@ -56,9 +62,7 @@ def _what_was_done(run: RunDocuments, names: Sequence[str] | None, n: int) -> li
     records = "" if not held else f" with {_between(sorted(held.values()))} records each"
     trained = f"{who}{records} trained one model ({settings.model.name}) together in {run.privacy.rounds} rounds"
     noise = "" if run.privacy.sigma is None else ", with noise added,"
-    lines = [
-        f"{trained}{_on_data(run)}. There was no central server: each sent its model{noise} to its neighbours only."
-    ]
+    lines = [f"{trained}{_on_data(run)}. {SENT[_seen(run)].format(noise=noise)}"]
     if member:
         lines.append(f"This is the page of {member}. No other member ever held its rows.")
     else:
@@ -66,6 +70,13 @@ def _what_was_done(run: RunDocuments, names: Sequence[str] | None, n: int) -> li
             "This was a simulation: one machine held everybody's rows. In a federation (sotto peer) nobody does."
         )
     return lines
+
+
+def _seen(run: RunDocuments) -> str:
+    spec = algorithm_specs().get(run.experiment.algorithm.name)
+    if run.experiment.secure_sum or (spec is not None and spec.sums_of is not None):
+        return "sums"
+    return "trusted sums" if spec is not None and spec.needs_trust else "models"
 
 
 def _on_data(run: RunDocuments) -> str:
@@ -176,11 +187,16 @@ def _members(run: RunDocuments, names: Sequence[str] | None, n: int) -> list[Doc
         {
             "name": str(node) if names is None else names[node],
             "records": held.get(str(node) if names is None else names[node]),
-            "guess": _guess(own.get(node) if own else privacy.headline, privacy.delta),
+            "guess": _guess(own.get(node, _of_others(privacy)) if own else privacy.headline, privacy.delta),
             "closest": _closest(privacy, node, names, n),
         }
         for node in range(n)
     ]
+
+
+def _of_others(privacy: PrivacyDocument) -> PrivacyFigure | None:
+    """What holds for the nodes of the headline's own coalition: that of any other of its size."""
+    return privacy.headline if privacy.covers is not None and privacy.covers.colluders else None
 
 
 def _by_victim(privacy: PrivacyDocument) -> dict[int, PrivacyFigure]:

@@ -127,13 +127,17 @@ def protects(adjacency: str, change: str) -> str:
     return "one record, " + ("replaced by another" if change == "replace" else "made to count as nothing")
 
 
+def _sentence(words: str) -> str:
+    return f"{words[0].upper()}{words[1:]}."
+
+
 def not_covered(privacy: PrivacyDocument, *, of_member: bool) -> list[str]:
     """What no figure of a run is about; of a simulation, or of a member of a federation."""
     found = [*NOT_COVERED, MEMBER_FOLDER if of_member else SIMULATION_FOLDER, *privacy.not_covered]
     if privacy.headline is not None and not privacy.headline.covers_final_models:
-        found.insert(0, f"T{FINAL_MODELS[1:]}.")
-    found += [f"T{one.sentence[1:]}." for one in _assumed(privacy, AssumptionKind.PUBLIC_STATISTICS)]
-    found += [f"R{one.sentence[1:]}." for one in _assumed(privacy, AssumptionKind.REPRODUCIBLE_RUN)]
+        found.insert(0, _sentence(FINAL_MODELS))
+    found += [_sentence(one.sentence) for one in _assumed(privacy, AssumptionKind.PUBLIC_STATISTICS)]
+    found += [_sentence(one.sentence) for one in _assumed(privacy, AssumptionKind.REPRODUCIBLE_RUN)]
     if privacy.headline is not None and not privacy.headline.covers_rounding:
         found.insert(0, ROUNDING)
     elif any(not one.covers_rounding for view in privacy.node_views.values() for one in view.guarantees):
