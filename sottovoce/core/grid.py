@@ -19,12 +19,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sottovoce.core.algorithm import Algorithm, ExactNoise
+from sottovoce.core.algorithm import Algorithm, ExactNoise, State
 from sottovoce.core.arrays import Plain, numpy_dtype, to_numpy
 from sottovoce.core.class_correlation import of_node
 from sottovoce.core.compression import Identity
@@ -140,7 +140,30 @@ def why_not_exact(algorithm: Algorithm, topology: Topology, *, fine: bool = Fals
         return _why_not_on_messages(algorithm, topology)
     if not _own_noise(noise.local(mixing)):
         return "not every node adds noise of its own to what it releases"
+    if not _adds_noise_to_gradients(algorithm, topology):
+        return "its local step does something else with noise than with gradients, which exact noise is a part of"
     return None
+
+
+def _adds_noise_to_gradients(algorithm: Algorithm, topology: Topology) -> bool:
+    """Whether a local step does the same with noise beside the gradient as with noise in it; not if it cannot be tried.
+
+    Steps of the package add both; one of the user's own may not, and would be another step with exact noise.
+    """
+    if type(algorithm).__module__.startswith("sottovoce."):
+        return True
+    x, gradient, noise = (np.linspace(1.0, last, topology.n)[:, None] for last in (2.0, 3.0, 5.0))
+    try:
+        ready = algorithm.on(topology)
+        beside = _leaves(ready.local(ready.init(x), gradient, noise))
+        within = _leaves(ready.local(ready.init(x), gradient + noise, 0.0))
+        return all(np.allclose(one, other, rtol=1e-9) for one, other in zip(beside, within, strict=True))
+    except Exception:
+        return False
+
+
+def _leaves(state: State) -> list[Any]:
+    return [leaf for part in state for leaf in _leaves(part)] if isinstance(state, tuple) else [state]
 
 
 def _why_not_on_messages(algorithm: Algorithm, topology: Topology) -> str | None:
@@ -150,6 +173,8 @@ def _why_not_on_messages(algorithm: Algorithm, topology: Topology) -> str | None
         return "its noise is on single messages, and what is hidden in one message is sent again in others"
     if not topology.static:
         return "noise on single messages has to cancel, and receivers may be missing"
+    if not topology.at(0).column_stochastic:
+        return "noise on single messages has to cancel, and what a node sends has weights that do not sum to 1"
     if not _message_noise(noise, topology.at(0), 1.0).all():
         return "not every node adds noise to its messages"
     return None

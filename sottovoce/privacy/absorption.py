@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
+from scipy import linalg, sparse
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import grid_step, least_noise
@@ -163,16 +163,25 @@ def _made_of_states(
 def _projections(
     sums: sparse.csr_array, free: NDArray[np.bool_], fresh: Array
 ) -> tuple[sparse.csr_array, sparse.csr_array]:
-    """What sums H y make nodes absorb, and what stays: absolute values of `D^2 H^T (H D^2 H^T)^+ H` and of the rest."""
+    """What sums H y make nodes absorb, and what stays: absolute values of `D P D^-1` and of the rest.
+
+    P projects on the rows of H D. Each row is scaled to one, so that a sum over nodes with little noise is not lost
+    beside others. A direction more than the rows have would be absorbed in vain, one less would be too little.
+    """
     near = np.flatnonzero(np.asarray((sums != 0).sum(axis=0)).ravel() * free)
     H = sums.tocsc()[:, near].toarray()
     if np.any(fresh[near] == 0):
         raise Unaccountable("sums over nodes without noise of their own")
-    scaled = H * fresh[near] ** 2
-    inside = scaled.T @ np.linalg.pinv(scaled @ H.T) @ H
+    rows = H * fresh[near]
+    sizes = np.linalg.norm(rows, axis=1)
     n, index = len(free), np.ix_(near, near)
     absorbed, left = np.zeros((n, n)), np.eye(n)
-    absorbed[index], left[index] = np.abs(inside), np.abs(np.eye(len(near)) - inside)
+    if sizes.any():
+        basis, pivots, _ = linalg.qr((rows[sizes > 0] / sizes[sizes > 0, None]).T, mode="economic", pivoting=True)
+        kept = np.abs(np.diag(pivots)) > 4 * max(rows.shape) * np.finfo(float).eps
+        P = basis[:, kept] @ basis[:, kept].T
+        ratio = fresh[near][:, None] / fresh[near]
+        absorbed[index], left[index] = np.abs(ratio * P), np.abs(ratio * (np.eye(len(near)) - P))
     return sparse.csr_array(absorbed), sparse.csr_array(left)
 
 

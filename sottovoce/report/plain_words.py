@@ -109,8 +109,8 @@ def _findable(privacy: PrivacyDocument, names: Sequence[str] | None) -> list[str
     )
     return [
         f"Imagine {_who(headline, privacy, names)}, knowing all the rest of the data already. {question}",
-        f"{COIN} This listener is right at most {right:g} % of the time, whatever they compute and however long. This is "
-        f"proven, not measured; experts call it epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}.",
+        f"{COIN} This listener is right at most {right:g} % of the time, whatever they compute and however long. This "
+        f"is proven, not measured; experts call it epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}.",
         f"{more}The nearer the number is to 50 %, the less can be found out; near 100 % hardly anything is protected.",
     ]
 

@@ -23,6 +23,7 @@ from sottovoce import (
 )
 from sottovoce.algorithms.registry import algorithm_code, algorithm_spec
 from sottovoce.core import own_code
+from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.messages import SentMessages
 from sottovoce.privacy.guarantee import Kind
 
@@ -47,6 +48,16 @@ class Lacking(Gossip):
 class Bent(Gossip):
     def message(self, state):
         return abs(state.x)
+
+@dataclass(frozen=True, kw_only=True)
+class Usual(Gossip):
+    def local(self, state, grad, noise):
+        return state._replace(x=state.x - self.step_size * (grad + noise))
+
+@dataclass(frozen=True, kw_only=True)
+class Half(Gossip):
+    def local(self, state, grad, noise):
+        return state._replace(x=state.x - self.step_size * (grad + 0.5 * noise))
 """
 
 
@@ -96,6 +107,16 @@ def test_code_is_loaded_only_where_the_user_says(mine):
 def test_what_is_not_linear_is_refused_by_name(mine):
     with pytest.raises(Unaccountable, match="abs of a node's values is not linear"):
         trace(algorithm("mine.py:Bent", sigma=1.0), metropolis("ring:5"), rounds=2)
+
+
+def test_steps_that_use_noise_in_their_own_way_have_no_exact_noise(mine):
+    """It is part of the gradient: half of it would be the whole, and none would be there all the same."""
+    net = metropolis("ring:4")
+    usual, half = (algorithm(f"mine.py:{name}", sigma=2.0) for name in ("Usual", "Half"))
+    assert [with_exact_noise(one, net).exact_noise for one in (usual, half)] == [True, False]
+    with pytest.raises(InputError, match="something else with noise than with gradients"):
+        with_exact_noise(half, net, True)
+    assert account(trace(half, net, rounds=1)).headline.mu == pytest.approx(1.0)
 
 
 def test_changed_code_has_another_digest(mine):

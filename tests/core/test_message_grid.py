@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from sottovoce import InputError, NoiseKey, algorithm, dropout, iterate_rounds, metropolis, train
+from sottovoce import InputError, NoiseKey, algorithm, dropout, iterate_rounds, metropolis, train, uniform
 from sottovoce.core.exact_gaussians import fine_
 from sottovoce.core.gossip import Gossip, Model
 from sottovoce.core.grid import why_not_exact, with_exact_noise
 from sottovoce.core.loop import play_round, start_run
 from sottovoce.core.message_grid import message_grid
+from sottovoce.core.noise import ZeroSum
 
 GRAPHS = ("ring:6", "star:5", "path:4")
 
@@ -215,3 +216,9 @@ def test_models_that_the_grid_does_not_hold_are_refused():
         train(built, net, np.zeros((4, 2), dtype=np.float32), lambda t, x: x, rounds=1)
     with pytest.raises(InputError, match=r"models that start at .*; its grid reaches to"):
         train(built, net, np.full((4, 2), 2 * grid.largest_model), lambda t, x: x, rounds=1)
+
+
+def test_weights_that_do_not_cancel_at_the_sender_are_refused():
+    net = uniform("star:6")
+    own = Gossip(name="own", noise=ZeroSum(zeta=5.0))
+    assert "weights that do not sum to 1" in why_not_exact(own, net)

@@ -12,6 +12,7 @@ from sottovoce.privacy import absorption_policy
 from sottovoce.privacy.absorption import couple
 from sottovoce.privacy.absorption_policy import Policy, least_cost
 from sottovoce.privacy.account_cost import policy_for
+from sottovoce.privacy.guarantee import Kind
 
 EVERY = parse_participation("every")
 
@@ -125,3 +126,15 @@ def test_policies_are_not_lost_beside_others_that_carry_far_more(policy, lengths
     for T, cost in zip(lengths, costs, strict=True):
         assert T / 7 <= cost <= T
     assert 0.98 * costs[0] * lengths[1] / lengths[0] <= costs[1]
+
+
+def test_a_sum_over_nodes_with_little_noise_is_not_lost_beside_one_with_much():
+    """Both members see sums of node 1 alone with nodes that are theirs, and of node 2 with far more noise."""
+    sigmas = (1.0, 1.0, 1e8, 1.0, 1.0, 1.0)
+    system = trace(algorithm("dp-d-sgd", sigma=sigmas), metropolis("ring:6"), rounds=2)
+    view = views.coalition(0, 3, secure_sum=True)
+    found = account(system, view, kinds=["convex-training", "fixed-streams"], convex=True, covering=False)
+    mus = {(one.victim, one.kind): one.mu for one in found.guarantees}
+    for victim in (1, 2, 4, 5):
+        assert mus[victim, Kind.CONVEX_TRAINING] >= (1 - 1e-6) * mus[victim, Kind.FIXED_STREAMS]
+    assert mus[1, Kind.CONVEX_TRAINING] >= 1

@@ -8,6 +8,7 @@ import pytest
 
 from sottovoce import (
     Graph,
+    account,
     algorithm,
     dropout,
     fresh_erdos_renyi,
@@ -544,3 +545,17 @@ def test_one_victim_of_a_singular_view_has_the_figure_it_has_among_all():
     for number, victim in enumerate(everybody.victims):
         alone = observe(system, views.everyone(), victims=[int(victim)])
         np.testing.assert_allclose(routes.losses(alone)[0], routes.losses(everybody)[number], rtol=1e-9)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 3e6, 1e12])
+def test_noise_that_cancels_in_a_published_average_protects_nobody_whatever_its_size(sigma):
+    system = trace(algorithm("zip-dl", sigma=sigma), metropolis("ring:5"), rounds=3)
+    assert account(system, "everyone", final_models="average", covering=False).headline.mu == float("inf")
+
+
+def test_noise_on_messages_that_is_lost_beside_that_of_others_is_refused():
+    """The smaller one is known by differences of the larger: figures were down to a fiftieth of the loss."""
+    unequal = algorithm("zip-dl", sigma=1.0, sensitivity=(1.0, 1.0, 1.0, 1e6))
+    found = account(trace(unequal, metropolis("complete:4"), rounds=4), "everyone", covering=False)
+    assert found.headline is None
+    assert "differs by more than a factor of 100,000" in found.refusals[0]

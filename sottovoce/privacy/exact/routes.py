@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.noise import ZeroSum
 from sottovoce.core.participation import Participation
 from sottovoce.core.progress import report_progress
 from sottovoce.errors import Unaccountable
@@ -51,9 +52,12 @@ FILTER_STATE = 6_000
 """Up to this many components of the state the filter may be taken."""
 
 
-CANCELLED = 1e20
-"""mu^2 of a view with final models above which it counts as infinite: noise that cancels in an average is left as
-rounding, which protects nobody."""
+LARGEST_RATIO = 1e5
+"""Of the noise of nodes, where it is on single messages."""
+
+CANCELLED = 1e15
+"""mu^2 of a view with final models, for noise of size one, above which it counts as infinite: noise that cancels in an
+average is left as rounding, which protects nobody."""
 
 
 def squared(observation: Observation, scheme: Participation, *, above: float | None = None) -> Array:
@@ -62,6 +66,7 @@ def squared(observation: Observation, scheme: Participation, *, above: float | N
     With `above`, M and the value of the worst direction may each be so much larger than the truth, relatively, where
     that takes less time.
     """
+    _check_sizes_of_messages(observation)
     observation = without_implied_models(observation)
     if not any(part.noise.nnz for step in observation.steps for part in (step.observed, step.out)):
         return np.where(_reached(observation), np.inf, 0.0)
@@ -80,7 +85,7 @@ def squared(observation: Observation, scheme: Participation, *, above: float | N
         if covered.any():
             found[covered] = worst_case(M_VTT if covered.all() else M_VTT[covered], scheme, M_VTT.shape[1], gap)
         if observation.view.final_models is not FinalModels.NONE:
-            found[found > CANCELLED] = np.inf
+            found[found * _largest_noise(observation) ** 2 > CANCELLED] = np.inf
         out[group] = found
         report_progress(len(found))
     return np.minimum(out, _largest_of_averaging(observation, scheme))
@@ -167,6 +172,24 @@ def _of_fresh_sums(observation: Observation, scheme: Participation) -> Array:
 def losses(observation: Observation) -> Array:
     """M of every victim, V x T x T; infinite throughout where a signal is not covered by noise."""
     return whole(observation, in_groups(observation))
+
+
+def _check_sizes_of_messages(observation: Observation) -> None:
+    """Noise that cancels over messages is known by differences, in which that of one node is lost beside far more."""
+    algorithm, mixing = observation.system.algorithm, observation.system.topology.at(0)
+    if not isinstance(algorithm.noise, ZeroSum):
+        return
+    sizes = algorithm.noise.zetas(mixing) * np.broadcast_to(algorithm.sensitivity, mixing.n)
+    if sizes.max() > LARGEST_RATIO * sizes[sizes > 0].min(initial=np.inf):
+        raise Unaccountable(
+            f"{algorithm.name}: the noise of nodes differs by more than a factor of {LARGEST_RATIO:,.0f}, and the "
+            "smaller would be lost in rounding; use sensitivities and sizes of noise that differ less"
+        )
+
+
+def _largest_noise(observation: Observation) -> float:
+    parts = [part.noise for step in dict.fromkeys(observation.steps) for part in (step.observed, step.out)]
+    return max((float(np.abs(part.data).max()) for part in parts if part.nnz), default=0.0)
 
 
 def whole(observation: Observation, groups: Groups) -> Array:
