@@ -55,6 +55,9 @@ data_commands = typer.Typer(rich_markup_mode=None, invoke_without_command=True)
 app.add_typer(data_commands, name="data")
 
 
+AS_NUMBERS_ARE_WRITTEN = "Write numbers with a point and without separators of thousands: 1234.5."
+
+
 @data_commands.callback()
 def data(
     context: typer.Context,
@@ -106,7 +109,7 @@ def inspect(
     """Write a first description of a table's columns, for you to edit. Example: sotto data inspect patients.csv"""
     from sottovoce.core.files import write_text
     from sottovoce.errors import InputError
-    from sottovoce.learning.column_guess import columns_text, count_missing, guess_columns, read_all_cells
+    from sottovoce.learning.column_guess import columns_text, count_missing, guess_columns, not_a_number, read_all_cells
 
     cells = read_all_cells(file)
     found = guess_columns(file, cells, target)
@@ -131,6 +134,10 @@ def inspect(
         print_note(
             f"{place}: ranges and categories come from rows and are not private; put public ones in their place."
         )
+        for name in found.drop:
+            word = not_a_number(cells[name], found.missing_words)
+            if word is not None:
+                print_note(f"{name} is dropped, for {word!r:.40} is not a number. {AS_NUMBERS_ARE_WRITTEN}")
         lacking = [column.name for column in found.columns if empty[column.name]]
         if lacking:
             print_note(f"Cells are missing in {', '.join(lacking)}: say there what they become (missing = ...).")

@@ -61,6 +61,15 @@ def count_missing(cells: NDArray[Any], missing_words: list[str]) -> int:
     return int(np.isin(cells, ["", *missing_words]).sum())
 
 
+def not_a_number(cells: NDArray[Any], missing_words: list[str]) -> str | None:
+    """The first cell that keeps a column from being one of numbers, if most of its different cells are some."""
+    if cells.dtype.kind != "U":
+        return None
+    distinct = [cell for cell in dict.fromkeys(cells.tolist()) if cell not in ("", *missing_words)]
+    words = [cell for cell in distinct if _numbers([cell]) is None]
+    return words[0] if words and 2 * len(words) < len(distinct) else None
+
+
 def guess_columns(path: Path, cells: Arrays, target: str | None = None) -> Columns:
     """Columns that fit the cells of a table; the last is the target unless one is named.
 

@@ -110,7 +110,7 @@ def _numbers(column: Column, cells: NDArray[Any], columns: Columns, where: str) 
             int(wrong[0]),
             cells,
             "a finite number is needed here",
-            "correct it, or list it in missing_words",
+            "write it as 1234.5 is written, or list it in missing_words if it stands for nothing",
         )
     _check_missing(column, missing, cells, columns, where)
     return np.where(missing, 0.0 if column.missing == REFUSE else column.missing, values)

@@ -46,6 +46,13 @@ def patients(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_a_column_of_numbers_that_is_dropped_for_one_cell_names_it(sotto, patients):
+    lines = [f"{number},{40 + number / 7:.3f},{number % 2}" for number in range(59)]
+    (patients / "sodium.csv").write_text("\n".join(["patient,sodium,again", *lines, '59,"139,8",1']))
+    code, _, err = sotto("data inspect sodium.csv")
+    assert (code, "sodium is dropped, for '139,8' is not a number" in err) == (0, True)
+
+
 def test_from_a_table_to_a_run(sotto, patients):
     code, out, err = sotto("data inspect patients.csv --json")
     assert (code, err) == (0, "")
