@@ -200,7 +200,9 @@ def _require_sums(weights: sparse.csr_array, axis: int) -> None:
     off = _off_sum(weights, axis)
     if off is None:
         return
-    line, remedy = ("row", "metropolis(graph)") if axis == 1 else ("column", "push(graph)")
+    line, remedy = (
+        ("row", "metropolis(graph), or uniform(graph) if it is directed") if axis == 1 else ("column", "push(graph)")
+    )
     raise InputError(f"{line} {off[0]} of W sums to {off[1]:.6g}", "expected 1", f"use {remedy}")
 
 

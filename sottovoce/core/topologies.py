@@ -154,7 +154,7 @@ def from_matrix(weights: ArrayLike | sparse.sparray, *, name: str = "matrix") ->
     >>> from_matrix([[0.5, 0.5], [0.2, 0.7]])
     Traceback (most recent call last):
     ...
-    sottovoce.errors.InputError: row 1 of W sums to 0.9; expected 1; use metropolis(graph)
+    sottovoce.errors.InputError: row 1 of W sums to 0.9; expected 1; use metropolis(graph), or ...
     """
     mixing = Mixing(weights)
     if not mixing.column_stochastic:

@@ -81,9 +81,14 @@ def guess_columns(path: Path, cells: Arrays, target: str | None = None) -> Colum
     words = [word for word in MISSING_WORDS if any(_stands_for_a_number(word, column) for column in cells.values())]
     guessed = {name: _guess(name, column, words, is_target=name == wanted) for name, column in cells.items()}
     found = [column for column in guessed.values() if column is not None]
-    if guessed[wanted] is None or len(found) < 2:
+    if guessed[wanted] is None:
         raise InputError(
-            f"{path}: {len(found)} columns that can be used", "the target and one more are needed",
+            f"{path}: the target {wanted!r}", f"it needs two different values, and at most {MOST_CATEGORIES} words",
+            "name another column as --target",
+        )  # fmt: skip
+    if len(found) < 2:
+        raise InputError(
+            f"{path}: no column but the target can be used", "one more is needed, with two different values",
             f"give numbers, or words of which at most {MOST_CATEGORIES} differ",
         )  # fmt: skip
     dropped = [name for name, column in guessed.items() if column is None]
