@@ -40,7 +40,7 @@ def demo(
     if not as_json:
         for one in found.runs:
             if one.privacy.covers is not None and one.privacy.covers.colluders is not None:
-                print_note(f"{_title(one)}: it holds {one.privacy.covers}. The others hold against everyone together.")
+                print_note(f"{_title(one)}: it holds {one.privacy.covers}.")
         print_note(f"Page: {found.page}")
         print_note("Three things to try:")
         for line in commands:

@@ -163,6 +163,8 @@ def _adds_noise_to_gradients(algorithm: Algorithm, topology: Topology) -> bool:
 
 
 def _leaves(state: State) -> list[Any]:
+    if state is None:
+        return []
     return [leaf for part in state for leaf in _leaves(part)] if isinstance(state, tuple) else [state]
 
 
