@@ -19,6 +19,9 @@ from sottovoce.errors import InputError
 
 SIDE, GAP, LABEL = 72, 8, 150
 
+COMPARED = 8
+"""So many pictures stand side by side on a page at most: as many as a batch has in the demonstration."""
+
 
 def gallery(rows: Mapping[str, Sequence[ArrayLike]], shape: tuple[int, ...]) -> str:
     """Named rows of pictures, each scaled from its own least to its own largest value."""
@@ -61,7 +64,7 @@ def compared_pictures(inversions: Mapping[str, Document]) -> str | None:
     first = next(iter(stored.values()))
     same = {label: one for label, one in stored.items() if one["batches"] == first["batches"]}
     rows = {"the pictures": first["batches"], **{label: one["found"] for label, one in same.items()}}
-    return gallery(rows, tuple(first["shape"]))
+    return gallery({label: pictures[:COMPARED] for label, pictures in rows.items()}, tuple(first["shape"]))
 
 
 def _colours(values: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.int64]:

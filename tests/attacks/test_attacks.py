@@ -13,6 +13,7 @@ import torch
 from sklearn.metrics import roc_curve
 
 from sottovoce import InputError, algorithm, dropout, metropolis, simulate, weigh
+from sottovoce.attacks import inversion
 from sottovoce.attacks.candidate_losses import LossSeries, attacked_pairs, candidates_of, loss_series
 from sottovoce.attacks.classifier import classifier, spaced
 from sottovoce.attacks.evaluation import Scores, evaluate_scores, roc_auc, roc_auc_variance
@@ -387,9 +388,6 @@ def test_inversion_compares_with_the_batch_that_was_drawn(sotto, tmp_path):
 @pytest.mark.parametrize("size", [1e-3, 1.0, 50.0])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_inversion_reads_labels_from_gradients_of_any_length(size, rows):
-    from sottovoce.attacks.inversion import _labels
-    from sottovoce.learning.datasets import load
-
     digits = load("digits")
     job = task(digits, partition(digits, nodes=4), model("mlp", digits, hidden=(32,)))
     start = job.start(torch.Generator().manual_seed(1))
@@ -397,7 +395,25 @@ def test_inversion_reads_labels_from_gradients_of_any_length(size, rows):
     moved = batches(0, start)
     for node in range(4):
         truth = job.targets[torch.tensor(batches.batches.rows_of(node, 0))]
-        assert sorted(_labels(job, start[node], size * moved[node], rows).tolist()) == sorted(truth.tolist())
+        assert sorted(inversion._labels(job, start[node], size * moved[node], rows).tolist()) == sorted(truth.tolist())
+
+
+@pytest.mark.parametrize(("rows", "largest_jacobian"), [(8, inversion.LARGEST_JACOBIAN), (2, 0)])
+def test_inversion_tells_the_rows_of_a_batch_apart(rows, largest_jacobian, monkeypatch):
+    """By Gauss-Newton steps, and by L-BFGS where derivatives of all residuals would be too many."""
+    monkeypatch.setattr(inversion, "LARGEST_JACOBIAN", largest_jacobian)
+    digits = load("digits").max_norm(3.0)
+    job = task(digits, partition(digits, nodes=4), model("softmax", digits))
+    start = job.start(torch.Generator().manual_seed(1))
+    batches = job.gradients(f"fixed:{rows}", noise_key=NoiseKey.of_seed(0))
+    gradient, truth = batches(0, start)[0], job.inputs[torch.tensor(batches.batches.rows_of(0, 0))]
+    noise = torch.randn(len(gradient), generator=torch.Generator().manual_seed(2))
+    plain, noisy = (
+        inversion.closest_correlation(inversion.invert(job, start[0], seen, rows=rows), truth)
+        for seen in (gradient, gradient + noise)
+    )
+    assert plain.mean() > 0.95
+    assert noisy.mean() < 0.5
 
 
 def test_a_run_counts_once_and_only_with_seeds_of_its_own_kind(finished):
@@ -462,7 +478,7 @@ def test_unknown_attacks_of_a_sweep_are_refused(sotto, tmp_path):
         (["attack", "plain", "--view", "node:0"], "view node:0 with threshold; a view is for pooled"),
         (
             ["attack", "plain", "--attack", "inversion"],
-            "a batch of 20 rows at node 1; inversion can separate from 1 to 4 rows",
+            "a batch of 20 rows at node 1; inversion can separate from 1 to 8 rows",
         ),
         (["attack", "plain", "--attack", "inversion", "--attacker", "1"], "no neighbour's model of the first round"),
         (["attack", "plain", "--picture", "x.svg"], "--picture with threshold; only inversion draws"),
