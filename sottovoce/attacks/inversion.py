@@ -88,9 +88,9 @@ def _gauss_newton(residual: Callable[[Tensor], Tensor], pixels: Tensor) -> Tenso
 
 def _derivatives(residual: Callable[[Tensor], Tensor], pixels: Tensor) -> Tensor:
     """Residuals by pixels, a column for each of these, of which there are fewer: backward through the backward pass."""
-    at, backward = torch.func.vjp(residual, pixels)
-    _, forward = torch.func.vjp(lambda weights: backward(weights)[0], torch.zeros_like(at))
-    columns: Tensor = torch.func.vmap(lambda direction: forward(direction)[0])(torch.eye(len(pixels), dtype=at.dtype))
+    backward = torch.func.vjp(residual, pixels)[1]
+    forward = torch.func.vjp(lambda weights: backward(weights)[0], torch.zeros_like(residual(pixels)))[1]
+    columns: Tensor = torch.func.vmap(lambda direction: forward(direction)[0])(torch.eye(len(pixels)).to(pixels))
     return columns.T
 
 
