@@ -16,7 +16,7 @@ from sottovoce import InputError
 from sottovoce.cli.attack import attack
 from sottovoce.config import parse_experiment
 from sottovoce.privacy import views
-from sottovoce.privacy.covering_views import NAMED_ONLY
+from sottovoce.privacy.covering_views import NAMED_ONLY, Coverage
 from sottovoce.privacy.gaussian_dp import guessing_accuracy_bound
 from sottovoce.report.page import write_page, write_page_of
 from sottovoce.report.plain_words import plain_words
@@ -24,7 +24,7 @@ from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.wording import KINDS
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.run_documents import read_runs
-from tests.browser import inside, open_page
+from tests.browser import inside, open_page, questions
 
 AGAIN = "sotto run {}/config.json --set "
 EVIL = "</script><script>window.bad=1</script>"
@@ -243,8 +243,7 @@ def test_large_graphs_are_summed_up(runs, tmp_path, monkeypatch):
 # --- in plain words ------------------------------------------------------------------------------------------------
 
 
-def questions(found: dict) -> dict[str, str]:
-    return {question: " ".join(answers) for question, answers in found["plain"]["questions"]}
+TOGETHER = "What if some of them work together?"
 
 
 def test_plain_words_say_what_the_run_guarantees(runs, tmp_path):
@@ -252,15 +251,19 @@ def test_plain_words_say_what_the_run_guarantees(runs, tmp_path):
     noisy, plain = (questions(run) for run in page["runs"])
     headline = stored(runs("noisy"))["headline"]
     right = percent(guessing_accuracy_bound(headline["mu"], headline["epsilon"], 1e-5))
-    found = noisy["What could somebody find out, and how surely?"]
-    assert f"right at most {right:g} % of the time" in found
-    assert "hears every message" in found
-    assert "all other 7 work together" in noisy["What if several of them work together?"]
+    found = noisy["Who could learn what, and how surely?"]
+    who, how_surely, *_ = found.split(". ")
+    assert who.startswith("Anybody who reads every message that was sent, the other nodes included, could learn")
+    assert f"at most {right:g} % of the time; somebody who tosses a coin is right 50 % of the time" in how_surely
+    assert "epsilon" not in found.partition("Experts call this")[0]
+    assert "delta is a small probability, here 1 in 100,000, for which epsilon promises nothing" in found
+    assert "two who share everything they received, and even if all 7 others do" in noisy[TOGETHER]
     assert "several records" in noisy["What is not covered?"]
-    without = page["runs"][1]["average_model"]
-    assert f"without noise reaches {without:.3f}" in noisy["What did the noise cost?"]
-    assert "[about]" in noisy["Whom can I ask?"]
-    assert plain["What could somebody find out, and how surely?"].startswith("Everything: this run is not protected.")
+    own, without = (run["average_model"] for run in page["runs"])
+    cost = noisy["What did the noise cost?"]
+    assert f"is right for {100 * own:.1f} % (test accuracy {own:.3f})" in cost
+    assert f"Trained without noise, which protects nobody, it is right for {100 * without:.1f} %" in cost
+    assert "Whoever reads the messages could learn one record exactly" in plain["Who could learn what, and how surely?"]
     assert [one["guess"] for one in page["runs"][0]["plain"]["members"]] == 8 * [right]
     assert [one["guess"] for one in page["runs"][1]["plain"]["members"]] == 8 * [None]
 
@@ -288,8 +291,37 @@ def test_a_number_about_one_node_is_told_as_such(runs):
     headline = replace(run.privacy.headline, view=views.node(3))
     run = replace(run, privacy=replace(run.privacy, headline=headline, covers=NAMED_ONLY))
     found = questions({"plain": plain_words(run, None, 8, None)})
-    assert "Imagine node 3, with what it receives" in found["What could somebody find out, and how surely?"]
-    assert "not covered" in found["What if several of them work together?"]
+    who = found["Who could learn what, and how surely?"]
+    assert who.startswith("Node 3, with what it receives, could learn something about one record")
+    assert "not covered" in found[TOGETHER]
+
+
+@pytest.mark.parametrize(
+    ("covers", "who", "together"),
+    [
+        (Coverage(everyone=True, colluders=1), "Anybody who reads every message that was sent, or any single node,",
+         "about one node alone. If two share what they received, it does not hold."),
+        (Coverage(everyone=False, colluders=3), "Any 3 nodes together could learn", "up to 3 nodes together."),
+    ],
+)  # fmt: skip
+def test_whom_a_number_holds_for_is_said_first(covers, who, together, runs):
+    (run,) = read_runs([runs("noisy")])
+    run = replace(run, privacy=replace(run.privacy, covers=covers))
+    found = questions({"plain": plain_words(run, None, 8, None)})
+    assert found["Who could learn what, and how surely?"].startswith(who)
+    assert together in found[TOGETHER]
+
+
+def test_a_report_without_a_contact_says_how_to_name_one_and_does(sotto, runs, tmp_path):
+    folder, out = runs("noisy"), tmp_path / "page.html"
+    write_page(out, [folder])
+    told = questions(inside(out)["runs"][0])["Whom can I ask?"]
+    assert "Ask whoever gave it to you" in told
+    assert "below a line [about]" in told
+    (command,) = re.findall('sotto (report .* --contact) "Name, telephone"', told)
+    code, _, err = sotto(*command.split(), "Office, ext. 4711", "--out", str(out))
+    assert (code, err) == (0, "")
+    assert questions(inside(out)["runs"][0])["Whom can I ask?"] == "Office, ext. 4711"
 
 
 def test_about_stands_on_top(tmp_path):

@@ -100,7 +100,7 @@ function drawPrivacy() {
       `Left is more private, ${data.less_is_better ? "down" : "up"} is better; lines join runs that differ only in how much noise they add.`,
     ],
     notes: [
-      `Test ${data.metric} is the mean over ${data.final_rounds}.`,
+      `Test ${data.metric}: ${data.final_rounds}.`,
       `ε is each run's headline (${headlines(data.runs)}).`,
       about.size > 1 &&
         "Not all ε here are about the same change of data (see the table of guarantees): compare like with like.",
@@ -143,7 +143,7 @@ function drawAttackSuccess() {
       `At the dotted line the attack is no better than random guessing; ${data.less_is_better ? "down" : "up"} is better for training, and bars are confidence intervals.`,
     ],
     notes: [
-      `Test ${data.metric} is the mean over ${data.final_rounds}.`,
+      `Test ${data.metric}: ${data.final_rounds}.`,
       "The strongest attack that was tried on each run is shown; a stronger one may exist.",
     ],
     numbers: tradeOffTable(),
