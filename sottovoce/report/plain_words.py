@@ -36,8 +36,8 @@ NO_BASELINES = (
     "sotto run FILE --baselines"
 )
 ALONE_AT_A_MEMBER = (
-    "How good {member} would be by itself was not computed; {member} can do it: sotto peer join --baselines. How good "
-    "all would be without noise, nobody can compute without everybody's records."
+    "How good all would be without noise, nobody can compute without everybody's records. How good {member} would be "
+    "by itself was not computed. {member} can do it: sotto peer join --baselines"
 )
 ENDS = ("min", "max")
 NOBODY_NAMED = "This report names nobody to ask."

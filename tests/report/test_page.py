@@ -19,6 +19,7 @@ from sottovoce.privacy import views
 from sottovoce.privacy.covering_views import NAMED_ONLY, Coverage
 from sottovoce.privacy.gaussian_dp import guessing_accuracy_bound
 from sottovoce.report.page import write_page, write_page_of
+from sottovoce.report.pairwise_leakage import PAIRS
 from sottovoce.report.plain_words import plain_words
 from sottovoce.report.rounding import percent, rounded
 from sottovoce.report.wording import KINDS
@@ -471,9 +472,23 @@ def numbers(page, figure: str) -> str:
 
 
 def test_a_page_is_small_and_soon_there(written, page):
-    assert written.stat().st_size < 300_000
+    assert written.stat().st_size < 300_000  # the largest that is allowed is 1.5 MB
     first = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     assert first < 30_000  # milliseconds, on a machine that does other things as well
+
+
+def test_pairs_of_a_page_leave_it_below_a_megabyte_and_a_half(runs, tmp_path, monkeypatch):
+    """By what each pair of a small run takes, in every kind of figure; further runs leave theirs out."""
+    convex, noisy = runs("convex"), runs("noisy")
+    (run,) = inside(write_page(tmp_path / "page.html", [convex]))["runs"]
+    leaks, keys = run["leaks"], ("epsilon", "guess", "kind")
+    tables = [one[key] for some in ("ways", "with_models") for one in leaks[some].values() for key in keys]
+    for_each = len(json.dumps([*tables, leaks["distance"]], separators=(",", ":"))) / 8**2
+    assert for_each * PAIRS + 300_000 < 1_500_000
+    monkeypatch.setattr("sottovoce.report.page.PAIRS", 8 * 8 + 1)
+    both = inside(write_page(tmp_path / "page.html", [convex, noisy]))["runs"]
+    assert [one["leaks"] is None for one in both] == [False, True]
+    assert "to keep the page small" in both[1]["missing"]["pairs"][0]
 
 
 def test_every_figure_is_drawn_from_disk_without_a_single_request(page):
@@ -542,6 +557,9 @@ def test_choosing_a_run_shows_what_it_has_and_says_what_it_has_not(written, page
     assert "changes from round to round" in text(page, "#graph .missing")
     assert "Each node that is accounted for can learn the same about every other" in text(page, "#distance .plain")
     assert len(numbers(page, "distance")) > 40
+    assert not page.locator("#pairs").is_visible()  # nothing differs, and the sentence stands once
+    page.select_option("#run", str(by_name["mute"]))
+    assert text(page, "#who").count("not accounted for") == 1
     page.select_option("#run", str(by_name["noisy"]))
     assert page.locator("#graph .plot").is_visible()
 
@@ -565,6 +583,48 @@ def test_it_fits_a_phone_and_follows_dark_mode(width, height, dark, written, ope
 def brightness(colour: str) -> float:
     parts = [int(part, 16) for part in re.findall("..", colour[1:])] if colour[0] == "#" else re.findall(r"\d+", colour)
     return sum(map(int, parts[:3])) / 3
+
+
+def test_the_page_of_one_run_leaves_out_what_cannot_be_chosen_or_was_not_done(runs, opened, tmp_path):
+    page = opened(write_page(tmp_path / "page.html", [runs("plain")]))
+    assert page.locator("#controls").evaluate("form => form.closest('main') !== null")
+    assert page.evaluate("document.querySelector('#plain').getBoundingClientRect().top") < page.evaluate(
+        "document.querySelector('#controls').getBoundingClientRect().top"
+    )
+    assert not page.locator("#run").is_visible()
+    assert page.locator("#attacker").is_visible()
+    assert not page.locator("#success").is_visible()
+    assert "No membership attack" in text(page, "#roc .missing")
+    mute = opened(write_page(tmp_path / "mute.html", [runs("mute")]))
+    assert not mute.locator("#controls").is_visible()
+
+
+def test_a_member_without_figures_about_single_members_sees_who_hears_whom_by_name(runs, opened, tmp_path):
+    folder = shutil.copytree(runs("mute"), tmp_path / "member")
+    names = [f"Clinic {letter}" for letter in "ABCDEFGH"]
+    graph = {"name": "file:edges.txt", "nodes": 8, "directed": False, "labels": names}
+    graph["edges"] = [[at, (at + 1) % 8] for at in range(8)]
+    (folder / "graph.json").write_text(json.dumps(graph))
+    for name, change in (
+        ("config.json", {"topology": {"graph": "file:edges.txt"}}),
+        ("result.json", {"member": "Clinic C"}),
+    ):
+        found = stored(folder, name)
+        found |= {key: {**found[key], **value} if isinstance(value, dict) else value for key, value in change.items()}
+        (folder / name).write_text(json.dumps(found))
+    lines = (folder / "metrics.jsonl").read_text()
+    (folder / "metrics.jsonl").write_text(
+        re.sub(r'"bytes": (\d+)', lambda one: f'"bytes": {int(one[1]) // 1000}', lines)
+    )
+    page = opened(write_page(tmp_path / "page.html", [folder]))
+    assert page.locator("#graph .dot .name").all_text_contents() == names
+    assert text(page, "#graph figcaption").startswith("This is the page of Clinic C. What single members can learn")
+    assert "Clinic BClinic A, Clinic C" in numbers(page, "graph")
+    assert not page.locator("#distance").is_visible()
+    assert not page.locator("#pairs").is_visible()
+    assert "kilobytes sent by Clinic C" in page.locator("#bytes .plot").text_content()
+    told = page.locator("#plain p", has_text="by itself was not computed")
+    assert told.locator("code").inner_text() == "sotto peer join --baselines"
 
 
 def test_names_cannot_break_out_of_the_page(runs, opened, tmp_path):

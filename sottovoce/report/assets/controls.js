@@ -7,6 +7,7 @@ function options(id, values, chosen) {
     ),
   );
   at(id).disabled = values.length < 2;
+  at(id).parentElement.hidden = !values.some(([value]) => value !== "") || (id === "run" && values.length < 2);
 }
 
 function updateControls() {
@@ -32,6 +33,7 @@ function updateControls() {
       : [["", "none"]],
     state.figureKind,
   );
+  at("controls").hidden = [...at("controls").children].every((one) => one.hidden);
 }
 
 function drawAboutPairs() {

@@ -122,6 +122,14 @@ function memberLines(members, about) {
   return [members.length > 20 ? details : lines, ...(alike ? [made("p", nobody, "note")] : [])];
 }
 
+// A line of an answer: a number stays with its percent sign, and a command at the end is set as one.
+function answered(tag, line) {
+  const [, words, command] = /^(.*?: )?(sotto .*)$/s.exec(line) ?? [null, line, null];
+  const found = made(tag, words.replace(/(\d) %/g, "$1\u00a0%"));
+  if (command) found.append(made("code", command));
+  return found;
+}
+
 // For a reader who has never heard of epsilon: questions with their answers, and a line for each member.
 function drawPlain() {
   const { purpose, questions, members, guess_about: about } = run().plain,
@@ -129,10 +137,10 @@ function drawPlain() {
   if (purpose) parts.push(made("p", purpose, "intro"));
   questions.forEach(([question, answers]) => {
     parts.push(made("h3", question));
-    if (answers.length < 4) parts.push(...answers.map((line) => made("p", line)));
+    if (answers.length < 4) parts.push(...answers.map((line) => answered("p", line)));
     else {
       const list = made("ul");
-      answers.forEach((line) => list.append(made("li", line)));
+      answers.forEach((line) => list.append(answered("li", line)));
       parts.push(list);
     }
   });

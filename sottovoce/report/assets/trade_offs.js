@@ -112,7 +112,8 @@ function drawPrivacy() {
 function drawAttackSuccess() {
   const place = figure("success", `${metricName} against the attack`),
     members = data.series.filter((one) => one.attack);
-  if (!members.length) return place.missing(run().missing.attack || ["No run was attacked.", ""]);
+  at("success").hidden = !members.length; // the section about attacks says why there is none
+  if (!members.length) return;
   if (members.length === 1)
     return place.sentence(
       `The strongest attack that was tried on ${members[0].name} has a membership inference AUC of ${interval(members[0].attack)}; 0.5 is random guessing.`,
