@@ -140,7 +140,7 @@ class PrivacySettings(Section):
 
 
 class MetricsSettings(Section):
-    """How often nodes are tested, on how many of the test rows, and over how many last rounds figures are averaged."""
+    """How often nodes are tested, on how many of the test rows, and over how many last rounds results are averaged."""
 
     every: int = Field(default=10, ge=1)
     final_rounds: int | None = Field(default=None, ge=1)

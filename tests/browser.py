@@ -23,3 +23,8 @@ def open_page(context, file: Path, wrong: list[str]):
     page.goto(file.as_uri())
     page.wait_for_selector("#graph figure h3")
     return page
+
+
+def questions(run: dict) -> dict[str, str]:
+    """The questions that a page answers in plain words about a run, with their answers."""
+    return {question: " ".join(answers) for question, answers in run["plain"]["questions"]}

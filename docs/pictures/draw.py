@@ -1,12 +1,18 @@
 """The computed pictures of the documentation: `python docs/pictures/draw.py` draws them again.
 
-A test draws them too and wants the same bytes, so that no picture says what the accountant no longer does.
+A test draws them too and wants the same, so that no picture says what the accountant or an attack no longer does.
+Those of the page (`page-*.png`) are of the demo: `python docs/pictures/draw.py runs/demo/report.html` takes them.
 """
 
 from __future__ import annotations
 
 import ast
 import math
+import os
+import re
+import shutil
+import sys
+import tempfile
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,10 +22,17 @@ from scipy import sparse
 from scipy.stats import norm
 
 from sottovoce import Account, account, algorithm, metropolis, trace
+from sottovoce.attacks.inversion import Inversion, attack_runs
+from sottovoce.attacks.registry import AttackOptions
+from sottovoce.config import parse_experiment
 from sottovoce.core.graphs import graph
 from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.figures import Line, line_chart
+from sottovoce.report.picture_gallery import gallery
+from sottovoce.report.printing import BROWSERS
+from sottovoce.run.execute import run_experiment
+from sottovoce.run.finished_run import open_run
 
 DELTA = 1e-5
 GREY, QUIET, BETWEEN, LOUD = "#808080", (86, 180, 233), (240, 228, 160), (213, 94, 0)
@@ -219,6 +232,57 @@ def purpose(place: Path) -> str:
     return docstring.partition("\n")[0].rstrip(".").replace("`", "")
 
 
+INVERTED = {"without noise": None, "sigma 0.05": 0.05, "sigma 1": 1.0}
+NOISE_KEY = "0534d7cd72bc5000ac3f20fa8fb9d89c"
+
+
+def inversions() -> dict[str, Inversion]:
+    """What node 0 makes of first messages in the run of docs/get-started.md, at three sizes of noise."""
+    page = (Path(__file__).parents[1] / "get-started.md").read_text()
+    written = re.search(r'```toml title="one-row.toml"\n(.*?)```', page, re.DOTALL)
+    assert written is not None
+    settings, found = {**tomllib.loads(written[1]), "noise_key": NOISE_KEY}, {}
+    with tempfile.TemporaryDirectory() as place:
+        for number, (name, sigma) in enumerate(INVERTED.items()):
+            noisy = settings["algorithm"] | ({} if sigma is None else {"name": "dp-d-sgd", "sigma": sigma})
+            folder = Path(place) / str(number)
+            run_experiment(parse_experiment(settings | {"algorithm": noisy}), folder)
+            found[name] = attack_runs([open_run(folder)], AttackOptions(attacker=0))
+    return found
+
+
+def inversion(found: dict[str, Inversion]) -> str:
+    """Two neighbours' digits, and below them what was made of their messages."""
+    rows = {name: one.pictures()["found"] for name, one in found.items()}
+    first = next(iter(found.values()))
+    return gallery({"a neighbour's row": first.pictures()["batches"], **rows}, first.picture_shape)
+
+
+SCREENS = {
+    "page-wide.png": (1280, 900, "light", "#who"),
+    "page-dark.png": (1280, 900, "dark", "#attacks"),
+    "page-phone.png": (390, 844, "light", "header"),
+}
+"""How the page is shown: width, height, colours, and what stands at the top."""
+
+
+def take_screens(page: Path, folder: Path) -> None:
+    """Pictures of a page in a browser."""
+    from playwright.sync_api import sync_playwright
+
+    browser = next(filter(None, map(shutil.which, BROWSERS)))
+    above = "c => c.getBoundingClientRect().height * (getComputedStyle(c).position === 'sticky')"
+    with sync_playwright() as started:
+        sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
+        running = started.chromium.launch(executable_path=browser, args=sandbox)
+        for name, (width, height, colours, top) in SCREENS.items():
+            shown = running.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
+            shown.goto(page.resolve().as_uri())
+            hidden = shown.locator("#controls").evaluate(above)
+            shown.locator(top).evaluate(f"place => scrollTo(0, place.offsetTop - {hidden} - 32)")
+            shown.screenshot(path=folder / name)
+
+
 PICTURES = {
     "rooms.svg": rooms,
     "one-round.svg": one_round,
@@ -229,5 +293,9 @@ PICTURES = {
 }
 
 if __name__ == "__main__":
+    here = Path(__file__).parent
     for name, draw in PICTURES.items():
-        (Path(__file__).parent / name).write_text(draw())
+        (here / name).write_text(draw())
+    (here / "inversion.svg").write_text(inversion(inversions()))
+    for page in sys.argv[1:]:
+        take_screens(Path(page), here)

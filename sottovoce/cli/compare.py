@@ -40,8 +40,8 @@ def compare(
 ) -> None:
     """Compare finished runs in a table and on a page. Example: sotto compare runs/a runs/b --out both.html
 
-    Test figures are means over a run's last rounds: metrics.final_rounds, or the last tenth. Headlines are computed
-    again from the settings. If a folder contradicts itself, that is printed first, as a finding, with exit code 1.
+    Test figures are those after the last round, or means over metrics.final_rounds. Headlines are computed again from
+    the settings. If a folder contradicts itself, that is printed first, as a finding, with exit code 1.
     """
     from sottovoce.core.csv_text import csv_text
     from sottovoce.core.files import check_writable, write_text
@@ -49,6 +49,7 @@ def compare(
     from sottovoce.report.page import page
     from sottovoce.report.run_figures import run_figures
     from sottovoce.report.trade_off import trade_off
+    from sottovoce.run.final_figures import final_average_text
     from sottovoce.run.layout import RunFiles
     from sottovoce.run.run_documents import read_runs, unfinished_runs
 
@@ -72,7 +73,8 @@ def compare(
     if as_csv:
         print_line(csv_text(one.document() for one in trade_offs).rstrip("\n"))
     else:
-        answer(document, as_json, _table(trade_offs))
+        averaged = final_average_text(run.experiment.metrics.final_rounds for run in found)
+        answer(document, as_json, _table(trade_offs), *([f"Test figures: {averaged}."] if averaged else []))
     if drawn and not as_json:
         print_note(f"Figures: {', '.join(map(str, drawn))}")
     if left_out and not as_json:
@@ -107,6 +109,9 @@ def report(
     pdf: Annotated[
         bool, typer.Option("--pdf", help="Also print the page to an A4 PDF, with an installed browser.")
     ] = False,
+    contact: Annotated[
+        str | None, typer.Option(help="Whom readers can ask; default: contact in [about] of the run file.")
+    ] = None,
     data: Annotated[Path | None, typer.Option("--data", help="Folder of data sets; default: SOTTOVOCE_DATA.")] = None,
     code: Code = None,
     yes: Yes = False,
@@ -132,7 +137,8 @@ def report(
     target = shown if out is None else check_writable(out)
     with show_elapsed("guarantees"):
         findings = [finding for one in found for finding in _findings(one, data, as_json)]
-    write_text(target, page(found), private=out is None)
+    about = found if contact is None else [one.with_contact(contact) for one in found]
+    write_text(target, page(about), private=out is None)
     show_findings(findings, as_json)
     printed = None
     if pdf:

@@ -318,6 +318,7 @@ def _run_in_processes(file: Path, settings: list[str], processes: int, timeout: 
 def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, baselines: bool) -> None:
     """Carry out all runs, write the page of results, and print its table."""
     from sottovoce.report.sweep_report import write_results
+    from sottovoce.run.final_figures import final_average_text
     from sottovoce.run.parallel import run_experiments
     from sottovoce.run.sweep_results import sweep_rows
 
@@ -344,18 +345,20 @@ def _run_sweep(plan: RunPlan, jobs: int | None, how: Execution, baselines: bool)
         with progress("attacks") as tell:
             attacked = attack_rows(rows, plan.attacks, how.out, data=how.data, progress=tell)
         answered["attacks"] = str(write_attacks(how.out / name, name, about, attacked, plan.command))
-    answer(answered, how.as_json, _table(rows))
+    averaged = final_average_text(run.experiment.metrics.final_rounds for run in plan.runs)
+    answer(answered, how.as_json, _table(rows), *([f"Test figures: {averaged}."] if averaged else []))
     if not how.as_json:
         print_note(f"Page: {' and '.join(str(answered[key]) for key in ('page', 'attacks') if key in answered)}")
     _note_read(before, how.as_json)
 
 
 def _facts(result: "Document", run: "RunDocuments") -> Table:
-    """The result of one run; metrics are means over its last rounds, as in `sotto compare`."""
+    """The result of one run, with the same final figures as in `sotto compare`."""
     from sottovoce.privacy.guarantee import PrivacyFigure
     from sottovoce.report.wording import baseline_rows, noise_text, scores_text
+    from sottovoce.run.final_figures import final_average_text
 
-    last, metric = result["metrics"], run.metric
+    last, metric, settings = result["metrics"], run.metric, run.experiment
     final = {figure: run.final_metric(figure) for figure in ("average", "mean", "min", "max")}
     headline = None if result["headline"] is None else PrivacyFigure.read(result["headline"])
     shown = {
@@ -363,13 +366,14 @@ def _facts(result: "Document", run: "RunDocuments") -> Table:
         "algorithm": f"{result['algorithm']} on {result['topology']}, {_rounds(result['rounds'])}",
         f"test {metric} of the average model": f"{final['average']:.4f}",
         f"test {metric} of nodes": "{mean:.4f} ({min:.4f} to {max:.4f})".format(**final),
+        **({"test figures": averaged} if (averaged := final_average_text([settings.metrics.final_rounds])) else {}),
         **({"average model on held-out rows": scores_text(result["held_out"])} if "held_out" in result else {}),
         **baseline_rows(run.baselines),
         "sent": f"{last['messages']:,} messages, {size_text(last['bytes'])}{_between(last)}",
         "noise": noise_text(run.privacy),
         "epsilon": _epsilon(headline, result["adjacency"], result["delta"]),
         **({"it holds": str(run.privacy.covers)} if run.privacy.covers is not None else {}),
-        **_limits(headline, run.experiment),
+        **_limits(headline, settings),
         **({"single nodes": run.privacy.attackers} if _is_sampled(run) else {}),
         "seconds of training": f"{result['seconds']:.1f}",
         "folder": result["folder"],

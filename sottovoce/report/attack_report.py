@@ -14,7 +14,7 @@ from sottovoce.core.files import write_text
 from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, line_chart
 from sottovoce.report.rounding import deviation_text
-from sottovoce.report.sweep_report import across, embedded, grid_axis, heading
+from sottovoce.report.sweep_report import across, embedded, final_figures_sentence, grid_axis, heading
 
 
 def write_attacks(folder: Path, name: str, about: About, attacked: Sequence[AttackedRow], command: str) -> Path:
@@ -40,7 +40,8 @@ def markdown(name: str, about: About, attacked: Sequence[AttackedRow], figures: 
         " ".join(attack_by_name(attack).description for attack in names)
         + " Figures are the membership inference AUC (0.5 is random guessing) and the share of members found at 1 % "
         f"false positives, with {first['confidence']:.0%} intervals over victims of all seeds: every node that was "
-        "recorded attacks every victim it hears from, or any at all if it pools.",
+        "recorded attacks every victim it hears from, or any at all if it pools. "
+        + final_figures_sentence([one.row for one in attacked]),
         "",
         *table(attacked, names),
         "",

@@ -27,6 +27,7 @@ from sottovoce.config import Document
 from sottovoce.core.files import check_writable, write_text
 from sottovoce.core.json_numbers import from_json
 from sottovoce.report.figures import COLOURS
+from sottovoce.report.pairwise_leakage import PAIRS, pairs_shown
 from sottovoce.report.picture_gallery import compared_pictures
 from sottovoce.report.rounding import finite, rounded
 from sottovoce.report.run_labels import RunLabel, run_labels
@@ -39,7 +40,7 @@ from sottovoce.run.run_documents import RunDocuments, read_runs, unfinished_runs
 from sottovoce.run.sweep_results import LESS_IS_BETTER
 
 WITH_PAIRS = 24
-"""So many runs show who learns what from whom; of others a page has curves and guarantees."""
+"""So many runs at most show who learns what from whom; of others a page has curves and guarantees."""
 
 POINTS = 400
 """Of a curve, at most."""
@@ -108,8 +109,7 @@ def _inside_script(document: Document) -> str:
 def document(runs: Sequence[RunDocuments], title: str) -> Document:
     """The data of the page."""
     series = _series(runs)
-    first = [members[0] for members in series]
-    with_pairs = {*[*first, *(number for number in range(len(runs)) if number not in first)][:WITH_PAIRS]}
+    with_pairs = _with_pairs(runs, series)
     return {
         "title": title,
         "version": __version__,
@@ -129,6 +129,18 @@ def document(runs: Sequence[RunDocuments], title: str) -> Document:
         "pictures": _pictures(runs),
         "plans": json.loads(asset("plans.json")),
     }
+
+
+def _with_pairs(runs: Sequence[RunDocuments], series: Sequence[Sequence[int]]) -> set[int]:
+    """The runs that show who learns what from whom: as many as there is room for, one of each series first."""
+    first = [members[0] for members in series]
+    found, left = set[int](), PAIRS
+    for number in [*first, *(number for number in range(len(runs)) if number not in first)][:WITH_PAIRS]:
+        pairs = pairs_shown(runs[number].privacy)
+        if pairs <= left:
+            found.add(number)
+            left -= pairs
+    return found
 
 
 def _pictures(runs: Sequence[RunDocuments]) -> str | None:

@@ -16,8 +16,9 @@ from sottovoce.privacy.guarantee import Kind, PrivacyFigure
 from sottovoce.report.rounding import percent, rounded
 from sottovoce.run.privacy_document import PrivacyDocument, StoredView
 
-PAIRS = 60_000
-"""Of more pairs only summaries are shown: by distance, and how many have which epsilon."""
+PAIRS = 16_000
+"""So many of a page are shown one by one, at about 80 bytes each, so that it stays below 1.5 MB. Of a run with more
+only summaries are shown: by distance, and how many have which epsilon."""
 
 BINS = 24
 
@@ -36,6 +37,14 @@ class FigureKind(StrEnum):
         return (
             bool(guarantee.proven_for_training) if self is FigureKind.PROVEN else guarantee.kind == Kind.FIXED_STREAMS
         )
+
+
+def pairs_shown(privacy: PrivacyDocument) -> int:
+    """How many pairs of a run a page would show one by one."""
+    views = privacy.node_views
+    victims = {one.victim for view in views.values() for one in view.guarantees if one.victim is not None}
+    pairs = len(views) * len(victims | views.keys())
+    return pairs if pairs <= PAIRS else 0
 
 
 def pairwise_leakage(privacy: PrivacyDocument, n: int) -> Document | None:

@@ -1,7 +1,7 @@
 """A run in plain words, for readers who must decide and have never heard of epsilon.
 
-Six questions, in the order in which they are asked: what was done, what could be found out and how surely, what several
-adversaries together could do, what is not covered, what the noise cost, and whom to ask. Numbers are those of
+Six questions, in the order in which they are asked: what was done, who could learn what and how surely, what if some
+work together, what is not covered, what the noise cost, and whom to ask. Numbers are those of
 `privacy.json` and of the run's measurements; nothing is computed here that they do not say.
 """
 
@@ -9,67 +9,92 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sottovoce.algorithms.registry import algorithm_specs
 from sottovoce.config import Document
+from sottovoce.privacy.covering_views import NAMED_ONLY
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.rounding import round_up
 from sottovoce.report.rounding import percent
 from sottovoce.report.wording import adversary, not_covered
+from sottovoce.run.final_figures import final_average_text
 from sottovoce.run.privacy_document import PrivacyDocument
 from sottovoce.run.run_documents import RunDocuments
 from sottovoce.run.sweep_results import LESS_IS_BETTER
 
-COIN = "Somebody who tosses a coin is right 50 % of the time."
-NO_CONTACT = 'Nobody is named. The run file, or the agreement of a federation, can: contact = "..." under [about].'
+TASKS = {"accuracy": "test accuracy", "rmse": "root mean square error"}
 SENT = {
-    "models": "There was no central server: each sent its model{noise} to its neighbours only.",
-    "sums": "There was no central server: each sent masked messages, of which others learned nothing but sums.",
-    "trusted sums": "A party whom all trust saw every gradient, and gave back nothing but their sum, with noise added.",
+    "models": "No server collected anything. In each round, each of them sent its model to its neighbours in the graph",
+    "sums": "No server collected anything. In each round they sent masked messages, of which others learned only sums",
+    "trusted sums": "One party whom all trust saw what each of them contributed, and gave back nothing but sums",
 }
-NO_BASELINES = "What it would be without noise, or for each alone, was not computed: sotto run --baselines does it."
-ALONE_AT_A_MEMBER = (
-    "What this member would reach by itself was not computed: sotto peer join --baselines does it, at home. What all "
-    "would reach without noise, nobody can compute who lacks the others' rows."
+NOISE = ", with noise added. Noise means random numbers that hide what a single {thing} changed."
+MOST_NOT_COVERED = 7
+NO_BASELINES = (
+    "How good it would be without noise, or for each alone, was not computed. Whoever ran this can do it: "
+    "sotto run FILE --baselines"
 )
-MOST_NOT_COVERED = 6
-TASKS = {"accuracy": "the share of rows that are classified rightly", "rmse": "the root of the mean squared error"}
+ALONE_AT_A_MEMBER = (
+    "How good all would be without noise, nobody can compute without everybody's records. How good {member} would be "
+    "by itself was not computed. {member} can do it: sotto peer join --baselines"
+)
+ENDS = ("min", "max")
+NOBODY_NAMED = "This report names nobody to ask."
+NAME_SOMEBODY = 'To have a name here, whoever makes the report types: sotto report {folder} --contact "Name, telephone"'
 
 
 def plain_words(run: RunDocuments, names: Sequence[str] | None, n: int, without_noise: RunDocuments | None) -> Document:
     """Questions with their answers, and a line for each member. `without_noise` is the same training with no noise."""
     about, privacy = run.experiment.about, run.privacy
+    who = Parties(n, names)
     return {
         "title": about.title,
         "purpose": about.purpose,
         "questions": [
-            ["What was trained, and by whom?", _what_was_done(run, names, n)],
-            ["What could somebody find out, and how surely?", _findable(privacy, names)],
-            ["What if several of them work together?", [_together(privacy, n)]],
+            ["What was trained, and by whom?", _what_was_done(run, who)],
+            ["Who could learn what, and how surely?", _learnable(privacy, who)],
+            ["What if some of them work together?", [_together(privacy, who)]],
             ["What is not covered?", _uncovered(run)],
-            ["What did the noise cost?", _cost_of_noise(run, without_noise)],
-            ["Whom can I ask?", [about.contact or NO_CONTACT]],
+            ["What did the noise cost?", _cost_of_noise(run, who, without_noise)],
+            ["Whom can I ask?", [about.contact] if about.contact else _no_contact(run)],
         ],
         "guess_about": "its data" if privacy.adjacency == "user" else "one of its records",
         "members": _members(run, names, n),
     }
 
 
-def _what_was_done(run: RunDocuments, names: Sequence[str] | None, n: int) -> list[str]:
-    settings, member = run.experiment, run.result.get("member")
-    held = _records(run, names)
-    who = f"{n} nodes of a graph" if names is None else f"{n} members ({', '.join(names)})"
-    records = "" if not held else f" with {_between(sorted(held.values()))} records each"
-    trained = f"{who}{records} trained one model ({settings.model.name}) together in {run.privacy.rounds} rounds"
-    noise = "" if run.privacy.sigma is None else ", with noise added,"
-    lines = [f"{trained}{_on_data(run)}. {SENT[_seen(run)].format(noise=noise)}"]
-    if member:
-        lines.append(f"This is the page of {member}. No other member ever held its rows.")
-    else:
-        lines.append(
-            "This was a simulation: one machine held everybody's rows. In a federation (sotto peer) nobody does."
-        )
-    return lines
+@dataclass(frozen=True)
+class Parties:
+    """Those who trained: members where they have names, else nodes with numbers."""
+
+    n: int
+    names: Sequence[str] | None
+
+    @property
+    def noun(self) -> str:
+        """What one of them is called."""
+        return "node" if self.names is None else "member"
+
+    def __str__(self) -> str:
+        if self.names is None:
+            return f"{self.n} participants (called nodes, numbered 0 to {self.n - 1})"
+        return f"{self.n} members ({', '.join(self.names)})"
+
+
+def _what_was_done(run: RunDocuments, who: Parties) -> list[str]:
+    settings, member, privacy = run.experiment, run.result.get("member"), run.privacy
+    sizes = sorted(_records(run, who.names).values())
+    held = f" Each has {_between(sizes)} records." if sizes else ""
+    thing = who.noun if privacy.adjacency == "user" else "record"
+    noise = ", without noise." if privacy.sigma is None else NOISE.format(thing=thing)
+    return [
+        f"{who} trained one model ({settings.model.name}) together{_on_data(run)}, in {privacy.rounds} rounds.{held}",
+        SENT[_seen(run)] + noise,
+        f"This is the page of {member}. Its records were read by its own program only; others received messages."
+        if member
+        else f"This was a simulation: one machine held all records, and played every {who.noun}.",
+    ]
 
 
 def _seen(run: RunDocuments) -> str:
@@ -82,61 +107,80 @@ def _seen(run: RunDocuments) -> str:
 def _on_data(run: RunDocuments) -> str:
     """A data set that is known by its name; names of files say nothing to a reader."""
     name = run.experiment.data.name
-    return "" if "member" in run.result or ":" in name else f", on {name}"
+    return "" if "member" in run.result or ":" in name else f" on the data set {name}"
 
 
-def _findable(privacy: PrivacyDocument, names: Sequence[str] | None) -> list[str]:
-    """Who could find out what, with a number and what it compares with."""
+def _learnable(privacy: PrivacyDocument, who: Parties) -> list[str]:
+    """Who could learn what, with a number and what it compares with; the first two sentences are the answer."""
     headline = privacy.headline
     if headline is None:
-        return ["Nothing is proven for this run, so count on everything being found out."]
-    whose = "all data of one member" if privacy.adjacency == "user" else "one record"
+        return [
+            "Nothing is proven for this run: assume that whoever reads the messages could learn everything.",
+        ]
+    whole = f"all data of one {who.noun}" if privacy.adjacency == "user" else "one record"
     if math.isinf(headline.epsilon):
         return [
-            f"Everything: this run is not protected. Whoever hears the messages may find out {whose} exactly.",
-            "Rows themselves were not sent, but models are enough to learn about them.",
+            f"Whoever reads the messages could learn {whole} exactly: nothing in this run protects it. Records "
+            "themselves were not sent, but models are enough to learn about them."
         ]
     right = percent(headline.guessing_accuracy(privacy.delta))
-    question = (
-        f"They are told that {whose} was either used or left out, and must say which."
-        if headline.change == "zero-out"
-        else f"They are shown {whose} in two versions, the true one and another, and must say which was trained on."
-    )
-    more = (
-        ""
-        if headline.change == "zero-out"
-        else (f"The same holds for every question about {whose} that has two equally likely answers. ")
-    )
+    left_out = headline.change == "zero-out"
+    asked = f"Told that {whole} was either used or left out" if left_out else f"Shown two versions of {whole}"
+    picked = "would say rightly which" if left_out else "would pick the one that was used"
+    more = "" if left_out else " The same holds for any question about it that has two equally likely answers."
     return [
-        f"Imagine {_who(headline, privacy, names)}, knowing all the rest of the data already. {question}",
-        f"{COIN} This listener is right at most {right:g} % of the time, whatever they compute and however long. This "
-        f"is proven, not measured; experts call it epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}.",
-        f"{more}The nearer the number is to 50 %, the less can be found out; near 100 % hardly anything is protected.",
+        f"{_adversary(headline, privacy, who)} could learn something about {whole}, but only up to a proven limit. "
+        f"{asked}, they {picked} at most {right:g} % of the time; somebody who tosses a coin is right 50 % of the "
+        "time.",
+        f"This holds whatever they compute, and even if they know all the rest of the data.{more} The nearer the "
+        "number is to 50 %, the less they can learn; near 100 % hardly anything is hidden.",
+        f"Experts call this epsilon {round_up(headline.epsilon)} at delta {privacy.delta:g}. {_symbols(privacy.delta)}",
     ]
 
 
-def _who(headline: PrivacyFigure, privacy: PrivacyDocument, names: Sequence[str] | None) -> str:
-    """Whom the number is about: whoever hears everything, or nobody but the adversary that the headline names."""
-    if privacy.covers is not None and privacy.covers.everyone:
-        return "somebody who hears every message of every round"
-    return adversary(headline.view, names)
+def _symbols(delta: float) -> str:
+    """What epsilon and delta are, in a sentence."""
+    one_in = 1 / delta
+    probability = f"1 in {one_in:,.0f}" if math.isclose(one_in, round(one_in), rel_tol=1e-6) else f"{delta:g}"
+    return (
+        "Epsilon limits how far a change of the data can shift the odds of anything that is seen; delta is a small "
+        f"probability, here {probability}, for which epsilon promises nothing. The percentage above has no such gap."
+    )
 
 
-def _together(privacy: PrivacyDocument, n: int) -> str:
+def _adversary(headline: PrivacyFigure, privacy: PrivacyDocument, who: Parties) -> str:
+    """Whom the number is about, as the subject of a sentence."""
+    covers = privacy.covers or NAMED_ONLY
+    anybody = "Anybody who reads every message that was sent"
+    if covers.colluders is None:
+        return f"{anybody}, the other {who.noun}s included,"
+    several = f"any single {who.noun}" if covers.colluders == 1 else f"any {covers.colluders} {who.noun}s together"
+    if covers.everyone:
+        return f"{anybody}, or {several}," if covers.colluders else f"{anybody}"
+    named = several if covers.colluders else f"{adversary(headline.view, who.names)},"
+    return named[0].upper() + named[1:]
+
+
+def _together(privacy: PrivacyDocument, who: Parties) -> str:
     covers = privacy.covers
     if privacy.headline is None or covers is None:
         return "Nothing is proven, neither for one nor for several."
     if math.isinf(privacy.headline.epsilon):
-        return "It makes no difference: one alone may find out everything."
+        return "It makes no difference: one alone could learn everything."
     if covers.colluders is None:
+        others = f"the other {who.noun} does" if who.n == 2 else f"all {who.n - 1} others do"
         return (
-            f"It makes no difference: the number above holds even if all other {n - 1} work together and share all "
-            "that they heard."
+            f"It makes no difference: the number above holds for two who share everything they received, and even if "
+            f"{others}."
         )
     if covers.colluders == 0:
         return "That is not covered: the number above is about one adversary alone."
-    worked = "one member alone" if covers.colluders == 1 else f"up to {covers.colluders} members together"
-    return f"The number above holds against {worked}. If more of them share what they heard, it does not hold."
+    if covers.colluders == 1:
+        return f"The number above is about one {who.noun} alone. If two share what they received, it does not hold."
+    return (
+        f"The number above holds for up to {covers.colluders} {who.noun}s together. If more of them share what they "
+        "received, it does not hold."
+    )
 
 
 def _uncovered(run: RunDocuments) -> list[str]:
@@ -145,35 +189,80 @@ def _uncovered(run: RunDocuments) -> list[str]:
     if len(every) <= MOST_NOT_COVERED:
         return every
     rest = len(every) - MOST_NOT_COVERED
-    return [*every[:MOST_NOT_COVERED], f"And {rest} more: see “What is guaranteed, and what is not”."]
+    return [*every[:MOST_NOT_COVERED], f"And {rest} more: see “What is guaranteed, and what is not” below."]
 
 
-def _cost_of_noise(run: RunDocuments, without_noise: RunDocuments | None) -> list[str]:
-    metric, own = run.metric, run.final_metric("average")
-    measured = f"The model's test {metric} is {own:.3f} ({TASKS[metric]})."
+def _cost_of_noise(run: RunDocuments, who: Parties, without_noise: RunDocuments | None) -> list[str]:
+    metric, own, found, member = run.metric, run.final_metric("average"), run.baselines, run.result.get("member")
+    measured = _measured(run, own)
     if run.privacy.headline is not None and math.isinf(run.privacy.headline.epsilon):
-        return [measured, "No noise was added, so it cost nothing and protects nobody."]
-    found = run.baselines
+        return [measured, "Nothing protects this run, so protection cost nothing."]
     if found is not None and found["without_noise"] is None:
-        alone = found["alone"]["mean"]
-        return [measured, f"This member by itself, with neither noise nor the others, reaches {alone:.3f}."]
+        alone = good(metric, found["alone"]["mean"])
+        return [measured, f"A model that {member} trains by itself, without noise, {alone}."]
     if found is not None:
-        alone = "{mean:.3f} ({min:.3f} to {max:.3f})".format(**found["alone"])
+        last = run.lines[-1][metric]
+        averaged = final_average_text([run.experiment.metrics.final_rounds])
+        after = [f"After the last round it {good(metric, last['average'])}."] if averaged else []
         return [
-            measured,
-            _without_noise(metric, own, found["without_noise"]["average"]),
-            f"A member that trains by itself, with neither noise nor the others, reaches {alone}.",
-        ]
+            measured, *after, _without_noise(metric, last["average"], found["without_noise"]["average"]),
+            _alone(metric, last["mean"], found["alone"], who),
+        ]  # fmt: skip
     if without_noise is not None:
         return [measured, _without_noise(metric, own, without_noise.final_metric("average"))]
-    return [measured, ALONE_AT_A_MEMBER if "member" in run.result else NO_BASELINES]
+    return [measured, ALONE_AT_A_MEMBER.format(member=member) if member else NO_BASELINES]
+
+
+def _measured(run: RunDocuments, own: float) -> str:
+    """How good the model is, on how many rows, and over which rounds if it is a mean over several."""
+    held_out, settings, member = run.result.get("held_out"), run.experiment.metrics, run.result.get("member")
+    rows = f"{held_out['rows']:,} records" if held_out and settings.test_rows is None else "records"
+    model, where = (f"the model of {member}", " of its own") if member else ("the model", "")
+    averaged = final_average_text([settings.final_rounds])
+    named = f"{TASKS[run.metric]} {own:.3f}{f', {averaged}' if averaged else ''}"
+    return f"On {rows}{where} that were kept back from training, {model} {good(run.metric, own)} ({named})."
+
+
+def good(metric: str, value: float) -> str:
+    """How good a model is, as the rest of a sentence.
+
+    >>> good("accuracy", 0.9027), good("rmse", 0.43219)
+    ('is right for 90.3 %', 'is off by 0.432')
+    """
+    return f"is off by {value:.3f}" if metric in LESS_IS_BETTER else f"is right for {100 * value:.1f} %"
 
 
 def _without_noise(metric: str, own: float, other: float) -> str:
-    """What the same training reaches without noise, and what noise cost if the figures show it."""
-    cost = own - other if metric in LESS_IS_BETTER else other - own
-    lost = f"Noise cost {cost:.3f}." if round(cost, 3) > 0 else "Here noise cost nothing that shows in this figure."
-    return f"The same training without noise reaches {other:.3f}, and protects nobody. {lost}"
+    """What the same training reaches without noise, and what noise cost if the figures, as they are shown, differ."""
+    if metric in LESS_IS_BETTER:
+        cost = f"{round(own, 3) - round(other, 3):.3f}"
+    else:
+        cost = f"{round(100 * other, 1) - round(100 * own, 1):.1f} percentage points"
+    lost = f"noise cost {cost}" if float(cost.split()[0]) > 0 else "here noise cost nothing that shows in this figure"
+    return f"Trained without noise, which protects nobody, it {good(metric, other)}: {lost}."
+
+
+def _alone(metric: str, together: float, alone: Document, who: Parties) -> str:
+    """What each reaches by itself, and whether training together was worth it for one in the mean."""
+    better = together < alone["mean"] if metric in LESS_IS_BETTER else together > alone["mean"]
+    least, most = (good(metric, alone[end]).partition(" for " if metric == "accuracy" else " by ")[2] for end in ENDS)
+    return (
+        f"A model that a {who.noun} trains by itself, without noise, {good(metric, alone['mean'])} on average (from "
+        f"{least} to {most}). A {who.noun}'s model of this training {good(metric, together)} on average: by this "
+        f"figure training together {'helped' if better else 'did not help'} the average {who.noun}."
+    )
+
+
+def _no_contact(run: RunDocuments) -> list[str]:
+    """Who is likely to know, and how a name gets here."""
+    member = run.result.get("member")
+    ask = f"It was made at {member}: ask whoever runs the training there." if member else "Ask whoever gave it to you."
+    before = "the agreement of the federation" if member else "the run file"
+    return [
+        f"{NOBODY_NAMED} {ask}",
+        NAME_SOMEBODY.format(folder=run.folder),
+        f'For the next training, {before} can say it: contact = "Name, telephone", below a line [about].',
+    ]
 
 
 # --- members -------------------------------------------------------------------------------------------------------

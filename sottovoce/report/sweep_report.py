@@ -50,11 +50,9 @@ def markdown(
     command: str,
 ) -> str:
     """The page. `for_nodes` are rows tuned for the mean over nodes, where anything is tuned."""
-    metric, seeds = rows[0].metric, max(len(row.runs) for row in rows)
     parts = [
         *heading(name, about, command),
-        f"Test {metric} and loss are means over {_final_rounds(rows)}, then over {seeds} seeds, ± the deviation "
-        f"between seeds. {_protected(rows)} "
+        f"{final_figures_sentence(rows, 'and loss')} {_protected(rows)} "
         + ("Of the values to tune, that which is best for the average model is shown." if for_nodes else ""),
         "",
         *table(rows),
@@ -101,6 +99,13 @@ def heading(name: str, about: About, command: str) -> list[str]:
     return [*parts, "Made by:", "", "```", command, "```", ""]
 
 
+def final_figures_sentence(rows: Sequence[SweepRow], *others: str) -> str:
+    """When test figures are taken, and over how many seeds they are averaged."""
+    seeds = max(len(row.runs) for row in rows)
+    over = f", in the mean over {seeds} seeds, ± the deviation between seeds" if seeds > 1 else ""
+    return f"{' '.join(['Test', rows[0].metric, *others])}: {_final_rounds(rows)}{over}."
+
+
 def _final_rounds(rows: Sequence[SweepRow]) -> str:
     return final_rounds_text(run.run.experiment.metrics.final_rounds for row in rows for run in row.runs)
 
@@ -140,7 +145,7 @@ def charts(rows: Sequence[SweepRow]) -> list[Figure]:
     metric, axis = rows[0].metric, grid_axis(rows)
     found = []
     if len(axis.numbers) > 1:
-        caption = f"Test {metric} of the average model, mean over {_final_rounds(rows)}, over {axis.name}"
+        caption = f"Test {metric} of the average model, {_final_rounds(rows)}, over {axis.name}"
         series = across(rows, axis.numbers, _average_model)
         wide = axis.numbers[0] > 0 and axis.numbers[-1] / axis.numbers[0] >= 8
         found.append(Figure(f"over-{axis.name}", caption, _chart(series, axis.name, metric, caption, log_x=wide)))

@@ -54,7 +54,7 @@ class TradeOff:
 
 
 def trade_off(run: RunDocuments) -> TradeOff:
-    """What a run came to in its last rounds, beside its headline and its strongest attack."""
+    """What a run came to, beside its headline and its strongest attack."""
     worst = "max" if run.metric in LESS_IS_BETTER else "min"
     return TradeOff(
         run=run, average_model=finite(run.final_metric("average")), mean_node=finite(run.final_metric("mean")),

@@ -32,17 +32,22 @@ KINDS = {
 """What each kind of proof means, for the page; see docs/guarantees.md."""
 
 NOT_COVERED = (
-    "Several runs on the same data: what they reveal adds up. Choosing the best of several runs counts as all of them.",
-    "Nodes that break the rules: they can spoil the model, and figures that count on the noise of others assume that "
-    "these add it.",
-    "What nodes tell each other outside this training.",
-    "How many records each node holds: that is public.",
+    "What is true of people in general: the model is meant to learn that, and it can be applied to anybody, whether "
+    "their record was used or not.",
+    "Further training on the same data: what each run reveals adds up. If several runs are tried and the best is kept, "
+    "all of them count.",
+    "Participants who break the rules: they can spoil the model, and where a figure counts on noise that others add, "
+    "it assumes that they do.",
+    "What participants tell each other outside this training.",
+    "How many records each of them holds: that is public.",
 )
 SIMULATION_FOLDER = (
-    "The folder of a simulation: whoever can read it sees every node's model, and what was recorded for attacks."
+    "Whoever can read the folder of this simulation: it holds every node's model, and what was recorded for attacks."
 )
-MEMBER_FOLDER = "The folder of this member: it holds its keys, its ledger, and what it measured on its own rows."
-SEVERAL_RECORDS = "People with several records at a node: each record is protected by itself, not all of them together."
+MEMBER_FOLDER = (
+    "Whoever can read the folder of this member: it holds its keys, its ledger, and what it measured on its own rows."
+)
+SEVERAL_RECORDS = "People with several records: each record is protected by itself, not all those of a person together."
 ROUNDING = (
     "Rounding: the last bits of floating-point numbers can betray what figures about real numbers say is hidden. Set "
     "privacy.exact_noise = true, if the algorithm has it."

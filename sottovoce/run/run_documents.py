@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -47,9 +47,14 @@ class RunDocuments:
         return metric_of(self.lines[-1])
 
     def final_metric(self, figure: str) -> float:
-        """The mean over the run's last rounds of its metric: `average` model, `mean`, `min` or `max` over nodes."""
+        """The run's metric as `final_mean` has it: of the `average` model, or `mean`, `min` or `max` over nodes."""
         final_rounds, metric = self.experiment.metrics.final_rounds, self.metric
         return final_mean(self.lines, final_rounds, lambda line: line[metric][figure])
+
+    def with_contact(self, contact: str) -> RunDocuments:
+        """The same run, with somebody whom its readers can ask."""
+        about = self.experiment.about.model_copy(update={"contact": contact})
+        return replace(self, experiment=self.experiment.model_copy(update={"about": about}))
 
 
 def read_runs(paths: Iterable[Path]) -> list[RunDocuments]:

@@ -31,7 +31,7 @@ class FinishedSweepRun:
         return "diverged" in self.result
 
     def final_mean(self, pick: Callable[[Document], float]) -> float:
-        """The mean of a figure over the run's last rounds; NaN where it diverged."""
+        """A figure of the run as `final_figures` has it; NaN where it diverged."""
         return math.nan if self.diverged else final_mean(self.lines, self.run.experiment.metrics.final_rounds, pick)
 
 
@@ -61,7 +61,7 @@ class SweepRow:
         return any(run.diverged for run in self.runs)
 
     def final_figures(self, pick: Callable[[Document], float]) -> list[float]:
-        """For each seed, the mean of a figure over the last rounds; NaN for runs that diverged."""
+        """A figure of each seed, as `final_figures` has it; NaN for runs that diverged."""
         return [run.final_mean(pick) for run in self.runs]
 
     def quality(self, of: str = "average") -> float:

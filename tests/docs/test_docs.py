@@ -214,13 +214,35 @@ def test_tests_that_pages_name_are_there():
 
 # --- pictures and the site -----------------------------------------------------------------------------------------
 
-DRAWN = runpy.run_path(str(ROOT / "docs" / "pictures" / "draw.py"))["PICTURES"]
+DOCS = ROOT / "docs"
+PICTURES = DOCS / "pictures"
+DRAWING = runpy.run_path(str(PICTURES / "draw.py"))
+DRAWN = DRAWING["PICTURES"]
 
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_pictures_are_what_the_accountant_says(name):
-    drawn, stored = DRAWN[name](), (ROOT / "docs" / "pictures" / name).read_text()
+    drawn, stored = DRAWN[name](), (PICTURES / name).read_text()
     assert close(drawn, stored, unit_of_the_last_digit), "run docs/pictures/draw.py"
+
+
+def shades(drawn: str) -> np.ndarray:
+    """Pictures of a gallery in grey, one a row: of two neighbours, line by line."""
+    found = [int(level, 16) for level in re.findall(r'fill="#([0-9a-f]{2})[0-9a-f]{4}"/>', drawn)]
+    return np.reshape(found, (-1, 64)).astype(float)
+
+
+def test_the_picture_of_an_inversion_is_of_todays_attack():
+    """Levels of grey may differ a little between processors; what noise hides is not compared."""
+    found = DRAWING["inversions"]()
+    drawn, stored = (shades(one) for one in (DRAWING["inversion"](found), (PICTURES / "inversion.svg").read_text()))
+    assert drawn.shape == stored.shape == (2 * (1 + len(found)), 64)
+    assert all(np.corrcoef(*pair)[0, 1] > 0.98 for pair in zip(drawn[:6], stored[:6], strict=True))
+    told = re.search(r"at sigma 0.05 the correlation is ([0-9.]+) and ([0-9.]+)", (DOCS / "attacks.md").read_text())
+    without, little, much = ([one for batch in each.batches for one in batch.correlations] for each in found.values())
+    assert min(without) > 0.99
+    assert little == pytest.approx([float(one) for one in told.groups()], abs=0.02)
+    assert max(much) < 0.2
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from sottovoce.run.build import build_run
 from sottovoce.run.execute import run_experiment
 from sottovoce.run.finished_run import open_run
 from sottovoce.run.privacy_document import PrivacyDocument
-from tests.report.test_page import inside
+from tests.browser import inside, questions
 from tests.run.test_privacy_report import rows
 
 # --- models that look like logistic regression and are not ----------------------------------------------------------
@@ -171,9 +171,9 @@ def measured(folder: Path, last: int) -> float:
     return float(np.mean([line["accuracy"]["average"] for line in lines[-last:]]))
 
 
-@pytest.mark.parametrize(("setting", "last"), [("metrics.every=1", 4), ("metrics.final_rounds=7", 7)])
+@pytest.mark.parametrize(("setting", "last"), [("metrics.every=1", 1), ("metrics.final_rounds=7", 7)])
 def test_tables_plots_and_comparisons_have_the_same_final_figure(setting, last, sotto, tmp_path, monkeypatch):
-    """Of 40 rounds the last 4, not all of them: a table once had the mean over the last 50 rounds of 40."""
+    """That of the model that comes out of the run, unless a mean over last rounds is asked for, and then it is said."""
     monkeypatch.chdir(tmp_path)
     Path("study.toml").write_text(SWEEP)
     code, out, err = sotto(f"run study.toml --json --jobs 1 --set {setting}")
@@ -185,16 +185,30 @@ def test_tables_plots_and_comparisons_have_the_same_final_figure(setting, last, 
         assert row["average_model"]["mean"] == pytest.approx(np.mean(found), abs=1e-12)
         own = {one["folder"]: one["average_model"] for one in compared}
         assert [own[str(folder)] for folder in folders] == pytest.approx(found, abs=1e-12)
-        assert inside(Path("page.html"))["series"][number]["final"] == pytest.approx(np.mean(found), abs=1e-12)
-    words = f"means over the last {'tenth of the rounds' if last == 4 else '7 rounds'}"
-    assert words in Path("runs/study/results.md").read_text()
+        page = inside(Path("page.html"))
+        assert page["series"][number]["final"] == pytest.approx(np.mean(found), abs=1e-12)
+        (run,) = (one for one in page["runs"] if one["folder"] == str(folders[0]))
+        plain = questions(run)["What did the noise cost?"]
+        assert f"is right for {100 * found[0]:.1f} % (test accuracy {found[0]:.3f}" in plain
+        assert ("mean over the last 7 rounds" in plain) == (last == 7)
+    words = "mean over the last 7 rounds" if last == 7 else "after the last round"
+    assert f"Test accuracy and loss: {words}, in the mean over 2 seeds" in Path("runs/study/results.md").read_text()
+    assert page["final_rounds"] == words
+    told = [sotto(command)[1] for command in ("compare runs/study", f"run study.toml --resume --set {setting}")]
+    assert all((f"Test figures: {words}." in out) == (last == 7) for out in told)
 
 
-def test_a_run_prints_what_a_comparison_prints(sotto, tmp_path, monkeypatch):
+@pytest.mark.parametrize("last", [1, 5])
+def test_a_run_prints_what_a_comparison_prints(last, sotto, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("study.toml").write_text(re.sub("seeds.*|grid.*", "", SWEEP))
-    (printed,) = re.findall(r"accuracy of the average model +([0-9.]+)", sotto("run study.toml")[1])
-    assert float(printed) == pytest.approx(measured(Path("runs/study"), 4), abs=1e-4)
+    _, out, _ = sotto(f"run study.toml --baselines --set metrics.final_rounds={last}")
+    (printed,) = re.findall(r"accuracy of the average model +([0-9.]+)", out)
+    assert float(printed) == pytest.approx(measured(Path("runs/study"), last), abs=1e-4)
+    assert ("mean over the last 5 rounds" in out) == (last == 5)
+    cost = questions(inside(Path("runs/study/report.html"))["runs"][0])["What did the noise cost?"]
+    after = f"After the last round it is right for {100 * measured(Path('runs/study'), 1):.1f} %."
+    assert (after in cost) == (last == 5), cost
 
 
 # --- edge lists with headings ---------------------------------------------------------------------------------------

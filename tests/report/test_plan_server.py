@@ -191,6 +191,26 @@ def test_the_page_asks_the_accountant_and_nobody_else(server, own_graph, chromiu
     context.close()
 
 
+def test_the_page_says_that_it_computes_and_for_how_long_then_answers_or_says_why_not(server, chromium, monkeypatch):
+    """The accountant waits until the page was seen to wait."""
+    seen, ask = threading.Event(), server.accountant.ask
+    monkeypatch.setattr(server.accountant, "ask", lambda question: ask(question) if seen.wait(120) else {})
+    context = chromium.new_context()
+    page = context.new_page()
+    page.goto(server.url)
+    page.locator("#plan-graph").fill("ring:5")
+    page.wait_for_selector("#plan-waiting >> text=/The accountant is computing: [1-9][0-9]* s/")
+    assert "No answer" not in page.inner_text("#planner")
+    assert page.inner_text("#plan .missing") == "The accountant is computing."
+    seen.set()
+    page.wait_for_selector("#plan-answer[data-from=accountant]")
+    assert not page.locator("#plan-waiting").is_visible()
+    page.locator("#plan-rounds").fill("3000")
+    page.wait_for_selector("#plan-answer[data-from=nobody] >> text=a whole number from 1 to 2,000 is needed")
+    assert "the reason is above" in page.inner_text("#plan .missing")
+    context.close()
+
+
 def test_ctrl_c_ends_it_with_one_line(command, tmp_path):
     running = command(tmp_path, "plan", "--serve")
     while "\n" not in running.printed() and not running.wait(0.05):

@@ -167,7 +167,10 @@ function drawAxes(whole, axes, ticks, to, box, width, height) {
     whole.append(
       drawn(
         "text",
-        { transform: `translate(13 ${(box.top + box.bottom) / 2}) rotate(-90)`, "text-anchor": "middle" },
+        {
+          transform: `translate(13 ${(box.top + box.bottom) / 2}) rotate(${axes.y.title.length > 1 ? -90 : 0})`, // ε stands
+          "text-anchor": "middle",
+        },
         axes.y.title,
       ),
     );

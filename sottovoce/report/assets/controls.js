@@ -7,6 +7,7 @@ function options(id, values, chosen) {
     ),
   );
   at(id).disabled = values.length < 2;
+  at(id).parentElement.hidden = !values.some(([value]) => value !== "") || (id === "run" && values.length < 2);
 }
 
 function updateControls() {
@@ -32,6 +33,7 @@ function updateControls() {
       : [["", "none"]],
     state.figureKind,
   );
+  at("controls").hidden = [...at("controls").children].every((one) => one.hidden);
 }
 
 function drawAboutPairs() {
@@ -72,8 +74,10 @@ window.addEventListener("beforeprint", () => paper(true));
 window.addEventListener("afterprint", () => paper(false));
 at("lead").textContent =
   data.runs.length === 1
-    ? `${data.runs[0].algorithm} on ${data.runs[0].n} nodes, ${data.runs[0].rounds} rounds.`
-    : `${data.runs.length} runs. Choose whose graph is shown; curves show all of them.`;
+    ? `${data.runs[0].n} ${data.runs[0].labels ? "members" : "nodes"}, ${data.runs[0].rounds} rounds of training.`
+    : `${data.runs.length} runs. Choose which one the page tells about; curves show all of them.`;
+// Of a single run, what can be chosen is about the figures: it stands with them, behind the plain words.
+if (data.runs.length === 1) document.querySelector(".behind").after(at("controls"));
 if (data.left_out)
   at("lead").textContent +=
     ` ${data.left_out} more ${data.left_out > 1 ? "are" : "is"} left out: stopped, or diverged.`;

@@ -27,17 +27,21 @@ function colourLegend(range, extra = []) {
 const named = (kinds) =>
   kinds.map((kind, i) => (i < kinds.length - 1 ? kind.replace("training", "") : kind)).join(" or ");
 
+// Where there is nothing about pairs, the graph says why, or the leak by distance where there is no graph.
+const hideWithoutPairs = (id) => (at(id).hidden = !figures() && (id !== "distance" || !run().missing.graph));
+
 const figureKindName = () =>
   state.figureKind === "proven"
     ? `proven: ${named(figures().kinds)}`
     : "an idealisation, no proof for training (fixed-streams): true leaks can be larger";
 
+const allAlike = () => new Set(figures().by_distance.flatMap((one) => [one.least, one.most])).size < 2;
+
 // Where all pairs, or all adversaries of a node, have one figure: the sentence that says so; null where they differ.
 function sameForAll() {
   const { by_distance: by, epsilon } = figures(),
     every = leakage().attackers.length === run().n;
-  const flat = by.every((one) => one.least === by[0].least && one.most === by[0].least);
-  if (flat)
+  if (allAlike())
     return isInf(by[0].most)
       ? every
         ? "Nobody is protected from anybody: ε is infinite for every pair of nodes."
@@ -61,13 +65,54 @@ const idealisedHint = () =>
     ? " Choose the idealised figures to see what distance may bring."
     : "";
 
+const noPairs = () => run().missing.pairs || ["No kind of figure applies to single nodes here.", ""];
+const linesOf = ({ edges, positions }) => edges.flatMap(([a, b]) => [positions[a], positions[b], null]);
+
+// Of a member's run without figures about single members: who is who, and who hears whom.
+function drawBareGraph(place, graph) {
+  const own = (i) => label(i) === run().member;
+  place.draw({
+    marks: [
+      { kind: "line", points: linesOf(graph), colour: css("--none"), width: 1.2 },
+      {
+        kind: "dots",
+        outline: css("--ink"),
+        dots: graph.positions.map(([x, y], i) => ({
+          x,
+          y,
+          colour: own(i) ? css("--accent") : css("--none"),
+          symbol: "circle",
+          size: 22,
+          heavy: own(i),
+          text: label(i),
+          below: true,
+          hover: own(i) ? `${label(i)}: this page is its own` : label(i),
+        })),
+      },
+    ],
+    x: { hidden: true },
+    y: { hidden: true },
+    caption: ["This is the page of ", run().member, `. ${noPairs()[0]}`],
+    numbers: table(
+      ["member", "exchanges messages with"],
+      graph.positions.map((_, i) => [
+        label(i),
+        graph.edges
+          .filter((edge) => edge.includes(i))
+          .map(([a, b]) => label(a === i ? b : a))
+          .join(", "),
+      ]),
+    ),
+  });
+}
+
 function drawGraph() {
   const place = figure("graph", "The graph, coloured by what the adversary can learn");
   const graph = run().graph,
     missing = run().missing;
   if (missing.graph) return place.missing(missing.graph);
-  if (!leakage() || !figures())
-    return place.missing(missing.pairs || ["No kind of figure applies to single nodes here.", ""]);
+  if (!figures() && run().member) return drawBareGraph(figure("graph", "Who exchanges messages with whom"), graph);
+  if (!figures()) return place.missing(noPairs());
   if (!figures().epsilon) return place.missing(["Too many pairs to show one by one. See leak by distance.", ""]);
   const row = leakage().attackers.indexOf(state.attacker),
     range = scale();
@@ -101,10 +146,9 @@ function drawGraph() {
     bare = nodes.filter((i) => i !== state.attacker && isInf(epsilon[i])).length;
   const choices = leakage().attackers;
   const few = choices.slice(0, 12).map(label).join(", ") + (choices.length > 12 ? ", …" : "");
-  const edges = graph.edges.flatMap(([a, b]) => [graph.positions[a], graph.positions[b], null]);
   place.draw({
     marks: [
-      { kind: "line", points: edges, colour: css("--none"), width: 1.2 },
+      { kind: "line", points: linesOf(graph), colour: css("--none"), width: 1.2 },
       {
         kind: "dots",
         outline: css("--ink"),

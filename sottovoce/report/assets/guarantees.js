@@ -82,31 +82,29 @@ function drawGuarantees() {
   at("uncovered").replaceChildren(...run().not_covered.map((line) => made("li", line)));
 }
 
-// For a reader who has never heard of epsilon: questions with their answers, and a line for each member.
-function drawPlain() {
-  const { purpose, questions, members, guess_about: about } = run().plain,
-    parts = [made("h2", "In plain words")];
-  if (purpose) parts.push(made("p", purpose, "intro"));
-  questions.forEach(([question, answers]) => {
-    parts.push(made("h3", question));
-    if (answers.length < 4) parts.push(...answers.map((line) => made("p", line)));
-    else {
-      const list = made("ul");
-      answers.forEach((line) => list.append(made("li", line)));
-      parts.push(list);
-    }
-  });
+// A line for each member; where all are alike in everything, and have no names, a sentence.
+function memberLines(members, about) {
+  const noun = run().labels ? "member" : "node",
+    right = `a guess about ${about} is right at most`;
+  const others = (one) => one.closest && one.closest.names.length === members.length - 1,
+    alike = members.every((one) => others(one) && one.closest.guess === one.guess),
+    same = members.every((one) => one.guess === members[0].guess && one.records === members[0].records);
+  const nobody = `About each ${noun}, no other ${noun} could learn more than the rest.`;
+  const limit = `${right} ${accuracyText(members[0].guess)} of the time`;
+  if (!run().labels && same && members[0].guess == null)
+    return [made("p", `Nothing limits how often a guess about ${about} is right, whichever node it is.`)];
+  if (!run().labels && same && (alike || members.every((one) => !one.closest)))
+    return [made("p", `The same for every node: ${limit}.`), ...(alike ? [made("p", nobody)] : [])];
   const few = (names) =>
-    names.length > 1 && names.length === members.length - 1
+    names.length === members.length - 1 && names.length > 1
       ? "each of them alike"
       : names.slice(0, 3).join(", ") + (names.length > 3 ? ` and ${names.length - 3} more` : "");
   const some = (key) => members.some((one) => one[key] != null);
-  parts.push(made("h3", run().labels ? "Member by member" : "Node by node"));
   const wanted = [
-    [run().labels ? "member" : "node", (one) => one.name],
+    [noun, (one) => one.name],
     ...(some("records") ? [["records", (one) => (one.records == null ? "" : String(one.records))]] : []),
-    [`a guess about ${about} is right at most`, (one) => accuracyText(one.guess)],
-    ...(some("closest")
+    [right, (one) => accuracyText(one.guess)],
+    ...(some("closest") && !alike
       ? [
           [
             "who of the others could learn most",
@@ -115,16 +113,38 @@ function drawPlain() {
         ]
       : []),
   ];
-  const rows = members.map((one) => wanted.map(([, cell]) => cell(one)));
   const lines = table(
     wanted.map(([head]) => head),
-    rows,
+    members.map((one) => wanted.map(([, cell]) => cell(one))),
   );
-  if (members.length > 20) {
-    const details = made("details");
-    details.append(made("summary", `All ${members.length}`), lines);
-    parts.push(details);
-  } else parts.push(lines);
+  const details = made("details");
+  details.append(made("summary", `All ${members.length}`), lines);
+  return [members.length > 20 ? details : lines, ...(alike ? [made("p", nobody, "note")] : [])];
+}
+
+// A line of an answer: a number stays with its percent sign, and a command at the end is set as one.
+function answered(tag, line) {
+  const [, words, command] = /^(.*?: )?(sotto .*)$/s.exec(line) ?? [null, line, null];
+  const found = made(tag, words.replace(/(\d) %/g, "$1\u00a0%"));
+  if (command) found.append(made("code", command));
+  return found;
+}
+
+// For a reader who has never heard of epsilon: questions with their answers, and a line for each member.
+function drawPlain() {
+  const { purpose, questions, members, guess_about: about } = run().plain,
+    parts = [made("h2", data.runs.length > 1 ? `In plain words: ${run().label}` : "In plain words")];
+  if (purpose) parts.push(made("p", purpose, "intro"));
+  questions.forEach(([question, answers]) => {
+    parts.push(made("h3", question));
+    if (answers.length < 4) parts.push(...answers.map((line) => answered("p", line)));
+    else {
+      const list = made("ul");
+      answers.forEach((line) => list.append(answered("li", line)));
+      parts.push(list);
+    }
+  });
+  parts.push(made("h3", run().labels ? "Member by member" : "Node by node"), ...memberLines(members, about));
   at("plain").replaceChildren(...parts);
 }
 
@@ -136,7 +156,7 @@ function drawSummary() {
     [
       one.member ? `${data.metric}, model of ${one.member}` : `test ${data.metric}, average model`,
       share(one.average_model),
-      one.member ? "on its own held-out rows" : `nodes: ${share(one.mean_node)}, worst ${share(one.worst_node)}`,
+      `${data.final_rounds}${one.member ? ", on its own held-out rows" : `; nodes: ${share(one.mean_node)}, worst ${share(one.worst_node)}`}`,
     ],
     [
       "epsilon (ε)",

@@ -7,6 +7,10 @@ const modelName = (series) => (memberOf(series) ? `model of ${memberOf(series)}`
 // Shares stay between 0 and 1, whatever room an axis leaves.
 const metricAxis = (title) => ({ title, limits: data.less_is_better ? [0, Infinity] : [0, 1] });
 
+// Little data in kilobytes: an axis of 0.001 megabytes says nothing.
+const sentUnit = Math.max(...data.series.flatMap((one) => one.megabytes)) < 0.5 ? ["kilobytes", 1000] : ["megabytes", 1];
+data.series.forEach((one) => (one.sent = one.megabytes.map((value) => value * sentUnit[1])));
+
 function learningTable(own, xs, xTitle) {
   return table(
     [
@@ -164,8 +168,8 @@ register({
     drawLearning(
       "bytes",
       `${metricName} over data sent`,
-      "megabytes",
-      memberOf(chosenSeries()) ? `megabytes sent by ${memberOf(chosenSeries())}` : "megabytes sent by all nodes",
+      "sent",
+      `${sentUnit[0]} sent by ${memberOf(chosenSeries()) ?? "all nodes"}`,
       "How good they were for what was sent",
     ),
 });

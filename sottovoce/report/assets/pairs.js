@@ -2,8 +2,8 @@
 
 function drawDistance() {
   const place = figure("distance", "Leak by distance");
-  if (!leakage() || !figures())
-    return place.missing(run().missing.pairs || ["No kind of figure applies to single nodes here.", ""]);
+  hideWithoutPairs("distance");
+  if (!figures()) return place.missing(noPairs());
   const by = figures().by_distance,
     row = leakage().attackers.indexOf(state.attacker);
   const text = (one) => (one.distance == null ? "unknown" : String(one.distance));
@@ -117,8 +117,10 @@ function drawHistogram() {
 
 function drawPairs() {
   const place = figure("pairs", "All pairs: who learns how much about whom", "tall");
-  if (!leakage() || !figures())
-    return place.missing(run().missing.pairs || ["No kind of figure applies to single nodes here.", ""]);
+  hideWithoutPairs("pairs");
+  if (!figures()) return;
+  at("pairs").hidden = allAlike(); // the leak by distance has said it
+  if (at("pairs").hidden) return;
   if (run().n > 150 || !figures().epsilon)
     return place.missing([`${run().n} nodes are more than the 150 that a map can show. See leak by distance.`, ""]);
   const { attackers } = leakage(),
@@ -135,7 +137,6 @@ function drawPairs() {
     { chosen },
   );
   if (ownFigures(epsilon)) return drawVictims(place, victims, epsilon, numbers);
-  if (sameForAll()) return place.sentence(sameForAll() + idealisedHint(), numbers);
   const step = Math.ceil(attackers.length / 20);
   place.draw({
     marks: [

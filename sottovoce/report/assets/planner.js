@@ -1,5 +1,5 @@
 // The planner: what a run would take, from figures that the accountant computed beforehand. Nothing here is a privacy
-// formula: rounds go up to the next that was computed, and the table between epsilon and mu is crossed by chords that
+// formula: rounds go up to the next count that was computed, which is then named, and the table between epsilon and mu is crossed by chords that
 // lie on the safe side, so no figure is below the accountant's. Where the page is served by `sotto plan --serve`, the
 // accountant itself is asked, and its answer takes the place of what was computed beforehand.
 
@@ -21,9 +21,11 @@ function planned(grid, { graph, algorithm, batches, rounds, epsilon, records, pa
     moved = ((2 * batches) / records) * sigma * Math.sqrt(parameters);
   return {
     sigma,
+    rounds: grid.rounds[at],
+    covers: grid.algorithms[algorithm].covers,
     average: moved * point.average,
     node: moved * point.node,
-    convex: algorithm !== "mafalda",
+    convex: grid.algorithms[algorithm].convex,
     leaks: point.by_distance.map((one, i) => {
       const lost = one / sigma;
       const least = grid.epsilons[0];
@@ -88,7 +90,7 @@ function planControls(grid, form) {
     planChoice(form, "algorithm", served.algorithms);
   } else {
     planChoice(form, "graph", Object.keys(grid.points));
-    planChoice(form, "algorithm", Object.keys(grid.points[planState.graph]));
+    planChoice(form, "algorithm", Object.keys(grid.algorithms));
     planChoice(form, "batches", Object.keys(grid.points[planState.graph][planState.algorithm]));
   }
   Object.entries(served ? ASKED_NUMBERS : PLAN_NUMBERS).forEach(([name, [min, value]]) => {
@@ -98,26 +100,46 @@ function planControls(grid, form) {
   if (served) planInput(form, "observer", { type: "text", maxLength: 200 });
 }
 
-// What was asked last; an answer to an earlier question is not shown.
-const asking = { turn: 0, timer: null };
-function askAccountant(show) {
-  const turn = ++asking.turn;
+// Why the table has no answer, and where there is one.
+function whyNotStored(grid, { graph, algorithm }) {
+  if (!grid.points[graph]?.[algorithm])
+    return `${algorithm} is one sum over all nodes: choose a complete graph. For sums over neighbours (secure-gossip) and other algorithms, type sotto plan, or sotto plan --serve for a planner that computes.`;
+  return `Computed are up to ${grid.rounds.at(-1)} rounds and ε from ${grid.epsilons[0]} to ${grid.epsilons.at(-1)}, for nodes with a record in each batch at least. For more, ask sotto plan, or type sotto plan --serve for a planner that computes.`;
+}
+
+// What was asked last; an answer to an earlier question is not shown. `wait` is told every second how long it takes.
+const asking = { turn: 0, timer: null, clock: null };
+function askAccountant(wait, show) {
+  const turn = ++asking.turn,
+    begun = performance.now();
+  const waited = () => wait(Math.round((performance.now() - begun) / 1000));
   clearTimeout(asking.timer);
+  clearInterval(asking.clock);
+  asking.clock = setInterval(waited, 1000);
+  waited();
   asking.timer = setTimeout(async () => {
     let answer;
     try {
       const response = await fetch(`${data.ask.at}?${new URLSearchParams(planState)}`);
-      answer = await response.json();
+      answer = response.ok ? await response.json() : { refused: "The question was not accepted. Reload the page." };
     } catch {
       answer = { refused: "The accountant does not answer: sotto plan --serve was ended.", gone: true };
     }
-    if (turn === asking.turn) show(answer);
+    if (turn !== asking.turn) return;
+    clearInterval(asking.clock);
+    show(answer);
   }, 250);
 }
 
 const moved = (value) => (value == null ? "an amount that is not predicted" : upwards(value));
 const planWords = (found) =>
   `Noise needed: σ = ${upwards(found.sigma)} times the sensitivity. It moves the average model by ${moved(found.average)} and the model of a node by ${moved(found.node)}, for steps of size one and gradients clipped to one.`;
+const countedRounds = (found) => found.rounds && found.rounds !== planState.rounds;
+const storedWords = (found) =>
+  planWords(found) +
+  (countedRounds(found)
+    ? ` This is for ${found.rounds} rounds, the next number above ${planState.rounds} that was computed; figures for ${planState.rounds} are not larger.`
+    : "");
 
 function planCaption(found, exact) {
   const observer = /^\d+$/.test(planState.observer) ? `node ${planState.observer}` : planState.observer;
@@ -125,12 +147,21 @@ function planCaption(found, exact) {
   const proof = found.convex
     ? "for convex training with small enough steps; a direct neighbour can learn as much as whoever hears everything"
     : "for any training: this proof does not count on distance";
-  return `ε at δ = 1e-5, ${who}, ${proof}.`;
+  return `ε at δ = ${small(data.plans.delta)}, ${who}${countedRounds(found) ? ` in ${found.rounds} rounds` : ""}, ${proof}.`;
 }
 
 function showPlan(place, found, exact) {
   const points = found.leaks.filter(([, epsilon]) => isFinite(epsilon));
   if (!points.length) return place.missing(["No finite ε is proven for what a single node could learn.", ""]);
+  const numbers = table(
+    ["hops", "ε at most"],
+    found.leaks.map(([hops, epsilon]) => [String(hops), upwards(epsilon)]),
+  );
+  if (points.every(([, epsilon]) => epsilon === points[0][1]))
+    return place.sentence(
+      `ε = ${upwards(points[0][1])} about every node${points.length > 1 ? ", at every distance" : ""}: ${planCaption(found, exact)} The noise protects ${found.covers}.`,
+      numbers,
+    );
   const dot = ([x, y]) => ({
     x,
     y,
@@ -149,13 +180,11 @@ function showPlan(place, found, exact) {
     caption: [planCaption(found, exact)],
     notes: [
       exact
-        ? `The accountant computed these figures. The noise protects ${found.covers}.`
-        : "Rounds go up to the next that was computed, and every figure is rounded up: the accountant's own are never larger.",
+        ? "The accountant computed these figures."
+        : "Every figure is rounded up: the accountant's own are never larger.",
+      `The noise protects ${found.covers}.`,
     ],
-    numbers: table(
-      ["hops", "ε at most"],
-      found.leaks.map(([hops, epsilon]) => [String(hops), upwards(epsilon)]),
-    ),
+    numbers,
   });
 }
 
@@ -168,6 +197,7 @@ function drawPlan() {
     planControls(grid, form);
     section.insertBefore(form, at("plan"));
     section.insertBefore(Object.assign(made("p"), { id: "plan-answer" }), at("plan"));
+    section.insertBefore(Object.assign(made("p", null, "note"), { id: "plan-waiting", hidden: true }), at("plan"));
     at("plan-answer").setAttribute("role", "status");
   }
   const stored = planned(grid, planState),
@@ -175,27 +205,33 @@ function drawPlan() {
     place = figure("plan", "What a node could learn about one record, by distance");
   answer.dataset.from = stored ? "table" : "nobody";
   if (stored) {
-    answer.textContent = planWords(stored);
+    answer.textContent = storedWords(stored);
     showPlan(place, stored, false);
   } else {
-    answer.textContent = data.ask
-      ? "Asking the accountant."
-      : `Computed are up to ${grid.rounds.at(-1)} rounds and ε from ${grid.epsilons[0]} to ${grid.epsilons.at(-1)}, for nodes with a record in each batch at least. For more, ask sotto plan, or type sotto plan --serve for a planner that computes.`;
-    place.missing(["No answer for these numbers.", ""]);
+    answer.textContent = data.ask ? "" : whyNotStored(grid, planState);
+    place.missing([data.ask ? "The accountant is computing." : "The table has no answer for these choices.", ""]);
   }
   if (!data.ask) return;
-  askAccountant((found) => {
-    answer.dataset.from = found.refused ? "nobody" : "accountant";
-    if (found.refused && found.gone && stored) {
-      answer.textContent = `${planWords(stored)} ${found.refused} These figures were computed beforehand.`;
-    } else if (found.refused) {
-      answer.textContent = found.refused;
-      place.missing(["No answer for these numbers.", ""]);
-    } else {
-      answer.textContent = planWords(found);
-      showPlan(place, found, true);
-    }
-  });
+  const waiting = at("plan-waiting");
+  askAccountant(
+    (seconds) => {
+      waiting.hidden = false;
+      waiting.textContent = `The accountant is computing: ${seconds} s.${stored ? " Until it answers, figures are those that were computed beforehand." : ""}`;
+    },
+    (found) => {
+      waiting.hidden = true;
+      answer.dataset.from = found.refused ? "nobody" : "accountant";
+      if (found.refused && found.gone && stored) {
+        answer.textContent = `${storedWords(stored)} ${found.refused} These figures were computed beforehand.`;
+      } else if (found.refused) {
+        answer.textContent = found.refused;
+        place.missing(["There is no answer to this question; the reason is above.", ""]);
+      } else {
+        answer.textContent = planWords(found);
+        showPlan(place, found, true);
+      }
+    },
+  );
 }
 
 register({ id: "plan", section: "planner", draw: drawPlan });

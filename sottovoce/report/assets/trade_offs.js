@@ -100,7 +100,7 @@ function drawPrivacy() {
       `Left is more private, ${data.less_is_better ? "down" : "up"} is better; lines join runs that differ only in how much noise they add.`,
     ],
     notes: [
-      `Test ${data.metric} is the mean over ${data.final_rounds}.`,
+      `Test ${data.metric}: ${data.final_rounds}.`,
       `ε is each run's headline (${headlines(data.runs)}).`,
       about.size > 1 &&
         "Not all ε here are about the same change of data (see the table of guarantees): compare like with like.",
@@ -112,7 +112,8 @@ function drawPrivacy() {
 function drawAttackSuccess() {
   const place = figure("success", `${metricName} against the attack`),
     members = data.series.filter((one) => one.attack);
-  if (!members.length) return place.missing(run().missing.attack || ["No run was attacked.", ""]);
+  at("success").hidden = !members.length; // the section about attacks says why there is none
+  if (!members.length) return;
   if (members.length === 1)
     return place.sentence(
       `The strongest attack that was tried on ${members[0].name} has a membership inference AUC of ${interval(members[0].attack)}; 0.5 is random guessing.`,
@@ -143,7 +144,7 @@ function drawAttackSuccess() {
       `At the dotted line the attack is no better than random guessing; ${data.less_is_better ? "down" : "up"} is better for training, and bars are confidence intervals.`,
     ],
     notes: [
-      `Test ${data.metric} is the mean over ${data.final_rounds}.`,
+      `Test ${data.metric}: ${data.final_rounds}.`,
       "The strongest attack that was tried on each run is shown; a stronger one may exist.",
     ],
     numbers: tradeOffTable(),
