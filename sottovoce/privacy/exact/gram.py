@@ -93,7 +93,7 @@ class Effects:
     @cached_property
     def turns_back(self) -> bool:
         """Whether the covariance of effects depends on the sum of their lags alone."""
-        return self._alike and _turns_back(self.steps[0])
+        return self._alike and turns_back(self.steps[0])
 
     def signals(self) -> NDArray[np.bool_]:
         """Which observations any gradient reaches."""
@@ -237,30 +237,44 @@ def _products_of_lags_(G_RR: Array, lags_RS: Array, P: int) -> None:
             G_RR[first * P : (first + 1) * P, second * P : (second + 1) * P] = product
 
 
-def _turns_back(step: ObservedStep) -> bool:
+def turns_back(step: ObservedStep) -> bool:
     """Whether noise enters the state just as state does, by the same factor, through weights that are symmetric.
 
     With `F = W U` and `K = c F`, U zero or one on the diagonal and `U W U` symmetric, `F (K K^T) = (K K^T) F^T`. So
     `F^i K K^T F^jT` depends on i + j alone: a message takes as much from u to v as from v to u.
     """
-    state, noise = (_without_empty_columns(part) for part in (step.out.state, step.out.noise))
-    if state.shape != noise.shape or state.shape[1] == 0:
+    if common_factor(step.out.state, step.out.noise) is None:
         return False
-    if not (np.array_equal(state.indptr, noise.indptr) and np.array_equal(state.indices, noise.indices)):
-        return False
-    factor = noise.data[0] / state.data[0]
-    if not np.allclose(noise.data, factor * state.data, rtol=4 * np.finfo(float).eps, atol=0.0):
-        return False
-    used = np.flatnonzero(np.diff(step.out.state.tocsc().indptr))
-    within = state.tocsr()[used]
+    used = columns_in_use(step.out.state)
+    within = _without_empty_columns(step.out.state).tocsr()[used]
     return bool((within != within.T).nnz == 0)
+
+
+def common_factor(state: sparse.csr_array, part: sparse.csr_array) -> float | None:
+    """What each column of one matrix is times the same column of another, those without entries left out; None if
+    there is no such factor.
+    """
+    one, other = (_without_empty_columns(matrix) for matrix in (state, part))
+    if one.shape != other.shape or one.shape[1] == 0:
+        return None
+    if not (np.array_equal(one.indptr, other.indptr) and np.array_equal(one.indices, other.indices)):
+        return None
+    factor = float(other.data[0] / one.data[0])
+    return factor if np.allclose(other.data, factor * one.data, rtol=4 * np.finfo(float).eps, atol=0.0) else None
+
+
+def columns_in_use(matrix: sparse.csr_array) -> NDArray[np.intp]:
+    """Which columns have entries."""
+    by_column = sparse.csc_array(matrix)
+    by_column.eliminate_zeros()
+    return np.flatnonzero(np.diff(by_column.indptr))
 
 
 def _without_empty_columns(matrix: sparse.csr_array) -> sparse.csc_array:
     by_column = sparse.csc_array(matrix)
     by_column.eliminate_zeros()
     by_column.sort_indices()
-    return by_column[:, np.flatnonzero(np.diff(by_column.indptr))]
+    return by_column[:, columns_in_use(matrix)]
 
 
 def _add_last_round_(G_RR: Array, effects: Effects) -> None:
