@@ -41,7 +41,7 @@ STORE = "figures are stored in a text file", "name another file"
 """The rule that a store breaks where it cannot be read or written, and the remedy."""
 
 MANY, ABOVE = 10_000, 1e-3
-"""On graphs with more pairs than this, mu may be so much above the exact loss, relatively: that takes half the time."""
+"""On graphs with more pairs than this, mu may be so much above the exact loss, relatively: that is far quicker."""
 
 SHADES = " .:-=+*#%@"
 
@@ -94,7 +94,7 @@ def all_pairs(
 def rounded_up_by(n: int) -> float | None:
     """How far mu of pairs of so many nodes may be above the exact loss, relatively; None: only as far as any figure.
 
-    M and its worst direction are rounded up by this each, and mu is the root of what they make together.
+    M and its worst direction are rounded up by twice this together, and mu is the root of what they make.
     """
     return ABOVE if n * (n - 1) > MANY else None
 
@@ -103,8 +103,9 @@ def pairs_cost(
     system: LinearSystem, scheme: Participation, attackers: Sequence[int], *, secure_sum: bool = False
 ) -> Cost:
     """What all pairs with these attackers take, on one core."""
+    rough = rounded_up_by(system.n) is not None
     each = (views.node(attacker, secure_sum=secure_sum) for attacker in attackers)
-    return sum((account_cost(system, view, [Kind.FIXED_STREAMS], scheme) for view in each), Cost())
+    return sum((account_cost(system, view, [Kind.FIXED_STREAMS], scheme, rough=rough) for view in each), Cost())
 
 
 def sampled_attackers(n: int, count: int, seed: int) -> list[int]:
@@ -149,22 +150,25 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
 
 def _stored(store: Path, title: dict[str, JSON], n: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Rows that are there already; a last line that was cut short is dropped. A new store gets its title."""
-    lines = _lines(store)
-    if not lines:
+    text = _text(store)
+    if not text:
         _append(store, title)
         return
-    _same(store, _read(lines[0]), title)
-    rows = [_read(line) for line in lines[1:]]
-    valid = [row for row in rows if _is_row(row, n) and is_signed(_content(title, row), row["signature"])]
-    if len(valid) < len(rows):
-        write_text(store, "".join(json.dumps(row) + "\n" for row in (title, *valid)))
-    for row in valid:
-        yield row["attacker"], np.array([from_json(mu) for mu in row["mu"]])
+    first, *lines = text.splitlines()
+    _same(store, _read(first), title)
+    kept = [first]
+    for line in lines:
+        row = _read(line)
+        if _is_row(row, n) and is_signed(_content(title, row), row["signature"]):
+            kept.append(line)
+            yield row["attacker"], np.array([from_json(mu) for mu in row["mu"]])
+    if len(kept) <= len(lines) or not text.endswith("\n"):
+        write_text(store, "".join(line + "\n" for line in kept))
 
 
-def _lines(store: Path) -> list[str]:
+def _text(store: Path) -> str:
     check_writable(store)
-    return read_text(store, *STORE).splitlines() if store.exists() else []
+    return read_text(store, *STORE) if store.exists() else ""
 
 
 def _same(store: Path, found: object, title: dict[str, JSON]) -> None:
