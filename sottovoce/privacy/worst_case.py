@@ -49,8 +49,7 @@ def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int, g
         held = M_VTT[group]
         found = []
         for some in alike.values():
-            whole = len(some) == 1 and len(some[0]) == rounds
-            stacked = held if whole else np.concatenate([held[:, pattern[:, None], pattern] for pattern in some])
+            stacked = np.concatenate([held[:, pattern[:, None], pattern] for pattern in some])
             found.append(bound(stacked, len(some), gap).reshape(len(some), -1).max(axis=0))
         return np.max(found, axis=0)
 

@@ -8,7 +8,7 @@ Shapes: V victims, T rounds, R observations, P observations of one round, S nois
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -29,6 +29,8 @@ from sottovoce.privacy.exact.whitening import (
     rounding_error,
 )
 from sottovoce.privacy.observation import Observation, ObservedStep
+
+BOTH = ("gradient", "noise")
 
 
 class Effects:
@@ -84,11 +86,27 @@ class Effects:
 
     def _lagged(self, part: str) -> Array:
         """Effects by lag; those of a few gradients are found along with those of noise."""
-        step = self.steps[0]
         if part not in self._lags:
-            few = step.observed.gradient.shape[1] < step.observed.noise.shape[1] / 8
-            self._lags |= _by_lag(step, len(self.steps), ("gradient", "noise") if few else (part,))
+            self._lags |= _by_lag(self.steps[0], len(self.steps), BOTH if self._few_gradients else (part,))
         return self._lags[part]
+
+    @property
+    def _few_gradients(self) -> bool:
+        step = self.steps[0]
+        return step.observed.gradient.shape[1] < step.observed.noise.shape[1] / 8
+
+    def noise_by_lag(self) -> Iterator[Array]:
+        """The effects of noise lag by lag, where all rounds are alike; those of a few gradients are kept on the way.
+
+        Only one lag is alive: on a graph of a million nodes the effects of noise alone are some gigabytes.
+        """
+        gradients = []
+        for found in _lag_by_lag(self.steps[0], len(self.steps), BOTH if self._few_gradients else ("noise",)):
+            if self._few_gradients:
+                gradients.append(found["gradient"])
+            yield found["noise"]
+        if self._few_gradients:
+            self._lags["gradient"] = np.concatenate(gradients)
 
     @cached_property
     def turns_back(self) -> bool:
@@ -105,19 +123,23 @@ class Effects:
 
 
 def _by_lag(step: ObservedStep, rounds: int, parts: Sequence[str]) -> dict[str, Array]:
-    """The effects of some inputs after 0, 1, ... rounds, one below the other, where all rounds are alike.
-
-    Of state only one lag is alive: on a graph of a million nodes the effects of noise alone are some gigabytes.
-    """
+    """The effects of some inputs after 0, 1, ... rounds, one below the other, where all rounds are alike."""
     P = step.observed.state.shape[0]
     found = {part: np.empty((rounds * P, getattr(step.observed, part).shape[1])) for part in parts}
-    state_PX = np.zeros((P, 0))
-    for lag in range(rounds):
-        for part, effect in found.items():
-            now = _times(state_PX, getattr(step.out, part)) if lag else getattr(step.observed, part).toarray()
-            effect[lag * P : (lag + 1) * P] = now
-        state_PX = _times(state_PX, step.out.state) if lag else step.observed.state.toarray()
+    for lag, effects in enumerate(_lag_by_lag(step, rounds, parts)):
+        for part, effect in effects.items():
+            found[part][lag * P : (lag + 1) * P] = effect
     return found
+
+
+def _lag_by_lag(step: ObservedStep, rounds: int, parts: Sequence[str]) -> Iterator[dict[str, Array]]:
+    """The effects of some inputs after 0, 1, ... rounds, of which one lag is alive."""
+    yield {part: getattr(step.observed, part).toarray() for part in parts}
+    state_PX = step.observed.state.toarray()
+    for lag in range(1, rounds):
+        yield {part: np.ascontiguousarray(_times(state_PX, getattr(step.out, part))) for part in parts}
+        if lag < rounds - 1:
+            state_PX = _times(state_PX, step.out.state)
 
 
 def _times(dense: Array, matrix: sparse.csr_array) -> Array:
@@ -206,12 +228,12 @@ def _covariance(effects: Effects) -> Array:
     starts, tail, end, T = effects.starts, effects.tail, effects.end, len(effects.steps)
     G_RR = np.zeros((starts[-1], starts[-1]))
     stop = starts[end]
-    lags = effects.column("noise", tail)[: stop - starts[tail]]
-    if lags.shape[1]:
+    if effects.steps[tail].observed.noise.shape[1]:
         at, width = starts[tail], starts[tail + 1] - starts[tail]
         if effects.turns_back:
-            _products_of_lags_(G_RR, lags, width)
+            _products_of_lags_(G_RR, effects.noise_by_lag(), width)
         else:
+            lags = effects.column("noise", tail)[: stop - starts[tail]]
             np.matmul(lags, lags.T, out=G_RR[at:stop, at:stop])
         for t in range(tail + 1, end):
             here, before = slice(starts[t], starts[t + 1]), slice(starts[t - 1], starts[t])
@@ -224,17 +246,26 @@ def _covariance(effects: Effects) -> Array:
     return G_RR
 
 
-def _products_of_lags_(G_RR: Array, lags_RS: Array, P: int) -> None:
+def _products_of_lags_(G_RR: Array, lags: Iterable[Array], P: int) -> None:
     """Write `lags lags^T` where the product of the effects of lags i and j depends on i + j alone, unless one is 0."""
-    G_RR[:, :P] = lags_RS @ lags_RS[:P].T
-    G_RR[:P] = G_RR[:, :P].T
-    T = len(lags_RS) // P
-    for both in range(2, 2 * T - 1):
-        i, j = both // 2, both - both // 2
-        product = lags_RS[i * P : (i + 1) * P] @ lags_RS[j * P : (j + 1) * P].T
-        for first in range(max(1, both - T + 1), min(T - 1, both - 1) + 1):
-            second = both - first
-            G_RR[first * P : (first + 1) * P, second * P : (second + 1) * P] = product
+    T = len(G_RR) // P
+
+    def write(both: int, product_PP: Array) -> None:
+        for i in range(max(1, both - T + 1), min(T - 1, both - 1) + 1):
+            j = both - i
+            G_RR[i * P : (i + 1) * P, j * P : (j + 1) * P] = product_PP
+
+    first_PS = before_PS = None
+    for lag, now_PS in enumerate(lags):
+        first_PS = now_PS if first_PS is None else first_PS
+        here = slice(lag * P, (lag + 1) * P)
+        G_RR[here, :P] = now_PS @ first_PS.T
+        G_RR[:P, here] = G_RR[here, :P].T
+        if lag > 1:
+            write(2 * lag - 1, before_PS @ now_PS.T)
+        if lag:
+            write(2 * lag, now_PS @ now_PS.T)
+        before_PS = now_PS
 
 
 def turns_back(step: ObservedStep) -> bool:
