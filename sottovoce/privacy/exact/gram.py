@@ -255,16 +255,16 @@ def _products_of_lags_(G_RR: Array, lags: Iterable[Array], P: int) -> None:
             j = both - i
             G_RR[i * P : (i + 1) * P, j * P : (j + 1) * P] = product_PP
 
-    first_PS = before_PS = None
-    for lag, now_PS in enumerate(lags):
-        first_PS = now_PS if first_PS is None else first_PS
+    lags = iter(lags)
+    first_PS = before_PS = next(lags)
+    G_RR[:P, :P] = first_PS @ first_PS.T
+    for lag, now_PS in enumerate(lags, start=1):
         here = slice(lag * P, (lag + 1) * P)
         G_RR[here, :P] = now_PS @ first_PS.T
         G_RR[:P, here] = G_RR[here, :P].T
         if lag > 1:
             write(2 * lag - 1, before_PS @ now_PS.T)
-        if lag:
-            write(2 * lag, now_PS @ now_PS.T)
+        write(2 * lag, now_PS @ now_PS.T)
         before_PS = now_PS
 
 
