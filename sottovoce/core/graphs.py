@@ -12,9 +12,10 @@ Nodes are 0..n-1. Random graphs are those of networkx for the same seed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -407,7 +408,17 @@ def _regular(name: str, n: int, *, d: int | None = None, seed: int = 0) -> Graph
     _few_drawn(name, n * d / 2)
     import networkx as nx
 
-    return Graph.from_networkx(nx.random_regular_graph(d, n, seed=seed), name=name)
+    class Edges(nx.Graph):  # type: ignore[misc]
+        """A graph of a million nodes takes gigabytes: only its edges are kept."""
+
+        pairs = np.zeros((0, 2), dtype=np.int64)
+
+        def add_edges_from(self, ebunch_to_add: Collection[tuple[int, int]], **_: object) -> None:
+            ends = itertools.chain.from_iterable(ebunch_to_add)
+            self.pairs = np.fromiter(ends, dtype=np.int64, count=2 * len(ebunch_to_add)).reshape(-1, 2)
+
+    drawn = nx.random_regular_graph(d, n, seed=seed, create_using=Edges)
+    return replace(Graph.from_edges(drawn.pairs, name=name, nodes=n), labels=tuple(range(n)))
 
 
 def _geometric(name: str, n: int, *, r: float | None = None, seed: int = 0) -> Graph:

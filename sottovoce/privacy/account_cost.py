@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.limits import Cost
+from sottovoce.core.memo import once_for_each
 from sottovoce.core.participation import Participation
 from sottovoce.core.threads import WORKERS
 from sottovoce.privacy.absorption_policy import IN_CACHE, ITERATIONS, SWEEPS, Policy
 from sottovoce.privacy.clipped_growth import AT_ONCE, LATE
 from sottovoce.privacy.covering_views import hides_in_sums
+from sottovoce.privacy.exact.reversible import ROWS
 from sottovoce.privacy.exact.routes import FILTER_STATE, GRAM_ROWS
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.views import View, ViewKind
@@ -36,8 +38,11 @@ ROUND_SECONDS, COUPLING_SECONDS = 1e-4, 3e-5
 LINK_SECONDS, NODE_SECONDS = 8e-10, 1.2e-8
 """Seconds for one victim and one weight of the graph, and for one victim and one node, in a round of an iteration."""
 
-ASCENT = 2000
-"""Multiplications for each entry of M in the search for the worst change."""
+ASCENT, ROUGH_ASCENT = 2000, 100
+"""Multiplications for each entry of M in the search for the worst change; and where it may be rounded up."""
+
+FILTER_MULTIPLICATIONS = 1.5e10
+"""Multiplications a second by one filter for all rounds (`exact.reversible`), in large products of dense matrices."""
 
 
 OPTIMISED_SECONDS = 20.0
@@ -53,15 +58,16 @@ def account_cost(
     victims: Sequence[int] | None = None,
     *,
     optimised: bool = False,
+    rough: bool = False,
 ) -> Cost:
-    """The account of one adversary by some kinds of proof."""
+    """The account of one adversary by some kinds of proof; `rough` if the exact loss may be rounded up."""
     view.check(system.n)
     T, V = system.rounds, _count(system, victims)
     whole = Cost(memory=T * (200.0 + 24 * system.n), seconds=ROUND_SECONDS * T)
     if system.only_gradients:
         return whole
     if _takes_exact_loss(system, view, kinds):
-        whole += _exact_cost(system, view, V, scheme)
+        whole += (_rough_cost if rough and _has_filter(system, view) else _exact_cost)(system, view, V, scheme)
     if _is_coupled(system, view):
         if Kind.ANY_TRAINING in kinds and system.n * V <= AT_ONCE and not _is_alike(system):
             whole += _coupling_cost(system, V, scheme, min(LATE, T) ** 2 / 2 + T)
@@ -148,6 +154,30 @@ def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation)
     return Cost(memory=memory + min(24 * M, 24 * T**2 + 4e9), seconds=work / MULTIPLICATIONS)
 
 
+def _has_filter(system: LinearSystem, view: View) -> bool:
+    """Whether one filter may serve all rounds, and takes less than another route."""
+    if len(set(system.steps)) > 1 or not _is_coupled(system, view) or _stand_alone(system, view):
+        return False
+    if len(system.steps[0].mixings) > 1 or view.secure_sum or view.final_models is not FinalModels.NONE:
+        return False
+    return system.rounds * _surprising(system.steps[0], view) <= ROWS and _is_symmetric(system.steps[0])
+
+
+@once_for_each
+def _is_symmetric(step: StepMatrices) -> bool:
+    weights = step.mixings[0].weights
+    return bool((weights != weights.T).nnz == 0)
+
+
+def _rough_cost(system: LinearSystem, view: View, V: int, scheme: Participation) -> Cost:
+    """The exact loss, rounded up, by one filter for all rounds."""
+    T, X, P = system.rounds, system.steps[0].state_size, _surprising(system.steps[0], view)
+    R, K = float(T * P), 1.5 * P + 60
+    work = 4.0 * V * T * (P + T) * (P + K) + R**2 * (8 * P + 250) + 4.0 * R * _links(system.steps[0])
+    work += ROUGH_ASCENT * float(V * scheme.count(T) * (scheme.times or T) ** 2)
+    return Cost(memory=WORKERS * (4 * R**2 + 8.0 * R * X + 1e8), seconds=work / FILTER_MULTIPLICATIONS)
+
+
 def _stand_alone(system: LinearSystem, view: View) -> bool:
     """Whether what is new in a round is all that it tells, since states before it follow from what was heard.
 
@@ -199,6 +229,7 @@ def _entries(indptr: NDArray[np.integer], rows: NDArray[np.integer]) -> tuple[ND
     )
 
 
+@once_for_each
 def _links(step: StepMatrices) -> int:
     """How many weights there are between states before and after a round."""
     return int(step.split(step.state_out)[0].nnz)

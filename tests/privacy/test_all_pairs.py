@@ -7,9 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from sottovoce import InputError, account, algorithm, metropolis, trace
+from sottovoce import InputError, account, algorithm, metropolis, trace, uniform, views
 from sottovoce.core.participation import parse_participation
+from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.all_pairs import all_pairs, heat_map, pairs_cost, sampled_attackers
+from sottovoce.privacy.guarantee import Kind
 
 EVERY = parse_participation("every")
 SYSTEM = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("florentine"), rounds=4)
@@ -34,6 +36,16 @@ def test_a_store_is_resumed_after_any_cut(tmp_path):
         store.write_text("".join(lines[:cut]) + lines[3][:20])
         np.testing.assert_array_equal(all_pairs(SYSTEM, EVERY, store=store), whole)
         assert len(store.read_text().splitlines()) == 16
+
+
+def test_a_store_that_lacks_its_last_line_end_is_resumed(tmp_path):
+    store = tmp_path / "pairs.jsonl"
+    whole = all_pairs(SYSTEM, EVERY, store=store)
+    lines = store.read_text().splitlines(keepends=True)
+    store.write_text("".join(lines[:6])[:-1])
+    np.testing.assert_array_equal(all_pairs(SYSTEM, EVERY, store=store), whole)
+    assert store.read_text().splitlines(keepends=True)[:6] == lines[:6]
+    assert len(store.read_text().splitlines()) == 16
 
 
 def test_what_is_stored_is_not_computed_again(tmp_path, monkeypatch):
@@ -95,6 +107,15 @@ def test_a_sample_of_attackers_is_a_part_of_all(tmp_path):
     assert len(store.read_text().splitlines()) == 16
     with pytest.raises(InputError, match="a sample of 16 attackers"):
         sampled_attackers(15, 16, seed=0)
+
+
+def test_the_estimate_of_pairs_that_may_be_rounded_up_is_lower():
+    many = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("regular:150,d=6,seed=0"), rounds=50)
+    exact = account_cost(many, views.node(0), [Kind.FIXED_STREAMS], EVERY)
+    rough = pairs_cost(many, EVERY, [0])
+    assert 0 < 5 * rough.seconds < exact.seconds
+    directed = trace(algorithm("dp-d-sgd", sigma=1.0), uniform("exponential:150"), rounds=50)
+    assert pairs_cost(directed, EVERY, [0]) == account_cost(directed, views.node(0), [Kind.FIXED_STREAMS], EVERY)
 
 
 def test_the_estimate_of_pairs_grows_with_attackers():

@@ -8,7 +8,7 @@ Shapes: V victims, T rounds, R observations, P observations of one round, S nois
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -29,6 +29,8 @@ from sottovoce.privacy.exact.whitening import (
     rounding_error,
 )
 from sottovoce.privacy.observation import Observation, ObservedStep
+
+BOTH = ("gradient", "noise")
 
 
 class Effects:
@@ -84,16 +86,32 @@ class Effects:
 
     def _lagged(self, part: str) -> Array:
         """Effects by lag; those of a few gradients are found along with those of noise."""
-        step = self.steps[0]
         if part not in self._lags:
-            few = step.observed.gradient.shape[1] < step.observed.noise.shape[1] / 8
-            self._lags |= _by_lag(step, len(self.steps), ("gradient", "noise") if few else (part,))
+            self._lags |= _by_lag(self.steps[0], len(self.steps), BOTH if self._few_gradients else (part,))
         return self._lags[part]
+
+    @property
+    def _few_gradients(self) -> bool:
+        step = self.steps[0]
+        return step.observed.gradient.shape[1] < step.observed.noise.shape[1] / 8
+
+    def noise_by_lag(self) -> Iterator[Array]:
+        """The effects of noise lag by lag, where all rounds are alike; those of a few gradients are kept on the way.
+
+        Only one lag is alive: on a graph of a million nodes the effects of noise alone are some gigabytes.
+        """
+        gradients = []
+        for found in _lag_by_lag(self.steps[0], len(self.steps), BOTH if self._few_gradients else ("noise",)):
+            if self._few_gradients:
+                gradients.append(found["gradient"])
+            yield found["noise"]
+        if self._few_gradients:
+            self._lags["gradient"] = np.concatenate(gradients)
 
     @cached_property
     def turns_back(self) -> bool:
         """Whether the covariance of effects depends on the sum of their lags alone."""
-        return self._alike and _turns_back(self.steps[0])
+        return self._alike and turns_back(self.steps[0])
 
     def signals(self) -> NDArray[np.bool_]:
         """Which observations any gradient reaches."""
@@ -105,19 +123,23 @@ class Effects:
 
 
 def _by_lag(step: ObservedStep, rounds: int, parts: Sequence[str]) -> dict[str, Array]:
-    """The effects of some inputs after 0, 1, ... rounds, one below the other, where all rounds are alike.
-
-    Of state only one lag is alive: on a graph of a million nodes the effects of noise alone are some gigabytes.
-    """
+    """The effects of some inputs after 0, 1, ... rounds, one below the other, where all rounds are alike."""
     P = step.observed.state.shape[0]
     found = {part: np.empty((rounds * P, getattr(step.observed, part).shape[1])) for part in parts}
-    state_PX = np.zeros((P, 0))
-    for lag in range(rounds):
-        for part, effect in found.items():
-            now = _times(state_PX, getattr(step.out, part)) if lag else getattr(step.observed, part).toarray()
-            effect[lag * P : (lag + 1) * P] = now
-        state_PX = _times(state_PX, step.out.state) if lag else step.observed.state.toarray()
+    for lag, effects in enumerate(_lag_by_lag(step, rounds, parts)):
+        for part, effect in effects.items():
+            found[part][lag * P : (lag + 1) * P] = effect
     return found
+
+
+def _lag_by_lag(step: ObservedStep, rounds: int, parts: Sequence[str]) -> Iterator[dict[str, Array]]:
+    """The effects of some inputs after 0, 1, ... rounds, of which one lag is alive."""
+    yield {part: getattr(step.observed, part).toarray() for part in parts}
+    state_PX = step.observed.state.toarray()
+    for lag in range(1, rounds):
+        yield {part: np.ascontiguousarray(_times(state_PX, getattr(step.out, part))) for part in parts}
+        if lag < rounds - 1:
+            state_PX = _times(state_PX, step.out.state)
 
 
 def _times(dense: Array, matrix: sparse.csr_array) -> Array:
@@ -206,12 +228,12 @@ def _covariance(effects: Effects) -> Array:
     starts, tail, end, T = effects.starts, effects.tail, effects.end, len(effects.steps)
     G_RR = np.zeros((starts[-1], starts[-1]))
     stop = starts[end]
-    lags = effects.column("noise", tail)[: stop - starts[tail]]
-    if lags.shape[1]:
+    if effects.steps[tail].observed.noise.shape[1]:
         at, width = starts[tail], starts[tail + 1] - starts[tail]
         if effects.turns_back:
-            _products_of_lags_(G_RR, lags, width)
+            _products_of_lags_(G_RR, effects.noise_by_lag(), width)
         else:
+            lags = effects.column("noise", tail)[: stop - starts[tail]]
             np.matmul(lags, lags.T, out=G_RR[at:stop, at:stop])
         for t in range(tail + 1, end):
             here, before = slice(starts[t], starts[t + 1]), slice(starts[t - 1], starts[t])
@@ -224,43 +246,66 @@ def _covariance(effects: Effects) -> Array:
     return G_RR
 
 
-def _products_of_lags_(G_RR: Array, lags_RS: Array, P: int) -> None:
+def _products_of_lags_(G_RR: Array, lags: Iterable[Array], P: int) -> None:
     """Write `lags lags^T` where the product of the effects of lags i and j depends on i + j alone, unless one is 0."""
-    G_RR[:, :P] = lags_RS @ lags_RS[:P].T
-    G_RR[:P] = G_RR[:, :P].T
-    T = len(lags_RS) // P
-    for both in range(2, 2 * T - 1):
-        i, j = both // 2, both - both // 2
-        product = lags_RS[i * P : (i + 1) * P] @ lags_RS[j * P : (j + 1) * P].T
-        for first in range(max(1, both - T + 1), min(T - 1, both - 1) + 1):
-            second = both - first
-            G_RR[first * P : (first + 1) * P, second * P : (second + 1) * P] = product
+    T = len(G_RR) // P
+
+    def write(both: int, product_PP: Array) -> None:
+        for i in range(max(1, both - T + 1), min(T - 1, both - 1) + 1):
+            j = both - i
+            G_RR[i * P : (i + 1) * P, j * P : (j + 1) * P] = product_PP
+
+    lags = iter(lags)
+    first_PS = before_PS = next(lags)
+    G_RR[:P, :P] = first_PS @ first_PS.T
+    for lag, now_PS in enumerate(lags, start=1):
+        here = slice(lag * P, (lag + 1) * P)
+        G_RR[here, :P] = now_PS @ first_PS.T
+        G_RR[:P, here] = G_RR[here, :P].T
+        if lag > 1:
+            write(2 * lag - 1, before_PS @ now_PS.T)
+        write(2 * lag, now_PS @ now_PS.T)
+        before_PS = now_PS
 
 
-def _turns_back(step: ObservedStep) -> bool:
+def turns_back(step: ObservedStep) -> bool:
     """Whether noise enters the state just as state does, by the same factor, through weights that are symmetric.
 
     With `F = W U` and `K = c F`, U zero or one on the diagonal and `U W U` symmetric, `F (K K^T) = (K K^T) F^T`. So
     `F^i K K^T F^jT` depends on i + j alone: a message takes as much from u to v as from v to u.
     """
-    state, noise = (_without_empty_columns(part) for part in (step.out.state, step.out.noise))
-    if state.shape != noise.shape or state.shape[1] == 0:
+    if common_factor(step.out.state, step.out.noise) is None:
         return False
-    if not (np.array_equal(state.indptr, noise.indptr) and np.array_equal(state.indices, noise.indices)):
-        return False
-    factor = noise.data[0] / state.data[0]
-    if not np.allclose(noise.data, factor * state.data, rtol=4 * np.finfo(float).eps, atol=0.0):
-        return False
-    used = np.flatnonzero(np.diff(step.out.state.tocsc().indptr))
-    within = state.tocsr()[used]
+    used = columns_in_use(step.out.state)
+    within = _without_empty_columns(step.out.state).tocsr()[used]
     return bool((within != within.T).nnz == 0)
+
+
+def common_factor(state: sparse.csr_array, part: sparse.csr_array) -> float | None:
+    """What each column of one matrix is times the same column of another, those without entries left out; None if
+    there is no such factor.
+    """
+    one, other = (_without_empty_columns(matrix) for matrix in (state, part))
+    if one.shape != other.shape or one.shape[1] == 0:
+        return None
+    if not (np.array_equal(one.indptr, other.indptr) and np.array_equal(one.indices, other.indices)):
+        return None
+    factor = float(other.data[0] / one.data[0])
+    return factor if np.allclose(other.data, factor * one.data, rtol=4 * np.finfo(float).eps, atol=0.0) else None
+
+
+def columns_in_use(matrix: sparse.csr_array) -> NDArray[np.intp]:
+    """Which columns have entries."""
+    by_column = sparse.csc_array(matrix)
+    by_column.eliminate_zeros()
+    return np.flatnonzero(np.diff(by_column.indptr))
 
 
 def _without_empty_columns(matrix: sparse.csr_array) -> sparse.csc_array:
     by_column = sparse.csc_array(matrix)
     by_column.eliminate_zeros()
     by_column.sort_indices()
-    return by_column[:, np.flatnonzero(np.diff(by_column.indptr))]
+    return by_column[:, columns_in_use(matrix)]
 
 
 def _add_last_round_(G_RR: Array, effects: Effects) -> None:

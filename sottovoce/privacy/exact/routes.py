@@ -4,6 +4,8 @@ Routes to the same numbers:
 
 - `gram`: covariance of all observations by lags, one Cholesky factor and its inverse for all victims; in long runs of
   equal rounds one whitening for all of them instead (`stationary`), whose M is up to one part in a million too large;
+- `reversible`: where M may be a part in a thousand too large and weights are symmetric, as for all pairs, the same
+  without any factor;
 - `kalman`: a whitening filter over rounds, for small graphs, long runs and topologies that change;
 - `conjugate`: conjugate gradients, victim by victim, where neither the observations nor the state fit in memory;
 - `deflated`: an orthonormal basis of the noise that reaches the view, where noise is poorer than what is said
@@ -32,6 +34,7 @@ from sottovoce.privacy.exact.elimination import eliminate_known_messages, withou
 from sottovoce.privacy.exact.gram import gram
 from sottovoce.privacy.exact.kalman import kalman
 from sottovoce.privacy.exact.rank import exact_rank
+from sottovoce.privacy.exact.reversible import reversible
 from sottovoce.privacy.exact.stationary import ETA
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings, starts
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
@@ -63,8 +66,8 @@ average is left as rounding, which protects nobody."""
 def squared(observation: Observation, scheme: Participation, *, above: float | None = None) -> Array:
     """mu^2 of every victim: the worst direction and pattern; infinite where a signal is not covered by noise.
 
-    With `above`, M and the value of the worst direction may each be so much larger than the truth, relatively, where
-    that takes less time.
+    With `above`, M may be larger than the truth by up to 1.6 times that, and the value of the worst direction by the
+    rest of twice that, relatively, where it takes less time: so much the roots may be larger.
     """
     _check_sizes_of_messages(observation)
     observation = without_implied_models(observation)
@@ -78,7 +81,7 @@ def squared(observation: Observation, scheme: Participation, *, above: float | N
     if reduced is not None and not starts(reduced[0].steps)[-1]:
         return scheme.largest_sum(np.broadcast_to(reduced[1], (observation.gradient_rounds, len(reduced[1]))))
     out = np.zeros(len(observation.victims))
-    eta, gap = (ETA, GAP) if above is None else (above, above)
+    eta, gap = (ETA, GAP) if above is None else (1.6 * above, 0.4 * above)
     for group, M_VTT in _in_groups(observation, reduced, eta):
         covered = np.isfinite(M_VTT).all(axis=(1, 2))
         found = np.full(len(M_VTT), np.inf)
@@ -222,7 +225,8 @@ def _in_groups(observation: Observation, reduced: tuple[Observation, Array] | No
     smaller, direct = reduced
     try:  # what is singular shows before the first group
         route = _route(smaller)
-        for group, M_VTT in gram(smaller, eta) if route is gram else route(smaller):
+        coarse = reversible(smaller, eta) if eta > ETA and route is not quiet_warnings else None
+        for group, M_VTT in coarse or (gram(smaller, eta) if route is gram else route(smaller)):
             np.einsum("vtt->vt", M_VTT)[:] += direct[group, None]
             yield group, M_VTT
     except Singular:
