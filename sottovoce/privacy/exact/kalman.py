@@ -11,13 +11,13 @@ import numpy as np
 from scipy import sparse
 from scipy.linalg import lapack
 
+from sottovoce.core.arrays import dense_if_small
 from sottovoce.core.threads import one_thread
 from sottovoce.privacy.exact.whitening import (
     Array,
     Groups,
     Singular,
     cholesky_,
-    dense_if_small,
     products,
     rounding_error,
     starts,

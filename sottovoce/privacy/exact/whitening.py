@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.linalg import lapack
 
+from sottovoce.core.arrays import dense_if_small
 from sottovoce.core.threads import WORKERS, one_thread, physical_memory
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.observation import Observation, ObservedStep
@@ -42,9 +43,6 @@ IN_CACHE = 128
 
 LOSSES_AT_ONCE = physical_memory() / 32
 """About how many entries of M may be alive at once: a quarter of the machine's memory."""
-
-SMALL = 64
-"""Up to this size a matrix of the state is faster as a dense one."""
 
 ALONE = 1e8
 """Up to so many products a thread is through with them before another one has begun."""
@@ -89,11 +87,6 @@ def rounding_error(factor: Array) -> float:
 def starts(steps: tuple[ObservedStep, ...]) -> NDArray[np.intp]:
     """Where the observations of each round begin."""
     return np.concatenate([[0], np.cumsum([step.observed.state.shape[0] for step in steps])]).astype(np.intp)
-
-
-def dense_if_small(matrix: sparse.csr_array) -> sparse.csr_array | Array:
-    """The same matrix, in the form whose products with dense ones take less time."""
-    return matrix.toarray() if max(matrix.shape) <= SMALL else matrix
 
 
 def products(observation: Observation, weigh: Weigh, apart: int = 1) -> Groups:
