@@ -82,10 +82,12 @@ def _check(rule: Rule, shared: _SharedChecks) -> Check:
         return shared.check(rule["$ref"].rpartition("/")[2])
     if "anyOf" in rule:
         return _check_of_any([_check(option, shared) for option in rule["anyOf"]])
-    within_object = _object_check(rule, shared)
-    within_list = _list_check(_check(rule["items"], shared)) if "items" in rule else None
     tests = tuple(_tests(rule))
     types = _types(rule.get("type"))
+    if types.isdisjoint((dict, list)):
+        return _value_check(types, tests)
+    within_object = _object_check(rule, shared)
+    within_list = _list_check(_check(rule["items"], shared)) if "items" in rule else None
 
     def check(value: Any) -> Problem | None:
         kind = type(value)
@@ -99,6 +101,20 @@ def _check(rule: Rule, shared: _SharedChecks) -> Check:
         if kind is list:
             return None if within_list is None else within_list(value)
         return None if _is_writable(value) else ("", NOT_ALLOWED)
+
+    return check
+
+
+def _value_check(types: frozenset[type], tests: Sequence[Callable[[Any], bool]]) -> Check:
+    """The check of numbers, text and the like: most of a document."""
+
+    def check(value: Any) -> Problem | None:
+        if type(value) not in types or not _is_writable(value):
+            return "", NOT_ALLOWED
+        for test in tests:
+            if not test(value):
+                return "", NOT_ALLOWED
+        return None
 
     return check
 
@@ -189,7 +205,7 @@ def _is_writable(value: Any) -> bool:
     """Whether a run could have written this number or text."""
     kind = type(value)
     if kind is str:
-        return bool(value.isprintable())
+        return value.isprintable()
     if kind is float:
         return math.isfinite(value)
-    return kind is not int or bool(abs(value) <= LARGEST_INTEGER)
+    return kind is not int or -LARGEST_INTEGER <= value <= LARGEST_INTEGER
