@@ -159,8 +159,9 @@ def _object_check(rule: Rule, shared: _SharedChecks) -> Check:
             problem = check_part(part)
             if problem is not None:
                 return _inside(key, problem)
-        missing = required - value.keys()
-        return (min(missing), MISSING) if missing else None
+        if required <= value.keys():
+            return None
+        return min(required - value.keys()), MISSING
 
     return check
 
