@@ -28,11 +28,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtrit
-from scipy.stats import rankdata
 
 from sottovoce.attacks.confidence import check_confidence, lower_limit, upper_limit
 from sottovoce.config import Document
-from sottovoce.learning.prediction_scores import roc_auc
+from sottovoce.learning.prediction_scores import mean_ranks, roc_auc
 
 Array = NDArray[np.float64]
 
@@ -159,9 +158,9 @@ def evaluate_scores(
 def roc_auc_variance(members: Array, nonmembers: Array) -> float:
     """DeLong, DeLong and Clarke-Pearson (1988): the variance of the AUC over draws of examples."""
     m, n = len(members), len(nonmembers)
-    ranks = rankdata(np.concatenate([members, nonmembers]))
-    above = (ranks[:m] - rankdata(members)) / n
-    below = 1 - (ranks[m:] - rankdata(nonmembers)) / m
+    ranks = mean_ranks(np.concatenate([members, nonmembers]))
+    above = (ranks[:m] - mean_ranks(members)) / n
+    below = 1 - (ranks[m:] - mean_ranks(nonmembers)) / m
     return float(above.var(ddof=1) / m + below.var(ddof=1) / n)
 
 

@@ -246,7 +246,7 @@ def _finish(result: "Document", folder: Path, how: Execution) -> None:
     from sottovoce.run.run_documents import read_runs
 
     write_page_of(folder, again=False)
-    answer(result, how.as_json, _facts(result, read_runs([folder])[0]))
+    answer(result, how.as_json, [] if how.as_json else _facts(result, read_runs([folder])[0]))
 
 
 def _run_as_rank(rank: int, wanted: "Callable[[], Experiment]", timeout: float, how: Execution) -> None:

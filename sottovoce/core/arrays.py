@@ -38,6 +38,10 @@ Not written as a union: the operators of numpy and torch are typed for their own
 """
 
 
+SMALL = 64
+"""Up to this size a sparse matrix is faster as a dense one."""
+
+
 class Rows(Protocol):
     """An N x D array, one row for each node, with all operations that the loop and an algorithm's maps may use.
 
@@ -213,6 +217,11 @@ def check_start(x0: object, n: int) -> None:
         raise InputError(f"x0 has {x0.shape[0]} rows", f"the topology has {n} nodes", "give one row for each node")
     if is_plain(x0) and not x0.shape[1]:
         raise InputError("x0 has 0 columns", "a model has at least one parameter", "give one column for each parameter")
+
+
+def dense_if_small(matrix: sparse.csr_array) -> sparse.csr_array | NDArray[np.float64]:
+    """The same matrix, in the form whose products with dense ones take less time."""
+    return matrix.toarray() if max(matrix.shape) <= SMALL else matrix
 
 
 def given_array(values: object, what: str) -> NDArray[Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
@@ -128,13 +129,27 @@ def split_note(by: str, seed: int) -> str:
 # --- readers -------------------------------------------------------------------------------------------------------
 
 
-def _digits(folder: Path, seed: int) -> Rows:
-    from sklearn.datasets import load_digits
+def shipped_rows(name: str, file: str, *, heading: int = 0) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Features and labels of a data set that scikit-learn ships, from its file: importing it takes half a second.
 
-    pixels, labels = load_digits(return_X_y=True)
-    test = held_out(labels, seed)
+    A version that keeps the file elsewhere is asked itself.
+    """
+    package = find_spec("sklearn")
+    folders = [] if package is None else package.submodule_search_locations or []
+    path = next((path for folder in folders if (path := Path(folder, "datasets", "data", file)).is_file()), None)
+    if path is None:
+        from sklearn import datasets
+
+        features, labels = getattr(datasets, f"load_{name}")(return_X_y=True)
+        return features, labels.astype(np.int64)
+    rows = np.loadtxt(path, delimiter=",", skiprows=heading)
+    return rows[:, :-1], rows[:, -1].astype(np.int64)
+
+
+def _digits(folder: Path, seed: int) -> Rows:
+    pixels, targets = shipped_rows("digits", "digits.csv.gz")
+    test = held_out(targets, seed)
     examples, test_inputs = _scaled_pixels(pixels[~test].astype(np.uint8), pixels[test].astype(np.uint8), 1)
-    targets = labels.astype(np.int64)
     notes = (PIXELS, split_note(" of each class", seed))
     return Rows(
         examples, targets[~test], test_inputs, targets[test], (1, 8, 8), notes, classes=DIGITS,
@@ -143,11 +158,9 @@ def _digits(folder: Path, seed: int) -> Rows:
 
 
 def _breast_cancer(folder: Path, seed: int) -> Rows:
-    from sklearn.datasets import load_breast_cancer
-
-    features, labels = load_breast_cancer(return_X_y=True)
+    features, labels = shipped_rows("breast_cancer", "breast_cancer.csv", heading=1)
     notes = (FEATURES, split_note(" of each class", seed))
-    return _table(features, labels.astype(np.int64), held_out(labels, seed), notes, ("malignant", "benign"))
+    return _table(features, labels, held_out(labels, seed), notes, ("malignant", "benign"))
 
 
 def _table(

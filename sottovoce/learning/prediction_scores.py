@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, softmax
-from scipy.stats import rankdata
 
 from sottovoce.core.json_numbers import JSON
 
@@ -64,8 +63,22 @@ def score_predictions(
 def roc_auc(above: Reals, below: Reals) -> float:
     """The probability that a score of the first kind is above one of the second; ties count half."""
     m, n = len(above), len(below)
-    ranks = rankdata(np.concatenate([above, below]))[:m]
+    ranks = mean_ranks(np.concatenate([above, below]))[:m]
     return float((ranks.sum() - m * (m + 1) / 2) / (m * n))
+
+
+def mean_ranks(values: Reals) -> Reals:
+    """The rank of every value, from 1 on; values that are equal share the mean of theirs. NaN has none, nor its peers.
+
+    As `scipy.stats.rankdata`, whose import takes half a second.
+
+    >>> mean_ranks(np.array([0.5, 2.0, 0.5])).tolist()
+    [1.5, 3.0, 1.5]
+    """
+    if np.isnan(values).any():
+        return np.full(len(values), np.nan)
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])
 
 
 def _of_class(

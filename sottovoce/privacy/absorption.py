@@ -23,6 +23,7 @@ from scipy import linalg, sparse
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import grid_step, least_noise
+from sottovoce.core.memo import once_for_each
 from sottovoce.core.sensitivity import relative
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.views import View, ViewKind
@@ -68,8 +69,8 @@ def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
             "difference"
         )
     system = system.publishing(view.final_models)
-    published = None if view.final_models is FinalModels.NONE else system.steps[-1]
-    return map_equal_steps(lambda step: _couple_step(system, step, view, step is published), system.steps)
+    local = _local_steps(system)
+    return map_equal_steps(lambda step: _couple_step(system.n, local[step], view), system.steps)
 
 
 def rounding_is_bounded(system: LinearSystem) -> bool:
@@ -89,15 +90,32 @@ def rounding_cost(system: LinearSystem) -> float:
     return 2 * steps * math.sqrt(system.n * system.rounds) * (1 + 1e-12)
 
 
-def _couple_step(system: LinearSystem, step: StepMatrices, view: View, publishes: bool) -> Coupling:
+@dataclass(frozen=True)
+class _LocalSteps:
+    """A round as it is for every view: its messages, without published models; what nodes add to their states before
+    they send them, in units of the step size; how states travel on; and of which states published models are made."""
+
+    step: StepMatrices
+    fresh: Array
+    jump: Array
+    transition: sparse.csr_array
+    models: sparse.csr_array | None
+
+
+@once_for_each
+def _local_steps(system: LinearSystem) -> dict[StepMatrices, _LocalSteps]:
+    """Of every round that differs; refuses what the bound is not proven for."""
+    published = None if system.final_models is FinalModels.NONE else system.steps[-1]
+    return {step: _local_step(system, step, step is published) for step in dict.fromkeys(system.steps)}
+
+
+def _local_step(system: LinearSystem, step: StepMatrices, publishes: bool) -> _LocalSteps:
     n, name = system.n, system.algorithm.name
     if publishes:
         models = step.split(step.sent[-1].rows)
         step = replace(step, sent=step.sent[:-1], mixings=step.mixings[:-1])
     if step.state_size != n or step.state_out.shape[0] != n or step.gradients != n:
         raise Unaccountable(f"{name}: the absorption bound needs one model per node and a gradient in every round")
-    if view.secure_sum and len(step.mixings) > 1:
-        raise Unaccountable("the absorption bound with secure summation is for one gossip step per gradient")
     transition, gradient, noise = step.split(step.state_out)
     sent, sent_gradient, sent_noise = step.split(_states_sent(step, n))
     eta = -sent_gradient.diagonal()
@@ -118,19 +136,24 @@ def _couple_step(system: LinearSystem, step: StepMatrices, view: View, publishes
     size = steps.max(initial=0.0)
     if takes.any() and not np.allclose(steps, size):
         raise Unaccountable(f"{name}: the absorption bound needs one step size for all nodes")
+    made_of = _made_of_states(name, models, scale, sent_noise) if publishes else None
+    return _LocalSteps(step, fresh / max(size, 1e-300), np.where(takes, shares, 0.0), transition, made_of)
+
+
+def _couple_step(n: int, local: _LocalSteps, view: View) -> Coupling:
+    if view.secure_sum and len(local.step.mixings) > 1:
+        raise Unaccountable("the absorption bound with secure summation is for one gossip step per gradient")
     honest = np.ones(n, dtype=bool)
     honest[list(view.members)] = False
     keep = sparse.diags_array(honest.astype(float))
-    absolute = sparse.csr_array(keep @ abs(transition) @ keep)
-    fresh = fresh / max(size, 1e-300)
-    made_of = _made_of_states(name, models, scale, sent_noise) if publishes else None
-    must, sums = _seen_apart_and_summed(step, view, made_of)
+    absolute = sparse.csr_array(keep @ abs(local.transition) @ keep)
+    must, sums = _seen_apart_and_summed(local.step, view, local.models)
     must &= honest
-    free, jump = honest & ~must, np.where(takes & honest, shares, 0.0)
+    free, jump = honest & ~must, np.where(honest, local.jump, 0.0)
     if not sums or not free.any():
-        return Coupling(fresh, must, absolute, jump)
-    summed, left = _projections(sparse.csr_array(sparse.vstack(sums)), free, fresh)
-    return Coupling(fresh, must, sparse.csr_array(absolute @ left), jump, summed)
+        return Coupling(local.fresh, must, absolute, jump)
+    summed, left = _projections(sparse.csr_array(sparse.vstack(sums)), free, local.fresh)
+    return Coupling(local.fresh, must, sparse.csr_array(absolute @ left), jump, summed)
 
 
 def _seen_apart_and_summed(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.arrays import dense_if_small
 from sottovoce.privacy.absorption import Coupling
 
 Array = NDArray[np.float64]
@@ -21,11 +22,15 @@ BARE = 1e-6
 """Noise of a heard node that adds none, in units of others': it makes those before it absorb all that they can."""
 
 
+TOGETHER = 200_000
+"""Differences over all rounds that are computed with together: of more, arrays of single rounds stay in the cache."""
+
+
 class Step(NamedTuple):
     """A coupling made ready for products: `noise` is None where all nodes of all rounds have noise of size one."""
 
-    transfer: sparse.csr_array
-    back: sparse.csr_array
+    transfer: sparse.csr_array | Array
+    back: sparse.csr_array | Array
     heard: NDArray[np.intp]
     takes: NDArray[np.bool_]
     noise: Array | None
@@ -53,9 +58,11 @@ def _step(coupling: Coupling, unit: float, even: bool) -> Step:
     none, must = coupling.fresh == 0, coupling.must_absorb
     noise = np.where(none, np.where(must, BARE, 1.0), coupling.fresh / unit)[:, None]
     without = none & ~must  # without fresh noise all of it travels on
+    # not where sums are seen: differences may grow without bounds there, and 0 times infinity is no number
+    form = dense_if_small if coupling.summed is None else _narrow
     return Step(
-        _narrow(coupling.transfer),
-        _narrow(coupling.transfer_back),
+        form(_narrow(coupling.transfer)),
+        form(_narrow(coupling.transfer_back)),
         np.flatnonzero(must),
         coupling.takes,
         None if even else noise,
@@ -136,9 +143,12 @@ class Block(NamedTuple):
 
     def _enter_(self, p: Array, t: int) -> None:
         """Add what the victims' own changes make of the difference."""
-        if self.part[t]:
-            columns = np.arange(len(self.victims)) if self.columns is None else self.columns
-            np.add.at(p, (self.victims, columns), self.steps[t].takes[self.victims])
+        if not self.part[t]:
+            return
+        if self.columns is None:
+            p[self.victims, np.arange(len(self.victims))] += self.steps[t].takes[self.victims]
+        else:
+            np.add.at(p, (self.victims, self.columns), self.steps[t].takes[self.victims])
 
     def answer(self, now: Followed) -> Array:
         """What to absorb in every round if the differences stay as they are: a sweep back in time."""
@@ -161,8 +171,30 @@ class Block(NamedTuple):
             later = price if step.without is None else np.where(step.without[:, None], further, price)
         return out
 
+    @property
+    def together(self) -> bool:
+        """Whether a search takes all rounds in one array: where they are alike, and few nodes carry anything."""
+        first = self.steps[0]
+        alike = all(step is first for step in self.steps) and first.without is None and first.summed is None
+        return alike and isinstance(first.transfer, np.ndarray) and math.prod(self.shape) <= TOGETHER
+
     def slope(self, carried: Sequence[Array]) -> list[Array]:
-        """Gradient of half the cost with respect to what is carried; where nothing can absorb, that follows."""
+        """Gradient of half the cost with respect to what is carried, in as many arrays as that."""
+        return [self._slope_together(carried[0])] if carried[0].ndim == 3 else self._slope_of_rounds(carried)
+
+    def _slope_together(self, carried_TNV: Array) -> Array:
+        """What is carried decides all differences, so that no round has to wait for another."""
+        step, p_TNV = self.steps[0], np.zeros_like(carried_TNV)
+        np.matmul(step.transfer, carried_TNV[:-1], out=p_TNV[1:])
+        taking = np.flatnonzero(self.part)[:, None]
+        p_TNV[taking, self.victims, np.arange(len(self.victims))] += step.takes[self.victims]
+        price_TNV = step.price(p_TNV - carried_TNV)
+        slope_TNV = -price_TNV
+        slope_TNV[:-1] += np.matmul(step.back, price_TNV[1:])
+        return slope_TNV
+
+    def _slope_of_rounds(self, carried: Sequence[Array]) -> list[Array]:
+        """Round by round; where nothing can absorb, what is carried follows."""
         prices, p = [], np.zeros_like(carried[0])
         for t, step in enumerate(self.steps):
             self._enter_(p, t)

@@ -53,6 +53,9 @@ PROGRESS = 1e-5
 IN_CACHE = 100_000
 """Differences, of nodes and victims, that are carried together: more of them fall out of the processor's cache."""
 
+ALONE = 200_000
+"""Up to so many differences over all rounds, threads would wait for each other longer than they compute."""
+
 
 class Policy(StrEnum):
     """How far a policy is searched for."""
@@ -89,7 +92,7 @@ def least_cost(
         return some
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        for some in pool.map(solve, blocks):
+        for some in (pool.map if T * N * len(victims) > ALONE else map)(solve, blocks):
             report_progress(len(some))
     jump = np.max([coupling.jump[victims] for coupling in dict.fromkeys(rounds)], axis=0)
     return np.asarray(out * jump**2)
@@ -241,17 +244,20 @@ def _move_(now: Followed, other: Followed, way: Array) -> None:
 def _descend(block: Block, now: Followed, best: Array) -> Array:
     """Accelerated projected gradients on what is carried, from a policy on; the best cost of each victim."""
     bound, momentum, last = _steepest(block.steps), 1.0, best
-    before, ahead = list(now.carried), [carried.copy() for carried in now.carried]
+    together = block.together
+    before = [now.carried] if together else list(now.carried)
+    ahead = [carried.copy() for carried in before]
     for iteration in range(ITERATIONS):
         slope = block.slope(ahead)
         carried = [np.maximum(q - g / bound, 0.0) for q, g in zip(ahead, slope, strict=True)]
-        for step, q in zip(block.steps, carried, strict=True):
+        rounds = list(carried[0]) if together else carried
+        for step, q in zip(block.steps, rounds, strict=True):
             q[step.heard] = 0.0
         following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
         ahead = [q + (momentum - 1) / following * (q - b) for q, b in zip(carried, before, strict=True)]
         before, momentum = carried, following
         if iteration % 10 == 9:
-            reached = block.follow(partial(_absorb_rest, carried), 1)
+            reached = block.follow(partial(_absorb_rest, rounds), 1)
             best = np.fmin(best, cost_of(block.steps, reached))
             if not _falls(last, best):
                 break
@@ -273,7 +279,7 @@ def _steepest(steps: Sequence[Step]) -> float:
     return (1 + travels + summed) ** 2 / least**2
 
 
-def _norm(matrix: sparse.csr_array) -> float:
+def _norm(matrix: sparse.csr_array | Array) -> float:
     """A bound on the largest singular value: sqrt(||.||_1 ||.||_inf)."""
     rows = np.asarray(abs(matrix).sum(axis=1)).ravel().max(initial=0.0)
     columns = np.asarray(abs(matrix).sum(axis=0)).ravel().max(initial=0.0)

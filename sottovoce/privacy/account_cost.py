@@ -11,6 +11,7 @@ X state.
 from __future__ import annotations
 
 from collections.abc import Sequence, Sized
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,14 +63,29 @@ def account_cost(
 ) -> Cost:
     """The account of one adversary by some kinds of proof; `rough` if the exact loss may be rounded up."""
     view.check(system.n)
-    T, V = system.rounds, _count(system, victims)
+    known, asked = _known_costs(system), (view, tuple(kinds), scheme, _count(system, victims), optimised, rough)
+    if asked not in known:
+        known[asked] = _account_cost(system, *asked)
+    return known[asked]
+
+
+@once_for_each
+def _known_costs(system: LinearSystem) -> dict[tuple[View, tuple[Kind, ...], Participation, int, bool, bool], Cost]:
+    """Costs that were estimated before: a run asks for those of all its adversaries, then each account for its own."""
+    return {}
+
+
+def _account_cost(
+    system: LinearSystem, view: View, kinds: Sequence[Kind], scheme: Participation, V: int, optimised: bool, rough: bool
+) -> Cost:
+    T = system.rounds
     whole = Cost(memory=T * (200.0 + 24 * system.n), seconds=ROUND_SECONDS * T)
     if system.only_gradients:
         return whole
     if _takes_exact_loss(system, view, kinds):
         whole += (_rough_cost if rough and _has_filter(system, view) else _exact_cost)(system, view, V, scheme)
     if _is_coupled(system, view):
-        if Kind.ANY_TRAINING in kinds and system.n * V <= AT_ONCE and not _is_alike(system):
+        if Kind.ANY_TRAINING in kinds and system.n * V <= AT_ONCE and not _sizes(system).alike:
             whole += _coupling_cost(system, V, scheme, min(LATE, T) ** 2 / 2 + T)
         if Kind.CONVEX_TRAINING in kinds:
             whole += _policy_cost(system, V, scheme, policy_for(system, V, scheme, optimised=optimised))
@@ -98,19 +114,43 @@ def _takes_exact_loss(system: LinearSystem, view: View, kinds: Sequence[Kind]) -
 
     It is not where some node is not heard, whose own noise nobody else has, and where there is no noise at all.
     """
-    silent = not any(step.noise_size for step in dict.fromkeys(system.steps))
-    if silent or _has_closed_form(system, view):
+    sizes = _sizes(system)
+    if not sizes.sources or _has_closed_form(system, view):
         return False
     if Kind.FIXED_STREAMS in kinds or Kind.AS_PUBLISHED in kinds:
         return True
-    unheard = min(_seen(step, view) for step in dict.fromkeys(system.steps)) < system.n - len(view.members)
+    unheard = min(_seen(step, view) for step in sizes.steps) < system.n - len(view.members)
     return Kind.ANY_TRAINING in kinds and not (_is_coupled(system, view) and unheard)
 
 
-def _is_alike(system: LinearSystem) -> bool:
-    """Whether all rounds are alike, and all nodes have noise of one size."""
-    sizes = [term.matrix.diagonal() for term in system.algorithm.noise.local(system.steps[0].mixings[0])]
-    return len(set(system.steps)) == 1 and all(size is not None and bool(np.all(size == size[0])) for size in sizes)
+class _Sizes(NamedTuple):
+    """What no view changes: the rounds that differ, and the largest of their sizes; whether all rounds are alike, and
+    all nodes have noise of one size; whether noise is added to gradients alone, and hides what a sum shows."""
+
+    steps: tuple[StepMatrices, ...]
+    sources: int
+    state: int
+    links: int
+    alike: bool
+    only_local_noise: bool
+    hidden_in_sums: bool
+
+
+@once_for_each
+def _sizes(system: LinearSystem) -> _Sizes:
+    steps = tuple(dict.fromkeys(system.steps))
+    first, noise = steps[0].mixings[0], system.algorithm.noise
+    local = noise.local(first)
+    sizes = [term.matrix.diagonal() for term in local]
+    return _Sizes(
+        steps,
+        sources=max(step.noise_size for step in steps),
+        state=max(step.state_size for step in steps),
+        links=max(int(step.split(step.state_out)[0].nnz) for step in steps),
+        alike=len(steps) == 1 and all(size is not None and bool(np.all(size == size[0])) for size in sizes),
+        only_local_noise=not system.algorithm.averaging and bool(local) and not noise.edge(first),
+        hidden_in_sums=hides_in_sums(system),
+    )
 
 
 def _has_closed_form(system: LinearSystem, view: View) -> bool:
@@ -118,31 +158,25 @@ def _has_closed_form(system: LinearSystem, view: View) -> bool:
 
     The former where all is heard, and noise is added to gradients alone.
     """
-    if hides_in_sums(system):
+    if _sizes(system).hidden_in_sums:
         return True
-    return view.kind is ViewKind.EVERYONE and not view.secure_sum and _only_local_noise(system)
+    return view.kind is ViewKind.EVERYONE and not view.secure_sum and _sizes(system).only_local_noise
 
 
 def _is_coupled(system: LinearSystem, view: View) -> bool:
     """Whether the bounds by coupling may apply."""
-    if hides_in_sums(system):
+    if _sizes(system).hidden_in_sums:
         return False
-    return view.kind is ViewKind.COALITION and system.correlation is None and _only_local_noise(system)
-
-
-def _only_local_noise(system: LinearSystem) -> bool:
-    first, noise = system.steps[0].mixings[0], system.algorithm.noise
-    return not system.algorithm.averaging and bool(noise.local(first)) and not noise.edge(first)
+    return view.kind is ViewKind.COALITION and system.correlation is None and _sizes(system).only_local_noise
 
 
 def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation) -> Cost:
     """The exact loss, by the route that `exact.routes` takes, and the worst change of every victim."""
-    T, steps = system.rounds, dict.fromkeys(system.steps)
-    if len(steps) == 1 and _stand_alone(system, view):
-        return Cost(memory=24.0 * V * T, seconds=V * T * scheme.count(T) / MULTIPLICATIONS)
+    T, (steps, S, X, links, *_) = system.rounds, _sizes(system)
     seen = _surprising if len(steps) == 1 and _is_coupled(system, view) else _seen
-    P, S = max(seen(step, view) for step in steps), max(step.noise_size for step in steps)
-    X, links = max(step.state_size for step in steps), max(map(_links, steps))
+    P = max(seen(step, view) for step in steps)
+    if len(steps) == 1 and _stand_alone(system, view, P):
+        return Cost(memory=24.0 * V * T, seconds=V * T * scheme.count(T) / MULTIPLICATIONS)
     R = float(T * P) + (system.n if view.final_models is FinalModels.ALL else 1)
     if R <= GRAM_ROWS:
         memory, work = 24 * R**2, R**2 * X + R**3
@@ -156,11 +190,13 @@ def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation)
 
 def _has_filter(system: LinearSystem, view: View) -> bool:
     """Whether one filter may serve all rounds, and takes less than another route."""
-    if len(set(system.steps)) > 1 or not _is_coupled(system, view) or _stand_alone(system, view):
+    step = system.steps[0]
+    if len(_sizes(system).steps) > 1 or len(step.mixings) > 1 or not _is_coupled(system, view):
         return False
-    if len(system.steps[0].mixings) > 1 or view.secure_sum or view.final_models is not FinalModels.NONE:
+    if view.secure_sum or view.final_models is not FinalModels.NONE:
         return False
-    return system.rounds * _surprising(system.steps[0], view) <= ROWS and _is_symmetric(system.steps[0])
+    P = _surprising(step, view)
+    return not _stand_alone(system, view, P) and system.rounds * P <= ROWS and _is_symmetric(step)
 
 
 @once_for_each
@@ -173,24 +209,24 @@ def _rough_cost(system: LinearSystem, view: View, V: int, scheme: Participation)
     """The exact loss, rounded up, by one filter for all rounds."""
     T, X, P = system.rounds, system.steps[0].state_size, _surprising(system.steps[0], view)
     R, K = float(T * P), 1.5 * P + 60
-    work = 4.0 * V * T * (P + T) * (P + K) + R**2 * (8 * P + 250) + 4.0 * R * _links(system.steps[0])
+    work = 4.0 * V * T * (P + T) * (P + K) + R**2 * (8 * P + 250) + 4.0 * R * _sizes(system).links
     work += ROUGH_ASCENT * float(V * scheme.count(T) * (scheme.times or T) ** 2)
     return Cost(memory=WORKERS * (4 * R**2 + 8.0 * R * X + 1e8), seconds=work / FILTER_MULTIPLICATIONS)
 
 
-def _stand_alone(system: LinearSystem, view: View) -> bool:
+def _stand_alone(system: LinearSystem, view: View, left: int) -> bool:
     """Whether what is new in a round is all that it tells, since states before it follow from what was heard.
 
-    They do where no message is left that hears somebody unheard, and where sums show states that are equal throughout.
+    They do where no message is `left` that hears somebody unheard, and where sums show states that are all equal.
     """
     step = system.steps[0]
     if view.final_models is not FinalModels.NONE or view.kind is not ViewKind.COALITION or len(step.mixings) > 1:
         return False
     if _is_coupled(system, view) and not view.secure_sum:
-        return _surprising(step, view) == 0
+        return left == 0
     weights = step.mixings[0].weights
     alike = weights.nnz == system.n**2 and bool(np.all(weights.data == weights.data[0]))
-    return alike and len(view.members) == 1 and _only_local_noise(system)
+    return alike and len(view.members) == 1 and _sizes(system).only_local_noise
 
 
 def _seen(step: StepMatrices, view: View) -> int:
@@ -229,14 +265,7 @@ def _entries(indptr: NDArray[np.integer], rows: NDArray[np.integer]) -> tuple[ND
     )
 
 
-@once_for_each
-def _links(step: StepMatrices) -> int:
-    """How many weights there are between states before and after a round."""
-    return int(step.split(step.state_out)[0].nnz)
-
-
 def _coupling_cost(system: LinearSystem, V: int, scheme: Participation, rounds: float) -> Cost:
     """So many rounds of the coupling for each pattern of participation, and what is carried in all rounds of one."""
-    links = max(map(_links, dict.fromkeys(system.steps)))
-    each = COUPLING_SECONDS + V * (LINK_SECONDS * links + NODE_SECONDS * system.n)
+    each = COUPLING_SECONDS + V * (LINK_SECONDS * _sizes(system).links + NODE_SECONDS * system.n)
     return Cost(memory=48.0 * V * system.rounds * system.n, seconds=scheme.count(system.rounds) * rounds * each)

@@ -5,6 +5,11 @@ victim's last differences may then be absorbed there for less. With noise alike 
 stepping, each difference that arrives has drifted by more than what its victim could have absorbed, so that nothing is
 below the figure of the gradients that reach the view.
 
+Of single records it is not known how far models may drift, in units of their sensitivity, so that it is taken to be
+any distance. A difference then costs what its victim could have absorbed at once, where it is heard in its own round;
+without bound, where it is heard later, from nodes that step; and nothing, where it is never heard, as in the figure of
+the gradients that reach the view. So nothing is below that figure here, too, if all who are heard step.
+
 Shapes: V victims, T rounds, N nodes, P patterns of participation, C cases: a pattern and a number of last rounds.
 """
 
@@ -28,16 +33,23 @@ LATE = 24
 AT_ONCE = 4e6
 """Differences, of nodes and victims, up to which this bound is tried: it takes hundreds of passes over them."""
 
+UNBOUNDED = 1e100
+"""Clipped growth in units of a record's sensitivity, which is smaller than Clip by the unknown size of a batch."""
+
 COLUMNS = 2e5
 """About so many differences are followed at once."""
 
 
 def may_gain(rounds: tuple[Coupling, ...], victims: int, growth: float) -> bool:
     """Whether the bound can be below that of the gradients that reach the view, and is affordable."""
-    first = rounds[0]
+    first, different = rounds[0], set(rounds)
+    if len(first.fresh) * victims > AT_ONCE:
+        return False
+    if growth >= UNBOUNDED:
+        return not all(bool((one.takes | ~one.must_absorb).all() and one.fresh.all()) for one in different)
     everyone = first.takes | (np.diff(first.transfer.indptr) == 0)  # members of the view have no row
-    alike = len(set(rounds)) == 1 and bool(np.all(first.fresh == first.fresh[0])) and bool(everyone.all())
-    return not (alike and growth >= 1) and len(first.fresh) * victims <= AT_ONCE
+    alike = len(different) == 1 and bool(np.all(first.fresh == first.fresh[0])) and bool(everyone.all())
+    return not (alike and growth >= 1)
 
 
 def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation, growth: float) -> Array:

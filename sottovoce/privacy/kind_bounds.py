@@ -21,7 +21,7 @@ from sottovoce.privacy.absorption import Coupling, couple
 from sottovoce.privacy.absorption_policy import Policy, least_cost
 from sottovoce.privacy.account_cost import policy_for
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
-from sottovoce.privacy.clipped_growth import late_cost, may_gain
+from sottovoce.privacy.clipped_growth import UNBOUNDED, late_cost, may_gain
 from sottovoce.privacy.closedness import closedness
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
@@ -35,9 +35,6 @@ from sottovoce.privacy.reach import reaching_gradients
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
-
-UNBOUNDED = 1e100
-"""Clipped growth in units of a record's sensitivity, which is smaller than Clip by the unknown size of a batch."""
 
 NEAR = 1e-6
 """A figure this close to one that covers rounding is rounded up to it."""

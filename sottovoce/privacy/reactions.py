@@ -35,7 +35,7 @@ def open_by_steps(observation: Observation) -> int | None:
         nodes = np.unique(np.flatnonzero(missing) % observation.system.n)
         found = next((int(node) for node in nodes if int(node) in victims), None)
         if found is not None:
-            return None if victims <= _known_throughout(observation) else found
+            return None if _known_throughout(observation, observation.victims) else found
     return None
 
 
@@ -48,7 +48,7 @@ def knows_every_state(observation: Observation) -> bool:
     steps = dict.fromkeys(observation.steps)
     if any(_holds_more(_fresh(step.out), _fresh(step.observed)).any() for step in steps):
         return False
-    return len(_known_throughout(observation)) == observation.system.n
+    return _known_throughout(observation, np.arange(observation.system.n))
 
 
 def nothing_fresh(rows: Inputs, seen: Inputs) -> bool:
@@ -61,23 +61,25 @@ def _fresh(parts: Inputs) -> sparse.csr_array:
     return sparse.csr_array(sparse.hstack([parts.gradient, parts.noise], format="csr"))
 
 
-def _known_throughout(observation: Observation) -> set[int]:
-    """The nodes all of whose states follow, round after round, from what was seen and from such states before.
+def _known_throughout(observation: Observation, nodes: NDArray[np.intp]) -> bool:
+    """Whether all states of these nodes follow, round after round, from what was seen and from such states before.
 
-    The largest set of components of the state in which each goes on from others of the set, and what is new in it is a
-    combination of what is new in observations that hold no other state.
+    So do those in the largest set of components of the state in which each goes on from others of the set, and what is
+    new in it is a combination of what is new in observations that hold no other state. It is sought from above.
     """
     steps = tuple(dict.fromkeys(observation.steps))
     X = steps[0].out.state.shape[0]
     if any(step.out.state.shape != (X, X) or _entries(step) > SMALL for step in steps):
-        return set()
+        return len(nodes) == 0
+    asked = np.isin(np.arange(X) % observation.system.n, nodes)
     known, before = np.ones(X, dtype=bool), np.zeros(X, dtype=bool)
-    while not np.array_equal(known, before):
+    for step in steps:
+        known &= ~_holds_more(_fresh(step.out), _fresh(step.observed))
+    while known[asked].all() and not np.array_equal(known, before):
         before = known
         for step in steps:
             known = known & ~_touches(step.out.state, ~known) & ~_new_and_unseen(step, known)
-    unknown = np.flatnonzero(~known) % observation.system.n
-    return set(range(observation.system.n)) - set(unknown.tolist())
+    return bool(known[asked].all())
 
 
 def _entries(step: ObservedStep) -> int:

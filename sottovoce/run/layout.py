@@ -180,7 +180,7 @@ def _parsed(content: bytes, path: Path, name: str, where: str = "") -> Document:
         raise _damaged(path, f"{where}it is not JSON") from None
     if not isinstance(found, dict):
         raise _damaged(path, f"{where}it is no document")
-    seen = name, hashlib.blake2b(content).digest()
+    seen = name, hashlib.sha256(content).digest()
     if name != CONFIG.name and seen not in _fitting:
         problem = problem_in(found, name)
         if problem is not None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -114,10 +115,18 @@ class StoredAccounts:
 def _code() -> str:
     """Which code this is: its version, and the size and time of every file of it."""
     root = str(Path(__file__).parents[1])
-    files = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names if name.endswith(".py")]
-    about = [(path.removeprefix(root), os.stat(path)) for path in sorted(files)]
+    about = sorted((entry.path.removeprefix(root), entry.stat()) for entry in _source_files(root))
     named = [(name, one.st_size, one.st_mtime_ns) for name, one in about]
     return hashlib.sha256(json.dumps([__version__, named]).encode()).hexdigest()
+
+
+def _source_files(folder: str) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                yield entry
+            elif entry.name != "__pycache__" and entry.is_dir():
+                yield from _source_files(entry.path)
 
 
 def _document(found: Account) -> dict[str, JSON]:

@@ -10,6 +10,7 @@ is put into every schema that refers to it, so that each can be used alone. Test
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,11 @@ SETTINGS = "config.json"
 """The settings of a run: their schema follows from the types that check them."""
 
 
-def names() -> list[str]:
+@cache
+def names() -> tuple[str, ...]:
     """Commands, then files of a run, by their names."""
     commands = sorted(path.stem for path in FOLDER.glob("*.json") if path.stem != SHARED)
-    return [*commands, *sorted([SETTINGS, *(path.name for path in (FOLDER / "files").iterdir())])]
+    return (*commands, *sorted([SETTINGS, *(path.name for path in (FOLDER / "files").iterdir())]))
 
 
 def schema(name: str) -> Document:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -31,6 +31,9 @@ KINDS: Mapping[type, tuple[str, ...]] = {
 }  # fmt: skip
 """The names that schemas have for the types of values that are read from JSON."""
 
+
+NUMBERS = (int, float)
+"""Types of values that have bounds; true and false are of neither."""
 
 ANYTHING = ""
 """The name of the rule that allows every value that can be written."""
@@ -79,20 +82,39 @@ def _check(rule: Rule, shared: _SharedChecks) -> Check:
         return shared.check(rule["$ref"].rpartition("/")[2])
     if "anyOf" in rule:
         return _check_of_any([_check(option, shared) for option in rule["anyOf"]])
+    tests = tuple(_tests(rule))
+    types = _types(rule.get("type"))
+    if types.isdisjoint((dict, list)):
+        return _value_check(types, tests)
     within_object = _object_check(rule, shared)
     within_list = _list_check(_check(rule["items"], shared)) if "items" in rule else None
-    is_plain = rule.keys().isdisjoint((*BOUNDS, "enum", "const", "pattern", "minItems", "maxItems"))
-    types = _types(rule.get("type"))
 
     def check(value: Any) -> Problem | None:
         kind = type(value)
-        if kind not in types or not (is_plain or _fits(value, rule)):
+        if kind not in types:
             return "", NOT_ALLOWED
+        for test in tests:
+            if not test(value):
+                return "", NOT_ALLOWED
         if kind is dict:
             return within_object(value)
         if kind is list:
             return None if within_list is None else within_list(value)
         return None if _is_writable(value) else ("", NOT_ALLOWED)
+
+    return check
+
+
+def _value_check(types: frozenset[type], tests: Sequence[Callable[[Any], bool]]) -> Check:
+    """The check of numbers, text and the like: most of a document."""
+
+    def check(value: Any) -> Problem | None:
+        if type(value) not in types or not _is_writable(value):
+            return "", NOT_ALLOWED
+        for test in tests:
+            if not test(value):
+                return "", NOT_ALLOWED
+        return None
 
     return check
 
@@ -123,7 +145,7 @@ def _list_check(check_item: Check) -> Check:
 
 def _object_check(rule: Rule, shared: _SharedChecks) -> Check:
     known = {key: _check(one, shared) for key, one in rule.get("properties", {}).items()}
-    other, names = rule.get("additionalProperties", True), rule.get("propertyNames", {})
+    other, names = rule.get("additionalProperties", True), tuple(_tests(rule.get("propertyNames", {})))
     check_other = _check(other, shared) if isinstance(other, Mapping) else shared.check(ANYTHING) if other else None
     required = frozenset(rule.get("required", ()))
 
@@ -132,13 +154,14 @@ def _object_check(rule: Rule, shared: _SharedChecks) -> Check:
             check_part = known.get(key)
             if check_part is None:
                 check_part = check_other if _is_writable(key) else None
-            if check_part is None or (names and not _fits(key, names)):
+            if check_part is None or (names and not all(test(key) for test in names)):
                 return key, NO_KEY
             problem = check_part(part)
             if problem is not None:
                 return _inside(key, problem)
-        missing = required - value.keys()
-        return (min(missing), MISSING) if missing else None
+        if required <= value.keys():
+            return None
+        return min(required - value.keys()), MISSING
 
     return check
 
@@ -149,14 +172,28 @@ def _inside(part: str, problem: Problem) -> Problem:
     return f"{part}{'.' if place and not place.startswith('[') else ''}{place}", what
 
 
-def _fits(value: object, rule: Rule) -> bool:
-    """Whether a value is among those, and within the bounds, that a rule allows."""
-    return (
-        ("enum" not in rule or any(_same(value, one) for one in rule["enum"]))
-        and ("const" not in rule or _same(value, rule["const"]))
-        and ("pattern" not in rule or not isinstance(value, str) or re.search(rule["pattern"], value) is not None)
-        and _is_within(value, rule)
-    )
+def _tests(rule: Rule) -> Iterator[Callable[[Any], bool]]:
+    """What tells whether a value is among those, and within the bounds, that a rule allows."""
+    if "enum" in rule:
+        yield _among(rule["enum"])
+    if "const" in rule:
+        yield _among([rule["const"]])
+    if "pattern" in rule:
+        search = re.compile(rule["pattern"]).search
+        yield lambda value: type(value) is not str or search(value) is not None
+    if not rule.keys().isdisjoint(("minItems", "maxItems")):
+        fewest, most = rule.get("minItems", 0), rule.get("maxItems", math.inf)
+        yield lambda value: type(value) is not list or fewest <= len(value) <= most
+    if not rule.keys().isdisjoint(BOUNDS):
+        low, high = rule.get("minimum", -math.inf), rule.get("maximum", math.inf)
+        above, below = rule.get("exclusiveMinimum", -math.inf), rule.get("exclusiveMaximum", math.inf)
+        yield lambda value: type(value) not in NUMBERS or (low <= value <= high and above < value < below)
+
+
+def _among(allowed: Sequence[object]) -> Callable[[Any], bool]:
+    """Whether a value is one of these, and of the same type: 1 is not true, nor the number 1.0."""
+    pairs = [(type(one), one) for one in allowed]
+    return lambda value: (type(value), value) in pairs
 
 
 def _types(kinds: str | list[str] | None) -> frozenset[type]:
@@ -165,26 +202,11 @@ def _types(kinds: str | list[str] | None) -> frozenset[type]:
     return frozenset(one for one, names in KINDS.items() if wanted is None or not set(names).isdisjoint(wanted))
 
 
-def _same(value: object, other: object) -> bool:
-    return type(value) is type(other) and value == other
-
-
-def _is_writable(value: object) -> bool:
+def _is_writable(value: Any) -> bool:
     """Whether a run could have written this number or text."""
-    if isinstance(value, str):
+    kind = type(value)
+    if kind is str:
         return value.isprintable()
-    if isinstance(value, float):
+    if kind is float:
         return math.isfinite(value)
-    return not isinstance(value, int) or abs(value) <= LARGEST_INTEGER
-
-
-def _is_within(value: object, rule: Rule) -> bool:
-    if isinstance(value, list):
-        return rule.get("minItems", 0) <= len(value) <= rule.get("maxItems", math.inf)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return True
-    if rule.keys().isdisjoint(BOUNDS):
-        return True
-    low, high = rule.get("minimum", -math.inf), rule.get("maximum", math.inf)
-    above, below = rule.get("exclusiveMinimum", -math.inf), rule.get("exclusiveMaximum", math.inf)
-    return bool(low <= value <= high and above < value < below)
+    return kind is not int or -LARGEST_INTEGER <= value <= LARGEST_INTEGER

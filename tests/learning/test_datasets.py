@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn import datasets
 
 from sottovoce import InputError
+from sottovoce.learning import catalogue
 from sottovoce.learning.catalogue import CATALOGUE, held_out, household_averages
 from sottovoce.learning.datasets import Dataset, dataset_names, from_arrays, load
 from tests.learning.test_readers import cifar, write, write_mnist, write_npz
@@ -92,6 +94,27 @@ def test_embedded_data_needs_no_folder_and_a_seed_moves_only_the_split(monkeypat
     np.testing.assert_array_equal(first.inputs, again.inputs)
     np.testing.assert_array_equal(np.bincount(first.test_targets), np.bincount(other.test_targets))
     assert not np.array_equal(first.test_inputs, other.test_inputs)
+
+
+@pytest.mark.parametrize("found", [True, False])
+@pytest.mark.parametrize(
+    ("name", "file", "heading"), [("digits", "digits.csv.gz", 0), ("breast_cancer", "breast_cancer.csv", 1)]
+)
+def test_shipped_rows_are_those_that_scikit_learn_loads(name, file, heading, found, monkeypatch):
+    if not found:
+        monkeypatch.setattr(catalogue, "find_spec", lambda name: None)
+    expected = getattr(datasets, f"load_{name}")(return_X_y=True)
+    for mine, theirs in zip(catalogue.shipped_rows(name, file, heading=heading), expected, strict=True):
+        np.testing.assert_array_equal(mine, theirs, strict=True)
+
+
+def test_a_run_on_shipped_rows_loads_neither_scikit_learn_nor_scipys_statistics():
+    code = (
+        "import sys; import sottovoce.run.execute; from sottovoce.learning.datasets import load; load('digits')\n"
+        "sys.exit('sklearn' in sys.modules or 'scipy.stats' in sys.modules)"
+    )
+    done = in_new_process(code)
+    assert done.returncode == 0, done.stderr
 
 
 def test_held_out_rows_are_a_fifth_of_every_stratum():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scipy.special import log_softmax
+from scipy.stats import rankdata
 from sklearn import metrics
 
-from sottovoce.learning.prediction_scores import probabilities, score_predictions
+from sottovoce.learning.prediction_scores import mean_ranks, probabilities, score_predictions
 
 
 def drawn(classes: int, rows: int = 400):
@@ -54,3 +55,8 @@ def test_a_class_without_rows_has_no_figures():
     found = score_predictions("logistic", np.array([[1.0], [-1.0]]), np.array([0, 0]), ("no", "yes"))
     assert found["auc"] is None
     assert [(one["sensitivity"], one["specificity"]) for one in found["by_class"]] == [(0.5, None), (None, 0.5)]
+
+
+@pytest.mark.parametrize("values", [[0.5, 2.0, 0.5, -1.0, 0.5], [], [1.0, np.nan, 0.0], [-0.0, 0.0, np.inf, -np.inf]])
+def test_ranks_are_those_of_scipy(values):
+    np.testing.assert_array_equal(mean_ranks(np.array(values)), rankdata(values))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,9 +11,11 @@ from sottovoce import account, algorithm, dropout, fresh_erdos_renyi, iterate_ro
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.absorption import couple
-from sottovoce.privacy.clipped_growth import late_cost, may_gain
+from sottovoce.privacy.clipped_growth import UNBOUNDED, late_cost, may_gain
+from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.reach import reaching_gradients
+from sottovoce.privacy.views import with_final_models
 
 ROUNDS = 5
 EVERY = parse_participation("every")
@@ -67,6 +71,32 @@ def test_clipped_growth_gains_nothing_where_noise_and_rounds_are_alike(spec, gro
     result = account(system, "node:0", kinds=["any-training"])
     found = [result.of(int(victim)).mu ** 2 for victim in victims]
     np.testing.assert_allclose(found, late_cost(rounds, victims, EVERY, growth), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "net", [metropolis("grid:3x4"), metropolis("path:9"), fresh_erdos_renyi(7, 0.25, seed=1)], ids=str
+)
+@pytest.mark.parametrize("final", ["none", "all"])
+@pytest.mark.parametrize("participation", ["every", "2x3"])
+def test_growth_without_bound_gains_nothing_where_all_who_are_heard_step(net, final, participation):
+    """So it is not computed for single records. No node's noise is as large as another's here."""
+    scheme = parse_participation(participation)
+    system = trace(algorithm("dp-d-sgd", sigma=np.linspace(3.0, 0.5, net.n)), net, rounds=6)
+    view, victims = with_final_models(views.node(0), final), np.arange(1, net.n)
+    rounds, reaching = couple(system, view), reaching_gradients(observe(system, view))
+    assert final == "all" or not reaching.all()
+    assert not may_gain(rounds, len(victims), UNBOUNDED)
+    given = loss_given_noisy_gradients(system, view, victims, scheme, reaching)
+    np.testing.assert_allclose(late_cost(rounds, victims, scheme, UNBOUNDED), given, rtol=1e-12)
+
+
+def test_growth_without_bound_may_gain_where_somebody_who_is_heard_takes_no_step():
+    dropped = trace(algorithm("dp-d-sgd", sigma=1.0), dropout("ring:7", rate=0.3, seed=3), rounds=6)
+    assert may_gain(couple(dropped, views.node(0)), 6, UNBOUNDED)
+    system = trace(algorithm("dp-d-sgd", sigma=np.array([1.0, 9.0, 1.0])), metropolis("path:3"), rounds=3)
+    still = [replace(one, jump=np.array([0.0, 0.0, 1.0])) for one in couple(system, views.node(0))]
+    assert may_gain(tuple(still), 2, UNBOUNDED)
+    assert late_cost(tuple(still), np.array([2]), EVERY, UNBOUNDED)[0] < 3
 
 
 def test_clipped_growth_helps_behind_a_neighbour_with_much_noise():

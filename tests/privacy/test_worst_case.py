@@ -11,7 +11,7 @@ from sottovoce import InputError, algorithm, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.observation import observe
-from sottovoce.privacy.worst_case import absolute_sum, bound, dual_bound, worst_case
+from sottovoce.privacy.worst_case import GAP, absolute_sum, bound, largest_bound, worst_case
 
 
 def random_psd(rng, V, T, rank):
@@ -44,7 +44,7 @@ def primal(M, rng, dimension=8, starts=10):
 def test_dual_meets_primal(T):
     rng = np.random.default_rng(T)
     M = random_psd(rng, 4, T, max(1, T - 1))
-    values = dual_bound(M, gap=1e-6)
+    values = bound(M, gap=1e-6)
     for matrix, value in zip(M, values, strict=True):
         reached = primal(matrix, rng)
         assert signs(matrix) <= value * (1 + 1e-9)
@@ -94,3 +94,21 @@ def test_the_worst_pattern_counts():
     by_hand = np.max([bound(M[:, [s, s + 3]][:, :, [s, s + 3]]) for s in range(3)], axis=0)
     np.testing.assert_allclose(found, by_hand)
     assert (found <= worst_case(M, parse_participation("every"), 6)).all()
+
+
+@pytest.mark.parametrize("growing", [False, True])
+def test_the_largest_over_patterns_is_that_of_every_pattern_searched_by_itself(growing):
+    """Patterns that one certificate bounds are not searched: where they are far below, a little, or not at all."""
+    rng = np.random.default_rng(3)
+    alike = random_psd(rng, 6, 12, 4)
+    shares = [1.0, 1 - 1e-3, 1 - 1e-5, 1 - 1e-6, 1.0 + 1e-6]
+    M_PVTT = np.array([share * alike + 1e-7 * random_psd(rng, 6, 12, 2) for share in shares])
+    M_PVTT = np.concatenate([M_PVTT, random_psd(rng, 6, 12, 4)[None]])[:: -1 if growing else 1]
+    found = largest_bound(M_PVTT.reshape(-1, 12, 12), len(M_PVTT))
+    alone = np.max([bound(M_VTT) for M_VTT in M_PVTT], axis=0)
+    assert (found > absolute_sum(alike) / 1.5).all()
+    assert (found >= alone * (1 - 2 * GAP)).all()
+    assert (found <= alone * (1 + 2 * GAP)).all()
+    for v in range(6):
+        for M_VTT in M_PVTT:
+            assert primal(M_VTT[v], rng, starts=3) <= found[v] * (1 + 1e-9)

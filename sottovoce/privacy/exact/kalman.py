@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy import linalg
+from scipy import sparse
+from scipy.linalg import lapack
 
+from sottovoce.core.arrays import dense_if_small
 from sottovoce.core.threads import one_thread
 from sottovoce.privacy.exact.whitening import (
     Array,
@@ -31,8 +33,8 @@ class Filter(NamedTuple):
     gain: Array
 
 
-def kalman(observation: Observation) -> Groups:
-    """M from the innovations: what each round tells that was not known before."""
+def kalman(observation: Observation, apart: int = 1) -> Groups:
+    """M from the innovations: what each round tells that was not known before. Of rounds `apart`, see `products`."""
     filters, rounding = _filters(observation)
     at = starts(observation.steps)
 
@@ -43,7 +45,7 @@ def kalman(observation: Observation) -> Groups:
             weights_PQ[:, here] = filters[s].whiten.T
         return weights_PQ
 
-    for group, M_VTT in products(observation, weigh):
+    for group, M_VTT in products(observation, weigh, apart):
         M_VTT *= 1 + rounding
         yield group, M_VTT
 
@@ -54,21 +56,24 @@ def _filters(observation: Observation) -> tuple[list[Filter], float]:
     P_XX = np.zeros((observation.steps[0].observed.state.shape[1],) * 2)
     filters: list[Filter] = []
     rounding, begun = 0.0, False
-    covariances = map_equal_steps(_covariances, observation.steps)
-    for step, (seen_noise, cross, out_noise) in zip(observation.steps, covariances, strict=True):
-        H, F = step.observed.state, step.out.state
+    mixtures = map_equal_steps(_mixture, observation.steps)
+    for step, (H, F, seen_noise, cross, out_noise) in zip(observation.steps, mixtures, strict=True):
         HP_PX = H @ P_XX
         S_PP = HP_PX @ H.T + seen_noise
-        alive = np.diag(S_PP) > 0
-        if not alive.all() and (begun or step.observed.gradient[np.flatnonzero(~alive)].nnz):
-            raise Singular("a signal without noise")
-        factor = cholesky_(S_PP[np.ix_(alive, alive)])
-        whiten, gain = np.zeros((len(S_PP),) * 2), np.zeros(HP_PX.shape[:1] + F.shape[:1])
-        if len(factor):
-            inverse = linalg.solve_triangular(factor, np.eye(len(factor)), lower=True, check_finite=False)
-            whiten[np.ix_(alive, alive)] = inverse
-            gain[alive] = inverse @ (HP_PX @ F.T + cross)[alive]
-            rounding = max(rounding, rounding_error(factor))
+        cross_PX = HP_PX @ F.T + cross
+        alive = S_PP.diagonal() > 0
+        if alive.all():
+            factor = cholesky_(S_PP)
+            whiten = _inverse(factor)
+            gain = whiten @ cross_PX
+        else:
+            if begun or step.observed.gradient[np.flatnonzero(~alive)].nnz:
+                raise Singular("a signal without noise")
+            factor = cholesky_(S_PP[np.ix_(alive, alive)])
+            whiten, gain = np.zeros_like(S_PP), np.zeros_like(cross_PX)
+            whiten[np.ix_(alive, alive)] = inverse = _inverse(factor)
+            gain[alive] = inverse @ cross_PX[alive]
+        rounding = max(rounding, rounding_error(factor))
         filters.append(Filter(whiten, gain))
         following = F @ (F @ P_XX.T).T + out_noise - gain.T @ gain
         P_XX = (following + following.T) / 2
@@ -76,7 +81,22 @@ def _filters(observation: Observation) -> tuple[list[Filter], float]:
     return filters, len(observation.steps) * rounding
 
 
-def _covariances(step: ObservedStep) -> tuple[Array, Array, Array]:
-    """Of new noise: in what is seen, across, and in the state."""
+def _inverse(factor: Array) -> Array:
+    """Of a lower triangular matrix."""
+    return np.asarray(lapack.dtrtri(factor, lower=1)[0]) if len(factor) else factor
+
+
+class _Mixture(NamedTuple):
+    """A step's matrices: what is seen of the state, how it goes on, and covariances of new noise in both and across."""
+
+    seen: Array | sparse.csr_array
+    on: Array | sparse.csr_array
+    seen_noise: Array
+    cross: Array
+    out_noise: Array
+
+
+def _mixture(step: ObservedStep) -> _Mixture:
     Ez, Kz = step.observed.noise, step.out.noise
-    return (Ez @ Ez.T).toarray(), (Ez @ Kz.T).toarray(), (Kz @ Kz.T).toarray()
+    covariances = ((Ez @ Ez.T).toarray(), (Ez @ Kz.T).toarray(), (Kz @ Kz.T).toarray())
+    return _Mixture(dense_if_small(step.observed.state), dense_if_small(step.out.state), *covariances)

@@ -21,8 +21,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg, sparse
+from scipy import sparse
+from scipy.linalg import lapack
 
+from sottovoce.core.arrays import dense_if_small
 from sottovoce.core.threads import WORKERS, one_thread, physical_memory
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.observation import Observation, ObservedStep
@@ -42,6 +44,11 @@ IN_CACHE = 128
 LOSSES_AT_ONCE = physical_memory() / 32
 """About how many entries of M may be alive at once: a quarter of the machine's memory."""
 
+ALONE = 1e8
+"""Up to so many products a thread is through with them before another one has begun."""
+
+EPS = float(np.finfo(float).eps)
+
 Groups = Iterator[tuple[slice, Array]]
 """M of some victims after others: which, and V x T x T."""
 
@@ -60,25 +67,21 @@ def quiet_warnings(observation: Observation) -> Groups:
 
 def cholesky_(G_RR: Array) -> Array:
     """The lower factor, written over a covariance that nobody needs any more."""
-    variances = np.diag(G_RR).copy()
-    try:
-        factor: Array = linalg.cholesky(G_RR.T, lower=True, overwrite_a=True, check_finite=False)
-    except linalg.LinAlgError:
-        raise Singular("no Cholesky factor") from None
-    if np.any(np.diag(factor) ** 2 < CONDITION * variances):
+    if not len(G_RR):
+        return G_RR
+    variances = G_RR.diagonal().copy()
+    factor, failed = lapack.dpotrf(G_RR.T, lower=1, overwrite_a=1)
+    if failed:
+        raise Singular("no Cholesky factor")
+    if np.any(factor.diagonal() ** 2 < CONDITION * variances):
         raise Singular("nearly singular")
-    return factor
+    return np.asarray(factor)
 
 
 def rounding_error(factor: Array) -> float:
     """A bound on the relative error that rounding leaves in quantities whitened by this factor."""
-    sizes = np.diag(factor) ** 2
-    return (
-        4
-        * len(factor)
-        * np.finfo(float).eps
-        * float(np.max(np.einsum("ij,ij->i", factor, factor) / sizes, initial=0.0))
-    )
+    ratios = np.einsum("ij,ij->i", factor, factor) / factor.diagonal() ** 2
+    return 4 * len(factor) * EPS * float(ratios.max(initial=0.0))
 
 
 def starts(steps: tuple[ObservedStep, ...]) -> NDArray[np.intp]:
@@ -86,8 +89,11 @@ def starts(steps: tuple[ObservedStep, ...]) -> NDArray[np.intp]:
     return np.concatenate([[0], np.cumsum([step.observed.state.shape[0] for step in steps])]).astype(np.intp)
 
 
-def products(observation: Observation, weigh: Weigh) -> Groups:
-    """M of all victims, from the rows of `L^-1`; as many victims at once as memory allows."""
+def products(observation: Observation, weigh: Weigh, apart: int = 1) -> Groups:
+    """M of all victims, from the rows of `L^-1`; as many victims at once as memory allows.
+
+    Only entries for two gradient rounds that are a multiple of `apart` rounds from each other: the others are left 0.
+    """
     V, T = len(observation.victims), observation.gradient_rounds
     size = max(1, min(V, int(LOSSES_AT_ONCE / T**2)))
     passes = -(-V // size)
@@ -96,9 +102,10 @@ def products(observation: Observation, weigh: Weigh) -> Groups:
     rows = max(1, min(IN_CACHE, int(AT_ONCE / (size * T))))
     widest = max(rows, int(np.diff(at).max()))
     blocks = list(_consecutive(at, rows))
-    workers = min(WORKERS, len(blocks))
+    workers = min(WORKERS, len(blocks)) if size * T**2 * float(at[-1]) > ALONE * apart else 1
     rooms = [np.empty(T * size * widest) for _ in range(workers)]
     with one_thread(), ThreadPoolExecutor(workers) as pool:
+        spread = pool.map if workers > 1 else map
         for first in range(0, V, size):
             group = slice(first, min(V, first + size))
             back = map_equal_steps(partial(_Back.of, group=group), observation.steps)
@@ -109,15 +116,18 @@ def products(observation: Observation, weigh: Weigh) -> Groups:
                     _shaped(room, observation.steps, len(M_VTT), at, block)
                     for room, block in zip(rooms, together, strict=False)
                 ]
-                for white_TVQ in pool.map(partial(_responses, observation, weigh, back), together, shaped):
-                    list(pool.map(partial(_add_, M_VTT, white_TVQ), shares(len(M_VTT), workers)))
+                for white_TVQ in spread(partial(_responses, observation, weigh, back), together, shaped):
+                    list(spread(partial(_add_, M_VTT, white_TVQ, apart), shares(len(M_VTT), workers)))
             yield group, M_VTT
 
 
-def _add_(M_VTT: Array, white_TVQ: Array, some: slice) -> None:
-    """Add the products of the responses of some victims."""
+def _add_(M_VTT: Array, white_TVQ: Array, apart: int, some: slice) -> None:
+    """Add the products of the responses of some victims, to rounds that are `apart`."""
     begun = len(white_TVQ)
-    M_VTT[some, :begun, :begun] += white_TVQ[:, some].transpose(1, 0, 2) @ white_TVQ[:, some].transpose(1, 2, 0)
+    for first in range(min(apart, begun)):
+        rounds = slice(first, begun, apart)
+        white = white_TVQ[rounds, some]
+        M_VTT[some, rounds, rounds] += white.transpose(1, 0, 2) @ white.transpose(1, 2, 0)
 
 
 def shares(count: int, parts: int) -> list[slice]:
@@ -145,12 +155,12 @@ def _consecutive(at: NDArray[np.intp], rows: int) -> Iterator[range]:
 class _Back(NamedTuple):
     """A step's matrices, transposed, with the gradients of some victims."""
 
-    state: sparse.csr_array
-    seen_state: sparse.csr_array
-    gradient: sparse.csr_array | None
+    state: sparse.csr_array | Array
+    seen_state: sparse.csr_array | Array
+    gradient: sparse.csr_array | Array | None
     columns: NDArray[np.intp] | None
     sent: NDArray[np.intp]
-    heard_gradient: sparse.csr_array
+    heard_gradient: sparse.csr_array | Array
 
     @classmethod
     def of(cls, step: ObservedStep, group: slice) -> _Back:
@@ -160,8 +170,11 @@ class _Back(NamedTuple):
         columns = _same_rows(gradient, state)
         seen_gradient = step.observed.gradient.T.tocsr()[some]
         sent = np.flatnonzero(np.diff(seen_gradient.indptr))
-        apart = gradient if columns is None else None
-        return cls(state, step.observed.state.T.tocsr(), apart, columns, sent, seen_gradient[sent])
+        apart = dense_if_small(gradient) if columns is None else None
+        seen_state, heard_gradient = step.observed.state.T.tocsr(), seen_gradient[sent]
+        return cls(
+            dense_if_small(state), dense_if_small(seen_state), apart, columns, sent, dense_if_small(heard_gradient)
+        )
 
 
 def _same_rows(few: sparse.csr_array, many: sparse.csr_array) -> NDArray[np.intp] | None:
