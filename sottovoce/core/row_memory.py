@@ -42,6 +42,12 @@ class RowMemory:
             self._arrays.append(np.empty(size, dtype=np.uint8))
             return self._arrays[-1].view(dtype).reshape(shape)
 
+    def drop_unused(self) -> None:
+        """Keep only what is in use, before something else needs memory."""
+        with self._lock:
+            used = [sys.getrefcount(self._arrays[number]) > UNUSED for number in range(len(self._arrays))]
+            self._arrays = [array for array, in_use in zip(self._arrays, used, strict=True) if in_use]
+
     def clear(self) -> None:
         """Keep nothing; whoever uses an array has it still."""
         with self._lock:

@@ -46,6 +46,17 @@ def test_memory_of_another_size_is_not_taken_and_of_another_type_is():
     assert (again.shape, again.dtype) == ((SHAPE[0], SHAPE[1] // 2), np.dtype(np.float64))
 
 
+def test_only_unused_memory_is_dropped():
+    memory = RowMemory()
+    kept, dropped = (memory.take(SHAPE, np.float32) for _ in range(2))
+    first = address(kept)
+    del dropped
+    memory.drop_unused()
+    assert len(memory._arrays) == 1
+    del kept
+    assert address(memory.take(SHAPE, np.float32)) == first
+
+
 def test_what_is_in_use_outlives_the_memory_that_is_kept():
     memory = RowMemory()
     array = memory.take(SHAPE, np.float32)

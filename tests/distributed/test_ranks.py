@@ -389,7 +389,7 @@ def test_what_one_rank_raises_in_a_round_all_raise(started, tmp_path):
 def test_memory_of_a_rank_falls_with_their_number():
     """64 nets of 600,000 parameters, 150 MB for each copy of all: ranks in processes of their own.
 
-    An interpreter with torch, which every rank is, takes 0.4 GB of it.
+    What does not fall, the interpreter and the libraries of each rank, is the more of it the fewer copies there are.
     """
     what = ("ring:64", "none", 64, 4, "mlp", (750,))
     most = [max(rank["memory"] for rank in measured(size, 1, *what)) for size in (1, 2, 4)]
