@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sottovoce.attacks.registry import AttackOptions
+from sottovoce.core.threads import chunks
 from sottovoce.errors import InputError
 from sottovoce.learning.catalogue import Targets
-from sottovoce.learning.engines import VALUES, chunks
+from sottovoce.learning.engines import VALUES
 from sottovoce.learning.tasks import Task
 from sottovoce.run.finished_run import FinishedRun
 from sottovoce.run.recording import Messages

@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
+from sottovoce.core.row_memory import ROW_MEMORY
+from sottovoce.core.threads import chunks, for_each, workers
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -40,6 +42,12 @@ Not written as a union: the operators of numpy and torch are typed for their own
 
 SMALL = 64
 """Up to this size a sparse matrix is faster as a dense one."""
+
+IN_CACHE = 1 << 18
+"""So many numbers of each array are in use at once, where several passes are made over them."""
+
+COLUMNS = 1 << 10
+"""Products take at least so many columns at once."""
 
 
 class Rows(Protocol):
@@ -87,6 +95,9 @@ class StructuredRows(Rows, Protocol):
     def in_precision_of(self, like: Rows) -> Rows:
         """The same rows, in the precision of others of their kind."""
 
+    def minus_scaled(self, factor: float, others: Rows) -> Rows:
+        """`self - factor * others`."""
+
     def mapped(self, function: Callable[[Reals], Reals]) -> Rows:
         """The rows after a function of their numbers; linear forms have none, and stay as they are."""
 
@@ -109,6 +120,46 @@ def convert(values: Reals, like: Rows) -> Rows:
     if isinstance(like, np.ndarray):
         return values.astype(like.dtype, copy=False)
     return structured(like).converted(values)
+
+
+def new_rows(like: Tensor, count: int | None = None) -> Tensor:
+    """Memory for rows like these, or for another number of them, with whatever is in it."""
+    shape = (len(like) if count is None else count, *like.shape[1:])
+    if like.device.type != "cpu":
+        return like.new_empty(shape)
+    return cast("Tensor", sys.modules["torch"].from_numpy(ROW_MEMORY.take(shape, numpy_dtype(like))))
+
+
+def minus_scaled(rows: Rows, factor: float, others: Rows) -> Rows:
+    """`rows - factor * others`, with the same bits, without memory for the product."""
+    if not is_plain(rows):
+        return structured(rows).minus_scaled(factor, others)
+    if not is_torch(rows) or not is_torch(others) or rows.dtype != others.dtype or rows.shape != others.shape:
+        return rows - factor * others
+    torch, found = sys.modules["torch"], new_rows(rows)
+
+    def act(some: slice) -> None:
+        torch.mul(others[some], factor, out=found[some])
+        torch.sub(rows[some], found[some], out=found[some])
+
+    for_each(act, chunks(len(rows), IN_CACHE // max(1, rows.shape[1])))
+    return found
+
+
+def product(matrix: Operator, rows: Rows) -> Rows:
+    """`matrix @ rows`, with the same bits; columns are divided among threads.
+
+    MKL ignores what is in memory that it writes to; other libraries may not.
+    """
+    if not is_torch(rows) or rows.device.type != "cpu" or not sys.modules["torch"].backends.mkl.is_available():
+        return matrix @ rows
+    torch, found = sys.modules["torch"], new_rows(rows, cast("Tensor", matrix).shape[0])
+
+    def act(some: slice) -> None:
+        torch.addmm(found[:, some], matrix, rows[:, some], beta=0, out=found[:, some])
+
+    for_each(act, chunks(rows.shape[1], COLUMNS * -(-rows.shape[1] // (COLUMNS * workers()))))
+    return found
 
 
 def add_(rows: Rows, factor: float, others: Rows) -> None:

@@ -21,6 +21,7 @@ from sottovoce.core.exact_gaussians import (
     decimal_number,
     fine_numbers,
     guess_,
+    guess_rows_,
     numbers_of_first_bits,
     pair_places,
     words_of,
@@ -73,15 +74,32 @@ def draw_guesses(
     blocks = list(sources.blocks(needed, max(1, AT_ONCE // D)))
     for groups, which in blocks:
         rows = np.empty((len(which), D), dtype=np.float32)
-        lengths, bits = sources.counts[groups], None
-        if len(blocks) == 1:
-            bits = KeptBits(groups, spare.take((len(groups), words_of(int(lengths.max()) * D))))
-        filled = 0
-        for number, group in enumerate(groups):
-            out = rows[filled : filled + lengths[number]]
-            guess_(sources.stream(source, group, round, 0), out, None if bits is None else bits.words[number])
-            filled += lengths[number]
+        bits = keep_bits(sources, groups, D, spare) if len(blocks) == 1 else None
+        guess_groups_(sources, source, round, groups, rows, bits)
         yield Guesses(which, rows, bits)
+
+
+def keep_bits(sources: Sources, groups: NDArray[np.intp], D: int, spare: SpareMemory) -> KeptBits:
+    """Memory for the first bits of some groups."""
+    return KeptBits(groups, spare.take((len(groups), words_of(int(sources.counts[groups].max()) * D))))
+
+
+def guess_groups_(
+    sources: Sources,
+    source: RandomSource,
+    round: int,
+    groups: NDArray[np.intp],
+    out: NDArray[np.float32],
+    bits: KeptBits | None,
+) -> None:
+    """Fill rows with guesses of the numbers that some groups draw in a round, and `bits` with what they are made of."""
+    counts = sources.counts[groups]
+    streams = [sources.stream(source, group, round, 0) for group in groups]
+    if counts.min() == counts.max():
+        guess_rows_(streams, out.reshape(len(groups), -1), None if bits is None else bits.words)
+        return
+    for number, (stream, stop, count) in enumerate(zip(streams, np.cumsum(counts), counts, strict=True)):
+        guess_(stream, out[stop - count : stop], None if bits is None else bits.words[number])
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ and no version of a library has to be trusted to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, localcontext
 from functools import lru_cache
 from typing import NamedTuple
@@ -38,6 +38,9 @@ WordsAt = Callable[[Words, int], Words]
 
 BLOCK = 1 << 15
 """So many numbers are made at once: their arrays stay in the processor's cache. The second half are the sines."""
+
+ROWS = 1 << 16
+"""About so many numbers of shorter streams are guessed at once."""
 
 LOWEST, HIGHEST = np.uint32(1 << 16), np.uint32((1 << 32) - (1 << 18))
 """Between these, 32 bits of U give the radius within the error of a guess; such radii are at most 4.8."""
@@ -71,23 +74,47 @@ def guess_(stream: RandomStream, out: NDArray[np.float32], kept: Words | None = 
     """
     start = 0
     for part in _parts(out):
-        half = -(-part.size // 2)
-        words = stream.words(half + half % 2)
+        words = stream.words(words_of(part.size))
         if kept is not None:
             kept[start : start + len(words)] = words
             start += len(words)
-        u, v = _first_bits(words, half)
-        radius = u.astype(np.float32)
-        radius += np.float32(0.5)
-        radius *= np.float32(2.0**-32)
-        np.log(radius, out=radius)
-        radius *= np.float32(-2.0)
-        np.sqrt(radius, out=radius)
-        radius[u - LOWEST >= HIGHEST - LOWEST] = np.nan  # unsigned: what is below wraps around to the top
-        angle = v.view(np.int32).astype(np.float32)
-        angle *= np.float32(math.pi * 2.0**-31)
-        np.multiply(radius, np.cos(angle), out=part[:half])
-        np.multiply(radius[: part.size - half], np.sin(angle[: part.size - half]), out=part[half:])
+        _guess_(words[None], part[None])
+
+
+def guess_rows_(streams: Sequence[RandomStream], out_RM: NDArray[np.float32], kept_RW: Words | None = None) -> None:
+    """As `guess_` for a row of each stream, short rows several at once: they take less time than a call of numpy."""
+    R, M = out_RM.shape
+    at_once = ROWS // M
+    if M > BLOCK or at_once < 2:
+        for row, stream in enumerate(streams):
+            guess_(stream, out_RM[row], None if kept_RW is None else kept_RW[row])
+        return
+    for start in range(0, R, at_once):
+        some = slice(start, start + at_once)
+        shape = len(streams[some]), words_of(M)
+        words = np.empty(shape, dtype=np.uint64) if kept_RW is None else kept_RW[some, : shape[1]]
+        for stream, row in zip(streams[some], words, strict=True):
+            row[:] = stream.words(shape[1])
+        _guess_(words, out_RM[some])
+
+
+def _guess_(words_RW: Words, out_RM: NDArray[np.float32]) -> None:
+    """Rows of at most `BLOCK` numbers, from the bits of each."""
+    M, W = out_RM.shape[1], words_RW.shape[1]
+    half = -(-M // 2)
+    halves = words_RW.astype("<u8", copy=False).view("<u4")
+    u, v = halves[:, :half], halves[:, W : W + half]
+    radius = u.astype(np.float32)
+    radius += np.float32(0.5)
+    radius *= np.float32(2.0**-32)
+    np.log(radius, out=radius)
+    radius *= np.float32(-2.0)
+    np.sqrt(radius, out=radius)
+    radius[u - LOWEST >= HIGHEST - LOWEST] = np.nan  # unsigned: what is below wraps around to the top
+    angle = v.view(np.int32).astype(np.float32)
+    angle *= np.float32(math.pi * 2.0**-31)
+    np.multiply(radius, np.cos(angle), out=out_RM[:, :half])
+    np.multiply(radius[:, : M - half], np.sin(angle[:, : M - half]), out=out_RM[:, half:])
 
 
 def words_of(size: int) -> int:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sottovoce.core import arrays
 from sottovoce.core.algorithm import ExactNoise, Message, State
 from sottovoce.core.arrays import Rows
 from sottovoce.core.compression import Compression, Identity
@@ -83,7 +84,7 @@ class Gossip:
         return state.x
 
     def local(self, state: State, grad: Rows, noise: Rows | float) -> State:
-        return Model(state.x - self.step_size * with_noise(grad, noise))
+        return Model(arrays.minus_scaled(state.x, self.step_size, with_noise(grad, noise)))
 
     def message(self, state: State) -> Message:
         return state.x

@@ -39,6 +39,7 @@ from sottovoce.core.messages import LoopState, PlayedRound, PlayedStep, value_of
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.row_memory import kept_memory
 from sottovoce.core.sensitivity import check_nodes, in_units_of_largest, largest
 from sottovoce.core.sum_grid import IntegerSums, model_grid, sum_grid
 from sottovoce.core.topologies import Topology
@@ -180,7 +181,7 @@ def iterate_rounds(
     transport = transport or InProcess(topology.n)
     first, loop_state = after or (0, loop_state)
     source, correlated = NoiseKey.given_or_fresh(noise_key), algorithm.noise.correlation is not None
-    with transport.open_inputs(seed, source, gradient, x0) as inputs:
+    with kept_memory(), transport.open_inputs(seed, source, gradient, x0) as inputs:
         if correlated and not inputs.knows_noise_before(first):
             raise InputError(
                 f"{algorithm.name} with secret noise, from round {first + 1} on",

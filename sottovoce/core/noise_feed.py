@@ -15,13 +15,22 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core import arrays
-from sottovoce.core.arrays import Precision, Reals, Rows
+from sottovoce.core.arrays import IN_CACHE, Precision, Reals, Rows
 from sottovoce.core.class_correlation import for_sources, groups_of
 from sottovoce.core.compression import Compression
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.discrete_gaussians import draw_discrete_gaussians
-from sottovoce.core.drawn_gaussians import DrawnGaussians, Guesses, KeptBits, SpareMemory, draw_guesses
-from sottovoce.core.exact_gaussians import fine_
+from sottovoce.core.drawn_gaussians import (
+    AT_ONCE,
+    DrawnGaussians,
+    Guesses,
+    KeptBits,
+    SpareMemory,
+    draw_guesses,
+    guess_groups_,
+    keep_bits,
+)
+from sottovoce.core.exact_gaussians import Floats, Places, fine_
 from sottovoce.core.fixed_point import encoded
 from sottovoce.core.grid import NoiseOnGrid
 from sottovoce.core.loop_inputs import Gradient
@@ -39,6 +48,7 @@ from sottovoce.core.rounded_sum import (
     guess_bounds,
     rounded_sum_,
 )
+from sottovoce.core.row_memory import ROW_MEMORY
 from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.threads import WORKERS
 from sottovoce.errors import Diverged, InputError
@@ -92,7 +102,8 @@ class NoiseFeed:
 
     def expect(self, term: NoiseTerm, rounds: range, *, exact: bool = False) -> None:
         """Each of these rounds will ask for this noise in turn: it is drawn ahead, within this context."""
-        if WORKERS > 1 and term.sources.size * self._like.shape[1] >= PREFETCHED:
+        size = term.sources.size * self._like.shape[1]
+        if WORKERS > 1 and size >= PREFETCHED and not (exact and size > AT_ONCE):
             self._expected = term
             if exact:
                 self._guesses = Prefetcher(partial(self._draw_guesses, term), rounds)
@@ -167,6 +178,9 @@ class NoiseFeed:
         known = guess_bounds(noise.terms, len(values))
         if self._guesses is None and known.error_N.max(initial=0.0) > USELESS:
             return self._fine_sum(values, noise, round)
+        sizes = noise.in_units[0].matrix.diagonal()
+        if self._guesses is None and len(noise.terms) == 1 and sizes is not None and sizes.all():
+            return self._sum_of_own_noise(values, noise, sizes, known, round)
         total: Reals | None = None
         draws = []
         for term in noise.in_units:
@@ -179,6 +193,27 @@ class NoiseFeed:
         for drawn in draws:
             if drawn.bits is not None:
                 self._spare.give_back(drawn.bits.words)
+        return released
+
+    def _sum_of_own_noise(
+        self, values: Reals, noise: NoiseOnGrid, sizes: Reals, known: NoiseBounds, round: int
+    ) -> Reals:
+        """The same where every node has a source of its own: drawn and rounded for a block of nodes at a time.
+
+        Not by several threads: a stream takes less time than a thread needs to get hold of the interpreter.
+        """
+        (term,), D = noise.terms, values.shape[1]
+        released = ROW_MEMORY.take(values.shape, values.dtype)
+        for groups, nodes in term.sources.blocks(limit=max(1, IN_CACHE // D)):
+            some, first = slice(int(nodes[0]), int(nodes[-1]) + 1), int(nodes[0])
+            bits = keep_bits(term.sources, groups, D, self._spare)
+            guesses = released[some] if released.dtype == np.float32 else np.empty((len(nodes), D), dtype=np.float32)
+            guess_groups_(term.sources, self._source, round, groups, guesses, bits)
+            drawn = DrawnGaussians(self._source, term.sources, round, D, bits)
+            decide = partial(_decide_from, FreshSum(values, noise.terms, (drawn,), noise.step), first)
+            bounds = NoiseBounds(known.error_N[some], known.largest_N[some])
+            released[some] = rounded_sum_(values[some], _scale_(guesses, sizes[some]), bounds, noise.step, decide)
+            self._spare.give_back(bits.words)
         return released
 
     def _fine_sum(self, values: Reals, noise: NoiseOnGrid, round: int) -> Reals:
@@ -274,6 +309,11 @@ class NoiseFeed:
     def compression_streams(self, nodes: Iterable[int], round: int, step: int) -> list[np.random.Generator]:
         """The random stream of each of these nodes, for compressing its row."""
         return [public_stream(self.seed, "compression", [int(node)], round, step) for node in nodes]
+
+
+def _decide_from(exact: FreshSum, first: int, rows_K: Places, columns_K: Places) -> Floats:
+    """Decide values of a block whose first row is this one."""
+    return exact.decide(rows_K + first, columns_K)
 
 
 def _same(one: NoiseTerm, other: NoiseTerm) -> bool:

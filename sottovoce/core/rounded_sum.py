@@ -24,6 +24,7 @@ from sottovoce.core.correlation import Correlation
 from sottovoce.core.drawn_gaussians import DrawnGaussians
 from sottovoce.core.exact_gaussians import FINE_ERROR, GUESS_ERROR, Floats, Places
 from sottovoce.core.noise import NoiseTerm
+from sottovoce.core.threads import chunks
 
 Numbers = Callable[[DrawnGaussians, Places, Places], tuple[Floats, Floats]]
 """The numbers of some sources and columns, and their errors."""
@@ -36,6 +37,9 @@ LARGEST = 12.0
 
 DIGITS = 400
 """Of C^-1 in decimals: far more than are needed, since substitution may lose some."""
+
+AT_ONCE = 1 << 16
+"""So many sums are formed at once: their arrays stay in the processor's cache."""
 
 SINGLE, DOUBLE = 2.0**-22, 2.0**-50
 """More than a product and a sum of float32, or of float64, lose of the larger number."""
@@ -58,22 +62,20 @@ def rounded_sum_(gradient_ND: Reals, noise_ND: Reals, known: NoiseBounds, step: 
     single = noise_ND.dtype == np.float32
     lost, large = (SINGLE, 1.5 * 2.0**23 * step) if single else (DOUBLE, 1.5 * 2.0**52 * step)
     usual = abs(math.log2(step)) < (60 if single else 500)  # else squares of gradients, or small noise, would underflow
-    open_rows, open_columns = [], []
-    near, shifted = (np.empty(gradient_ND.shape[1], dtype=noise_ND.dtype) for _ in range(2))
-    undecided = np.empty(gradient_ND.shape[1], dtype=bool)
+    undecided = []
     with np.errstate(over="ignore", invalid="ignore"):
-        for row, (error, largest) in enumerate(zip(known.error_N.tolist(), known.largest_N.tolist(), strict=True)):
-            gradient = gradient_ND[row]
-            size = 2 * math.sqrt(np.dot(gradient, gradient)) / step + largest + 1
-            limit = (0.5 - error - size * lost) * step if usual else -1.0
-            np.add(gradient, noise_ND[row], out=near, casting="same_kind")
-            np.add(near, large, out=shifted)
-            near -= np.subtract(shifted, large, out=out[row])
+        for some in chunks(len(out), AT_ONCE // max(1, out.shape[1])):
+            gradient = gradient_ND[some]
+            size = 2 * np.sqrt(np.einsum("nd,nd->n", gradient, gradient), dtype=np.float64) / step
+            limit = (0.5 - known.error_N[some] - (size + known.largest_N[some] + 1) * lost) * step
+            near = np.empty(gradient.shape, dtype=noise_ND.dtype)
+            np.add(gradient, noise_ND[some], out=near, casting="same_kind")
+            shifted = near + large
+            near -= np.subtract(shifted, large, out=out[some])
             np.abs(near, out=near)
-            columns = np.flatnonzero(np.logical_not(np.less(near, limit, out=undecided), out=undecided))
-            open_rows.append(np.full(len(columns), row))
-            open_columns.append(columns)
-    rows, columns = np.concatenate(open_rows), np.concatenate(open_columns)
+            decided = np.less(near, limit[:, None].astype(near.dtype) if usual else -1.0)
+            undecided.append(np.flatnonzero(np.logical_not(decided, out=decided)) + some.start * out.shape[1])
+    rows, columns = np.divmod(np.concatenate(undecided), out.shape[1])
     if len(rows):
         out[rows, columns] = decide(rows, columns) * step
     return out

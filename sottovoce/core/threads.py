@@ -8,15 +8,30 @@ each other: that made the accountant thirty times slower than one thread alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
+
+Block = TypeVar("Block")
+
+
+class _Helpers(threading.local):
+    """The threads that help the one which asked for them, and how many there are."""
+
+    pool: ThreadPoolExecutor | None = None
+    count = 0
+
+
+_helpers = _Helpers()
 
 WORKERS = min(4, os.cpu_count() or 1)
 """Threads of our own: sparse and batched products leave the others free to run."""
@@ -47,7 +62,9 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def threads(count: int | None = None) -> Iterator[int]:
-    """Run torch on `count` threads, one unless told, and restore what was set before. Only this loads torch.
+    """Run on `count` threads, one unless told, and restore what was set before. Only this loads torch.
+
+    Blocks of nodes are divided among so many threads (`for_each`); where there is one block, torch divides its work.
 
     >>> import torch
     >>> with threads() as used:
@@ -57,11 +74,66 @@ def threads(count: int | None = None) -> Iterator[int]:
     used = 1 if count is None else count
     if isinstance(used, bool) or not isinstance(used, int) or used < 1:
         raise InputError(f"{count!r} threads", "it must be a whole number, 1 or more", "leave it out for one thread")
+    with _torch_threads(used), ThreadPoolExecutor(max(1, used - 1), thread_name_prefix="nodes") as pool:
+        before = _helpers.pool, _helpers.count
+        _helpers.pool, _helpers.count = pool, used - 1
+        try:
+            yield used
+        finally:
+            _helpers.pool, _helpers.count = before
+
+
+@contextmanager
+def _torch_threads(count: int) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(used)
+    torch.set_num_threads(count)
     try:
-        yield used
+        yield
     finally:
         torch.set_num_threads(before)
+
+
+def workers() -> int:
+    """How many threads `for_each` has here."""
+    return 1 + _helpers.count
+
+
+def chunks(total: int, at_once: int) -> Iterator[slice]:
+    """`range(total)` in slices of so many, one at least."""
+    size = max(1, at_once)
+    return (slice(start, min(start + size, total)) for start in range(0, total, size))
+
+
+def for_each(act: Callable[[Block], object], blocks: Iterable[Block], *, alone: bool = False) -> None:
+    """`act` on every block, in any order, on the threads that `threads` gave: this one, and those that help it.
+
+    Each takes the next block when it is done with one, so that a thread whose core is taken holds up the others by one
+    block at most. Within a block, torch takes one thread. What a block raises, this raises. Where blocks cannot be
+    taken at once, this thread takes them `alone`, and torch divides the work within each.
+    """
+    left, pool = deque(blocks), _helpers.pool
+    wanted = min(_helpers.count, len(left) - 1)
+    if pool is None or wanted < 1 or alone:
+        for block in left:
+            act(block)
+        return
+
+    def work() -> None:
+        while left:
+            try:
+                block = left.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            act(block)
+
+    with _torch_threads(1):
+        helping = [pool.submit(work) for _ in range(wanted)]
+        try:
+            work()
+        finally:
+            left.clear()
+            for helper in helping:
+                if not helper.cancel():
+                    helper.result()

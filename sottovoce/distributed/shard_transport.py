@@ -122,7 +122,7 @@ class ShardTransport(ABC):
             remote = own.new_empty(len(plan.remote_senders), own.shape[1])
             incoming = {peer: remote[block] for peer, block in plan.remote_blocks.items()}
         pending = self.exchange(gossip_step, outgoing, incoming, absent)
-        mixed = torch.empty_like(own)
+        mixed = arrays.new_rows(own)
         plan.local_sums.into_(mixed, own, None)
         pending.wait()
         plan.remote_sums.into_(mixed, own, remote)

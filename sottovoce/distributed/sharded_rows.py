@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from sottovoce.core import arrays
@@ -80,6 +79,14 @@ class ShardedRows:
         wanted = as_sharded(like).own.dtype
         return self if self.own.dtype == wanted else ShardedRows(self.shard, self.own.to(wanted))
 
+    def minus_scaled(self, factor: float, others: Rows) -> ShardedRows:
+        """`self - factor * others`; rows of nodes elsewhere are known if those of both are."""
+
+        def act(mine: Tensor, theirs: Operand) -> Tensor:
+            return as_tensor(arrays.minus_scaled(mine, factor, theirs))
+
+        return self._with(as_sharded(others), act)
+
     def mapped(self, function: Callable[[Reals], Reals]) -> ShardedRows:
         """The rows here after a function of their numbers."""
         return ShardedRows(self.shard, as_tensor(arrays.mapped(self.own, function)))
@@ -87,7 +94,7 @@ class ShardedRows:
     def mixed_by(self, mixing: Mixing) -> ShardedRows:
         """`W @ rows`, where all rows that it takes are known here: nothing is sent."""
         plan = self.shard.plan(mixing)
-        mixed = torch.empty_like(self.own)
+        mixed = arrays.new_rows(self.own)
         remote = None
         if len(plan.remote_senders):
             assert self.halo is not None

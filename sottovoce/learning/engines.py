@@ -11,7 +11,6 @@ Shapes: N nodes, B examples, F inputs, K outputs, D parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from sottovoce.core.threads import chunks
 from sottovoce.learning.clipping import Clipping, norms
 from sottovoce.learning.models import Model
 
@@ -55,6 +55,10 @@ class Engine(Protocol):
     def name(self) -> str:
         """By which it is chosen."""
 
+    @property
+    def threaded(self) -> bool:
+        """Whether several threads may ask at once, and small blocks of nodes take no longer than large ones."""
+
     def total(self, points: Tensor, stack: Stack) -> Tensor:
         """`sum_i weight_i g_i` of each node, N x D."""
 
@@ -80,6 +84,7 @@ class Functional:
 
     model: Model
     name: str = "functional"
+    threaded = False
 
     def total(self, points: Tensor, stack: Stack) -> Tensor:
         """One backward pass for each node, a few nodes at a time."""
@@ -127,6 +132,7 @@ class Loop:
 
     model: Model
     name: str = "loop"
+    threaded = False
 
     def total(self, points: Tensor, stack: Stack) -> Tensor:
         """Plain backward passes."""
@@ -193,8 +199,3 @@ def clip_rows(rows_ND: Tensor, clip: Clipping) -> Clipped:
     scale, nonfinite = clip.scales(norms(rows_ND), rows_ND.dtype)
     rows = rows_ND.masked_fill(nonfinite.unsqueeze(-1), 0.0) if nonfinite.any() else rows_ND
     return Clipped(rows * scale.unsqueeze(-1), int(nonfinite.sum()))
-
-
-def chunks(total: int, at_once: int) -> Iterator[slice]:
-    """`range(total)` in slices."""
-    return (slice(start, min(start + at_once, total)) for start in range(0, total, at_once))

@@ -79,6 +79,7 @@ class Chain:
     model: Model
     layers: tuple[Layer, ...]
     name: str = "stacked"
+    threaded = True
 
     @torch.no_grad()
     def total(self, points: Tensor, stack: Stack) -> Tensor:
@@ -184,6 +185,7 @@ class FactorEngine:
 
     model: Model
     name: str = "stacked"
+    threaded = True
 
     @torch.no_grad()
     def total(self, points: Tensor, stack: Stack) -> Tensor:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -29,20 +30,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sottovoce.core import arrays
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.noise import PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sampling import Sampling
 from sottovoce.core.sensitivity import largest, per_node
+from sottovoce.core.threads import chunks, for_each, workers
 from sottovoce.errors import InputError
-from sottovoce.learning.batches import Batches, parse_batches
+from sottovoce.learning.batches import Batch, Batches, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
 from sottovoce.learning.clipping import Clipping, parse_clipping
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.devices import CPU, find_device
 from sottovoce.learning.engine_choice import engine_for
-from sottovoce.learning.engines import Clipped, Engine, Stack, chunks, clip_rows
+from sottovoce.learning.engines import Clipped, Engine, Stack, clip_rows
 from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.partitioning import Partition
@@ -52,6 +55,9 @@ from sottovoce.privacy.convexity import DECLARE_NORM
 
 GATHERED = 1 << 22
 """About so many numbers of a batch are copied together at once: 64 MB at a time took twice as long as 16."""
+
+CACHED = 1 << 22
+"""About so many numbers of models and batches are in use at once, where a block of nodes may be as small as that."""
 
 
 CONVEX = {"squared": "linear", "logistic": "logistic", "cross-entropy": "softmax"}
@@ -230,10 +236,6 @@ def task(
     return Task(dataset, shards, moved, engine_for(moved, engine), dtype, where)
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
 class Gradients:
     """What the loop calls in each round, and what the accountant needs to know about it.
 
@@ -273,7 +275,7 @@ class Gradients:
         self.local_steps, self.step_size, self.weigh_nodes = local_steps, step_size, weigh_nodes
         self.nodes = np.arange(drawn.nodes)
         self.nonfinite = 0
-        self._gathered: Tensor | None = None
+        self._spare: list[Tensor] = []
 
     def hosted(self, nodes: NDArray[np.intp]) -> Gradients:
         """The gradients of some nodes alone, with their data alone: the same batches, by the same keys."""
@@ -309,51 +311,73 @@ class Gradients:
         return found * torch.from_numpy(self.node_weights[self.nodes]).to(found).unsqueeze(1)
 
     def _unweighted(self, round: int, points: Tensor) -> Tensor:
-        """The same before nodes are weighed."""
+        """The same before nodes are weighed: blocks of nodes, each through all steps while it is in the cache."""
+        first, here = round * self.local_steps, self.nodes.tolist()
+        drawn = [self.batches.draw(step, here) for step in range(first, first + self.local_steps)]
+        blocks = list(chunks(len(points), self._at_once(points, drawn[0])))
+        if len(blocks) == 1:
+            rows, nonfinite = self._released(drawn, points, blocks[0])
+            self.nonfinite += nonfinite
+            return rows
+        rows, counts = arrays.new_rows(points), list[int]()
+
+        def act(nodes: slice) -> None:
+            rows[nodes], nonfinite = self._released(drawn, points[nodes], nodes)
+            counts.append(nonfinite)
+
+        for_each(act, blocks, alone=not self.task.engine.threaded)
+        self.nonfinite += sum(counts)
+        return rows
+
+    def _at_once(self, points: Tensor, drawn: Batch) -> int:
+        """So many nodes that their models and inputs stay in the cache, and that every thread has a block."""
+        inputs = drawn.rows.shape[1] * self.task.inputs.shape[1]
+        if self.task.engine.threaded and points.device == CPU:
+            return max(1, min(CACHED // (3 * points.shape[1] + inputs), -(-len(points) // workers())))
+        return max(1, GATHERED // inputs)
+
+    def _released(self, drawn: Sequence[Batch], points: Tensor, nodes: slice) -> Clipped:
+        """What some nodes release, which stand at these points."""
         clip, engine = self.clipping, self.task.engine
         if clip.by_example:
-            parts = [engine.clipped(points[nodes], stack, clip) for nodes, stack in self._stacks(round, points)]
-            return self._counted(Clipped(_joined([part.rows for part in parts]), sum(part.nonfinite for part in parts)))
-        total = self._local(round, points)
-        return total if clip.kind == "none" else self._counted(clip_rows(total, clip))
+            with self._stack(drawn[0], points, nodes) as stack:
+                return engine.clipped(points, stack, clip)
+        total = self._local(drawn, points, nodes)
+        return Clipped(total, 0) if clip.kind == "none" else clip_rows(total, clip)
 
-    def _local(self, round: int, points: Tensor) -> Tensor:
+    def _local(self, drawn: Sequence[Batch], points: Tensor, nodes: slice) -> Tensor:
         """The sum of gradients along a node's own steps, which start from the round's point."""
-        engine, first = self.task.engine, round * self.local_steps
-        found = _joined([engine.total(points[nodes], stack) for nodes, stack in self._stacks(first, points)])
+        engine = self.task.engine
+        with self._stack(drawn[0], points, nodes) as stack:
+            found = engine.total(points, stack)
         at: Tensor | None = None
-        for step in range(first + 1, first + self.local_steps):
+        for batch in drawn[1:]:
             assert self.step_size is not None
             at = torch.add(points, found, alpha=-self.step_size, out=at)
-            for nodes, stack in self._stacks(step, points):
-                engine.add_total_(found[nodes], at[nodes], stack)
+            with self._stack(batch, points, nodes) as stack:
+                engine.add_total_(found, at, stack)
         return found
 
-    def _stacks(self, step: int, points: Tensor) -> Iterator[tuple[slice, Stack]]:
-        """The batches of one step, of so many nodes at a time that their inputs stay in the cache.
+    @contextmanager
+    def _stack(self, drawn: Batch, points: Tensor, nodes: slice) -> Iterator[Stack]:
+        """The batches of some nodes in one step; inputs are gathered into memory that is used again afterwards."""
+        rows, present, divisor = (
+            torch.from_numpy(part[nodes]).to(points.device)
+            for part in (drawn.rows, drawn.present, self.batches.divisors[self.nodes])
+        )
+        weights = (present / divisor.unsqueeze(1)).to(points.dtype)
+        memory = self._memory(rows.numel())
+        found = torch.index_select(self.task.inputs, 0, rows.flatten(), out=memory[: rows.numel()])
+        yield Stack(found.view(*rows.shape, -1), self.task.targets[rows], weights)
+        self._spare.append(memory)
 
-        A stack lasts until the next one is asked for: inputs are gathered into the same memory.
-        """
-        drawn, divisors = self.batches.draw(step, self.nodes.tolist()), self.batches.divisors[self.nodes]
-        at_once = max(1, GATHERED // (drawn.rows.shape[1] * self.task.inputs.shape[1]))
-        for nodes in chunks(len(points), at_once):
-            rows, present, divisor = (
-                torch.from_numpy(part[nodes]).to(points.device) for part in (drawn.rows, drawn.present, divisors)
-            )
-            weights = (present / divisor.unsqueeze(1)).to(points.dtype)
-            yield nodes, Stack(self._gather(rows), self.task.targets[rows], weights)
-
-    def _gather(self, rows: Tensor) -> Tensor:
-        """The inputs of these rows, in memory that is kept: new memory costs more than what is copied there."""
-        inputs, count = self.task.inputs, rows.numel()
-        if self._gathered is None or len(self._gathered) < count:
-            self._gathered = inputs.new_empty(count, inputs.shape[1])
-        found = torch.index_select(inputs, 0, rows.flatten(), out=self._gathered[:count])
-        return found.view(*rows.shape, -1)
-
-    def _counted(self, clipped: Clipped) -> Tensor:
-        self.nonfinite += clipped.nonfinite
-        return clipped.rows
+    def _memory(self, rows: int) -> Tensor:
+        """Memory for inputs that was used before, if there is some: new memory costs more than what is copied there."""
+        try:
+            memory = self._spare.pop()
+        except IndexError:
+            memory = self.task.inputs[:0]
+        return memory if len(memory) >= rows else self.task.inputs.new_empty(rows, self.task.inputs.shape[1])
 
     def check(self, rounds: int) -> None:
         """Refuse a run for which not enough batches are planned."""

@@ -32,6 +32,7 @@ from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.grid import ExactNoiseChoice
 from sottovoce.core.notebook_html import html_table
 from sottovoce.core.random_streams import RandomSource
+from sottovoce.core.row_memory import ROW_MEMORY
 from sottovoce.core.threads import threads as torch_threads
 from sottovoce.core.topologies import Topology
 from sottovoce.distributed.coordinator import Coordinator
@@ -114,7 +115,7 @@ def simulate(
     The algorithm's sensitivity is set to that of the clipped gradients under `adjacency`; its noise is in units of it.
     With `epsilon`, sigma is replaced by the smallest that meets it at `delta` against `view`, as with `privacy.epsilon`
     in a run file: sampling is counted. `exact_noise` says whether nodes release values on a grid, so that guarantees
-    cover rounding; by default `with_exact_noise` decides. `threads` is the number of torch's threads, one by default.
+    cover rounding; by default `with_exact_noise` decides. `threads` says how many threads train, one by default.
     `on_round` is called after each round. `record` says which nodes keep the models they receive, in `run.messages`.
     With a `noise_key` the run can be repeated, and whoever knows the key knows the noise; with a `SecretSource()` in
     its place nobody can repeat it.
@@ -166,5 +167,6 @@ def measured_rounds(
             on_round(played, now)
         measurement = None
         if is_measured(now.rounds, every, training_run.rounds):
+            ROW_MEMORY.drop_unused()
             measurement = measure(training_run, now, time.perf_counter() - begun, test_rows, coordinator)
         yield now, measurement

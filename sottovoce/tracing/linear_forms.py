@@ -77,6 +77,10 @@ class LinearRows:
         """Linear forms have one precision."""
         return self
 
+    def minus_scaled(self, factor: float, others: Rows) -> Rows:
+        """Coefficient by coefficient."""
+        return self - factor * others
+
     def mapped(self, function: Callable[[Reals], Reals]) -> LinearRows:
         """Rounding is a function of them."""
         return self

@@ -16,7 +16,16 @@ from sottovoce.core import philox, rounded_sum
 from sottovoce.core.class_correlation import ClassCorrelation
 from sottovoce.core.correlation import Differences, Triangular
 from sottovoce.core.drawn_gaussians import DrawnGaussians
-from sottovoce.core.exact_gaussians import BLOCK, GUESS_ERROR, decimal_number, fine_, fine_numbers, guess_, words_of
+from sottovoce.core.exact_gaussians import (
+    BLOCK,
+    GUESS_ERROR,
+    decimal_number,
+    fine_,
+    fine_numbers,
+    guess_,
+    guess_rows_,
+    words_of,
+)
 from sottovoce.core.grid import NoiseOnGrid, grid_step, noise_on_grid, why_not_exact, with_exact_noise
 from sottovoce.core.noise import Temporal
 from sottovoce.core.noise_feed import NoiseFeed
@@ -68,6 +77,22 @@ def test_every_way_to_a_number_gives_the_same_number(size):
         finer = decimal_number(stream().words_at, place, size, 2)
         assert abs(value - finer.value) <= error < Decimal("1e-40")
         assert abs(float(finer.value) - fine[place]) < 2**-44
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 9), (5, 7), (40, 3001), (3, BLOCK), (2, BLOCK + 6)])
+def test_many_streams_at_once_give_the_numbers_of_each(rows, size):
+    def streams():
+        return [PhiloxStream(np.array([row, 3], dtype=np.uint64).tobytes()) for row in range(rows)]
+
+    single, many, unkept = (np.empty((rows, size), dtype=np.float32) for _ in range(3))
+    bits_of_single, bits_of_many = np.zeros((2, rows, words_of(size) + 2), dtype=np.uint64)
+    for row, one in enumerate(streams()):
+        guess_(one, single[row], bits_of_single[row])
+    guess_rows_(streams(), many, bits_of_many)
+    guess_rows_(streams(), unkept)
+    np.testing.assert_array_equal(bits_of_many, bits_of_single)
+    for found in (many, unkept):
+        np.testing.assert_allclose(found, single, rtol=0, atol=2 * GUESS_ERROR, equal_nan=True)
 
 
 def words_with(u, more_u, more_v):
@@ -152,8 +177,14 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_released_values_are_the_nearest_multiples_of_real_sums(name, dtype):
-    """Every value of 6 nodes, in round 3, against the sum in decimals; gradients reach 100 standard deviations."""
+@pytest.mark.parametrize("at_once", [1 << 16, 8])
+def test_released_values_are_the_nearest_multiples_of_real_sums(name, dtype, at_once, monkeypatch):
+    """Every value of 6 nodes, in round 3, against the sum in decimals; gradients reach 100 standard deviations.
+
+    Whether all nodes are drawn and rounded at once, or two of them.
+    """
+    for place in ("noise_feed.IN_CACHE", "rounded_sum.AT_ONCE", "exact_gaussians.ROWS"):
+        monkeypatch.setattr(f"sottovoce.core.{place}", at_once)
     net = metropolis("ring:6")
     built = with_exact_noise(CASES[name], net, True)
     noise = noise_on_grid(built, net.at(0))

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.privacy.exact.gram import columns_in_use, common_factor
-from sottovoce.privacy.exact.rooms import ROOMS
 from sottovoce.privacy.exact.whitening import Array, Groups
+from sottovoce.privacy.exact.workspace import WORKSPACE
 from sottovoce.privacy.observation import ObservedStep
 
 AT_ONCE, IN_CACHE = 2e6, 1.5e6
@@ -93,7 +93,7 @@ def _below(upper: Array, lower: Array) -> Array:
 def lagged_products(
     step: ObservedStep, state_TXP: Array, filter_TPP: Array, Y_TPK: Array, scale: float, largest: float
 ) -> Groups:
-    """`scale (C a)^T (I + Y Y^T) (C a)` of some victims after others, in a room they share, rounded up.
+    """`scale (C a)^T (I + Y Y^T) (C a)` of some victims after others, in an array they share, rounded up.
 
     `state_TXP` holds the effects of the state after 0, 1, ... rounds and ends with a component that has none; no
     eigenvalue of the covariance of the observations exceeds `largest`.
@@ -114,10 +114,10 @@ def lagged_products(
     chunk = max(1, int(IN_CACHE / (T * (P + Y_TPK.shape[2]))))
     for first in range(0, V, size):
         group = slice(first, min(V, first + size))
-        M_VTT = ROOMS.take("losses", (group.stop - first, T, T))
+        M_VTT = WORKSPACE.take("losses", (group.stop - first, T, T))
         for begin in range(first, group.stop, chunk):
             some = slice(begin, min(group.stop, begin + chunk))
-            response_TVP = ROOMS.take("responses", (T, some.stop - begin, P))
+            response_TVP = WORKSPACE.take("responses", (T, some.stop - begin, P))
             np.take(state_TXP, place_V[some], axis=1, out=response_TVP, mode="clip")
             response_TVP[0] = fresh_VP[some]
             _products_(M_VTT[begin - first : some.stop - first], response_TVP, transform, maps, sizes)
@@ -130,15 +130,15 @@ def _products_(
 ) -> None:
     """Write `w^T w + l^T l` of some victims, rounded up; the former sums products along diagonals."""
     T, V, P = response_TVP.shape
-    flat = ROOMS.take("transforms", (2 * (T + 1), V * P))
+    flat = WORKSPACE.take("transforms", (2 * (T + 1), V * P))
     np.matmul(transform.forth, response_TVP.reshape(T, V * P), out=flat)
-    both_FVP = ROOMS.take("both", (T + 1, V, 2 * P))
+    both_FVP = WORKSPACE.take("both", (T + 1, V, 2 * P))
     both_FVP[:, :, :P], both_FVP[:, :, P:] = flat.reshape(2, T + 1, V, P)
     w_TVP = _mapped(both_FVP, maps.white, transform.back)[::-1]
     np.matmul(w_TVP.transpose(1, 0, 2), w_TVP.transpose(1, 2, 0), out=M_VTT)
     for s in range(T - 2, -1, -1):
         M_VTT[:, s, :-1] += M_VTT[:, s + 1, 1:]
-    single = ROOMS.take("both", both_FVP.shape, np.float32)
+    single = WORKSPACE.take("both", both_FVP.shape, np.float32)
     single[:] = both_FVP
     l_TVK = _mapped(single, maps.lacks, transform.back.astype(np.float32))
     lacks_VTT = l_TVK.transpose(1, 0, 2) @ l_TVK.transpose(1, 2, 0)
@@ -165,9 +165,9 @@ def rounding(both_FVP: Single, sizes: tuple[Array, Array]) -> Array:
 def _mapped(both_FVP: NDArray[Any], maps: tuple[NDArray[Any], NDArray[Any]], back: NDArray[Any]) -> NDArray[Any]:
     """Transforms taken on by these maps, and transformed back, T x V x Q."""
     F, V, _ = both_FVP.shape
-    mapped = ROOMS.take("mapped", (2, F, V, maps[0].shape[2]), both_FVP.dtype)
+    mapped = WORKSPACE.take("mapped", (2, F, V, maps[0].shape[2]), both_FVP.dtype)
     for part, taken in zip(maps, mapped, strict=True):
         np.matmul(both_FVP, part, out=taken)
-    values = ROOMS.take("values", (len(back), V * maps[0].shape[2]), both_FVP.dtype)
+    values = WORKSPACE.take("values", (len(back), V * maps[0].shape[2]), both_FVP.dtype)
     np.matmul(back, mapped.reshape(2 * F, values.shape[1]), out=values)
     return values.reshape(len(back), V, maps[0].shape[2])

@@ -29,8 +29,8 @@ from scipy import fft, linalg, sparse
 
 from sottovoce.privacy.exact.fourier import lagged_products
 from sottovoce.privacy.exact.gram import common_factor, turns_back
-from sottovoce.privacy.exact.rooms import ROOMS
 from sottovoce.privacy.exact.whitening import Array, Groups
+from sottovoce.privacy.exact.workspace import WORKSPACE
 from sottovoce.privacy.observation import Observation, ObservedStep
 
 Single = NDArray[np.float32]
@@ -61,7 +61,7 @@ class _Lags(NamedTuple):
 
 
 def reversible(observation: Observation, eta: float) -> Groups | None:
-    """M of some victims after others, in a room they share, at most 1 + eta times the truth; None where unproven."""
+    """M of some victims after others, in an array they share, at most 1 + eta times the truth; None where unproven."""
     step, T = observation.steps[0], len(observation.steps)
     if not _applies(observation):
         return None
@@ -92,7 +92,7 @@ def _applies(observation: Observation) -> bool:
 def _lags(step: ObservedStep, T: int) -> _Lags:
     on: sparse.csr_array = step.out.state.T.tocsr()
     P, X = step.observed.state.shape
-    state_TXP = ROOMS.take("lags", (T, X + 1, P))
+    state_TXP = WORKSPACE.take("lags", (T, X + 1, P))
     state_TXP[:, X] = 0
     state_TXP[0, :X] = step.observed.state.T.toarray()
     for lag in range(1, T):
@@ -127,7 +127,7 @@ def _covariance(lags: _Lags, T: int) -> Single:
     """G in single precision."""
     P = len(lags.fresh_PP)
     gamma = lags.gamma_TPP.transpose(1, 0, 2).reshape(P, -1).astype(np.float32)
-    G_RR: Single = ROOMS.take("square", (T * P, T * P), np.float32)
+    G_RR: Single = WORKSPACE.take("square", (T * P, T * P), np.float32)
     G_RR[:P, P:] = 0
     G_RR[:P, :P] = lags.fresh_PP
     for t in range(1, T):
@@ -165,7 +165,7 @@ def _lacks(lags: _Lags, filter_TPP: Array) -> tuple[Single, float]:
         np.ascontiguousarray(part.transpose(1, 0, 2)).reshape(P, -1)
         for part in (ahead_TPP[:T], filter_TPP.transpose(0, 2, 1))
     )
-    D_RR: Single = ROOMS.take("square", (T * P, T * P), np.float32)
+    D_RR: Single = WORKSPACE.take("square", (T * P, T * P), np.float32)
     products, row = np.zeros((P, T * P)), np.zeros((P, (T + 1) * P))
     for t in range(T):  # products: B_t B_s^T, and row: E[t, s], for s from t to T - 1
         row = row[:, : (T - t) * P] + products

@@ -65,7 +65,7 @@ def alike(observation: Observation, rows: int) -> bool:
 
 
 def settled_(observation: Observation, factor_RR: Array, rounding: float, eta: float) -> Groups | None:
-    """M of some victims after others, in a room they share, at most 1 + eta times the truth; None where unproven.
+    """M of some victims after others, in an array they share, at most 1 + eta times the truth; None where unproven.
 
     Overwrites the factor L.
     """

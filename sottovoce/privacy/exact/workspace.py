@@ -1,4 +1,4 @@
-"""Rooms: memory that a thread takes once and uses again, for new memory costs more than what is computed in it."""
+"""Arrays that a thread makes once and uses again, for new memory costs more than what is computed in it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 
-class Rooms(threading.local):
-    """Each thread's own rooms, by name; one is asked for again only when nobody needs what was in it.
+class Workspace(threading.local):
+    """Each thread's own arrays, by name. Take one again only when nobody needs what was in it.
 
-    >>> rooms = Rooms()
-    >>> first = rooms.take("squares", (2, 3))
-    >>> np.shares_memory(first, rooms.take("squares", (3, 1)))
+    >>> workspace = Workspace()
+    >>> first = workspace.take("squares", (2, 3))
+    >>> np.shares_memory(first, workspace.take("squares", (3, 1)))
     True
     """
 
@@ -23,7 +23,7 @@ class Rooms(threading.local):
         self._held: dict[tuple[str, np.dtype[Any]], NDArray[Any]] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = float) -> NDArray[Any]:
-        """A room of this shape, with anything in it."""
+        """An array of this shape, with anything in it."""
         key, size = (name, np.dtype(dtype)), math.prod(shape)
         if key not in self._held or self._held[key].size < size:
             self._held.pop(key, None)
@@ -31,4 +31,4 @@ class Rooms(threading.local):
         return self._held[key][:size].reshape(shape)
 
 
-ROOMS = Rooms()
+WORKSPACE = Workspace()

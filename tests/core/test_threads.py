@@ -1,0 +1,72 @@
+"""Blocks on several threads: each is acted on once, errors arrive, and two threads do work at the same time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from sottovoce.core.threads import chunks, for_each, threads, workers
+from sottovoce.errors import InputError
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_every_block_is_acted_on_once(count):
+    seen: list[int] = []
+    with threads(count) as used:
+        assert used == count == workers()
+        for_each(seen.append, range(100))
+        for_each(seen.append, range(100, 101))
+        for_each(seen.append, [])
+    assert sorted(seen) == list(range(101))
+    assert workers() == 1
+
+
+def test_two_threads_work_at_the_same_time_with_one_of_torch_each():
+    together, found = threading.Barrier(2, timeout=60), []
+
+    def act(block: int) -> None:
+        together.wait()
+        found.append((threading.get_ident(), torch.get_num_threads()))
+
+    before = torch.get_num_threads()
+    with threads(2):
+        for_each(act, range(2))
+        assert torch.get_num_threads() == 2
+    assert torch.get_num_threads() == before
+    assert len({thread for thread, _ in found}) == 2
+    assert {count for _, count in found} == {1}
+
+
+def test_blocks_that_cannot_be_taken_at_once_stay_in_one_thread():
+    found: set[int] = set()
+    with threads(3):
+        for_each(lambda block: found.add(threading.get_ident()), range(50), alone=True)
+    assert found == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("bad", [0, 1, 7])
+def test_what_a_block_raises_is_raised(count, bad):
+    def act(block: int) -> None:
+        if block == bad:
+            raise InputError("a block", "it must work", "repair it")
+
+    with threads(count), pytest.raises(InputError, match="a block"):
+        for_each(act, range(8))
+
+
+def test_threads_help_only_the_one_that_asked():
+    seen: list[int] = []
+    with threads(2):
+        other = threading.Thread(target=lambda: seen.append(workers()))
+        other.start()
+        other.join()
+    assert seen == [1]
+
+
+def test_chunks_cover_everything():
+    assert list(chunks(10, 4)) == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    assert list(chunks(2, 0)) == [slice(0, 1), slice(1, 2)]
+    assert list(chunks(0, 2)) == []
