@@ -12,6 +12,7 @@ from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.noise import Independent
 from sottovoce.privacy import views
 from sottovoce.privacy.calibration import with_sigma
+from sottovoce.privacy.guarantee import Kind
 from sottovoce.run.privacy_report import sigma_of
 from sottovoce.tracing import policy
 from sottovoce.tracing.noise_scaling import common_factor, scale_noise
@@ -68,9 +69,12 @@ def test_no_figure_of_a_scaled_system_is_below_that_of_a_new_trace(case):
                 (g.victim, g.kind, g.assumptions) for g in other.guarantees
             ]
             found = np.array([guarantee.mu for guarantee in closed_form.guarantees])
-            assert (found[finite] >= theirs[finite]).all()
+            # every policy of absorption is a bound, scaled or not, and a search may end at another one
+            searched = np.array([guarantee.kind is Kind.CONVEX_TRAINING for guarantee in closed_form.guarantees])
+            least = np.where(searched, theirs * (1 - 1e-9), theirs)
+            assert (found[finite] >= least[finite]).all()
             assert np.isinf(found[~finite]).all()
-            assert (found[finite] <= theirs[finite] * (1 + 1e-11)).all()
+            assert (found[finite] <= (theirs * np.where(searched, 1 + 1e-9, 1 + 1e-11))[finite]).all()
 
 
 def test_in_closed_form_figures_name_the_grid_of_their_own_noise():
