@@ -37,8 +37,9 @@ MODULES = (
 ALSO = {"tracing.policy": ("trace_cost",), "run.checkpoint": ("save", "load"), "run.execute": ("_check_memory",)}
 """Functions of other modules that are there for the same reason, or hold checks of it."""
 
-EITHER_WAY = {"text": ("parse_json",)}
-"""What these modules call that every version would: bytes become a document. The clock stands still meanwhile."""
+EITHER_WAY = {"text": ("parse_json", "json_text")}
+"""What these modules call that every version would: bytes become a document, and it becomes text. The clock stands
+still meanwhile."""
 
 EMPTY_CALLS = 10_000
 """Calls of a function that does nothing, which say what the clock itself takes."""

@@ -52,6 +52,11 @@ def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = 
         raise ValueError("nested too deeply") from None
 
 
+def json_text(document: Any) -> str:
+    """A document as it stands in a file."""
+    return json.dumps(document, indent=1) + "\n"
+
+
 def visible(text: str) -> str:
     """A text with every control character, and every other one that cannot be seen, as an escape.
 

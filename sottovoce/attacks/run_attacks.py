@@ -21,7 +21,6 @@ from sottovoce.attacks.registry import (
 )
 from sottovoce.config import Document
 from sottovoce.core.auditor_key import is_signed, sign
-from sottovoce.core.files import write_text
 from sottovoce.core.threads import threads
 from sottovoce.errors import InputError
 from sottovoce.run.finished_run import FinishedRun, open_run
@@ -124,7 +123,8 @@ def store_attack(folders: Sequence[Path], name: str, found: Document) -> Documen
     document = {"runs": [str(folder) for folder in folders], "attack": name, **found}
     signed = {**document, "signature": sign(_signed_content(folders, document))}
     for folder in folders:
-        write_text(RunFiles(folder).attack, _text({**stored_attacks(folder), name: signed}), private=True)
+        files = RunFiles(folder)
+        files.write_document(files.attack, {**stored_attacks(folder), name: signed})
     return document
 
 
@@ -142,10 +142,6 @@ def _signed_content(folders: Sequence[Path], document: Document) -> bytes:
     keys = [files.document(files.noise_key) for files in map(RunFiles, folders)]
     runs = [None if one is None else one.fingerprint for one in facts]
     return json.dumps(["attack", runs, keys, document], sort_keys=True).encode()
-
-
-def _text(document: Document) -> str:
-    return json.dumps(document, indent=1) + "\n"
 
 
 def stored_attacks(folder: Path) -> Document:

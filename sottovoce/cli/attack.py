@@ -1,6 +1,5 @@
 """`sotto attack` and `sotto audit`: what an adversary gets out of a finished run, and its guarantees checked."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -141,7 +140,6 @@ def audit(
     """
     from sottovoce.auditing.canaries import audit_inputs
     from sottovoce.auditing.claim_checks import RunAudit, audit_gradients
-    from sottovoce.core.files import write_text
     from sottovoce.privacy import views
     from sottovoce.report.contradictions import contradictions_in
     from sottovoce.report.page import write_page_of
@@ -172,7 +170,8 @@ def audit(
         refused.append(str(refusal))
     found = RunAudit(tuple(checks), tuple(refused), tuple(findings))
     document = {"run": str(run), **found.document()}
-    write_text(RunFiles(run).audit, json.dumps(document, indent=1) + "\n", private=True)
+    files = RunFiles(run)
+    files.write_document(files.audit, document)
     write_page_of(run, again=True)
     show_findings(found.findings, as_json)
     answer(document, as_json, found.table(), *found.notes())

@@ -9,13 +9,13 @@ sums nobody takes part before it has said that all fingerprints were read out by
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from sottovoce.config import Document, read_settings_file
 from sottovoce.core.files import write_text
 from sottovoce.errors import InputError
 from sottovoce.federation.agreement import Agreement
+from sottovoce.text import json_text
 
 CONFIRMED = "confirmed.json"
 
@@ -28,7 +28,7 @@ def fingerprints(agreement: Agreement) -> dict[str, str]:
 def confirm(folder: Path, agreement: Agreement) -> None:
     """Note that all fingerprints of an agreement were compared."""
     found = {**_confirmed(folder), agreement.hash: fingerprints(agreement)}
-    write_text(folder / CONFIRMED, json.dumps(found, indent=1) + "\n", private=True)
+    write_text(folder / CONFIRMED, json_text(found), private=True)
 
 
 def is_confirmed(folder: Path, agreement: Agreement) -> bool:

@@ -12,7 +12,6 @@ there because TLS libraries compare one.
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import secrets
 import stat
@@ -32,6 +31,7 @@ from sottovoce.errors import InputError
 from sottovoce.federation.member import SUFFIX, Member, check_member, check_name, read_member
 from sottovoce.regular_files import read_bytes
 from sottovoce.run.lock import locked
+from sottovoce.text import json_text
 
 IDENTITY, PUBLIC_PART, LOCK = "identity.json", "member.toml", "lock"
 """Files in the folder of a member."""
@@ -263,7 +263,7 @@ def _write_private(identity: Identity) -> None:
         "exchange_key": identity.exchange_key.hex(),
         "secret": identity.secret.hex(),
     }
-    write_text(identity.folder / IDENTITY, json.dumps(document, indent=1) + "\n", private=True)
+    write_text(identity.folder / IDENTITY, json_text(document), private=True)
 
 
 def _belongs_together(identity: Identity) -> bool:

@@ -240,8 +240,8 @@ def _prepare_folder(files: RunFiles, agreement: Agreement, privacy: Document, pl
     _keep_lines(files.metrics, played)
     _keep_lines(files.folder / ATTENDANCE, played - 1)
     write_text(files.folder / "agreement.toml", agreement.toml(), private=True)
-    write_text(files.config, _json(agreement.experiment.document()), private=True)
-    write_text(files.privacy, _json(privacy), private=True)
+    files.write_document(files.config, agreement.experiment.document())
+    files.write_document(files.privacy, privacy)
 
 
 def _keep_lines(path: Path, last: int) -> None:
@@ -300,7 +300,7 @@ class _MemberRun:
             "heard": heard_over_run(self.files.folder),
             **({} if self.masks is None else {"sums_known": sums_known(self.files.folder)}),
         }  # fmt: skip
-        write_text(self.files.result, _json(result), private=True)
+        self.files.write_document(self.files.result, result)
         write_page_of(self.files.folder, again=False)
         return result
 
@@ -407,7 +407,3 @@ def _state_before(part: TrainingRun, begun: tuple[int, bytes] | None) -> RunStat
         return start
     round, stored = begun
     return RunState(round, decode_state(stored, start.loop_state), Traffic(0, 0), 0)
-
-
-def _json(document: Document) -> str:
-    return json.dumps(document, indent=1) + "\n"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +37,7 @@ from sottovoce.learning.table_data import join_tables
 from sottovoce.learning.tables import category_text, encode_inputs
 from sottovoce.regular_files import read_bytes
 from sottovoce.schemas.validation import problem_in
-from sottovoce.text import parse_json
+from sottovoce.text import json_text, parse_json
 
 FORMAT = 1
 DESCRIPTION, PARAMETERS, STATE_DICT, CARD = "model.json", "model.safetensors", "model.pt", "README.md"
@@ -157,7 +156,7 @@ def write_exported_model(
 
     write(folder / PARAMETERS, write_content, private=private)
     write(folder / STATE_DICT, lambda file: torch.save(whole, file), private=private)
-    text = json.dumps({"format": FORMAT, **description}, indent=1) + "\n"
+    text = json_text({"format": FORMAT, **description})
     write_text(folder / DESCRIPTION, text, private=private)
     write_text(folder / CARD, card, private=private)
 

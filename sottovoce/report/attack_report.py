@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from sottovoce.report.figure_files import write_figures
 from sottovoce.report.figures import Figure, Line, line_chart
 from sottovoce.report.rounding import deviation_text
 from sottovoce.report.sweep_report import across, embedded, final_figures_sentence, grid_axis, heading
+from sottovoce.text import json_text
 
 
 def write_attacks(folder: Path, name: str, about: About, attacked: Sequence[AttackedRow], command: str) -> Path:
@@ -22,7 +22,7 @@ def write_attacks(folder: Path, name: str, about: About, attacked: Sequence[Atta
     figures = charts(attacked)
     write_figures(folder, figures)
     rows = [{**one.row.document(), "attacks": one.found} for one in attacked]
-    write_text(folder / "attacks.json", json.dumps({"name": name, "runs": rows}, indent=1) + "\n")
+    write_text(folder / "attacks.json", json_text({"name": name, "runs": rows}))
     write_text(folder / "attacks.csv", csv_text(rows))
     page = folder / "attacks.md"
     write_text(page, markdown(name, about, attacked, figures, command))

@@ -25,10 +25,11 @@ from sottovoce.run.sweep_results import LESS_IS_BETTER
 
 TASKS = {"accuracy": "test accuracy", "rmse": "root mean square error"}
 SENT = {
-    "models": "No server collected anything. In each round, each of them sent its model to its neighbours in the graph",
-    "sums": "No server collected anything. In each round they sent masked messages, of which others learned only sums",
+    "models": "In each round, each of them sent its model to its neighbours, with whom it is linked in a graph",
+    "sums": "In each round they sent masked messages, of which others learned only sums",
     "trusted sums": "One party whom all trust saw what each of them contributed, and gave back nothing but sums",
 }
+NO_SERVER = "No server collected anything. "
 NOISE = ", with noise added. Noise means random numbers that hide what a single {thing} changed."
 MOST_NOT_COVERED = 7
 NO_BASELINES = (
@@ -88,13 +89,16 @@ def _what_was_done(run: RunDocuments, who: Parties) -> list[str]:
     held = f" Each has {_between(sizes)} records." if sizes else ""
     thing = who.noun if privacy.adjacency == "user" else "record"
     noise = ", without noise." if privacy.sigma is None else NOISE.format(thing=thing)
+    trained = f"trained one model ({settings.model.name}) together{_on_data(run)}, in {privacy.rounds} rounds.{held}"
+    seen = _seen(run)
+    sent = ("" if seen == "trusted sums" else NO_SERVER) + SENT[seen] + noise
+    if member:
+        own = f"This is the page of {member}. Its records were read by its own program only; others received messages."
+        return [f"{who} {trained}", sent, own]
     return [
-        f"{who} trained one model ({settings.model.name}) together{_on_data(run)}, in {privacy.rounds} rounds.{held}",
-        SENT[_seen(run)] + noise,
-        f"This is the page of {member}. Its records were read by its own program only; others received messages."
-        if member
-        else f"This was a simulation: one machine held all records, and played every {who.noun}.",
-    ]
+        f"This was a simulation: one machine held all records, and played every {who.noun}.",
+        f"{who} {trained}", sent,
+    ]  # fmt: skip
 
 
 def _seen(run: RunDocuments) -> str:
@@ -127,7 +131,7 @@ def _learnable(privacy: PrivacyDocument, who: Parties) -> list[str]:
     left_out = headline.change == "zero-out"
     asked = f"Told that {whole} was either used or left out" if left_out else f"Shown two versions of {whole}"
     picked = "would say rightly which" if left_out else "would pick the one that was used"
-    more = "" if left_out else " The same holds for any question about it that has two equally likely answers."
+    more = "" if left_out else f" The same holds for any question about {whole} that has two equally likely answers."
     return [
         f"{_adversary(headline, privacy, who)} could learn something about {whole}, but only up to a proven limit. "
         f"{asked}, they {picked} at most {right:g} % of the time; somebody who tosses a coin is right 50 % of the "
@@ -194,7 +198,7 @@ def _uncovered(run: RunDocuments) -> list[str]:
 
 def _cost_of_noise(run: RunDocuments, who: Parties, without_noise: RunDocuments | None) -> list[str]:
     metric, own, found, member = run.metric, run.final_metric("average"), run.baselines, run.result.get("member")
-    measured = _measured(run, own)
+    measured = _measured(run, who, own)
     if run.privacy.headline is not None and math.isinf(run.privacy.headline.epsilon):
         return [measured, "Nothing protects this run, so protection cost nothing."]
     if found is not None and found["without_noise"] is None:
@@ -206,21 +210,32 @@ def _cost_of_noise(run: RunDocuments, who: Parties, without_noise: RunDocuments 
         after = [f"After the last round it {good(metric, last['average'])}."] if averaged else []
         return [
             measured, *after, _without_noise(metric, last["average"], found["without_noise"]["average"]),
-            _alone(metric, last["mean"], found["alone"], who),
+            _alone(metric, last["mean"], found["without_noise"]["mean"], found["alone"], who),
         ]  # fmt: skip
     if without_noise is not None:
         return [measured, _without_noise(metric, own, without_noise.final_metric("average"))]
     return [measured, ALONE_AT_A_MEMBER.format(member=member) if member else NO_BASELINES]
 
 
-def _measured(run: RunDocuments, own: float) -> str:
+def _measured(run: RunDocuments, who: Parties, own: float) -> str:
     """How good the model is, on how many rows, and over which rounds if it is a mean over several."""
     held_out, settings, member = run.result.get("held_out"), run.experiment.metrics, run.result.get("member")
     rows = f"{held_out['rows']:,} records" if held_out and settings.test_rows is None else "records"
-    model, where = (f"the model of {member}", " of its own") if member else ("the model", "")
+    average = f"the average of all {who.noun}s' models"
+    model, where = (f"the model of {member}", " of its own") if member else (average, "")
     averaged = final_average_text([settings.final_rounds])
     named = f"{TASKS[run.metric]} {own:.3f}{f', {averaged}' if averaged else ''}"
-    return f"On {rows}{where} that were kept back from training, {model} {good(run.metric, own)} ({named})."
+    measured = f"On {rows}{where} that were kept back from training, {model} {good(run.metric, own)} ({named})."
+    return measured if held_out is None or averaged else measured + _of_two_classes(held_out)
+
+
+def _of_two_classes(scores: Document) -> str:
+    """How many of each of two classes are recognised, which is what mistakes cost; nothing where there are more."""
+    found = [one for one in scores.get("by_class", []) if one["sensitivity"] is not None]
+    if len(found) != 2:
+        return ""
+    shares = (f"{100 * one['sensitivity']:.1f} % of the {one['rows']:,} that are {one['class']}" for one in found)
+    return f" It recognises {' and '.join(shares)}."
 
 
 def good(metric: str, value: float) -> str:
@@ -242,14 +257,23 @@ def _without_noise(metric: str, own: float, other: float) -> str:
     return f"Trained without noise, which protects nobody, it {good(metric, other)}: {lost}."
 
 
-def _alone(metric: str, together: float, alone: Document, who: Parties) -> str:
+def _alone(metric: str, together: float, without_noise: float, alone: Document, who: Parties) -> str:
     """What each reaches by itself, and whether training together was worth it for one in the mean."""
-    better = together < alone["mean"] if metric in LESS_IS_BETTER else together > alone["mean"]
     least, most = (good(metric, alone[end]).partition(" for " if metric == "accuracy" else " by ")[2] for end in ENDS)
+
+    def beats(one: float) -> bool:
+        return one < alone["mean"] if metric in LESS_IS_BETTER else one > alone["mean"]
+
+    if beats(together):
+        worth = f"training together helped the average {who.noun}"
+    elif beats(without_noise):
+        worth = f"training together would help the average {who.noun}, but the noise takes more away"
+    else:
+        worth = f"training together did not help the average {who.noun}"
     return (
         f"A model that a {who.noun} trains by itself, without noise, {good(metric, alone['mean'])} on average (from "
-        f"{least} to {most}). A {who.noun}'s model of this training {good(metric, together)} on average: by this "
-        f"figure training together {'helped' if better else 'did not help'} the average {who.noun}."
+        f"{least} to {most}). In this training a {who.noun}'s own model {good(metric, together)} on average; without "
+        f"noise it {good(metric, without_noise)}. By these figures {worth}."
     )
 
 

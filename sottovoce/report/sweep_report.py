@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from sottovoce.report.rounding import deviation_text
 from sottovoce.run.final_figures import final_rounds_text
 from sottovoce.run.sweep import last_word
 from sottovoce.run.sweep_results import LESS_IS_BETTER, FinishedSweepRun, SweepRow, sweep_rows
+from sottovoce.text import json_text
 
 HEADINGS = ("run", "seeds", "average model", "nodes, mean", "nodes, worst", "test loss", "epsilon", "MB sent")
 ENDS = ("mean", "min", "max")
@@ -33,7 +33,7 @@ def write_results(folder: Path, name: str, about: About, finished: Sequence[Fini
     figures = charts(rows)
     write_figures(folder, figures)
     documents = [row.document() for row in rows]
-    write_text(folder / "results.json", json.dumps({"name": name, "runs": documents}, indent=1) + "\n")
+    write_text(folder / "results.json", json_text({"name": name, "runs": documents}))
     write_text(folder / "results.csv", csv_text(documents))
     page = folder / "results.md"
     for_nodes = sweep_rows(finished, "mean") if any(row.tuned for row in rows) else []

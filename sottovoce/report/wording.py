@@ -36,13 +36,13 @@ NOT_COVERED = (
     "their record was used or not.",
     "Further training on the same data: what each run reveals adds up. If several runs are tried and the best is kept, "
     "all of them count.",
-    "Participants who break the rules: they can spoil the model, and where a figure counts on noise that others add, "
-    "it assumes that they do.",
+    "Participants who break the rules: they can spoil the model. A figure that counts on the noise of others does not "
+    "hold if these add none.",
     "What participants tell each other outside this training.",
     "How many records each of them holds: that is public.",
 )
 SIMULATION_FOLDER = (
-    "Whoever can read the folder of this simulation: it holds every node's model, and what was recorded for attacks."
+    "Whoever can read the folder of this simulation: it holds every node's model, and messages if any were recorded."
 )
 MEMBER_FOLDER = (
     "Whoever can read the folder of this member: it holds its keys, its ledger, and what it measured on its own rows."
@@ -57,7 +57,10 @@ ROUNDING_OF_SOME = (
     "nodes that adds up, and the last bits of floating-point numbers can undo that. For convex training "
     'privacy.exact_noise = "fine" covers it.'
 )
-SINGLE_NODES = "Figures for single nodes are about one curious node. Two that share what they received can learn more."
+SINGLE_NODES = (
+    "Several nodes together, in figures for single nodes: two that share what they received can learn more than these "
+    "say. A figure for everyone covers them."
+)
 WITHOUT_MODELS = (
     "Figures for single nodes leave out the final models unless they say otherwise. "
     "Publishing these tells every node more."

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from sottovoce.config import AlgorithmChoice, Document, Experiment
-from sottovoce.core.files import write_text
 from sottovoce.core.threads import WORKERS, threads
 from sottovoce.errors import Diverged
 from sottovoce.learning.tables import Table
@@ -44,7 +43,7 @@ def write_baselines(files: RunFiles, experiment: Experiment, data: Path | None =
     if before is not None:
         return before
     found = compute_baselines(experiment, data)
-    _write(files, found)
+    files.write_document(files.baselines, found)
     return found
 
 
@@ -54,7 +53,7 @@ def write_own_baseline(files: RunFiles, experiment: Experiment, tables: Mapping[
     if before is not None:
         return before
     found = compute_own_baseline(experiment, tables, name)
-    _write(files, found)
+    files.write_document(files.baselines, found)
     return found
 
 
@@ -116,7 +115,8 @@ def with_baselines(
     for experiment, found in map_in_processes(partial(_attempt, data=data), first, processes):
         if found is not None:
             for each in alike[_deciding(experiment)]:
-                _write(_files(each, out), found)
+                of_each = _files(each, out)
+                of_each.write_document(of_each.baselines, found)
         done += 1
         if progress is not None:
             progress(done, len(alike))
@@ -153,10 +153,6 @@ def _require_finite(*figures: Evaluation) -> None:
 
 def _over_nodes(found: Evaluation) -> Document:
     return {key: value for key, value in vars(NodeSummary.of(found.metric, 0.0)).items() if key != "average"}
-
-
-def _write(files: RunFiles, found: Document) -> None:
-    write_text(files.baselines, json.dumps(found, indent=1) + "\n", private=True)
 
 
 def _without_noise(experiment: Experiment) -> Experiment:

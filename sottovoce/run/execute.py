@@ -31,7 +31,7 @@ from typing import TextIO
 import torch
 
 from sottovoce.config import Document, Experiment, first_difference, parse_experiment
-from sottovoce.core.files import open_to_append, sweep_parts, write, write_text
+from sottovoce.core.files import open_to_append, sweep_parts, write
 from sottovoce.core.json_numbers import to_json
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise_key import NoiseKey
@@ -297,11 +297,11 @@ def _prepare_folder(
             sweep_parts(folder)
     record_graph(files, experiment, topology)
     if not files.config.exists():
-        _write_json(files.config, public_settings(experiment))
+        files.write_document(files.config, public_settings(experiment))
     if read_private_facts(files) != begun:
         write_private_facts(files, begun)
     if files.document(files.privacy) != privacy:
-        _write_json(files.privacy, privacy)
+        files.write_document(files.privacy, privacy)
     StoredAccounts(begun.fingerprint).forget()
 
 
@@ -450,9 +450,5 @@ def _write_result(
         "seconds": round(seconds, 3),
         "folder": str(files.folder),
     }
-    _write_json(files.result, result)
+    files.write_document(files.result, result)
     return result
-
-
-def _write_json(path: Path, document: Document) -> None:
-    write_text(path, json.dumps(document, indent=1) + "\n", private=True)

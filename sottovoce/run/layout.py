@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from sottovoce.config import Document
-from sottovoce.core.files import check_no_link, explaining
+from sottovoce.core.files import check_no_link, explaining, write_text
 from sottovoce.errors import InputError
 from sottovoce.regular_files import read_bytes
 from sottovoce.schemas.validation import problem_in
-from sottovoce.text import parse_json
+from sottovoce.text import json_text, parse_json
 
 RULE, REMEDY = "it is written by sotto run", "restore the file, or run again in another folder"
 """About a file of a run that the system does not let us read."""
@@ -149,6 +149,12 @@ class RunFiles:
                 return None
         return _parsed(content, path, path.name)
 
+    def write_document(self, path: Path, document: Document) -> None:
+        """Write a JSON file of the run, its owner's alone."""
+        text = json_text(document)
+        write_text(path, text, private=True)
+        _note_fitting(path.name, text.encode())
+
     def lines(self) -> list[Document]:
         """The lines of `metrics.jsonl`, one for each time that the models were measured."""
         return [
@@ -169,7 +175,7 @@ class RunFiles:
 
 MOST_FITTING = 1000
 _fitting: set[tuple[str, bytes]] = set()
-"""Files that were found to fit their schemas, by name and digest: a run reads what it wrote several times."""
+"""Files that fit their schemas, by name and digest: found to, or written by this process. A run reads them often."""
 
 
 def _parsed(content: bytes, path: Path, name: str, where: str = "") -> Document:
@@ -180,15 +186,22 @@ def _parsed(content: bytes, path: Path, name: str, where: str = "") -> Document:
         raise _damaged(path, f"{where}it is not JSON") from None
     if not isinstance(found, dict):
         raise _damaged(path, f"{where}it is no document")
-    seen = name, hashlib.sha256(content).digest()
-    if name != CONFIG.name and seen not in _fitting:
+    if name != CONFIG.name and _seen(name, content) not in _fitting:
         problem = problem_in(found, name)
         if problem is not None:
             raise _damaged(path, f"{where}{problem}")
-        if len(_fitting) == MOST_FITTING:
-            _fitting.clear()
-        _fitting.add(seen)
+        _note_fitting(name, content)
     return found
+
+
+def _note_fitting(name: str, content: bytes) -> None:
+    if len(_fitting) == MOST_FITTING:
+        _fitting.clear()
+    _fitting.add(_seen(name, content))
+
+
+def _seen(name: str, content: bytes) -> tuple[str, bytes]:
+    return name, hashlib.sha256(content).digest()
 
 
 def _not_finite(word: str) -> NoReturn:

@@ -6,11 +6,9 @@ one.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from sottovoce.config import Document, Experiment
-from sottovoce.core.files import write_text
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.secret_source import SecretSource
@@ -60,7 +58,7 @@ def write_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) -
         )  # fmt: skip
     key = NoiseKey.fresh() if experiment.noise_key is None else NoiseKey.parse(experiment.noise_key)
     document = {"about": WARNING, "noise_key": key.hexadecimal, "check": key.check, "run": fingerprint}
-    write_text(files.noise_key, json.dumps(document, indent=1) + "\n", private=True)
+    files.write_document(files.noise_key, document)
 
 
 def read_noise_key(files: RunFiles, experiment: Experiment, fingerprint: str) -> RandomSource:

@@ -5,10 +5,8 @@ No privacy figure covers it, so it is kept out of all that may be handed on: pag
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 
-from sottovoce.core.files import write_text
 from sottovoce.run.layout import RunFiles
 
 WARNING = "Do not hand this file on: it depends on the data itself, and no privacy figure covers it."
@@ -28,7 +26,7 @@ class PrivateFacts:
 
 def write_private_facts(files: RunFiles, facts: PrivateFacts) -> None:
     """Write `private.json`, for its owner alone."""
-    write_text(files.private, json.dumps({"private": WARNING, **asdict(facts)}, indent=1) + "\n", private=True)
+    files.write_document(files.private, {"private": WARNING, **asdict(facts)})
 
 
 def read_private_facts(files: RunFiles) -> PrivateFacts | None:

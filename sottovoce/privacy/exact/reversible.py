@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, linalg, sparse
+from scipy import linalg, sparse
 
 from sottovoce.privacy.exact.fourier import lagged_products
 from sottovoce.privacy.exact.gram import common_factor, turns_back
@@ -186,9 +186,7 @@ def _lacks(lags: _Lags, filter_TPP: Array) -> tuple[Single, float]:
 def _ahead(gamma_TPP: Array, filter_TPP: Array) -> Array:
     """`F_s = sum_{j<s} Gamma_{s+1-j} c_j^T` for s below 2 T - 2."""
     T = len(filter_TPP)
-    length = fft.next_fast_len(3 * T, real=True)
-    product = fft.rfft(gamma_TPP, length, axis=0) @ fft.rfft(filter_TPP.transpose(0, 2, 1), length, axis=0)
-    found: Array = fft.irfft(product, length, axis=0)[1 : 2 * T - 1]
+    found = _convolved(gamma_TPP, filter_TPP.transpose(0, 2, 1), 3 * T)[1 : 2 * T - 1]
     found[0] = 0
     return found
 
@@ -196,10 +194,18 @@ def _ahead(gamma_TPP: Array, filter_TPP: Array) -> Array:
 def _with_last(ahead_TPP: Array, filter_TPP: Array) -> Array:
     """`B_t B_s^T` for the last s: `sum_{j<t} c_j F_{s+t-1-j} - F_{t-1}^T c_s^T`, since there is no c after that."""
     T = len(filter_TPP)
-    length = fft.next_fast_len(2 * T, real=True)
-    product = fft.rfft(filter_TPP, length, axis=0) @ fft.rfft(ahead_TPP[T - 1 :], length, axis=0)
+    known = _convolved(filter_TPP, ahead_TPP[T - 1 :], 2 * T)[: T - 1]
     found = np.zeros_like(filter_TPP)
-    found[1:] = fft.irfft(product, length, axis=0)[: T - 1] - ahead_TPP[: T - 1].transpose(0, 2, 1) @ filter_TPP[-1].T
+    found[1:] = known - ahead_TPP[: T - 1].transpose(0, 2, 1) @ filter_TPP[-1].T
+    return found
+
+
+def _convolved(one: Array, other: Array, length: int) -> Array:
+    """`sum_j one_j other_{t-j}`, of matrices, for t below this length."""
+    from scipy import fft
+
+    length = fft.next_fast_len(length, real=True)
+    found: Array = fft.irfft(fft.rfft(one, length, axis=0) @ fft.rfft(other, length, axis=0), length, axis=0)
     return found
 
 

@@ -89,7 +89,7 @@ function memberLines(members, about) {
   const others = (one) => one.closest && one.closest.names.length === members.length - 1,
     alike = members.every((one) => others(one) && one.closest.guess === one.guess),
     same = members.every((one) => one.guess === members[0].guess && one.records === members[0].records);
-  const nobody = `About each ${noun}, no other ${noun} could learn more than the rest.`;
+  const nobody = `What is proven about a ${noun} is the same whichever of the others is the adversary.`;
   const limit = `${right} ${accuracyText(members[0].guess)} of the time`;
   if (!run().labels && same && members[0].guess == null)
     return [made("p", `Nothing limits how often a guess about ${about} is right, whichever node it is.`)];
