@@ -391,9 +391,14 @@ def _with_secrets(
 def _entry(
     question: Question, one: _Candidate, build: Callable[[float], Algorithm], secrets: float | None = None
 ) -> PlannedSystem:
-    built = build(1.0)
-    weights = weights_for(built.requires, question.weights)
+    weights = weights_for(build(1.0).requires, question.weights)
     net = question.topology(weights)
+
+    def as_run(sigma: float) -> Algorithm:
+        made = build(sigma)
+        return with_exact_noise(made, net) if made.secure_sum else made
+
+    built = as_run(1.0)
     if secrets is None:
         reference = trace_possible(with_sigma(built, 1.0), net, rounds=question.rounds)
         unsampled = _calibrated(question, built, reference)
@@ -404,7 +409,7 @@ def _entry(
         paired = one.spec.shared_noise(secrets * unsampled.sigma)
     sigma, found = unsampled
     assert found.headline is not None
-    ready = build(sigma) if chance is None else with_sigma(built, chance.sigma)
+    ready = as_run(sigma) if chance is None else with_sigma(built, chance.sigma)
     system = found.system if chance is None else chance.system
     average, node, why = _predicted(question, ready, system)
     entry = Entry(
@@ -462,8 +467,7 @@ def _predicted(question: Question, ready: Algorithm, system: LinearSystem) -> tu
 def _bytes_per_node(question: Question, ready: Algorithm, net: Topology) -> float:
     """What a node sends over the run, on average over nodes: rounds of a fixed graph are alike."""
     start = np.zeros((net.n, min(question.dimension, ENOUGH)))
-    as_run = with_exact_noise(ready, net) if ready.secure_sum else ready
-    first = next(iter(iterate_rounds(as_run, net, start, lambda round, x: np.zeros_like(x), rounds=question.rounds)))
+    first = next(iter(iterate_rounds(ready, net, start, lambda round, x: np.zeros_like(x), rounds=question.rounds)))
     return first.traffic_of(question.dimension).bits / 8 * question.rounds / net.n
 
 
