@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sottovoce.config import merge, parse_experiment
 from sottovoce.run import checkpoint, checkpoint_schedule, execute
+from sottovoce.run.layout import RunFiles
 
 SMALL = {
     "name": "try", "noise_key": 16 * "5a", "data": {"rows": 12}, "topology": {"graph": "ring:4"},
@@ -54,13 +55,25 @@ def half_written(number):
     return write
 
 
+def die_before_writing(name):
+    """Before a document of the run is written."""
+    inner = RunFiles.write_document
+
+    def write(files, path, document):
+        if path.name == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        inner(files, path, document)
+
+    RunFiles.write_document = write
+
+
 def is_checkpoint(_, target):
     return Path(target).name == "checkpoint.npz"
 
 
 MOMENTS = {
-    "before the settings": lambda: setattr(execute, "_write_json", Count(execute._write_json, 1)),
-    "before the promise": lambda: setattr(execute, "_write_json", Count(execute._write_json, 2)),
+    "before the settings": lambda: die_before_writing("config.json"),
+    "before the promise": lambda: die_before_writing("privacy.json"),
     "before the first checkpoint": lambda: setattr(execute, "save", Count(execute.save, 1)),
     "while the first checkpoint is written": lambda: setattr(checkpoint, "write_npz", half_written(1)),
     "after the checkpoint of the start": lambda: setattr(execute, "save", Count(execute.save, 2)),
@@ -68,7 +81,7 @@ MOMENTS = {
     "before a checkpoint gets its name": lambda: setattr(os, "replace", Count(os.replace, 3, is_checkpoint)),
     "while a checkpoint is written": lambda: setattr(checkpoint, "write_npz", half_written(5)),
     "before the last checkpoint": lambda: setattr(execute, "save", Count(execute.save, 7)),
-    "before the result": lambda: setattr(execute, "_write_json", Count(execute._write_json, 3)),
+    "before the result": lambda: die_before_writing("result.json"),
 }
 
 
