@@ -1,5 +1,6 @@
 """What an account says, as a table and in words."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,10 @@ SWEPT = (
     "most; --optimised searches on."
 )
 """For answers whose policies were not searched for to the end."""
+
+
+ALIKE = 1e-9
+"""Figures that differ by less, relatively, differ by rounding."""
 
 
 def node_name(node: int | None, labels: Sequence[str] | None) -> str:
@@ -63,5 +68,5 @@ def _whom(result: "Account", best: "Guarantee", labels: Sequence[str] | None) ->
     if best.view != result.view:
         known = "its own noise" if hides_in_sums(result.system) else "shared secrets"
         return f"for node {node_name(best.victim, labels)} against {best.view}, who knows {known}"
-    worst = sum(g.kind == best.kind and g.mu == best.mu for g in result.guarantees)
+    worst = sum(g.kind == best.kind and math.isclose(g.mu, best.mu, rel_tol=ALIKE) for g in result.guarantees)
     return f"for node {node_name(best.victim, labels)}" if worst == 1 else f"for each of {worst} nodes"

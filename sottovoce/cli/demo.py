@@ -38,6 +38,7 @@ def demo(
     document = {"page": str(found.page), "runs": [one.document() for one in found.runs], "next": commands}
     answer(document, as_json, _table(found.runs))
     if not as_json:
+        print_note(_setting(found))
         for one in found.runs:
             if one.privacy.covers is not None and one.privacy.covers.colluders is not None:
                 print_note(f"{_title(one)}: it holds {one.privacy.covers}.")
@@ -47,9 +48,18 @@ def demo(
             print_note(f"  {line}")
 
 
+def _setting(found: "Demonstration") -> str:
+    """What was trained by whom, and what the columns are about."""
+    about = found.runs[0].finished.run.experiment.about
+    return (
+        f"{about.purpose} Accuracy is that of the average of all models. Epsilon limits what can be learned about one "
+        "picture: 0 is nothing."
+    )
+
+
 def _table(runs: "Sequence[DemonstratedRun]") -> Table:
     hops = max((len(one.by_distance) for one in runs), default=0)
-    heading = ["training", "accuracy", "pictures reconstructed", "members recognised"]
+    heading = ["training", "accuracy", "pictures reconstructed", "members told from others"]
     table = [[*heading, "epsilon, neighbour", f"epsilon, {hops} hops"]]
     for one in runs:
         accuracy, distances = one.finished.result["metrics"]["accuracy"]["average"], one.by_distance
@@ -87,7 +97,7 @@ def _next_commands(found: "Demonstration") -> list[str]:
     question += f" --adjacency {run.privacy.adjacency} --participation {run.privacy.participation}"
     lines = [f"sotto audit {run.folder} --runs 0"]
     if isinstance(sigma, int | float):
-        lines.append(f"sotto account {question} --sigma {round_up(sigma)} --view node:0")
+        lines.append(f"sotto account {run.folder} --view node:0")
     if experiment.privacy.epsilon is not None and experiment.data.rows is not None:
         size = f"--records {experiment.data.rows} --dimension {dimension}"
         lines.append(f"sotto plan {question} {size} --epsilon {experiment.privacy.epsilon:g}")

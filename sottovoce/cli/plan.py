@@ -28,6 +28,7 @@ from sottovoce.cli.options import (
     Yes,
 )
 from sottovoce.cli.output import PATIENCE, answer, print_note, progress_kept, verbosity
+from sottovoce.cli.progress_lines import activity
 from sottovoce.cli.run_files import code_beside
 from sottovoce.cli.terminal import print_line
 from sottovoce.core.adjacency import Adjacency, parse_adjacency
@@ -124,7 +125,8 @@ def _serve(context: typer.Context, graph: str, port: int) -> None:
     with PlanServer(port, (graph,) if graph else ()) as server:
         print_line(f"Planner: {server.url}")
         print_note("Open it in a browser on this machine. Ctrl-C ends it.")
-        server.serve_forever()
+        with activity(""):  # it waits for questions
+            server.serve_forever()
 
 
 def _option(name: str) -> str:

@@ -342,7 +342,10 @@ def _closest(privacy: PrivacyDocument, victim: int, names: Sequence[str] | None,
     guesses = {attacker: _guess(figure, privacy.delta) for attacker, figure in found.items()}
     most = max(guesses.values(), key=lambda guess: math.inf if guess is None else guess)
     worst = sorted(attacker for attacker, guess in guesses.items() if guess == most)
-    return {"names": [str(one) if names is None else names[one] for one in worst], "guess": most}
+    return {
+        "names": [str(one) if names is None else names[one] for one in worst], "guess": most,
+        "with_models": bool(privacy.node_views_with_models),
+    }  # fmt: skip
 
 
 def _guess(figure: PrivacyFigure | None, delta: float) -> float | None:

@@ -53,7 +53,7 @@ ROUNDING = (
     "privacy.exact_noise = true, if the algorithm has it."
 )
 ROUNDING_OF_SOME = (
-    "Rounding, in figures for single nodes that are below the figure for everyone: they count on noise of several "
+    "Rounding, in figures for single nodes that do not say that they cover it: they count on noise of several "
     "nodes that adds up, and the last bits of floating-point numbers can undo that. For convex training "
     'privacy.exact_noise = "fine" covers it.'
 )
@@ -150,7 +150,8 @@ def not_covered(privacy: PrivacyDocument, *, of_member: bool) -> list[str]:
         found.insert(0, ROUNDING)
     elif any(not one.covers_rounding for view in privacy.node_views.values() for one in view.guarantees):
         found.append(ROUNDING_OF_SOME)
-    if privacy.adjacency == "record":
+    protects_records = privacy.headline is not None and math.isfinite(privacy.headline.epsilon)
+    if privacy.adjacency == "record" and protects_records:
         found.insert(0, SEVERAL_RECORDS)
     if privacy.node_views:
         found += [SINGLE_NODES, WITHOUT_MODELS]
@@ -191,14 +192,13 @@ def _who_is(view: View, names: Sequence[str] | None) -> str:
 
 
 def scores_text(scores: Document) -> str:
-    """How well a model does on held-out rows, in a line: of two classes the second is the one that is looked for."""
+    """How well a model does on held-out rows, in a line; of two classes, how much of each is recognised."""
     if "mae" in scores:
         return f"mean absolute error {scores['mae']:.4f}, rmse {scores['rmse']:.4f}, on {scores['rows']:,} rows"
     shown = [f"AUC {_share(scores['auc'])}"]
     if len(scores["by_class"]) == 2:
-        wanted = scores["by_class"][1]
-        shown.append(f"sensitivity {_share(wanted['sensitivity'])} for {wanted['class']}")
-        shown.append(f"specificity {_share(wanted['specificity'])}")
+        each = (f"{_share(one['sensitivity'])} for {one['class']}" for one in scores["by_class"])
+        shown.append(f"sensitivity {', '.join(each)}")
     shown += [f"calibration error {scores['calibration_error']:.4f}", f"Brier score {scores['brier']:.4f}"]
     return f"{', '.join(shown)}, on {scores['rows']:,} rows"
 

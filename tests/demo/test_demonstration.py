@@ -45,7 +45,7 @@ def test_a_small_demo_trains_accounts_attacks_and_reads_the_second_time(sotto, h
         "Page: runs/demo/report.html\nThree things to try:\n  sotto audit runs/demo/dp-d-sgd,epsilon=50.0,seed=0" in err
     )
     heading, *rows = out.splitlines()
-    assert "pictures reconstructed  members recognised" in heading
+    assert "pictures reconstructed  members told from others" in heading
     assert [row.split(",")[0] for row in rows] == ["D-PSGD", "DP-D-SGD", "MAFALDA", "secure average"]
     assert ["no limit" in row for row in rows] == [True, False, False, False]
     assert ["sees only sums" in row for row in rows] == [False, False, False, True]

@@ -89,7 +89,8 @@ function memberLines(members, about) {
   const others = (one) => one.closest && one.closest.names.length === members.length - 1,
     alike = members.every((one) => others(one) && one.closest.guess === one.guess),
     same = members.every((one) => one.guess === members[0].guess && one.records === members[0].records);
-  const nobody = `What is proven about a ${noun} is the same whichever of the others is the adversary.`;
+  const models = members.some((one) => one.closest && one.closest.with_models) ? " that gets the final models too" : "";
+  const nobody = `For each of the others${models}, no smaller number is proven.`;
   const limit = `${right} ${accuracyText(members[0].guess)} of the time`;
   if (!run().labels && same && members[0].guess == null)
     return [made("p", `Nothing limits how often a guess about ${about} is right, whichever node it is.`)];
