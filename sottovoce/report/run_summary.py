@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from sottovoce.attacks.registry import PageFigure, page_attacks
+from sottovoce.auditing.lower_bound import round_down
 from sottovoce.config import Document, Experiment
 from sottovoce.core.graphs import Graph
 from sottovoce.core.topologies import Topology
@@ -260,8 +261,8 @@ def _audit(found: Document, names: Sequence[str] | None) -> list[Document]:
         {
             "canaries": one["canaries"], "rounds": one["rounds"], "view": adversary(read_view(claim["view"]), names),
             "kind": claim["kind"],
-            "found": one["audit"]["epsilon"], "claimed": rounded(float(claim["epsilon"])), "verdict": claim["verdict"],
-            "confidence": one["audit"]["confidence"],
+            "found": round_down(float(one["audit"]["epsilon"])), "claimed": rounded(float(claim["epsilon"])),
+            "verdict": claim["verdict"], "confidence": one["audit"]["confidence"],
         }
         for one in found.get("audits", []) for claim in one["claims"]
     ]  # fmt: skip

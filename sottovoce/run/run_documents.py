@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from sottovoce.config import Document, Experiment, parse_experiment
+from sottovoce.config import Document, Experiment, merge, parse_experiment
 from sottovoce.core.graphs import Graph
 from sottovoce.errors import InputError
 from sottovoce.run.final_figures import final_mean
@@ -53,8 +53,8 @@ class RunDocuments:
 
     def with_contact(self, contact: str) -> RunDocuments:
         """The same run, with somebody whom its readers can ask."""
-        about = self.experiment.about.model_copy(update={"contact": contact})
-        return replace(self, experiment=self.experiment.model_copy(update={"about": about}))
+        settings = merge(self.experiment.document(), {"about": {"contact": contact}})
+        return replace(self, experiment=parse_experiment(settings, "--contact"))
 
 
 def read_runs(paths: Iterable[Path]) -> list[RunDocuments]:

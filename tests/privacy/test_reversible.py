@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sottovoce import algorithm, metropolis, trace, uniform, views
+from sottovoce import algorithm, metropolis, trace, uniform, views, weigh
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.all_pairs import ABOVE, all_pairs
 from sottovoce.privacy.exact import fourier, reversible, routes
@@ -52,6 +52,27 @@ def test_losses_are_above_the_pseudo_inverse_and_hardly(name, monkeypatch):
     for attacker in (0, 3):
         found = eliminated(metropolis(spec), rounds, attacker)
         assert_above(losses(*found), routes.dense(found[0]), ETA)
+
+
+@pytest.mark.parametrize(
+    ("spec", "weights", "rounds", "scheme", "sigma"),
+    [
+        ("ring:30", "metropolis", 150, "3x40", 1.0),
+        ("ring:30", "metropolis,lazy=0.999999", 20, "every", 1.0),
+        ("regular:20,d=3,seed=1", "metropolis", 8, "every", 1e12),
+        ("regular:20,d=3,seed=1", "metropolis", 8, "every", 1e-12),
+    ],
+)
+def test_long_runs_lazy_weights_and_noise_of_any_size_stay_within_what_is_promised(
+    spec, weights, rounds, scheme, sigma
+):
+    """In long runs single precision would add more than is allowed; lazy weights leave the filter nothing to mend."""
+    system = trace(algorithm("dp-d-sgd", sigma=sigma), weigh(spec, weights), rounds=rounds)
+    view_of, scheme = observe(system, views.node(5)), parse_participation(scheme)
+    assert reversible.reversible(routes._reduced(view_of)[0], 1.6 * ABOVE) is not None
+    rough, exactly = routes.squared(view_of, scheme, above=ABOVE), routes.squared(view_of, scheme)
+    assert (rough >= exactly * (1 - 1e-12)).all()
+    assert (rough <= exactly * (1 + ABOVE) ** 2).all()
 
 
 @pytest.mark.parametrize("steps", [2, 3])

@@ -27,6 +27,9 @@ SLACK = 2e-4
 """Share by which `l^T l` is enlarged for the rounding of l in single precision: `(l + e)^T (l + e)` is at most `(1 +
 SLACK) l^T l + (1 + 1 / SLACK) ||e||^2 I`."""
 
+ADDED = 1e-4
+"""Share of M that this may add; where it is more, as in long runs, l is found in double precision."""
+
 EPSILON, SINGLE = float(np.finfo(float).eps) / 2, float(np.finfo(np.float32).eps) / 2
 """Unit roundoffs."""
 
@@ -62,10 +65,12 @@ class _Transform(NamedTuple):
 
 
 class _Maps(NamedTuple):
-    """What takes the transform of a, F x 2P, to the real and to the imaginary parts of w, and of l."""
+    """What takes the transform of a, F x 2P, to the real and to the imaginary parts of w, and of l; that also in single
+    precision."""
 
     white: tuple[Array, Array]
-    lacks: tuple[Single, Single]
+    lacks: tuple[Array, Array]
+    single: tuple[Single, Single]
 
     @classmethod
     def of(cls, transform: _Transform, filter_TPP: Array, Y_TPK: Array) -> _Maps:
@@ -74,8 +79,8 @@ class _Maps(NamedTuple):
         back_TPK = transform.values(real @ y_real + imaginary @ y_imaginary, real @ y_imaginary - imaginary @ y_real)
         y_real, y_imaginary = transform.parts(back_TPK)
         white = _below(real, -imaginary), _below(imaginary, real)
-        lacks = _below(y_real, y_imaginary).astype(np.float32), _below(y_imaginary, -y_real).astype(np.float32)
-        return cls(white, lacks)
+        lacks = _below(y_real, y_imaginary), _below(y_imaginary, -y_real)
+        return cls(white, lacks, (lacks[0].astype(np.float32), lacks[1].astype(np.float32)))
 
     def sizes(self) -> tuple[Array, Array]:
         """For each frequency the Frobenius norm squared of the map to l, and a bound on its largest eigenvalue squared.
@@ -83,7 +88,7 @@ class _Maps(NamedTuple):
         The latter is at most the root of the sum of all their fourth powers.
         """
         squares_FPP = sum(part @ part.transpose(0, 2, 1) for part in self.lacks)
-        return np.einsum("fpp->f", squares_FPP, dtype=float), np.linalg.norm(squares_FPP, axis=(1, 2)).astype(float)
+        return np.einsum("fpp->f", squares_FPP), np.linalg.norm(squares_FPP, axis=(1, 2))
 
 
 def _below(upper: Array, lower: Array) -> Array:
@@ -140,17 +145,31 @@ def _products_(
         M_VTT[:, s, :-1] += M_VTT[:, s + 1, 1:]
     single = WORKSPACE.take("both", both_FVP.shape, np.float32)
     single[:] = both_FVP
-    l_TVK = _mapped(single, maps.lacks, transform.back.astype(np.float32))
-    lacks_VTT = l_TVK.transpose(1, 0, 2) @ l_TVK.transpose(1, 2, 0)
-    summed_V = np.einsum("vtt->v", lacks_VTT, dtype=float) * SINGLE * (l_TVK.shape[2] + 4)
-    lacks_VTT *= 1 + SLACK
+    lacks_VTT, added_V = _lacking(single, maps.single, transform, sizes, SINGLE)
+    if (T * added_V > ADDED * np.einsum("vtt->v", M_VTT)).any():
+        lacks_VTT, added_V = _lacking(both_FVP, maps.lacks, transform, sizes, EPSILON)
     M_VTT += lacks_VTT
-    changed_V = rounding(single, sizes) ** 2
-    np.einsum("vtt->vt", M_VTT)[:] += ((1 + 2 * SLACK) * summed_V + (1 + 1 / SLACK) * changed_V)[:, None]
+    np.einsum("vtt->vt", M_VTT)[:] += added_V[:, None]
 
 
-def rounding(both_FVP: Single, sizes: tuple[Array, Array]) -> Array:
-    """A bound on the norm of what single precision changes in l, for each victim.
+def _lacking(
+    both_FVP: NDArray[Any],
+    maps: tuple[NDArray[Any], NDArray[Any]],
+    transform: _Transform,
+    sizes: tuple[Array, Array],
+    unit: float,
+) -> tuple[NDArray[Any], Array]:
+    """`l^T l` of some victims, and what is to be added to its diagonal, in a precision with this unit roundoff."""
+    l_TVK = _mapped(both_FVP, maps, transform.back.astype(both_FVP.dtype, copy=False))
+    lacks_VTT = l_TVK.transpose(1, 0, 2) @ l_TVK.transpose(1, 2, 0)
+    summed_V = np.einsum("vtt->v", lacks_VTT, dtype=float) * unit * (l_TVK.shape[2] + 4)
+    lacks_VTT *= 1 + SLACK
+    changed_V = rounding(both_FVP, sizes, unit) ** 2
+    return lacks_VTT, (1 + 2 * SLACK) * summed_V + (1 + 1 / SLACK) * changed_V
+
+
+def rounding(both_FVP: NDArray[Any], sizes: tuple[Array, Array], unit: float = SINGLE) -> Array:
+    """A bound on the norm of what rounding changes in l, for each victim.
 
     Products with a map add up 2P terms each, and the way back 2F, with a matrix whose norm is at most 1 / sqrt(T), and
     that of its absolute values at most sqrt(2F / T).
@@ -159,7 +178,7 @@ def rounding(both_FVP: Single, sizes: tuple[Array, Array]) -> Array:
     energy_VF = np.einsum("fvp,fvp->vf", both_FVP, both_FVP).astype(float)
     by_map, largest = (np.sqrt(energy_VF @ size) for size in sizes)
     T = F - 1
-    return 1.01 * SINGLE * ((twice + 3) / math.sqrt(T) * by_map + (2 * F + 3) * math.sqrt(2 * F / T) * largest)
+    return 1.01 * unit * ((twice + 3) / math.sqrt(T) * by_map + (2 * F + 3) * math.sqrt(2 * F / T) * largest)
 
 
 def _mapped(both_FVP: NDArray[Any], maps: tuple[NDArray[Any], NDArray[Any]], back: NDArray[Any]) -> NDArray[Any]:

@@ -65,16 +65,17 @@ def reversible(observation: Observation, eta: float) -> Groups | None:
     step, T = observation.steps[0], len(observation.steps)
     if not _applies(observation):
         return None
-    lags = _lags(step, T)
-    filter_TPP, largest = _filter(lags, T)
-    if filter_TPP is None:
+    lags, size = _in_units(_lags(step, T))
+    filter_TPP, largest = _filter(lags, T) if 0 < size < np.inf else (None, np.inf)
+    if filter_TPP is None or not np.isfinite(largest):
         return None
     D_RR, rounding = _lacks(lags, filter_TPP)
     found = _directions(D_RR, len(lags.fresh_PP), rounding, SHARE * eta)
     if found is None:
         return None
     Y_RK, scale = found
-    return lagged_products(step, lags.state_TXP, filter_TPP, Y_RK.reshape(T, len(lags.fresh_PP), -1), scale, largest)
+    Y_TPK = Y_RK.reshape(T, len(lags.fresh_PP), Y_RK.shape[1])
+    return lagged_products(step, lags.state_TXP, filter_TPP, Y_TPK, scale / size, largest)
 
 
 def _applies(observation: Observation) -> bool:
@@ -104,6 +105,13 @@ def _lags(step: ObservedStep, T: int) -> _Lags:
         gamma_TPP[both] = state_TXP[both // 2].T @ state_TXP[both - both // 2]
     gamma_TPP *= factor**2
     return _Lags(state_TXP, gamma_TPP, (step.observed.noise @ step.observed.noise.T).toarray())
+
+
+def _in_units(lags: _Lags) -> tuple[_Lags, float]:
+    """Covariances in units of the mean variance of an observation, which fit single precision; and that unit."""
+    size = float(np.trace(lags.fresh_PP) + np.trace(lags.gamma_TPP[2])) / len(lags.fresh_PP)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return lags._replace(gamma_TPP=lags.gamma_TPP / size, fresh_PP=lags.fresh_PP / size), size
 
 
 def _filter(lags: _Lags, T: int) -> tuple[Array | None, float]:
@@ -217,6 +225,8 @@ def _directions(D_RR: Single, P: int, rounding: float, eta: float) -> tuple[Arra
     for times in (1, 2):
         U_RK = _leading(D_RR, min(times * (DIRECTIONS * P + MORE), len(D_RR)))
         rest = rounding + _rest(D_RR, U_RK, P)
+        if not U_RK.shape[1]:
+            return (U_RK.astype(float), 1 / (1 - rest)) if rest <= eta / (1 + eta) else None
         products_KK = U_RK.T.astype(float) @ U_RK
         wide_KK = np.cumsum(np.abs(products_KK), axis=1)  # of the first so many directions, which are the smallest
         lost_K = np.array([0.0, *(wide_KK[: some + 1, some].max() for some in range(len(wide_KK)))])

@@ -152,7 +152,7 @@ function drawChecks() {
           one.canaries,
           one.view,
           one.kind,
-          isInf(one.found) ? "infinite" : (Math.floor(one.found * 1000) / 1000).toFixed(3),
+          isInf(one.found) ? "infinite" : one.found,
           epsilonText(one.claimed),
           one.verdict,
         ]),

@@ -138,7 +138,7 @@ const countedRounds = (found) => found.rounds && found.rounds !== planState.roun
 const storedWords = (found) =>
   planWords(found) +
   (countedRounds(found)
-    ? ` This is for ${found.rounds} rounds, the next number above ${planState.rounds} that was computed; figures for ${planState.rounds} are not larger.`
+    ? ` This is for ${found.rounds} rounds, the next number above ${planState.rounds} that was computed; noise and leaks for ${planState.rounds} are not larger.`
     : "");
 
 function planCaption(found, exact) {
@@ -181,7 +181,7 @@ function showPlan(place, found, exact) {
     notes: [
       exact
         ? "The accountant computed these figures."
-        : "Every figure is rounded up: the accountant's own are never larger.",
+        : "Noise and leaks are rounded up: the accountant's own are never larger.",
       `The noise protects ${found.covers}.`,
     ],
     numbers,
