@@ -29,7 +29,7 @@ def eliminated(net, rounds, attacker=0, **settings):
 
 
 def losses(view_of, smaller, direct, eta=ETA):
-    groups = reversible.reversible(smaller, eta)
+    groups = reversible.reversible(smaller, eta, True)
     if groups is None:
         return None
     return routes.whole(view_of, groups) + direct[:, None, None] * np.eye(view_of.gradient_rounds)
@@ -69,7 +69,7 @@ def test_long_runs_lazy_weights_and_noise_of_any_size_stay_within_what_is_promis
     """In long runs single precision would add more than is allowed; lazy weights leave the filter nothing to mend."""
     system = trace(algorithm("dp-d-sgd", sigma=sigma), weigh(spec, weights), rounds=rounds)
     view_of, scheme = observe(system, views.node(5)), parse_participation(scheme)
-    assert reversible.reversible(routes._reduced(view_of)[0], 1.6 * ABOVE) is not None
+    assert reversible.reversible(routes._reduced(view_of)[0], 1.6 * ABOVE, scheme.times is None) is not None
     rough, exactly = routes.squared(view_of, scheme, above=ABOVE), routes.squared(view_of, scheme)
     assert (rough >= exactly * (1 - 1e-12)).all()
     assert (rough <= exactly * (1 + ABOVE) ** 2).all()
@@ -137,7 +137,7 @@ def test_responses_and_directions_are_those_of_sums_over_rounds():
     responses = draw.standard_normal((T, V, P))
     M = np.empty((V, T, T))
     maps = fourier._Maps.of(transform, filters, Y)
-    fourier._products_(M, responses, transform, maps, maps.sizes())
+    fourier._products_(M, responses, transform, maps, maps.sizes(), True)
     C = np.block([[filters[t - s] if s <= t else np.zeros((P, P)) for s in range(T)] for t in range(T)])
     whitened = np.eye(T * P) + Y.reshape(-1, K) @ Y.reshape(-1, K).T
     for victim in range(V):
@@ -156,7 +156,7 @@ def test_responses_and_directions_are_those_of_sums_over_rounds():
 )
 def test_other_systems_are_left_to_other_routes(net, settings):
     _, smaller, _ = eliminated(net, 6, **settings)
-    assert reversible.reversible(smaller, ETA) is None
+    assert reversible.reversible(smaller, ETA, True) is None
 
 
 @pytest.mark.parametrize("rounds", [30])

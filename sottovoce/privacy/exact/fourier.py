@@ -27,8 +27,8 @@ SLACK = 2e-4
 """Share by which `l^T l` is enlarged for the rounding of l in single precision: `(l + e)^T (l + e)` is at most `(1 +
 SLACK) l^T l + (1 + 1 / SLACK) ||e||^2 I`."""
 
-ADDED = 1e-4
-"""Share of M that this may add; where it is more, as in long runs, l is found in double precision."""
+ADDED = 4e-4
+"""Share of the loss that this may add; where it may be more, as in long runs, l is found in double precision."""
 
 EPSILON, SINGLE = float(np.finfo(float).eps) / 2, float(np.finfo(np.float32).eps) / 2
 """Unit roundoffs."""
@@ -96,12 +96,13 @@ def _below(upper: Array, lower: Array) -> Array:
 
 
 def lagged_products(
-    step: ObservedStep, state_TXP: Array, filter_TPP: Array, Y_TPK: Array, scale: float, largest: float
+    step: ObservedStep, state_TXP: Array, filter_TPP: Array, Y_TPK: Array, scale: float, largest: float, every: bool
 ) -> Groups:
     """`scale (C a)^T (I + Y Y^T) (C a)` of some victims after others, in an array they share, rounded up.
 
     `state_TXP` holds the effects of the state after 0, 1, ... rounds and ends with a component that has none; no
-    eigenvalue of the covariance of the observations exceeds `largest`.
+    eigenvalue of the covariance of the observations exceeds `largest`. If data changes in `every` round, a loss is at
+    least the sum of M; in some of them, at least the sum of its diagonal there.
     """
     T, X, P = state_TXP.shape
     V = step.out.gradient.shape[1]
@@ -125,13 +126,13 @@ def lagged_products(
             response_TVP = WORKSPACE.take("responses", (T, some.stop - begin, P))
             np.take(state_TXP, place_V[some], axis=1, out=response_TVP, mode="clip")
             response_TVP[0] = fresh_VP[some]
-            _products_(M_VTT[begin - first : some.stop - first], response_TVP, transform, maps, sizes)
+            _products_(M_VTT[begin - first : some.stop - first], response_TVP, transform, maps, sizes, every)
         M_VTT *= scale
         yield group, M_VTT
 
 
 def _products_(
-    M_VTT: Array, response_TVP: Array, transform: _Transform, maps: _Maps, sizes: tuple[Array, Array]
+    M_VTT: Array, response_TVP: Array, transform: _Transform, maps: _Maps, sizes: tuple[Array, Array], every: bool
 ) -> None:
     """Write `w^T w + l^T l` of some victims, rounded up; the former sums products along diagonals."""
     T, V, P = response_TVP.shape
@@ -146,7 +147,8 @@ def _products_(
     single = WORKSPACE.take("both", both_FVP.shape, np.float32)
     single[:] = both_FVP
     lacks_VTT, added_V = _lacking(single, maps.single, transform, sizes, SINGLE)
-    if (T * added_V > ADDED * np.einsum("vtt->v", M_VTT)).any():
+    least_V = M_VTT.sum(axis=(1, 2)) / T if every else np.einsum("vtt->vt", M_VTT).min(axis=1)
+    if (added_V > ADDED * least_V).any():
         lacks_VTT, added_V = _lacking(both_FVP, maps.lacks, transform, sizes, EPSILON)
     M_VTT += lacks_VTT
     np.einsum("vtt->vt", M_VTT)[:] += added_V[:, None]

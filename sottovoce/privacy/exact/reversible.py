@@ -45,7 +45,7 @@ DIRECTIONS, MORE = 2, 100
 """Directions of D that are looked for, for each observation of one round and besides; twice as many where these are too
 few."""
 
-SHARE = 0.85
+SHARE = 0.7
 """Of the accuracy that is left to D; the rest is for single precision in `fourier`."""
 
 EPSILON, SINGLE = float(np.finfo(float).eps) / 2, float(np.finfo(np.float32).eps) / 2
@@ -60,8 +60,11 @@ class _Lags(NamedTuple):
     fresh_PP: Array
 
 
-def reversible(observation: Observation, eta: float) -> Groups | None:
-    """M of some victims after others, in an array they share, at most 1 + eta times the truth; None where unproven."""
+def reversible(observation: Observation, eta: float, every: bool) -> Groups | None:
+    """M of some victims after others, in an array they share, at most 1 + eta times the truth; None where unproven.
+
+    That is so for losses of data that changes in `every` round, or of data that changes in some.
+    """
     step, T = observation.steps[0], len(observation.steps)
     if not _applies(observation):
         return None
@@ -75,7 +78,7 @@ def reversible(observation: Observation, eta: float) -> Groups | None:
         return None
     Y_RK, scale = found
     Y_TPK = Y_RK.reshape(T, len(lags.fresh_PP), Y_RK.shape[1])
-    return lagged_products(step, lags.state_TXP, filter_TPP, Y_TPK, scale / size, largest)
+    return lagged_products(step, lags.state_TXP, filter_TPP, Y_TPK, scale / size, largest, every)
 
 
 def _applies(observation: Observation) -> bool:

@@ -82,7 +82,7 @@ def squared(observation: Observation, scheme: Participation, *, above: float | N
         return scheme.largest_sum(np.broadcast_to(reduced[1], (observation.gradient_rounds, len(reduced[1]))))
     out = np.zeros(len(observation.victims))
     eta, gap = (ETA, GAP) if above is None else (1.6 * above, 0.4 * above)
-    for group, M_VTT in _in_groups(observation, reduced, eta, 1 if scheme.times is None else scheme.apart):
+    for group, M_VTT in _in_groups(observation, reduced, eta, None if scheme.times is None else scheme.apart):
         covered = np.isfinite(M_VTT).all(axis=(1, 2))
         found = np.full(len(M_VTT), np.inf)
         if covered.any():
@@ -219,19 +219,20 @@ def _reduced(observation: Observation) -> tuple[Observation, Array]:
 
 
 def _in_groups(
-    observation: Observation, reduced: tuple[Observation, Array] | None, eta: float = ETA, apart: int = 1
+    observation: Observation, reduced: tuple[Observation, Array] | None, eta: float = ETA, apart: int | None = None
 ) -> Groups:
+    """M of some victims after others; without `apart`, of data that changes in every round."""
     if reduced is None:
         yield slice(None), _deflated(observation)
         return
     smaller, direct = reduced
     try:  # what is singular shows before the first group
         route = _route(smaller)
-        groups = reversible(smaller, eta) if eta > ETA and route is not quiet_warnings else None
-        if groups is None:
-            groups = (
-                gram(smaller, eta) if route is gram else kalman(smaller, apart) if route is kalman else route(smaller)
-            )
+        groups = reversible(smaller, eta, apart is None) if eta > ETA and route is not quiet_warnings else None
+        if groups is None and route is kalman:
+            groups = kalman(smaller, apart or 1)
+        elif groups is None:
+            groups = gram(smaller, eta) if route is gram else route(smaller)
         for group, M_VTT in groups:
             np.einsum("vtt->vt", M_VTT)[:] += direct[group, None]
             yield group, M_VTT
