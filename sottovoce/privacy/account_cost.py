@@ -39,8 +39,9 @@ ROUND_SECONDS, COUPLING_SECONDS = 1e-4, 3e-5
 LINK_SECONDS, NODE_SECONDS = 8e-10, 1.2e-8
 """Seconds for one victim and one weight of the graph, and for one victim and one node, in a round of an iteration."""
 
-ASCENT, ROUGH_ASCENT = 2000, 100
-"""Multiplications for each entry of M in the search for the worst change; and where it may be rounded up."""
+SEARCH, ROUND_SEARCH, ROUGH_SEARCH = 600, 3, 100
+"""Multiplications for each entry of M in the search for the worst change, and for each entry and round of a change; and
+for each entry where it may be rounded up."""
 
 FILTER_MULTIPLICATIONS = 1.5e10
 """Multiplications a second by one filter for all rounds (`exact.reversible`), in large products of dense matrices."""
@@ -184,7 +185,7 @@ def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation)
         memory = 8 * (3.0 * min(X, FILTER_STATE) ** 2 + 12.0 * P * S)
         work = T * (2.0 * P * X**2 + 40.0 * links * X + P**3 / 3 + 1.0 * P**2 * S) + R * T * P * X
     M, changes = float(V * T**2), float(V * scheme.count(T) * (scheme.times or T) ** 2)
-    work += 2 * M * R + changes * (ASCENT + (scheme.times or T))
+    work += 2 * M * R + changes * (SEARCH + ROUND_SEARCH * (scheme.times or T))
     return Cost(memory=memory + min(24 * M, 24 * T**2 + 4e9), seconds=work / MULTIPLICATIONS)
 
 
@@ -210,7 +211,7 @@ def _rough_cost(system: LinearSystem, view: View, V: int, scheme: Participation)
     T, X, P = system.rounds, system.steps[0].state_size, _surprising(system.steps[0], view)
     R, K = float(T * P), 1.5 * P + 60
     work = 4.0 * V * T * (P + T) * (P + K) + R**2 * (8 * P + 250) + 4.0 * R * _sizes(system).links
-    work += ROUGH_ASCENT * float(V * scheme.count(T) * (scheme.times or T) ** 2)
+    work += ROUGH_SEARCH * float(V * scheme.count(T) * (scheme.times or T) ** 2)
     return Cost(memory=WORKERS * (4 * R**2 + 8.0 * R * X + 1e8), seconds=work / FILTER_MULTIPLICATIONS)
 
 

@@ -14,9 +14,7 @@ All-ones would say 0.2 here: it is no bound (docs/guarantees.md).
 
 from __future__ import annotations
 
-import math
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +22,10 @@ from scipy.linalg import lapack
 
 from sottovoce.core.participation import Participation
 from sottovoce.core.threads import WORKERS, one_thread
+from sottovoce.privacy.interior_point import semidefinite_values
 
 GAP = 1e-5
 """How far, relatively, a reported value may be above the optimum; `sum |M|` is reported where it is near enough."""
-
-STEPS, STEPS_FROM_NEAR = 2000, 25
-"""Of an ascent, and of one from where that of a similar matrix has ended."""
-
-DIMENSIONS = 16
-"""Of the vectors in the ascent; the certificate does not depend on it."""
 
 AT_ONCE = 2e6
 """About how many entries of M a thread works on: with ten times as many, copies take new memory every time, which made
@@ -88,63 +81,60 @@ def largest_bound(M_VTT: NDArray[np.float64], patterns: int, gap: float = GAP) -
     """
     search = DualSearch((M_VTT + M_VTT.transpose(0, 2, 1)) / 2, patterns, gap)
     if search.open.any():
-        search.begin()
-        search.ascend(search.first_of_each_victim(search.not_bounded()))
-        search.ascend(search.not_bounded())
+        search.try_signs()
+        search.solve(search.first_of_each_victim(search.not_bounded()))
+        search.solve(search.not_bounded())
     return np.asarray(np.where(search.open, 0.0, search.best).reshape(patterns, -1).max(axis=0))
 
 
 class DualSearch:
-    """For each of some matrices a y with `diag(y) - M` psd, and `best = sum y`; from the stationary point of an ascent.
+    """For each of some matrices a y with `diag(y) - M` psd, and `best = sum y`; `open` are those not known within gap.
 
-    Unit vectors v_t maximise `f = sum M[s,t] <v_s, v_t>`. M is psd, so f is convex and moving every v_t along
-    `sum_s M[s,t] v_s` at once can only raise it. Signs, vectors of one dimension, are tried first and are often best;
-    elsewhere vectors of more dimensions are, with momentum. At the optimum `y_t = <v_t, sum_s M[s,t] v_s>` is dual
-    feasible. What is missing to feasibility is added to every y and checked by a Cholesky factor, with its rounding
-    error: the result is sound wherever the ascent stopped, and within `gap` of the optimum unless it ran out of steps.
-
-    `open` are those that are not known within the gap.
+    Signs are tried first and are often best: with `y_t = s_t sum_u M[u,t] s_u`, lifted by less than the gap, they need
+    one check. The rest is left to the interior-point method. Every y is checked by a Cholesky factor, and lifted by its
+    rounding error: the result is sound whatever came before.
     """
 
     def __init__(self, M_VTT: NDArray[np.float64], patterns: int, gap: float) -> None:
         self.M_VTT, self.gap = M_VTT, gap
         self.best, self.y_VT = absolute_sum(M_VTT), np.abs(M_VTT).sum(axis=2)
         self.open = self.best - M_VTT.sum(axis=(1, 2)) > gap * self.best
-        self._pattern, self._victim = np.divmod(np.arange(len(M_VTT)), max(1, len(M_VTT) // patterns))
+        self._victims = max(1, len(M_VTT) // patterns)
         self._widest_V, self._reached_V = self.y_VT.max(axis=1, initial=0.0), np.zeros(len(M_VTT))
-        self._place_V = np.full(len(M_VTT), -1)
-        self._vectors_VTK = np.zeros((0, *M_VTT.shape[1:]))
 
-    def begin(self) -> None:
-        """Try signs, and place the vectors of what is left."""
+    def try_signs(self) -> None:
+        """Note where signs are within the gap, and how far they reach elsewhere."""
         some = np.flatnonzero(self.open)
-        M_VTT = self.M_VTT[some]
-        signs_VT1 = _signs(M_VTT)[:, :, None]
-        self._certify(some, M_VTT, signs_VT1)
-        left = self.open[some]
-        self._place_V[some[left]] = np.arange(left.sum())
-        self._vectors_VTK = 0.3 * _starts(self._pattern[some[left]], M_VTT.shape[1]) + signs_VT1[left]
-        _to_unit_(self._vectors_VTK)
+        M_VTT, T = self.M_VTT[some], self.M_VTT.shape[1]
+        signs_VT = _signs(M_VTT)
+        y_VT = signs_VT * np.einsum("vst,vt->vs", M_VTT, signs_VT)
+        value = self._reached_V[some] = y_VT.sum(axis=1)
+        lift, rounding = 0.9 * self.gap * value / T, _rounding(self._widest_V[some], y_VT)
+        near = rounding < 0.1 * self.gap * value / T
+        for number, at in enumerate(some.tolist()):
+            if near[number] and _is_psd(y_VT[number] + lift[number], M_VTT[number]):
+                self.open[at] = False
+                self._take(at, y_VT[number] + (lift[number] + rounding[number]))
+        self.open[some] &= self.best[some] - value > self.gap * self.best[some]
 
     def first_of_each_victim(self, some: NDArray[np.intp]) -> NDArray[np.intp]:
         """The one of each victim for which signs have reached most."""
         by_value = some[np.argsort(-self._reached_V[some], kind="stable")]
-        return np.sort(by_value[np.unique(self._victim[by_value], return_index=True)[1]])
+        return np.sort(by_value[np.unique(by_value % self._victims, return_index=True)[1]])
 
     def not_bounded(self) -> NDArray[np.intp]:
         """What is open, and not shown to cost less than what is known of its victim, by more than the gap."""
         some = np.flatnonzero(self.open)
-        largest = np.where(self.open, 0.0, self.best).reshape(-1, self._victim[-1] + 1).argmax(axis=0)
-        known = largest[self._victim[some]] * (self._victim[-1] + 1) + self._victim[some]
+        known = self._largest_known()[some % self._victims]
         bounded = [
             not self.open[one] and self._bounds(one, at) for one, at in zip(known.tolist(), some.tolist(), strict=True)
         ]
-        some, known = some[~np.array(bounded, dtype=bool)], known[~np.array(bounded, dtype=bool)]
-        near = ~self.open[known] & (self._place_V[known] >= 0)
-        trial = copy(self)
-        trial.best, trial.y_VT, trial.open = self.best.copy(), self.y_VT.copy(), self.open.copy()
-        trial.ascend(some[near], known[near], STEPS_FROM_NEAR)
-        return some[~near | (trial.best[some] > (1 - 2 * self.gap) * self.best[known])]
+        return some[~np.array(bounded, dtype=bool)]
+
+    def _largest_known(self) -> NDArray[np.intp]:
+        """Of every victim the matrix that costs most among those that are known."""
+        costs = np.where(self.open, 0.0, self.best).reshape(-1, self._victims)
+        return np.asarray(costs.argmax(axis=0) * self._victims + np.arange(self._victims))
 
     def _bounds(self, one: int, other: int) -> bool:
         """Whether the certificate of one matrix, made smaller, bounds another."""
@@ -153,55 +143,21 @@ class DualSearch:
         y = (1 - 2 * self.gap) * self.y_VT[one]
         return _is_psd(y - _rounding(self._widest_V[other], y), self.M_VTT[other])
 
-    def ascend(self, some: NDArray[np.intp], near: NDArray[np.intp] | None = None, steps: int = STEPS) -> None:
-        """Move vectors until each value is known within the gap, or steps run out; from where those of others ended."""
-        v_VTK, M_VTT = self._vectors_VTK[self._place_V[some if near is None else near]], self.M_VTT[some]
-        before_VTK, room_VTK = v_VTK.copy(), np.empty_like(v_VTK)
-        for step in range(steps):
-            if not some.size:
-                break
-            ahead_VTK = np.subtract(v_VTK, before_VTK, out=before_VTK)
-            ahead_VTK *= step / (step + 3)
-            ahead_VTK += v_VTK
-            _to_unit_(ahead_VTK)
-            _to_unit_(np.matmul(M_VTT, ahead_VTK, out=room_VTK))
-            before_VTK, v_VTK, room_VTK = v_VTK, room_VTK, ahead_VTK
-            if step % 25 == 24:
-                self._certify(some, M_VTT, v_VTK)
-                going = self.open[some]
-                if near is None:
-                    self._vectors_VTK[self._place_V[some[~going]]] = v_VTK[~going]
-                if not going.all():
-                    some, M_VTT = some[going], M_VTT[going]
-                    v_VTK, before_VTK, room_VTK = v_VTK[going], before_VTK[going], room_VTK[going]
-        for at, y in zip(some, _duals(M_VTT, v_VTK), strict=True):
+    def solve(self, some: NDArray[np.intp]) -> None:
+        """Bound each within the gap, or below what is known of its victim."""
+        if not some.size:
+            return
+        known = self._largest_known()[some % self._victims]
+        enough = np.where(self.open[known], 0.0, (1 - 2 * self.gap) * self.best[known])
+        found = semidefinite_values(self.M_VTT[some], 0.9 * self.gap, enough)
+        for at, y in zip(some.tolist(), found.y_VT, strict=True):
             self._take(at, _feasible(self.M_VTT[at], y))
             self.open[at] = False
-
-    def _certify(self, some: NDArray[np.intp], M_VTT: NDArray[np.float64], v_VTK: NDArray[np.float64]) -> None:
-        """Note what is proven within the gap, and so no longer open."""
-        T = M_VTT.shape[1]
-        y_VT = _duals(M_VTT, v_VTK)
-        value = self._reached_V[some] = y_VT.sum(axis=1)
-        lift, rounding = 0.9 * self.gap * value / T, _rounding(self._widest_V[some], y_VT)
-        near = rounding < 0.1 * self.gap * value / T
-        for number, at in enumerate(some):
-            if near[number] and _is_psd(y_VT[number] + lift[number], M_VTT[number]):
-                self.open[at] = False
-                self._take(at, y_VT[number] + (lift[number] + rounding[number]))
-        self.open[some] &= self.best[some] - value > self.gap * self.best[some]
 
     def _take(self, at: int, y_T: NDArray[np.float64]) -> None:
         """Note a certificate where it is better."""
         if (value := float(y_T.sum())) < self.best[at]:
             self.best[at], self.y_VT[at] = value, y_T
-
-
-def _starts(pattern: NDArray[np.intp], T: int) -> NDArray[np.float64]:
-    """Where ascents begin; the matrices of each pattern, which follow each other, begin alike."""
-    counts = np.unique(pattern, return_counts=True)[1]
-    draws = [np.random.default_rng(0).standard_normal((count, T, min(T, DIMENSIONS))) for count in counts]
-    return np.concatenate([np.zeros((0, T, min(T, DIMENSIONS))), *draws])
 
 
 def _signs(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -231,43 +187,28 @@ def worst_change(M_TT: NDArray[np.float64], scheme: Participation) -> NDArray[np
     found = []
     for pattern in scheme.possible(T):
         M = (M_TT + M_TT.T)[np.ix_(pattern, pattern)] / 2
-        v_TK = _ascended(M)
+        v_TK = _worst_vectors(M)
         whole = np.zeros((T, v_TK.shape[1]))
         whole[pattern] = v_TK
         found.append((_value(M, v_TK), whole))
     return max(found, key=lambda pair: pair[0])[1]
 
 
-def _ascended(M_TT: NDArray[np.float64]) -> NDArray[np.float64]:
+def _worst_vectors(M_TT: NDArray[np.float64]) -> NDArray[np.float64]:
     signs_T1 = _signs(M_TT[None])[0][:, None]
     most = bound(M_TT[None])[0] * (1 - 10 * GAP)
     if _value(M_TT, signs_T1) >= most:
         return signs_T1
-    K = math.ceil((math.sqrt(8 * len(M_TT) + 1) - 1) / 2)
-    v_TK = 0.3 * np.random.default_rng(0).standard_normal((1, len(M_TT), K)) + signs_T1
-    _to_unit_(v_TK)
-    for _ in range(STEPS):
-        v_TK = M_TT @ v_TK
-        _to_unit_(v_TK)
-    leading = np.linalg.svd(v_TK[0])[0][:, :1]
-    signs_T1 = np.where(leading * leading[0] < 0, -1.0, 1.0)
-    return signs_T1 if _value(M_TT, signs_T1) >= most else v_TK[0]
+    sizes, vectors = np.linalg.eigh(semidefinite_values(M_TT[None], GAP).R_VTT[0])
+    signs_T1 = np.where(vectors[:, -1:] * vectors[0, -1] < 0, -1.0, 1.0)
+    if _value(M_TT, signs_T1) >= most:
+        return signs_T1
+    v_TK = (vectors * np.sqrt(np.maximum(sizes, 0.0)))[:, sizes > 0]
+    return v_TK / np.linalg.norm(v_TK, axis=1, keepdims=True)
 
 
 def _value(M_TT: NDArray[np.float64], v_TK: NDArray[np.float64]) -> float:
     return float(np.sum((M_TT @ v_TK) * v_TK))
-
-
-def _duals(M_VTT: NDArray[np.float64], v_VTK: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`<v_t, sum_s M[s,t] v_s>`."""
-    return np.einsum("vtk,vtk->vt", M_VTT @ v_VTK, v_VTK)
-
-
-def _to_unit_(v_VTK: NDArray[np.float64]) -> None:
-    sizes_VT = np.einsum("vtk,vtk->vt", v_VTK, v_VTK)
-    np.sqrt(sizes_VT, out=sizes_VT)
-    np.maximum(sizes_VT, 1e-300, out=sizes_VT)
-    v_VTK /= sizes_VT[:, :, None]
 
 
 def _is_psd(y_T: NDArray[np.float64], M_TT: NDArray[np.float64]) -> bool:
@@ -279,8 +220,11 @@ def _is_psd(y_T: NDArray[np.float64], M_TT: NDArray[np.float64]) -> bool:
 
 def _feasible(M_TT: NDArray[np.float64], y_T: NDArray[np.float64]) -> NDArray[np.float64]:
     """y, lifted until `diag(y) - M` is psd, rounding included."""
+    rounding = _rounding(np.abs(M_TT).sum(axis=1).max(), y_T)
+    if _is_psd(y_T, M_TT):
+        return y_T + rounding
     missing = max(0.0, -float(np.linalg.eigvalsh(np.diag(y_T) - M_TT)[0]))
-    return y_T + (missing + _rounding(np.abs(M_TT).sum(axis=1).max(), y_T))
+    return y_T + (missing + rounding)
 
 
 def _rounding(widest: float | NDArray[np.float64], y_VT: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -435,10 +435,11 @@ def test_conjugate_gradients_end_above_the_truth_wherever_they_stop(case, monkey
 
 
 @pytest.mark.parametrize("case", rest_slow(IDENTITY))
-def test_a_view_without_what_was_said_is_the_same_view(case: Case):
+@pytest.mark.parametrize("models", ["none", "average", "all"])
+def test_a_view_without_what_was_said_is_the_same_view(case: Case, models):
     system = trace(case.algorithm, case.topology, rounds=4)
     for view in (views.node(1), views.coalition(0, 2), views.everyone(), views.node(1, secure_sum=True)):
-        view_of = observe(system, view)
+        view_of = observe(system, views.with_final_models(view, models))
         smaller, direct = eliminate_known_messages(view_of)
         if smaller is view_of:
             continue

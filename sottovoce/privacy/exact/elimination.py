@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from sottovoce.core.memo import once_for_each
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
 from sottovoce.privacy.reactions import knows_every_state, nothing_fresh
 
@@ -25,23 +26,46 @@ ROUNDING = 1e-14
 
 
 def eliminate_known_messages(observation: Observation) -> tuple[Observation, NDArray[np.float64]]:
-    """The smaller system, and what has to be added to the diagonal of every victim's M."""
+    """The smaller system, and what has to be added to the diagonal of every victim's M.
+
+    All rounds are alike, but that models may be published after the last one.
+    """
     untouched = observation, np.zeros(len(observation.victims))
-    step = observation.steps[0]
-    if observation.system.correlation is not None or any(other is not step for other in observation.steps):
+    step, models = observation.steps[0], _published(observation)
+    if models is None or observation.system.correlation is not None:
         return untouched
     if step.out.state.shape[0] != step.out.state.shape[1]:  # a first round that begins to remember
         return untouched
     if not np.any(np.diff(step.observed.state.indptr) == 1):
         return untouched
-    step = _moving(replace(step, out=_subtract(step), point=None))
-    alone = _alone(step.observed, step.out)
+    step, models = _moving(replace(step, out=_subtract(step, step.out), point=None), _subtract(step, models))
+    alone = _alone(step.observed, step.out, models)
     direct = np.zeros(len(observation.victims))
     if alone.any():
         noise = step.observed.noise[alone].power(2).sum(axis=1)
         direct = (sparse.diags_array(1 / noise) @ step.observed.gradient[alone].power(2)).sum(axis=0)
-    smaller = _needed(replace(step, observed=Inputs(*(part[~alone] for part in step.observed))))
-    return replace(observation, steps=(smaller,) * len(observation.steps)), direct
+    step, models = _needed(replace(step, observed=Inputs(*(part[~alone] for part in step.observed))), models)
+    return replace(observation, steps=(*(step,) * (len(observation.steps) - 1), _publishing(step, models))), direct
+
+
+@once_for_each
+def _published(observation: Observation) -> Inputs | None:
+    """What is seen after the last round beyond what is seen of every round, if all are alike but for that."""
+    first, last = observation.steps[0], observation.steps[-1]
+    if any(step is not first for step in observation.steps[1:-1]):
+        return None
+    seen = first.observed.state.shape[0]
+    if last is not first and not _begins_alike(first, last, seen):
+        return None
+    return Inputs(*(part[seen:] for part in last.observed))
+
+
+def _publishing(step: ObservedStep, models: Inputs) -> ObservedStep:
+    """A round after which models are seen as well."""
+    if not models.state.shape[0]:
+        return step
+    both = zip(step.observed, models, strict=True)
+    return replace(step, observed=Inputs(*(sparse.vstack(parts, format="csr") for parts in both)))
 
 
 def without_implied_models(observation: Observation) -> Observation:
@@ -52,11 +76,10 @@ def without_implied_models(observation: Observation) -> Observation:
     if len(observation.steps) < 2:
         return observation
     before, last = observation.steps[-2:]
-    seen = before.observed.state.shape[0]
-    if before is last or not _begins_alike(before, last, seen):
+    models = _published(observation)
+    if before is last or models is None:
         return observation
     alike = replace(observation, steps=(*observation.steps[:-1], before))
-    models = Inputs(*(part[seen:] for part in last.observed))
     return alike if nothing_fresh(models, before.observed) and knows_every_state(alike) else observation
 
 
@@ -74,9 +97,11 @@ def _equal(one: sparse.csr_array, other: sparse.csr_array) -> bool:
     return one.shape == other.shape and (one != other).nnz == 0
 
 
-def _subtract(step: ObservedStep) -> Inputs:
-    """How the state goes on, less the multiples of observations that show one of its components each."""
-    H, F = step.observed.state, step.out.state
+def _subtract(step: ObservedStep, made: Inputs) -> Inputs:
+    """What is made of the state, less the multiples of observations that show one of its components each."""
+    H, F = step.observed.state, made.state
+    if not F.shape[0]:
+        return made
     rows = np.flatnonzero(np.diff(H.indptr) == 1)
     columns, first = np.unique(H.indices[H.indptr[rows]], return_index=True)
     rows = rows[first]
@@ -86,8 +111,8 @@ def _subtract(step: ObservedStep) -> Inputs:
     state = sparse.csr_array(F @ sparse.diags_array(hidden))
     state.eliminate_zeros()
     gradient, noise = (
-        _difference(out, sparse.csr_array(multiples @ part[rows]))
-        for out, part in ((step.out.gradient, step.observed.gradient), (step.out.noise, step.observed.noise))
+        _difference(new, sparse.csr_array(multiples @ seen[rows]))
+        for new, seen in ((made.gradient, step.observed.gradient), (made.noise, step.observed.noise))
     )
     return Inputs(state, gradient, noise)
 
@@ -101,24 +126,26 @@ def _difference(one: sparse.csr_array, other: sparse.csr_array) -> sparse.csr_ar
     return left
 
 
-def _alone(observation: Inputs, out: Inputs) -> NDArray[np.bool_]:
+def _alone(observation: Inputs, out: Inputs, models: Inputs) -> NDArray[np.bool_]:
     """Which observations hold no state, and noise that is nowhere else."""
     reached = sum(np.diff(sparse.csr_array(abs(observation.state) @ abs(part)).indptr) for part in out)
     overlap = sparse.csr_array(abs(observation.noise) @ abs(observation.noise).T)
     own = np.diff(overlap.indptr) == 1
-    travels = np.diff(sparse.csr_array(abs(observation.noise) @ abs(out.noise).T).indptr) > 0
+    elsewhere = sparse.vstack([out.noise, models.noise], format="csr")
+    travels = np.diff(sparse.csr_array(abs(observation.noise) @ abs(elsewhere).T).indptr) > 0
     return (reached == 0) & own & ~travels
 
 
-def _moving(step: ObservedStep) -> ObservedStep:
+def _moving(step: ObservedStep, models: Inputs) -> tuple[ObservedStep, Inputs]:
     """Only those components of the state that gradients or noise ever reach."""
     fed = np.flatnonzero(np.diff(step.out.gradient.indptr) + np.diff(step.out.noise.indptr))
-    return _keep(step, _closure(step.out.state.T.tocsr(), fed))
+    return _keep(step, models, _closure(step.out.state.T.tocsr(), fed))
 
 
-def _needed(step: ObservedStep) -> ObservedStep:
-    """Only those components of the state that observations can ever show."""
-    return _keep(step, _closure(step.out.state, np.unique(step.observed.state.indices)))
+def _needed(step: ObservedStep, models: Inputs) -> tuple[ObservedStep, Inputs]:
+    """Only those components of the state that observations or models can ever show."""
+    shown = np.union1d(step.observed.state.indices, models.state.indices)
+    return _keep(step, models, _closure(step.out.state, shown))
 
 
 def _closure(links: sparse.csr_array, begin: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -131,6 +158,7 @@ def _closure(links: sparse.csr_array, begin: NDArray[np.intp]) -> NDArray[np.int
     return np.flatnonzero(found)
 
 
-def _keep(step: ObservedStep, kept: NDArray[np.intp]) -> ObservedStep:
+def _keep(step: ObservedStep, models: Inputs, kept: NDArray[np.intp]) -> tuple[ObservedStep, Inputs]:
     out = Inputs(step.out.state[kept].tocsc()[:, kept].tocsr(), step.out.gradient[kept], step.out.noise[kept])
-    return replace(step, observed=step.observed._replace(state=step.observed.state.tocsc()[:, kept].tocsr()), out=out)
+    observed, models = (part._replace(state=part.state.tocsc()[:, kept].tocsr()) for part in (step.observed, models))
+    return replace(step, observed=observed, out=out), models

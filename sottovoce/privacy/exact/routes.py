@@ -55,6 +55,9 @@ FILTER_STATE = 6_000
 """Up to this many components of the state the filter may be taken."""
 
 
+FEW_ROWS, FEW_COMPONENTS = 1_000, 64
+"""Up to this many observations of a state of so many components a filter takes less time than to eliminate any."""
+
 LARGEST_RATIO = 1e5
 """Of the noise of nodes, where it is on single messages."""
 
@@ -77,7 +80,7 @@ def squared(observation: Observation, scheme: Participation, *, above: float | N
         return loss_given_noisy_gradients(observation.system, observation.view, observation.victims, scheme)
     if sees_one_fresh_sum(observation):
         return _of_fresh_sums(observation, scheme)
-    reduced = None if _takes_deflation(observation) else _reduced(observation)
+    reduced = None if _takes_deflation(observation) else _reduced(observation, always=above is not None)
     if reduced is not None and not starts(reduced[0].steps)[-1]:
         return scheme.largest_sum(np.broadcast_to(reduced[1], (observation.gradient_rounds, len(reduced[1]))))
     out = np.zeros(len(observation.victims))
@@ -213,9 +216,16 @@ def _takes_deflation(observation: Observation) -> bool:
     return observation.system.algorithm.averaging and observation.steps[0].out.state.shape[0] * sources <= DEFLATED
 
 
-def _reduced(observation: Observation) -> tuple[Observation, Array]:
-    """The view without what follows from earlier messages, and what has to be added to the diagonal of every M."""
-    return eliminate_known_messages(well_conditioned(observation))
+def _reduced(observation: Observation, *, always: bool = False) -> tuple[Observation, Array]:
+    """The view without what follows from earlier messages, and what has to be added to the diagonal of every M.
+
+    Small views are left as they are, unless they are `always` to be reduced, as the route `reversible` needs them.
+    """
+    conditioned = well_conditioned(observation)
+    rows, components = starts(observation.steps)[-1], observation.steps[0].out.state.shape[0]
+    if rows <= FEW_ROWS and components <= FEW_COMPONENTS and not always:
+        return conditioned, np.zeros(len(observation.victims))
+    return eliminate_known_messages(conditioned)
 
 
 def _in_groups(
