@@ -13,6 +13,7 @@ from scipy.sparse.linalg import lsmr
 
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.memo import once_for_each
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
@@ -58,6 +59,7 @@ def _hears_all(system: LinearSystem, view: View) -> bool:
     return view.kind is ViewKind.EVERYONE and not view.secure_sum
 
 
+@once_for_each
 def models_follow_from_messages(system: LinearSystem) -> bool:
     """Whether all models at the end are linear combinations of messages; False where that cannot be shown.
 

@@ -22,7 +22,7 @@ from sottovoce.privacy.absorption_policy import Policy, least_cost
 from sottovoce.privacy.account_cost import policy_for
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.clipped_growth import UNBOUNDED, late_cost, may_gain
-from sottovoce.privacy.closedness import closedness
+from sottovoce.privacy.closedness import closedness, is_plainly_open
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
 from sottovoce.privacy.discrete_noise import discrete_factor
@@ -76,14 +76,24 @@ class KindBounds:
             unknown = AssumptionKind.OUTSIDE_OF_SUMS if hides_in_sums(self.system) else AssumptionKind.NO_SHARED_SECRETS
             assumptions = (*assumptions, unknown.of())
         final_models = covered_final_models(self.system, self.view)
-        each = zip(self.observation.victims, self.observation.distances(), np.sqrt(squares), covered, strict=True)
+        assumed = {
+            is_covered: (*assumptions, rounding(self.system, covered=is_covered, by_absorption=by_absorption))
+            for is_covered in set(covered.tolist())
+        }
+        nothing = (*assumptions, AssumptionKind.NOTHING_OBSERVED.of())
+        each = zip(
+            self.observation.victims.tolist(), self._distances, np.sqrt(squares).tolist(), covered.tolist(), strict=True
+        )
         found = []
         for number, (victim, distance, mu, is_covered) in enumerate(each):
             unobserved = mu == 0 and not self._observed[number]
-            last = rounding(self.system, covered=is_covered, by_absorption=by_absorption)
-            assumed = (*assumptions, AssumptionKind.NOTHING_OBSERVED.of() if unobserved else last)
-            found.append(Guarantee(int(victim), distance, kind, float(mu), proof, assumed, self.view, final_models))
+            assumes = nothing if unobserved else assumed[is_covered]
+            found.append(Guarantee(victim, distance, kind, mu, proof, assumes, self.view, final_models))
         return found
+
+    @cached_property
+    def _distances(self) -> list[int | None]:
+        return self.observation.distances()
 
     def _rounded_up(
         self, squares: NDArray[np.float64], *, by_absorption: bool
@@ -132,13 +142,17 @@ class KindBounds:
         """Which victims' gradients reach the view, directly or through the reactions of others."""
         return np.asarray(self._reaching.any(axis=0))
 
-    @cached_property
+    @property
     def _reaching(self) -> NDArray[np.bool_]:
-        """Which (gradient round, victim) reach the view: all nodes react, those that are not asked about too."""
-        whole, victims = self.observation, self.observation.victims
-        if len(victims) < self.system.n - len(self.view.members):
-            whole = observe(self.system, self.view)
-        return reaching_gradients(whole)[:, np.searchsorted(whole.victims, victims)]
+        """Which (gradient round, victim) reach the view."""
+        return reaching_gradients(self._whole)[:, np.searchsorted(self._whole.victims, self.observation.victims)]
+
+    @cached_property
+    def _whole(self) -> Observation:
+        """What the view sees of all nodes: all react, those that are not asked about too."""
+        if len(self.observation.victims) < self.system.n - len(self.view.members):
+            return observe(self.system, self.view)
+        return self.observation
 
     def _exact_losses(self, view: View) -> NDArray[np.float64]:
         """mu^2 of every victim, exact for fixed streams; of each view once."""
@@ -173,7 +187,7 @@ class KindBounds:
         """
         self._require_training()
         options, reasons = [], []
-        closed, open_because = self._closed_view(or_all_messages=False)
+        closed = None if self._is_plainly_open() else self._closed_view(or_all_messages=False)[0]
         for bound in (self._given_noisy_gradients, *([self._clipped_growth] if closed is None else [])):
             try:
                 options.append(bound())
@@ -181,10 +195,11 @@ class KindBounds:
                 reasons.append(str(refusal))
         if closed is None and not options:
             closed, open_because = self._closed_view(or_all_messages=True)
+            reasons += open_because
         if closed is not None:
             options.append(self._exact_losses(closed))
         if not options:
-            raise Unaccountable("; ".join([*reasons, *open_because]))
+            raise Unaccountable("; ".join(reasons))
         return _Bound(np.min(options, axis=0), TrainingProof.PROVEN, (AssumptionKind.BOUNDED_GRADIENTS.of(),))
 
     def _given_noisy_gradients(self) -> NDArray[np.float64]:
@@ -212,6 +227,10 @@ class KindBounds:
         if view not in self._couplings:
             self._couplings[view] = couple(self.system, view)
         return self._couplings[view]
+
+    def _is_plainly_open(self) -> bool:
+        """Whether structure alone shows that the view is open."""
+        return not self.system.only_gradients and is_plainly_open(self._whole, reaching_gradients(self._whole))
 
     def _closed_view(self, *, or_all_messages: bool) -> tuple[View | None, list[str]]:
         """The view if it is closed; else, if asked for, all messages with what it knows; and why others are open."""

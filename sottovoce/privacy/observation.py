@@ -22,6 +22,7 @@ from sottovoce.core.class_correlation import unrolled_inverse
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
+from sottovoce.core.sparsity import columns_touched, rows_touching
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.final_models import published
 from sottovoce.privacy.views import View, ViewKind
@@ -174,22 +175,36 @@ def _check_edges(system: LinearSystem, adversary: View) -> None:
 
 def _observe_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> ObservedStep:
     observation, _ = _informative(step, adversary, victims, own)
-    point = reduced_inputs(step, step.point, adversary, victims) if step.point is not None else None
-    out = reduced_inputs(step, step.state_out, adversary, victims)
-    return ObservedStep(observation, out, point, np.flatnonzero(~known_noise(step, adversary)), bool(step.gradients))
+    unknown = np.flatnonzero(~known_noise(step, adversary))
+    out = _reduced(step, step.split(step.state_out), unknown, victims)
+    point = None if step.point is None else _reduced(step, step.split(step.point), unknown, victims)
+    return ObservedStep(observation, out, point, unknown, bool(step.gradients))
 
 
 def _informative(
     step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool
 ) -> tuple[Inputs, NDArray[np.intp]]:
     """What the adversary gets in a round, and which rows of it hold anything that it does not know."""
-    rows = sparse.vstack(
-        [selected_messages(sent, mixing, adversary, own) for sent, mixing in zip(step.sent, step.mixings, strict=True)],
-        format="csr",
+    unknown = np.flatnonzero(~known_noise(step, adversary))
+    got = [
+        _reduced(step, _selected_inputs(step, sent, mixing, adversary, own), unknown, victims)
+        for sent, mixing in zip(step.sent, step.mixings, strict=True)
+    ]
+    every = (
+        got[0] if len(got) == 1 else Inputs(*(sparse.vstack(parts, format="csr") for parts in zip(*got, strict=True)))
     )
-    observation = reduced_inputs(step, rows, adversary, victims)
-    there = np.flatnonzero(sum(np.diff(part.indptr) for part in observation))
-    return Inputs(*(part[there] for part in observation)), there
+    there = np.flatnonzero(sum(np.diff(part.indptr) for part in every))
+    return Inputs(*(_rows(part, there) for part in every)), there
+
+
+def _selected_inputs(
+    step: StepMatrices, sent: TracedMessages, mixing: Mixing, adversary: View, own: bool
+) -> tuple[sparse.csr_array, ...]:
+    """The messages of one gossip step that an adversary gets, by their inputs; messages are split for all views."""
+    rows = _selected_rows(sent, mixing, adversary, own)
+    if rows is None:
+        return step.split(_sums(sent, mixing, adversary))
+    return tuple(_rows(part, rows) for part in step.split(sent.rows))
 
 
 def _pick(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> sparse.csr_array:
@@ -205,14 +220,22 @@ def _pick(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> spa
 
 def reduced_inputs(step: StepMatrices, rows: sparse.csr_array, adversary: View, victims: NDArray[np.intp]) -> Inputs:
     """Rows of a round by their inputs, without what the adversary knows."""
-    state, gradient, noise = step.split(rows)
-    unknown = np.flatnonzero(~known_noise(step, adversary))
-    columns = victims if step.gradients else np.empty(0, dtype=np.intp)
-    return Inputs(state, _columns(gradient, columns), _columns(noise, unknown))
+    return _reduced(step, step.split(rows), np.flatnonzero(~known_noise(step, adversary)), victims)
+
+
+def _reduced(
+    step: StepMatrices, parts: tuple[sparse.csr_array, ...], unknown: NDArray[np.intp], victims: NDArray[np.intp]
+) -> Inputs:
+    state, gradient, noise = parts
+    return Inputs(state, _columns(gradient, victims if step.gradients else victims[:0]), _columns(noise, unknown))
 
 
 def _columns(matrix: sparse.csr_array, columns: NDArray[np.intp]) -> sparse.csr_array:
     return matrix if len(columns) == matrix.shape[1] else matrix[:, columns]
+
+
+def _rows(matrix: sparse.csr_array, rows: NDArray[np.intp]) -> sparse.csr_array:
+    return matrix if len(rows) == matrix.shape[0] else matrix[rows]
 
 
 def known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
@@ -222,37 +245,39 @@ def known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
 
 def known_of(sources: Sources, adversary: View) -> NDArray[np.bool_]:
     """Which of some sources the adversary knows."""
-    holders = sources.holders.tocsc()
-    found = np.zeros(sources.size, dtype=bool)
-    knowing = adversary.members if sources.kind != "pair" else (*adversary.members, *adversary.secrets_of)
-    for node in knowing:
-        found[holders.indices[holders.indptr[node] : holders.indptr[node + 1]]] = True
-    return found
+    knowing = np.zeros(sources.holders.shape[1], dtype=bool)
+    knowing[list(adversary.members if sources.kind != "pair" else (*adversary.members, *adversary.secrets_of))] = True
+    return rows_touching(sources.holders, knowing)
 
 
 def selected_messages(sent: TracedMessages, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:
     """The rows of one gossip step that an adversary gets, or their sums; with `own`, also what its members send."""
+    rows = _selected_rows(sent, mixing, adversary, own)
+    return _sums(sent, mixing, adversary) if rows is None else _rows(sent.rows, rows)
+
+
+def _selected_rows(sent: TracedMessages, mixing: Mixing, adversary: View, own: bool) -> NDArray[np.intp] | None:
+    """Which rows of one gossip step an adversary gets; None where it gets sums of them."""
     sender, receiver, rows = sent
     if sender.size == 0 or sender[0] == -1:  # a sum over everyone, and published models, are there for all to see
-        return rows[np.flatnonzero(~np.isin(receiver, adversary.members))]  # members know their own models
+        return np.flatnonzero(~np.isin(receiver, adversary.members))  # members know their own models
     if adversary.secure_sum:
-        return _sums(sent, mixing, adversary)
+        return None
     if adversary.kind is ViewKind.EVERYONE:
-        return rows
+        return np.arange(rows.shape[0])
     if adversary.kind is ViewKind.EAVESDROPPER:
-        return rows[np.flatnonzero(_tapped(sender, receiver, mixing, adversary.edges))]
+        return np.flatnonzero(_tapped(sender, receiver, mixing, adversary.edges))
     if adversary.kind is not ViewKind.COALITION:
         raise Unaccountable(f"which messages {adversary} gets is not defined; define it in privacy/observation.py")
-    members = np.asarray(adversary.members, dtype=np.intp)
+    members = np.zeros(mixing.n, dtype=bool)
+    members[list(adversary.members)] = True
     if receiver[0] == -1:
-        reaches = np.asarray((mixing.weights[members] != 0).sum(axis=0)).ravel() > 0
-        got = reaches[sender]
+        got = columns_touched(mixing.weights, members)[sender]
     else:
-        got = np.isin(receiver, members)
+        got = np.isin(receiver, adversary.members)
         if mixing.active is not None:
             got &= mixing.active[receiver]
-    from_members = np.isin(sender, members)
-    return rows[np.flatnonzero(got | from_members if own else got & ~from_members)]
+    return np.flatnonzero(got | members[sender] if own else got & ~members[sender])
 
 
 def _tapped(
