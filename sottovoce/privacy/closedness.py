@@ -92,7 +92,7 @@ def is_plainly_open(observation: Observation, reaching_TV: NDArray[np.bool_]) ->
     quiet = np.diff(second.observed.gradient.indptr) == 0
     shown = columns_touched(second.observed.state, quiet)
     seen = columns_touched(first.observed.noise) | columns_touched(first.out.noise, shown)
-    point = second.point.state
+    point = second.point
     asked = observation.victims[reaching_TV[int(first.takes_gradients)]]
     asked = asked[np.diff(point.indptr)[asked] == 1]
     at = point.indptr[asked]
@@ -121,7 +121,7 @@ def _unrolled(observation: Observation) -> Closedness:
         quiet, loud = np.flatnonzero(~fresh), np.flatnonzero(fresh)
         new = unknown.see(step.observed.state[quiet], *(part[quiet] for part in seen_new))
         if step.point is not None:
-            rows = step.point.state[observation.victims]
+            rows = step.point[observation.victims]
             left = unknown.without(rows, new)
             for k in np.flatnonzero(reaching[number]):
                 verdict = _reacts(observation, round, int(k), left, V)

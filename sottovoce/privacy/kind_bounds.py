@@ -48,6 +48,13 @@ class _Bound(NamedTuple):
     assumptions: tuple[Assumption, ...]
 
 
+class _Reactions(NamedTuple):
+    """Which (gradient round, victim) reach the view, and whether structure alone shows that the view is open."""
+
+    reaching: NDArray[np.bool_]
+    plainly_open: bool
+
+
 class KindBounds:
     """The bounds of one view, kind by kind: what kinds share is computed once."""
 
@@ -140,19 +147,16 @@ class KindBounds:
     @cached_property
     def _observed(self) -> NDArray[np.bool_]:
         """Which victims' gradients reach the view, directly or through the reactions of others."""
-        return np.asarray(self._reaching.any(axis=0))
-
-    @property
-    def _reaching(self) -> NDArray[np.bool_]:
-        """Which (gradient round, victim) reach the view."""
-        return reaching_gradients(self._whole)[:, np.searchsorted(self._whole.victims, self.observation.victims)]
+        return np.asarray(self._reactions.reaching.any(axis=0))
 
     @cached_property
-    def _whole(self) -> Observation:
-        """What the view sees of all nodes: all react, those that are not asked about too."""
-        if len(self.observation.victims) < self.system.n - len(self.view.members):
-            return observe(self.system, self.view)
-        return self.observation
+    def _reactions(self) -> _Reactions:
+        """All nodes react, those that are not asked about too."""
+        whole, victims = self.observation, self.observation.victims
+        if len(victims) < self.system.n - len(self.view.members):
+            whole = observe(self.system, self.view)
+        reaching = reaching_gradients(whole)
+        return _Reactions(reaching[:, np.searchsorted(whole.victims, victims)], is_plainly_open(whole, reaching))
 
     def _exact_losses(self, view: View) -> NDArray[np.float64]:
         """mu^2 of every victim, exact for fixed streams; of each view once."""
@@ -187,7 +191,8 @@ class KindBounds:
         """
         self._require_training()
         options, reasons = [], []
-        closed = None if self._is_plainly_open() else self._closed_view(or_all_messages=False)[0]
+        is_open = bool(self.system.only_gradients) or self._reactions.plainly_open
+        closed = None if is_open else self._closed_view(or_all_messages=False)[0]
         for bound in (self._given_noisy_gradients, *([self._clipped_growth] if closed is None else [])):
             try:
                 options.append(bound())
@@ -207,7 +212,7 @@ class KindBounds:
 
     @cached_property
     def _noisy_gradient_losses(self) -> NDArray[np.float64]:
-        reaching = None if self.system.only_gradients else self._reaching
+        reaching = None if self.system.only_gradients else self._reactions.reaching
         return loss_given_noisy_gradients(self.system, self.view, self.observation.victims, self.scheme, reaching)
 
     def _clipped_growth(self) -> NDArray[np.float64]:
@@ -227,10 +232,6 @@ class KindBounds:
         if view not in self._couplings:
             self._couplings[view] = couple(self.system, view)
         return self._couplings[view]
-
-    def _is_plainly_open(self) -> bool:
-        """Whether structure alone shows that the view is open."""
-        return not self.system.only_gradients and is_plainly_open(self._whole, reaching_gradients(self._whole))
 
     def _closed_view(self, *, or_all_messages: bool) -> tuple[View | None, list[str]]:
         """The view if it is closed; else, if asked for, all messages with what it knows; and why others are open."""

@@ -20,9 +20,11 @@ from sottovoce.core.algorithm import sums_over_neighbours
 from sottovoce.core.arrays import given_array
 from sottovoce.core.class_correlation import unrolled_inverse
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.graphs import Graph
+from sottovoce.core.memo import once_for_each
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
-from sottovoce.core.sparsity import columns_touched, rows_touching
+from sottovoce.core.sparsity import columns_touched, rows_touching, submatrix
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.final_models import published
 from sottovoce.privacy.views import View, ViewKind
@@ -39,11 +41,14 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ObservedStep:
-    """One round as the adversary sees it: what it gets, and how the hidden state goes on, less what it knows."""
+    """One round as the adversary sees it: what it gets, and how the hidden state goes on, less what it knows.
+
+    `point` is where gradients are taken, as combinations of the state before the round; None where none are.
+    """
 
     observed: Inputs
     out: Inputs
-    point: Inputs | None
+    point: sparse.csr_array | None
     noise_columns: NDArray[np.intp]
     takes_gradients: bool
 
@@ -89,7 +94,7 @@ class Observation:
         graph, members = self.system.topology.graph, list(self.view.members)
         if graph is None or not members:
             return [None] * len(self.victims)
-        hops = csgraph.shortest_path(graph.adjacency.T, unweighted=True, indices=members).min(axis=0)
+        hops = csgraph.dijkstra(_hearing(graph), unweighted=True, indices=members, min_only=True)
         return [int(h) if np.isfinite(h) else None for h in hops[self.victims]]
 
     @cached_property
@@ -108,6 +113,12 @@ class Observation:
         return sum(step.takes_gradients for step in self.steps)
 
 
+@once_for_each
+def _hearing(graph: Graph) -> sparse.csr_array:
+    """`adjacency[j, i]`: whom each node hears; in the form in which paths are sought."""
+    return sparse.csr_array(graph.adjacency.T).astype(float)
+
+
 def observe(
     system: LinearSystem, adversary: View, *, own: bool = False, victims: Sequence[int] | None = None
 ) -> Observation:
@@ -123,7 +134,7 @@ def observe(
         raise InputError(
             f"view {adversary}", "this needs one adversary, and the view stands for many", "name its nodes"
         )
-    system = published(system, adversary)
+    seen = published(system, adversary)
     concerned = np.setdiff1d(np.arange(system.n), adversary.members)
     if victims is not None:
         named = _node_numbers(victims, system.n)
@@ -134,7 +145,9 @@ def observe(
             )
         concerned = np.unique(named)
     steps = map_equal_steps(lambda step: _observe_step(step, adversary, concerned, own), system.steps)
-    return Observation(system, adversary, concerned, steps)
+    if seen is not system:
+        steps = (*steps[:-1], _with_models(steps[-1], seen.steps[-1], adversary, concerned))
+    return Observation(seen, adversary, concerned, steps)
 
 
 def _node_numbers(victims: Sequence[int], n: int) -> NDArray[np.intp]:
@@ -175,36 +188,45 @@ def _check_edges(system: LinearSystem, adversary: View) -> None:
 
 def _observe_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> ObservedStep:
     observation, _ = _informative(step, adversary, victims, own)
-    unknown = np.flatnonzero(~known_noise(step, adversary))
-    out = _reduced(step, step.split(step.state_out), unknown, victims)
-    point = None if step.point is None else _reduced(step, step.split(step.point), unknown, victims)
-    return ObservedStep(observation, out, point, unknown, bool(step.gradients))
+    unknown = _unknown_columns(step, adversary, victims)
+    out = _reduced(step.split(step.state_out), None, unknown)
+    point = None if step.point is None else step.split(step.point)[0]
+    return ObservedStep(observation, out, point, np.flatnonzero(unknown.noise), bool(step.gradients))
 
 
 def _informative(
     step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool
-) -> tuple[Inputs, NDArray[np.intp]]:
+) -> tuple[Inputs, NDArray[np.bool_]]:
     """What the adversary gets in a round, and which rows of it hold anything that it does not know."""
-    unknown = np.flatnonzero(~known_noise(step, adversary))
-    got = [
-        _reduced(step, _selected_inputs(step, sent, mixing, adversary, own), unknown, victims)
-        for sent, mixing in zip(step.sent, step.mixings, strict=True)
-    ]
-    every = (
-        got[0] if len(got) == 1 else Inputs(*(sparse.vstack(parts, format="csr") for parts in zip(*got, strict=True)))
-    )
-    there = np.flatnonzero(sum(np.diff(part.indptr) for part in every))
-    return Inputs(*(_rows(part, there) for part in every)), there
+    unknown, each = _unknown_columns(step, adversary, victims), range(len(step.sent))
+    return _holding_anything(_stacked([_message_inputs(step, number, adversary, unknown, own) for number in each]))
 
 
-def _selected_inputs(
-    step: StepMatrices, sent: TracedMessages, mixing: Mixing, adversary: View, own: bool
-) -> tuple[sparse.csr_array, ...]:
-    """The messages of one gossip step that an adversary gets, by their inputs; messages are split for all views."""
+def _holding_anything(inputs: Inputs) -> tuple[Inputs, NDArray[np.bool_]]:
+    """The rows that have any entry, and which they are."""
+    there = np.sum([np.diff(part.indptr) for part in inputs], axis=0) > 0
+    return Inputs(*(submatrix(part, there, None) for part in inputs)), there
+
+
+def _message_inputs(step: StepMatrices, number: int, adversary: View, unknown: _Unknown, own: bool) -> Inputs:
+    """What the adversary gets in one gossip step. Messages are split by their inputs once for all views."""
+    sent, mixing = step.sent[number], step.mixings[number]
     rows = _selected_rows(sent, mixing, adversary, own)
-    if rows is None:
-        return step.split(_sums(sent, mixing, adversary))
-    return tuple(_rows(part, rows) for part in step.split(sent.rows))
+    return _reduced(step.split(_sums(sent, mixing, adversary) if rows is None else sent.rows), rows, unknown)
+
+
+def _stacked(inputs: Sequence[Inputs]) -> Inputs:
+    if len(inputs) == 1:
+        return inputs[0]
+    return Inputs(*(sparse.vstack(parts, format="csr") for parts in zip(*inputs, strict=True)))
+
+
+def _with_models(
+    observed: ObservedStep, last: StepMatrices, adversary: View, victims: NDArray[np.intp]
+) -> ObservedStep:
+    """The last round, after which models are published: `last` has them as its last messages."""
+    models = _message_inputs(last, -1, adversary, _unknown_columns(last, adversary, victims), False)
+    return replace(observed, observed=_stacked([observed.observed, _holding_anything(models)[0]]))
 
 
 def _pick(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> sparse.csr_array:
@@ -215,27 +237,32 @@ def _pick(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> spa
         for sent, mixing in zip(step.sent, step.mixings, strict=True)
     ]
     _, there = _informative(step, adversary, victims, False)
-    return sparse.csr_array(sparse.block_diag(each, format="csr"))[there]
+    return sparse.csr_array(sparse.block_diag(each, format="csr"))[np.flatnonzero(there)]
 
 
 def reduced_inputs(step: StepMatrices, rows: sparse.csr_array, adversary: View, victims: NDArray[np.intp]) -> Inputs:
     """Rows of a round by their inputs, without what the adversary knows."""
-    return _reduced(step, step.split(rows), np.flatnonzero(~known_noise(step, adversary)), victims)
+    return _reduced(step.split(rows), None, _unknown_columns(step, adversary, victims))
 
 
-def _reduced(
-    step: StepMatrices, parts: tuple[sparse.csr_array, ...], unknown: NDArray[np.intp], victims: NDArray[np.intp]
-) -> Inputs:
+class _Unknown(NamedTuple):
+    """Which gradients and which noise of a round the adversary is to learn about."""
+
+    gradient: NDArray[np.bool_]
+    noise: NDArray[np.bool_]
+
+
+def _unknown_columns(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> _Unknown:
+    of_victims = np.zeros(step.gradients, dtype=bool)
+    of_victims[victims if step.gradients else victims[:0]] = True
+    return _Unknown(of_victims, ~known_noise(step, adversary))
+
+
+def _reduced(parts: tuple[sparse.csr_array, ...], rows: NDArray[np.bool_] | None, unknown: _Unknown) -> Inputs:
     state, gradient, noise = parts
-    return Inputs(state, _columns(gradient, victims if step.gradients else victims[:0]), _columns(noise, unknown))
-
-
-def _columns(matrix: sparse.csr_array, columns: NDArray[np.intp]) -> sparse.csr_array:
-    return matrix if len(columns) == matrix.shape[1] else matrix[:, columns]
-
-
-def _rows(matrix: sparse.csr_array, rows: NDArray[np.intp]) -> sparse.csr_array:
-    return matrix if len(rows) == matrix.shape[0] else matrix[rows]
+    return Inputs(
+        submatrix(state, rows, None), submatrix(gradient, rows, unknown.gradient), submatrix(noise, rows, unknown.noise)
+    )
 
 
 def known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
@@ -253,20 +280,20 @@ def known_of(sources: Sources, adversary: View) -> NDArray[np.bool_]:
 def selected_messages(sent: TracedMessages, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:
     """The rows of one gossip step that an adversary gets, or their sums; with `own`, also what its members send."""
     rows = _selected_rows(sent, mixing, adversary, own)
-    return _sums(sent, mixing, adversary) if rows is None else _rows(sent.rows, rows)
+    return _sums(sent, mixing, adversary) if rows is None else submatrix(sent.rows, rows, None)
 
 
-def _selected_rows(sent: TracedMessages, mixing: Mixing, adversary: View, own: bool) -> NDArray[np.intp] | None:
+def _selected_rows(sent: TracedMessages, mixing: Mixing, adversary: View, own: bool) -> NDArray[np.bool_] | None:
     """Which rows of one gossip step an adversary gets; None where it gets sums of them."""
     sender, receiver, rows = sent
     if sender.size == 0 or sender[0] == -1:  # a sum over everyone, and published models, are there for all to see
-        return np.flatnonzero(~np.isin(receiver, adversary.members))  # members know their own models
+        return ~np.isin(receiver, adversary.members)  # members know their own models
     if adversary.secure_sum:
         return None
     if adversary.kind is ViewKind.EVERYONE:
-        return np.arange(rows.shape[0])
+        return np.ones(rows.shape[0], dtype=bool)
     if adversary.kind is ViewKind.EAVESDROPPER:
-        return np.flatnonzero(_tapped(sender, receiver, mixing, adversary.edges))
+        return _tapped(sender, receiver, mixing, adversary.edges)
     if adversary.kind is not ViewKind.COALITION:
         raise Unaccountable(f"which messages {adversary} gets is not defined; define it in privacy/observation.py")
     members = np.zeros(mixing.n, dtype=bool)
@@ -274,10 +301,10 @@ def _selected_rows(sent: TracedMessages, mixing: Mixing, adversary: View, own: b
     if receiver[0] == -1:
         got = columns_touched(mixing.weights, members)[sender]
     else:
-        got = np.isin(receiver, adversary.members)
+        got = members[receiver] & (receiver >= 0)
         if mixing.active is not None:
             got &= mixing.active[receiver]
-    return np.flatnonzero(got | members[sender] if own else got & ~members[sender])
+    return got | members[sender] if own else got & ~members[sender]
 
 
 def _tapped(

@@ -22,9 +22,10 @@ def reaching_gradients(observation: Observation) -> NDArray[np.bool_]:
     n, V = observation.steps[0].out.state.shape[0], len(observation.victims)
     wanted = np.zeros(n, dtype=bool)  # components of the state that reach it
     out: list[NDArray[np.bool_]] = []
-    later = None
+    later, settled = None, False
     for step in reversed(observation.steps):
-        if later is not None and step is later[0] and np.array_equal(wanted, later[1]):
+        settled = later is not None and step is later[0] and (settled or np.array_equal(wanted, later[1]))
+        if settled:
             out += out[-1:] if step.takes_gradients else []  # nothing changes from here on while rounds are equal
             continue
         later = (step, wanted)
@@ -33,8 +34,8 @@ def reaching_gradients(observation: Observation) -> NDArray[np.bool_]:
             reaches = columns_touched(step.out.gradient, wanted) | columns_touched(step.observed.gradient)
             out.append(reaches)
             if step.point is not None:
-                asked = np.zeros(step.point.state.shape[0], dtype=bool)
+                asked = np.zeros(step.point.shape[0], dtype=bool)
                 asked[observation.victims[reaches]] = True
-                carried |= columns_touched(step.point.state, asked)
+                carried |= columns_touched(step.point, asked)
         wanted = carried
     return np.array(out[::-1]).reshape(-1, V)
