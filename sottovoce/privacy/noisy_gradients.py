@@ -149,13 +149,13 @@ def _local_spread(system: LinearSystem, step: StepMatrices) -> sparse.csr_array:
     parts = [term.matrix.whole() for term in terms]
     if not parts:
         raise Unaccountable(f"{algorithm.name}: nothing is added to gradients themselves")
-    spread = sparse.csr_array(sparse.hstack(parts, format="csr"))
+    spread = parts[0] if len(parts) == 1 else sparse.csr_array(sparse.hstack(parts, format="csr"))
     shares = relative(algorithm.sensitivity)
     if shares is not None:
         spread = sparse.csr_array(sparse.diags_array(1 / shares) @ spread)
     for matrix in (step.state_out, *(sent.rows for sent in step.sent)):
         _, gradient, noise = step.split(matrix)
-        gap = abs(noise.tocsc()[:, : spread.shape[1]] - (gradient @ spread).tocsc())
+        gap = abs(noise[:, : spread.shape[1]] - gradient @ spread)
         if gap.nnz and float(gap.max()) > 1e-12 * float(abs(noise).max()):
             raise Unaccountable(f"{algorithm.name}: noise does not travel with the gradient it was added to")
     return spread

@@ -27,8 +27,10 @@ from sottovoce.core.noise_sources import Sources
 from sottovoce.core.sparsity import columns_touched, rows_touching, submatrix
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.final_models import published
-from sottovoce.privacy.views import View, ViewKind
+from sottovoce.privacy.views import View, ViewKind, everyone
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages, map_equal_steps
+
+EVERYONE = everyone()
 
 
 class Inputs(NamedTuple):
@@ -187,6 +189,18 @@ def _check_edges(system: LinearSystem, adversary: View) -> None:
 
 
 def _observe_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> ObservedStep:
+    if replace(adversary, final_models=FinalModels.NONE) == EVERYONE and len(victims) == step.mixings[0].n:
+        return _seen_by_everyone(step)
+    return _seen(step, adversary, victims, own)
+
+
+@once_for_each
+def _seen_by_everyone(step: StepMatrices) -> ObservedStep:
+    """Who hears everything and knows no secrets sees the same of a round in every system that has it."""
+    return _seen(step, EVERYONE, np.arange(step.mixings[0].n), False)
+
+
+def _seen(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> ObservedStep:
     observation, _ = _informative(step, adversary, victims, own)
     unknown = _unknown_columns(step, adversary, victims)
     out = _reduced(step.split(step.state_out), None, unknown)

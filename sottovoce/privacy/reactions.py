@@ -102,6 +102,7 @@ def _differs_from_all(wanted: sparse.csr_array, rows: sparse.csr_array) -> NDArr
     return _differs(wanted, sparse.csr_array(fitted), rows)
 
 
+@once_for_each
 def _not_combined(step: ObservedStep) -> NDArray[np.bool_]:
     """Which components of the state after a round no combination of its observations gives."""
     rows, out = _joined(step.observed), _joined(step.out)
