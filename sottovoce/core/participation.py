@@ -62,9 +62,8 @@ class Participation:
         """
         if self.times is None:
             return [np.arange(rounds)]
-        length = self.times * self.apart
-        every = [np.arange(start, min(rounds, start + length), self.apart) for start in range(rounds)]
-        return [pattern for pattern in every if pattern[0] < self.apart or len(pattern) == self.times]
+        length, starts = self.times * self.apart, range(self.count(rounds))
+        return [np.arange(start, min(rounds, start + length), self.apart) for start in starts]
 
     def possible(self, rounds: int) -> list[NDArray[np.intp]]:
         """Patterns in which a change can really show: `patterns`, and of shuffled epochs the first rounds of all."""

@@ -25,6 +25,7 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import grid_step, least_noise
 from sottovoce.core.memo import once_for_each
 from sottovoce.core.sensitivity import relative
+from sottovoce.core.sparsity import columns_touched
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equal_steps
@@ -37,16 +38,25 @@ class Coupling:
     """One round for the coupling: who absorbs how cheaply, who must, and what travels on.
 
     `fresh[w]` is the size of w's own new noise (0: it cannot absorb), `must_absorb[w]` says that w is heard before it
-    adds noise again, `transfer` is the matrix of absolute weights among honest nodes, by which the rest travels on,
-    `jump[w]` is how far a change of w's data moves its step, 0 if it takes none. Of secure sums, and of a published
-    average, nobody must absorb all: `summed @ q` is what sums that are seen make nodes absorb of what travels on.
+    adds noise again, `jump[w]` is how far a change of w's data moves its step, 0 if it takes none, `transition` is the
+    matrix of weights. Of secure sums, and of a published average, nobody must absorb all: `summed @ q` is what sums
+    that are seen make nodes absorb of what travels on, and `left @ q` is what they leave.
     """
 
+    honest: NDArray[np.bool_]
     fresh: Array
     must_absorb: NDArray[np.bool_]
-    transfer: sparse.csr_array
     jump: Array
+    transition: sparse.csr_array
     summed: sparse.csr_array | None = None
+    left: sparse.csr_array | None = None
+
+    @cached_property
+    def transfer(self) -> sparse.csr_array:
+        """The matrix of absolute weights among honest nodes, by which what is not absorbed travels on."""
+        keep = sparse.diags_array(self.honest.astype(float))
+        absolute = sparse.csr_array(keep @ abs(self.transition) @ keep)
+        return absolute if self.left is None else sparse.csr_array(absolute @ self.left)
 
     @cached_property
     def takes(self) -> NDArray[np.bool_]:
@@ -145,15 +155,13 @@ def _couple_step(n: int, local: _LocalSteps, view: View) -> Coupling:
         raise Unaccountable("the absorption bound with secure summation is for one gossip step per gradient")
     honest = np.ones(n, dtype=bool)
     honest[list(view.members)] = False
-    keep = sparse.diags_array(honest.astype(float))
-    absolute = sparse.csr_array(keep @ abs(local.transition) @ keep)
     must, sums = _seen_apart_and_summed(local.step, view, local.models)
     must &= honest
     free, jump = honest & ~must, np.where(honest, local.jump, 0.0)
-    if not sums or not free.any():
-        return Coupling(local.fresh, must, absolute, jump)
-    summed, left = _projections(sparse.csr_array(sparse.vstack(sums)), free, local.fresh)
-    return Coupling(local.fresh, must, sparse.csr_array(absolute @ left), jump, summed)
+    summed = left = None
+    if sums and free.any():
+        summed, left = _projections(sparse.csr_array(sparse.vstack(sums)), free, local.fresh)
+    return Coupling(honest, local.fresh, must, jump, local.transition, summed, left)
 
 
 def _seen_apart_and_summed(
@@ -243,12 +251,10 @@ def _close(a: sparse.sparray, b: sparse.sparray) -> bool:
 
 def _heard_nodes(step: StepMatrices, members: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Nodes whose state a member hears in this round, directly or within the round's further gossip steps."""
-    n = step.mixings[0].n
-    reach = np.zeros(n, dtype=bool)
+    reach = np.zeros(step.mixings[0].n, dtype=bool)
+    hearing = reach.copy()
+    hearing[members] = True
     for mixing in reversed(step.mixings):
-        pattern = (mixing.weights != 0).astype(float)
-        if reach.any():
-            reach |= np.asarray(pattern.T @ reach.astype(float)).ravel() > 0
-        reach |= np.asarray(pattern[members].sum(axis=0)).ravel() > 0
+        reach |= columns_touched(mixing.weights, reach | hearing)
     reach[members] = False
     return reach

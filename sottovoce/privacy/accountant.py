@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from sottovoce.core.adjacency import parse_adjacency
@@ -19,7 +20,7 @@ from sottovoce.privacy.account_estimate import estimate_account
 from sottovoce.privacy.account_table import table_by_distance
 from sottovoce.privacy.assumptions import Assumption, at_other_noise
 from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
-from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, parse_kind
+from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, guarantee_documents, parse_kind
 from sottovoce.privacy.kind_bounds import KindBounds
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.rounding import round_up
@@ -122,6 +123,15 @@ class Account:
 
     def document(self, delta: float) -> dict[str, JSON]:
         """As JSON, in the form of the command line's contract."""
+        return account_documents([self], delta)[0]
+
+    @property
+    def _figures(self) -> tuple[Guarantee, ...]:
+        """All guarantees, and then the headline, if there is one."""
+        return self.guarantees if self.headline is None else (*self.guarantees, self.headline)
+
+    def _document_with(self, figures: Sequence[dict[str, JSON]], delta: float) -> dict[str, JSON]:
+        """As JSON, from the documents of its figures at this delta."""
         return {
             "algorithm": self.system.algorithm.name,
             "graph": self.system.topology.graph.name if self.system.topology.graph else self.system.topology.name,
@@ -131,12 +141,18 @@ class Account:
             "secure_sum": self.view.secure_sum,
             "rounds": self.system.rounds,
             "delta": delta,
-            "guarantees": [guarantee.document(delta) for guarantee in self.guarantees],
-            "headline": None if self.headline is None else self.headline.document(delta),
+            "guarantees": list(figures[: len(self.guarantees)]),
+            "headline": None if self.headline is None else figures[-1],
             "covers": None if self.headline is None else self.coverage.document(),
             "refusals": list(self.refusals),
             "absorption_policy": None if self.absorption_policy is None else self.absorption_policy.value,
         }
+
+
+def account_documents(accounts: Sequence[Account], delta: float) -> list[dict[str, JSON]]:
+    """Accounts as JSON; the epsilons of all their figures are sought together."""
+    figures = iter(guarantee_documents([one for found in accounts for one in found._figures], delta))
+    return [found._document_with(list(islice(figures, len(found._figures))), delta) for found in accounts]
 
 
 def account(

@@ -16,6 +16,7 @@ from sottovoce.core.adjacency import Change
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.fine_grid import fine_grid
 from sottovoce.core.grid import grid_step
+from sottovoce.core.memo import once_for_each
 from sottovoce.core.message_grid import message_grid
 from sottovoce.core.sum_grid import sum_grid
 from sottovoce.privacy.absorption import rounding_cost, rounding_is_bounded
@@ -115,6 +116,19 @@ def rounding(system: LinearSystem, *, covered: bool, by_absorption: bool = False
 
     Of figures by absorption it is known what covering it would add, where single messages are seen.
     """
+    known = _known_roundings(system)
+    if (covered, by_absorption) not in known:
+        known[covered, by_absorption] = _rounding(system, covered, by_absorption)
+    return known[covered, by_absorption]
+
+
+@once_for_each
+def _known_roundings(system: LinearSystem) -> dict[tuple[bool, bool], Assumption]:
+    """What was said about a system before: every view says the same."""
+    return {}
+
+
+def _rounding(system: LinearSystem, covered: bool, by_absorption: bool) -> Assumption:
     if not covered and by_absorption and rounding_is_bounded(system):
         return AssumptionKind.ROUNDED_MODELS_NOT_COVERED.of(extra=round_up(rounding_cost(system)))
     if not covered:

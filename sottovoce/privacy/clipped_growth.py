@@ -47,9 +47,11 @@ def may_gain(rounds: tuple[Coupling, ...], victims: int, growth: float) -> bool:
         return False
     if growth >= UNBOUNDED:
         return not all(bool((one.takes | ~one.must_absorb).all() and one.fresh.all()) for one in different)
-    everyone = first.takes | (np.diff(first.transfer.indptr) == 0)  # members of the view have no row
-    alike = len(different) == 1 and bool(np.all(first.fresh == first.fresh[0])) and bool(everyone.all())
-    return not (alike and growth >= 1)
+    alike = len(different) == 1 and bool(np.all(first.fresh == first.fresh[0]))
+    if not alike or growth < 1:
+        return True
+    idle = first.honest & ~first.takes
+    return bool(idle.any() and np.diff(first.transfer.indptr)[idle].any())
 
 
 def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: Participation, growth: float) -> Array:

@@ -11,7 +11,8 @@ before any message that holds a gradient of round t, the point where an honest n
 Batches, compression and mixing never depend on data or noise here: the tracer refuses what does (rule 4).
 
 Two checks: by the step matrices, where the state after a round is a combination of what was just seen; and, for small
-systems, by the unrolled ones.
+systems, by the unrolled ones. Both take linear algebra. Most views of single nodes are seen to be open without it:
+`is_plainly_open`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.sparsity import columns_touched, rows_touching
 from sottovoce.core.threads import one_thread
 from sottovoce.privacy.exact.deflation import Entering, Left
 from sottovoce.privacy.observation import Observation, observe, with_own_messages
@@ -69,6 +71,34 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
     return _unrolled(observation)
 
 
+def is_plainly_open(observation: Observation, reaching_TV: NDArray[np.bool_]) -> bool:
+    """Whether a node reacts in the second round to noise that nothing before holds, as structure alone can tell.
+
+    States begin in public. So after the first round x = out g + out z, and what precedes the second round's gradients
+    is what was observed in the first round, and those observations of the second that hold no gradient. Let z be a
+    source of the first round in which none of these has an entry: then no combination of them has one. Let a node's
+    query point be a multiple of one component of x that has an entry there, so that nothing cancels. The rest r of the
+    point then holds noise, whatever is taken off: rule 1 fails at this point, and if its gradient reaches the view, the
+    view is open. What members of the view send follows from what they received and know, so that it has no further
+    entries.
+
+    `reaching_TV` are the gradients that reach the view. False says nothing: `closedness` decides.
+    """
+    if len(observation.steps) < 2 or observation.system.correlation is not None:
+        return False
+    first, second = observation.steps[:2]
+    if second.point is None:
+        return False
+    quiet = np.diff(second.observed.gradient.indptr) == 0
+    shown = columns_touched(second.observed.state, quiet)
+    seen = columns_touched(first.observed.noise) | columns_touched(first.out.noise, shown)
+    point = second.point
+    asked = observation.victims[reaching_TV[int(first.takes_gradients)]]
+    asked = asked[np.diff(point.indptr)[asked] == 1]
+    at = point.indptr[asked]
+    return bool(rows_touching(first.out.noise, ~seen)[point.indices[at[point.data[at] != 0]]].any())
+
+
 def _smallest_weight(system: LinearSystem) -> float:
     """The least share of a value that a round can leave, over all gossip steps, relative to the largest weights."""
     smallest = 1.0
@@ -91,7 +121,7 @@ def _unrolled(observation: Observation) -> Closedness:
         quiet, loud = np.flatnonzero(~fresh), np.flatnonzero(fresh)
         new = unknown.see(step.observed.state[quiet], *(part[quiet] for part in seen_new))
         if step.point is not None:
-            rows = step.point.state[observation.victims]
+            rows = step.point[observation.victims]
             left = unknown.without(rows, new)
             for k in np.flatnonzero(reaching[number]):
                 verdict = _reacts(observation, round, int(k), left, V)

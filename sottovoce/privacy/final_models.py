@@ -13,6 +13,7 @@ from scipy.sparse.linalg import lsmr
 
 from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.memo import once_for_each
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
@@ -68,12 +69,17 @@ def models_follow_from_messages(system: LinearSystem) -> bool:
     >>> [models_follow_from_messages(trace(algorithm(name, sigma=1.0), ring, rounds=3)) for name in names]
     [True, False, False]
     """
-    last = system.steps[-1]
-    if _spanned(sparse.hstack(last.split(last.models)), sparse.hstack(last.split(_messages(last)))):
+    if _models_are_in_messages(system.steps[-1]):
         return True
     return all(_made_of_messages(step) for step in dict.fromkeys(system.steps))
 
 
+@once_for_each
+def _models_are_in_messages(last: StepMatrices) -> bool:
+    return _spanned(sparse.hstack(last.split(last.models)), sparse.hstack(last.split(_messages(last))))
+
+
+@once_for_each
 def _made_of_messages(step: StepMatrices) -> bool:
     after = sparse.vstack([step.state_out, step.models], format="csr")
     return _spanned(sparse.hstack(step.split(after)[1:]), sparse.hstack(step.split(_messages(step))[1:]))

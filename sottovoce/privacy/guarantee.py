@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
@@ -85,17 +86,26 @@ class Guarantee:
 
     def document(self, delta: float) -> dict[str, JSON]:
         """As JSON."""
+        return self._with_epsilon(self.epsilon(delta))
+
+    def _with_epsilon(self, epsilon: float) -> dict[str, JSON]:
         return {
             "view": str(self.view),
             "victim": self.victim,
             "distance": self.distance,
             "kind": self.kind.value,
             "mu": to_json(self.mu),
-            "epsilon": to_json(self.epsilon(delta)),
+            "epsilon": to_json(epsilon),
             "proven_for_training": self.proven_for_training.value,
             "final_models": self.final_models.value,
             "assumptions": [assumption.sentence for assumption in self.assumptions],
         }
+
+
+def guarantee_documents(guarantees: Sequence[Guarantee], delta: float) -> list[dict[str, JSON]]:
+    """Guarantees as JSON; their epsilons at this delta are sought together."""
+    epsilons = gaussian_dp.epsilons_of([guarantee.mu for guarantee in guarantees], delta).tolist()
+    return [one._with_epsilon(epsilon) for one, epsilon in zip(guarantees, epsilons, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from sottovoce.privacy.absorption_policy import Policy, least_cost
 from sottovoce.privacy.account_cost import policy_for
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.clipped_growth import UNBOUNDED, late_cost, may_gain
-from sottovoce.privacy.closedness import closedness
+from sottovoce.privacy.closedness import closedness, is_plainly_open
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
 from sottovoce.privacy.discrete_noise import discrete_factor
@@ -46,6 +46,13 @@ class _Bound(NamedTuple):
     squares: NDArray[np.float64]
     proof: TrainingProof
     assumptions: tuple[Assumption, ...]
+
+
+class _Reactions(NamedTuple):
+    """Which (gradient round, victim) reach the view, and whether structure alone shows that the view is open."""
+
+    reaching: NDArray[np.bool_]
+    plainly_open: bool
 
 
 class KindBounds:
@@ -76,14 +83,24 @@ class KindBounds:
             unknown = AssumptionKind.OUTSIDE_OF_SUMS if hides_in_sums(self.system) else AssumptionKind.NO_SHARED_SECRETS
             assumptions = (*assumptions, unknown.of())
         final_models = covered_final_models(self.system, self.view)
-        each = zip(self.observation.victims, self.observation.distances(), np.sqrt(squares), covered, strict=True)
+        assumed = {
+            is_covered: (*assumptions, rounding(self.system, covered=is_covered, by_absorption=by_absorption))
+            for is_covered in set(covered.tolist())
+        }
+        nothing = (*assumptions, AssumptionKind.NOTHING_OBSERVED.of())
+        each = zip(
+            self.observation.victims.tolist(), self._distances, np.sqrt(squares).tolist(), covered.tolist(), strict=True
+        )
         found = []
         for number, (victim, distance, mu, is_covered) in enumerate(each):
             unobserved = mu == 0 and not self._observed[number]
-            last = rounding(self.system, covered=is_covered, by_absorption=by_absorption)
-            assumed = (*assumptions, AssumptionKind.NOTHING_OBSERVED.of() if unobserved else last)
-            found.append(Guarantee(int(victim), distance, kind, float(mu), proof, assumed, self.view, final_models))
+            assumes = nothing if unobserved else assumed[is_covered]
+            found.append(Guarantee(victim, distance, kind, mu, proof, assumes, self.view, final_models))
         return found
+
+    @cached_property
+    def _distances(self) -> list[int | None]:
+        return self.observation.distances()
 
     def _rounded_up(
         self, squares: NDArray[np.float64], *, by_absorption: bool
@@ -130,15 +147,16 @@ class KindBounds:
     @cached_property
     def _observed(self) -> NDArray[np.bool_]:
         """Which victims' gradients reach the view, directly or through the reactions of others."""
-        return np.asarray(self._reaching.any(axis=0))
+        return np.asarray(self._reactions.reaching.any(axis=0))
 
     @cached_property
-    def _reaching(self) -> NDArray[np.bool_]:
-        """Which (gradient round, victim) reach the view: all nodes react, those that are not asked about too."""
+    def _reactions(self) -> _Reactions:
+        """All nodes react, those that are not asked about too."""
         whole, victims = self.observation, self.observation.victims
         if len(victims) < self.system.n - len(self.view.members):
             whole = observe(self.system, self.view)
-        return reaching_gradients(whole)[:, np.searchsorted(whole.victims, victims)]
+        reaching = reaching_gradients(whole)
+        return _Reactions(reaching[:, np.searchsorted(whole.victims, victims)], is_plainly_open(whole, reaching))
 
     def _exact_losses(self, view: View) -> NDArray[np.float64]:
         """mu^2 of every victim, exact for fixed streams; of each view once."""
@@ -173,7 +191,8 @@ class KindBounds:
         """
         self._require_training()
         options, reasons = [], []
-        closed, open_because = self._closed_view(or_all_messages=False)
+        is_open = bool(self.system.only_gradients) or self._reactions.plainly_open
+        closed = None if is_open else self._closed_view(or_all_messages=False)[0]
         for bound in (self._given_noisy_gradients, *([self._clipped_growth] if closed is None else [])):
             try:
                 options.append(bound())
@@ -181,10 +200,11 @@ class KindBounds:
                 reasons.append(str(refusal))
         if closed is None and not options:
             closed, open_because = self._closed_view(or_all_messages=True)
+            reasons += open_because
         if closed is not None:
             options.append(self._exact_losses(closed))
         if not options:
-            raise Unaccountable("; ".join([*reasons, *open_because]))
+            raise Unaccountable("; ".join(reasons))
         return _Bound(np.min(options, axis=0), TrainingProof.PROVEN, (AssumptionKind.BOUNDED_GRADIENTS.of(),))
 
     def _given_noisy_gradients(self) -> NDArray[np.float64]:
@@ -192,7 +212,7 @@ class KindBounds:
 
     @cached_property
     def _noisy_gradient_losses(self) -> NDArray[np.float64]:
-        reaching = None if self.system.only_gradients else self._reaching
+        reaching = None if self.system.only_gradients else self._reactions.reaching
         return loss_given_noisy_gradients(self.system, self.view, self.observation.victims, self.scheme, reaching)
 
     def _clipped_growth(self) -> NDArray[np.float64]:

@@ -38,11 +38,10 @@ def loss_given_noisy_gradients(
     points where they are taken.
     """
     system = published(system, view)
-
-    rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
-    precisions = map_equal_steps(lambda step: _precision(system, step, view), [step for step, _ in rounds])
-    leaving = map_equal_steps(lambda round: _leaves(*round), rounds)
-    per_round_TV = np.where(leaving, precisions, 0.0)[:, victims]
+    precisions = map_equal_steps(
+        lambda step: _precision(system, step, view), [step for step in system.steps if step.gradients]
+    )
+    per_round_TV = np.where(_leaving(system), precisions, 0.0)[:, victims]
     if reaching_TV is not None:
         per_round_TV = np.where(reaching_TV, per_round_TV, 0.0)
     if system.correlation is not None:
@@ -64,18 +63,28 @@ def _correlated_loss(correlation: Correlation, scheme: Participation, rounds: in
 
 def _precision(system: LinearSystem, step: StepMatrices, view: View) -> Array:
     """What one noisy gradient tells about each node: the diagonal of the inverse covariance of unknown noise."""
-    spread = _local_spreads(system)[step]
-    unknown = ~known_noise(step, view)[: spread.shape[1]]
-    everyone = np.setdiff1d(np.arange(system.n), view.members)
-    honest = sparse.csr_array(spread.tocsc()[:, np.flatnonzero(unknown)])[everyone]
-    covariance = sparse.csr_array(honest @ honest.T)
+    spread, unknown = _local_spreads(system)[step], ~known_noise(step, view)
+    honest = np.ones(system.n, dtype=bool)
+    honest[list(view.members)] = False
+    node = np.repeat(np.arange(system.n), np.diff(spread.indptr))
+    there = honest[node] & unknown[spread.indices] & (spread.data != 0)
+    out = np.zeros(system.n)
+    if np.bincount(spread.indices[there]).max(initial=0) > 1:
+        hidden = sparse.csr_array(spread.tocsc()[:, np.flatnonzero(unknown[: spread.shape[1]])])
+        out[honest] = _joint_precision(hidden[np.flatnonzero(honest)])
+        return out
+    with np.errstate(divide="ignore"):
+        out[honest] = 1.0 / np.bincount(node[there], spread.data[there] ** 2, minlength=system.n)[honest]
+    return out
+
+
+def _joint_precision(spread: sparse.csr_array) -> Array:
+    """The diagonal of the inverse covariance where nodes share sources."""
+    covariance = sparse.csr_array(spread @ spread.T)
     off = covariance - sparse.diags_array(covariance.diagonal())
     off.eliminate_zeros()
     with np.errstate(divide="ignore"):
-        known = 1.0 / covariance.diagonal() if not off.nnz else _inverse_diagonal(honest, covariance)
-    out = np.zeros(system.n)
-    out[everyone] = known
-    return out
+        return 1.0 / covariance.diagonal() if not off.nnz else _inverse_diagonal(spread, covariance)
 
 
 WELL = 1e-6
@@ -109,6 +118,13 @@ def _covered(covariance: Array) -> Array:
     return np.where(inside < 1 - 1e-8, np.inf, out * (1 + 1e-5))
 
 
+@once_for_each
+def _leaving(system: LinearSystem) -> tuple[NDArray[np.bool_], ...]:
+    """For every round that takes gradients, which nodes' go anywhere: no view changes it."""
+    rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
+    return map_equal_steps(lambda round: _leaves(*round), rounds)
+
+
 def _leaves(step: StepMatrices, is_last: bool) -> NDArray[np.bool_]:
     """Which nodes' gradients go anywhere: into a message, or, before the last round, into a state."""
     used = np.zeros(step.gradients, dtype=bool)
@@ -133,13 +149,13 @@ def _local_spread(system: LinearSystem, step: StepMatrices) -> sparse.csr_array:
     parts = [term.matrix.whole() for term in terms]
     if not parts:
         raise Unaccountable(f"{algorithm.name}: nothing is added to gradients themselves")
-    spread = sparse.csr_array(sparse.hstack(parts, format="csr"))
+    spread = parts[0] if len(parts) == 1 else sparse.csr_array(sparse.hstack(parts, format="csr"))
     shares = relative(algorithm.sensitivity)
     if shares is not None:
         spread = sparse.csr_array(sparse.diags_array(1 / shares) @ spread)
     for matrix in (step.state_out, *(sent.rows for sent in step.sent)):
         _, gradient, noise = step.split(matrix)
-        gap = abs(noise.tocsc()[:, : spread.shape[1]] - (gradient @ spread).tocsc())
+        gap = abs(noise[:, : spread.shape[1]] - gradient @ spread)
         if gap.nnz and float(gap.max()) > 1e-12 * float(abs(noise).max()):
             raise Unaccountable(f"{algorithm.name}: noise does not travel with the gradient it was added to")
     return spread

@@ -20,12 +20,17 @@ from sottovoce.core.algorithm import sums_over_neighbours
 from sottovoce.core.arrays import given_array
 from sottovoce.core.class_correlation import unrolled_inverse
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.graphs import Graph
+from sottovoce.core.memo import once_for_each
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise_sources import Sources
+from sottovoce.core.sparsity import columns_touched, rows_touching, submatrix
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.final_models import published
-from sottovoce.privacy.views import View, ViewKind
+from sottovoce.privacy.views import View, ViewKind, everyone
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, TracedMessages, map_equal_steps
+
+EVERYONE = everyone()
 
 
 class Inputs(NamedTuple):
@@ -38,11 +43,14 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ObservedStep:
-    """One round as the adversary sees it: what it gets, and how the hidden state goes on, less what it knows."""
+    """One round as the adversary sees it: what it gets, and how the hidden state goes on, less what it knows.
+
+    `point` is where gradients are taken, as combinations of the state before the round; None where none are.
+    """
 
     observed: Inputs
     out: Inputs
-    point: Inputs | None
+    point: sparse.csr_array | None
     noise_columns: NDArray[np.intp]
     takes_gradients: bool
 
@@ -88,7 +96,7 @@ class Observation:
         graph, members = self.system.topology.graph, list(self.view.members)
         if graph is None or not members:
             return [None] * len(self.victims)
-        hops = csgraph.shortest_path(graph.adjacency.T, unweighted=True, indices=members).min(axis=0)
+        hops = csgraph.dijkstra(_hearing(graph), unweighted=True, indices=members, min_only=True)
         return [int(h) if np.isfinite(h) else None for h in hops[self.victims]]
 
     @cached_property
@@ -107,6 +115,12 @@ class Observation:
         return sum(step.takes_gradients for step in self.steps)
 
 
+@once_for_each
+def _hearing(graph: Graph) -> sparse.csr_array:
+    """`adjacency[j, i]`: whom each node hears; in the form in which paths are sought."""
+    return sparse.csr_array(graph.adjacency.T).astype(float)
+
+
 def observe(
     system: LinearSystem, adversary: View, *, own: bool = False, victims: Sequence[int] | None = None
 ) -> Observation:
@@ -122,7 +136,7 @@ def observe(
         raise InputError(
             f"view {adversary}", "this needs one adversary, and the view stands for many", "name its nodes"
         )
-    system = published(system, adversary)
+    seen = published(system, adversary)
     concerned = np.setdiff1d(np.arange(system.n), adversary.members)
     if victims is not None:
         named = _node_numbers(victims, system.n)
@@ -133,7 +147,9 @@ def observe(
             )
         concerned = np.unique(named)
     steps = map_equal_steps(lambda step: _observe_step(step, adversary, concerned, own), system.steps)
-    return Observation(system, adversary, concerned, steps)
+    if seen is not system:
+        steps = (*steps[:-1], _with_models(steps[-1], seen.steps[-1], adversary, concerned))
+    return Observation(seen, adversary, concerned, steps)
 
 
 def _node_numbers(victims: Sequence[int], n: int) -> NDArray[np.intp]:
@@ -173,23 +189,58 @@ def _check_edges(system: LinearSystem, adversary: View) -> None:
 
 
 def _observe_step(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> ObservedStep:
+    if replace(adversary, final_models=FinalModels.NONE) == EVERYONE and len(victims) == step.mixings[0].n:
+        return _seen_by_everyone(step)
+    return _seen(step, adversary, victims, own)
+
+
+@once_for_each
+def _seen_by_everyone(step: StepMatrices) -> ObservedStep:
+    """Who hears everything and knows no secrets sees the same of a round in every system that has it."""
+    return _seen(step, EVERYONE, np.arange(step.mixings[0].n), False)
+
+
+def _seen(step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool) -> ObservedStep:
     observation, _ = _informative(step, adversary, victims, own)
-    point = reduced_inputs(step, step.point, adversary, victims) if step.point is not None else None
-    out = reduced_inputs(step, step.state_out, adversary, victims)
-    return ObservedStep(observation, out, point, np.flatnonzero(~known_noise(step, adversary)), bool(step.gradients))
+    unknown = _unknown_columns(step, adversary, victims)
+    out = _reduced(step.split(step.state_out), None, unknown)
+    point = None if step.point is None else step.split(step.point)[0]
+    return ObservedStep(observation, out, point, np.flatnonzero(unknown.noise), bool(step.gradients))
 
 
 def _informative(
     step: StepMatrices, adversary: View, victims: NDArray[np.intp], own: bool
-) -> tuple[Inputs, NDArray[np.intp]]:
+) -> tuple[Inputs, NDArray[np.bool_]]:
     """What the adversary gets in a round, and which rows of it hold anything that it does not know."""
-    rows = sparse.vstack(
-        [selected_messages(sent, mixing, adversary, own) for sent, mixing in zip(step.sent, step.mixings, strict=True)],
-        format="csr",
-    )
-    observation = reduced_inputs(step, rows, adversary, victims)
-    there = np.flatnonzero(sum(np.diff(part.indptr) for part in observation))
-    return Inputs(*(part[there] for part in observation)), there
+    unknown, each = _unknown_columns(step, adversary, victims), range(len(step.sent))
+    return _holding_anything(_stacked([_message_inputs(step, number, adversary, unknown, own) for number in each]))
+
+
+def _holding_anything(inputs: Inputs) -> tuple[Inputs, NDArray[np.bool_]]:
+    """The rows that have any entry, and which they are."""
+    there = np.sum([np.diff(part.indptr) for part in inputs], axis=0) > 0
+    return Inputs(*(submatrix(part, there, None) for part in inputs)), there
+
+
+def _message_inputs(step: StepMatrices, number: int, adversary: View, unknown: _Unknown, own: bool) -> Inputs:
+    """What the adversary gets in one gossip step. Messages are split by their inputs once for all views."""
+    sent, mixing = step.sent[number], step.mixings[number]
+    rows = _selected_rows(sent, mixing, adversary, own)
+    return _reduced(step.split(_sums(sent, mixing, adversary) if rows is None else sent.rows), rows, unknown)
+
+
+def _stacked(inputs: Sequence[Inputs]) -> Inputs:
+    if len(inputs) == 1:
+        return inputs[0]
+    return Inputs(*(sparse.vstack(parts, format="csr") for parts in zip(*inputs, strict=True)))
+
+
+def _with_models(
+    observed: ObservedStep, last: StepMatrices, adversary: View, victims: NDArray[np.intp]
+) -> ObservedStep:
+    """The last round, after which models are published: `last` has them as its last messages."""
+    models = _message_inputs(last, -1, adversary, _unknown_columns(last, adversary, victims), False)
+    return replace(observed, observed=_stacked([observed.observed, _holding_anything(models)[0]]))
 
 
 def _pick(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> sparse.csr_array:
@@ -200,19 +251,32 @@ def _pick(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> spa
         for sent, mixing in zip(step.sent, step.mixings, strict=True)
     ]
     _, there = _informative(step, adversary, victims, False)
-    return sparse.csr_array(sparse.block_diag(each, format="csr"))[there]
+    return sparse.csr_array(sparse.block_diag(each, format="csr"))[np.flatnonzero(there)]
 
 
 def reduced_inputs(step: StepMatrices, rows: sparse.csr_array, adversary: View, victims: NDArray[np.intp]) -> Inputs:
     """Rows of a round by their inputs, without what the adversary knows."""
-    state, gradient, noise = step.split(rows)
-    unknown = np.flatnonzero(~known_noise(step, adversary))
-    columns = victims if step.gradients else np.empty(0, dtype=np.intp)
-    return Inputs(state, _columns(gradient, columns), _columns(noise, unknown))
+    return _reduced(step.split(rows), None, _unknown_columns(step, adversary, victims))
 
 
-def _columns(matrix: sparse.csr_array, columns: NDArray[np.intp]) -> sparse.csr_array:
-    return matrix if len(columns) == matrix.shape[1] else matrix[:, columns]
+class _Unknown(NamedTuple):
+    """Which gradients and which noise of a round the adversary is to learn about."""
+
+    gradient: NDArray[np.bool_]
+    noise: NDArray[np.bool_]
+
+
+def _unknown_columns(step: StepMatrices, adversary: View, victims: NDArray[np.intp]) -> _Unknown:
+    of_victims = np.zeros(step.gradients, dtype=bool)
+    of_victims[victims if step.gradients else victims[:0]] = True
+    return _Unknown(of_victims, ~known_noise(step, adversary))
+
+
+def _reduced(parts: tuple[sparse.csr_array, ...], rows: NDArray[np.bool_] | None, unknown: _Unknown) -> Inputs:
+    state, gradient, noise = parts
+    return Inputs(
+        submatrix(state, rows, None), submatrix(gradient, rows, unknown.gradient), submatrix(noise, rows, unknown.noise)
+    )
 
 
 def known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
@@ -222,37 +286,39 @@ def known_noise(step: StepMatrices, adversary: View) -> NDArray[np.bool_]:
 
 def known_of(sources: Sources, adversary: View) -> NDArray[np.bool_]:
     """Which of some sources the adversary knows."""
-    holders = sources.holders.tocsc()
-    found = np.zeros(sources.size, dtype=bool)
-    knowing = adversary.members if sources.kind != "pair" else (*adversary.members, *adversary.secrets_of)
-    for node in knowing:
-        found[holders.indices[holders.indptr[node] : holders.indptr[node + 1]]] = True
-    return found
+    knowing = np.zeros(sources.holders.shape[1], dtype=bool)
+    knowing[list(adversary.members if sources.kind != "pair" else (*adversary.members, *adversary.secrets_of))] = True
+    return rows_touching(sources.holders, knowing)
 
 
 def selected_messages(sent: TracedMessages, mixing: Mixing, adversary: View, own: bool) -> sparse.csr_array:
     """The rows of one gossip step that an adversary gets, or their sums; with `own`, also what its members send."""
+    rows = _selected_rows(sent, mixing, adversary, own)
+    return _sums(sent, mixing, adversary) if rows is None else submatrix(sent.rows, rows, None)
+
+
+def _selected_rows(sent: TracedMessages, mixing: Mixing, adversary: View, own: bool) -> NDArray[np.bool_] | None:
+    """Which rows of one gossip step an adversary gets; None where it gets sums of them."""
     sender, receiver, rows = sent
     if sender.size == 0 or sender[0] == -1:  # a sum over everyone, and published models, are there for all to see
-        return rows[np.flatnonzero(~np.isin(receiver, adversary.members))]  # members know their own models
+        return ~np.isin(receiver, adversary.members)  # members know their own models
     if adversary.secure_sum:
-        return _sums(sent, mixing, adversary)
+        return None
     if adversary.kind is ViewKind.EVERYONE:
-        return rows
+        return np.ones(rows.shape[0], dtype=bool)
     if adversary.kind is ViewKind.EAVESDROPPER:
-        return rows[np.flatnonzero(_tapped(sender, receiver, mixing, adversary.edges))]
+        return _tapped(sender, receiver, mixing, adversary.edges)
     if adversary.kind is not ViewKind.COALITION:
         raise Unaccountable(f"which messages {adversary} gets is not defined; define it in privacy/observation.py")
-    members = np.asarray(adversary.members, dtype=np.intp)
+    members = np.zeros(mixing.n, dtype=bool)
+    members[list(adversary.members)] = True
     if receiver[0] == -1:
-        reaches = np.asarray((mixing.weights[members] != 0).sum(axis=0)).ravel() > 0
-        got = reaches[sender]
+        got = columns_touched(mixing.weights, members)[sender]
     else:
-        got = np.isin(receiver, members)
+        got = members[receiver] & (receiver >= 0)
         if mixing.active is not None:
             got &= mixing.active[receiver]
-    from_members = np.isin(sender, members)
-    return rows[np.flatnonzero(got | from_members if own else got & ~from_members)]
+    return got | members[sender] if own else got & ~members[sender]
 
 
 def _tapped(

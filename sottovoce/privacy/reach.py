@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse
 
 from sottovoce.core.memo import once_for_each
+from sottovoce.core.sparsity import columns_touched
 from sottovoce.privacy.observation import Observation
 
 
@@ -22,27 +22,20 @@ def reaching_gradients(observation: Observation) -> NDArray[np.bool_]:
     n, V = observation.steps[0].out.state.shape[0], len(observation.victims)
     wanted = np.zeros(n, dtype=bool)  # components of the state that reach it
     out: list[NDArray[np.bool_]] = []
-    later = None
+    later, settled = None, False
     for step in reversed(observation.steps):
-        if later is not None and step is later[0] and np.array_equal(wanted, later[1]):
+        settled = later is not None and step is later[0] and (settled or np.array_equal(wanted, later[1]))
+        if settled:
             out += out[-1:] if step.takes_gradients else []  # nothing changes from here on while rounds are equal
             continue
         later = (step, wanted)
-        carried = _touched(step.out.state, wanted) | _columns(step.observed.state)
+        carried = columns_touched(step.out.state, wanted) | columns_touched(step.observed.state)
         if step.takes_gradients:
-            reaches = _touched(step.out.gradient, wanted) | _columns(step.observed.gradient)
+            reaches = columns_touched(step.out.gradient, wanted) | columns_touched(step.observed.gradient)
             out.append(reaches)
             if step.point is not None:
-                carried |= _columns(step.point.state[observation.victims[reaches]])
+                asked = np.zeros(step.point.shape[0], dtype=bool)
+                asked[observation.victims[reaches]] = True
+                carried |= columns_touched(step.point, asked)
         wanted = carried
     return np.array(out[::-1]).reshape(-1, V)
-
-
-def _touched(matrix: sparse.csr_array, rows: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    return _columns(matrix[np.flatnonzero(rows)])
-
-
-def _columns(matrix: sparse.csr_array) -> NDArray[np.bool_]:
-    found = np.zeros(matrix.shape[1], dtype=bool)
-    found[matrix.indices[matrix.data != 0]] = True
-    return found

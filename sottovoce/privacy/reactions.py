@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.memo import once_for_each
+from sottovoce.core.sparsity import columns_touched, rows_touching
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
 
 ROUNDING = 1e-13
@@ -78,7 +79,7 @@ def _known_throughout(observation: Observation, nodes: NDArray[np.intp]) -> bool
     while known[asked].all() and not np.array_equal(known, before):
         before = known
         for step in steps:
-            known = known & ~_touches(step.out.state, ~known) & ~_new_and_unseen(step, known)
+            known = known & ~rows_touching(step.out.state, ~known) & ~_new_and_unseen(step, known)
     return bool(known[asked].all())
 
 
@@ -87,14 +88,9 @@ def _entries(step: ObservedStep) -> int:
     return int((step.out.state.shape[0] + step.observed.state.shape[0]) * fresh)
 
 
-def _touches(rows: sparse.csr_array, columns: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Which rows have an entry in some of these columns."""
-    return np.asarray(abs(rows) @ columns.astype(float)) > 0
-
-
 def _new_and_unseen(step: ObservedStep, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """In which components what is new is no combination of what is new in observations of known states."""
-    usable = np.flatnonzero(~_touches(step.observed.state, ~known))
+    usable = np.flatnonzero(~rows_touching(step.observed.state, ~known))
     return _differs_from_all(_fresh(step.out), _fresh(step.observed)[usable])
 
 
@@ -106,6 +102,7 @@ def _differs_from_all(wanted: sparse.csr_array, rows: sparse.csr_array) -> NDArr
     return _differs(wanted, sparse.csr_array(fitted), rows)
 
 
+@once_for_each
 def _not_combined(step: ObservedStep) -> NDArray[np.bool_]:
     """Which components of the state after a round no combination of its observations gives."""
     rows, out = _joined(step.observed), _joined(step.out)
@@ -123,9 +120,7 @@ def _not_combined(step: ObservedStep) -> NDArray[np.bool_]:
 
 def _holds_more(wanted: sparse.csr_array, rows: sparse.csr_array) -> NDArray[np.bool_]:
     """Which wanted rows have an entry in a column where all rows have none: no combination gives these."""
-    there = np.zeros(rows.shape[1])
-    there[rows.indices[rows.data != 0]] = 1.0
-    return np.asarray(abs(wanted).sign() @ (1.0 - there)).ravel() > 0
+    return rows_touching(wanted, ~columns_touched(rows))
 
 
 def _joined(parts: Inputs) -> sparse.csr_array:

@@ -22,7 +22,7 @@ from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
-from sottovoce.privacy.accountant import Account
+from sottovoce.privacy.accountant import Account, account_documents
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.composition import GaussianLoss, Loss, SampledLoss, StatedLoss, loss_document
 from sottovoce.privacy.covering_views import (
@@ -209,13 +209,15 @@ class PrivacyReport:
         """As JSON: `privacy.json` of a run."""
         return {
             **self.summary(),
-            "over_rounds": self.over_rounds(),
             "attackers": self.attackers,
-            "views": [_view_document(found, self.delta) for found in self.accounts],
+            "views": [
+                {key: document[key] for key in ("view", "headline", "guarantees", "refusals")}
+                for document in account_documents(self.accounts, self.delta)
+            ],
         }
 
     def summary(self) -> dict[str, JSON]:
-        """All of it but what is about earlier rounds and about single views: what the headline needs."""
+        """All of it but what is about single views: what the headline needs."""
         run = self._run
         return {
             "algorithm": run.algorithm.name,
@@ -269,11 +271,6 @@ def sigma_of(noise: Noise) -> PerNode | None:
 def listed(values: PerNode | None) -> JSON:
     """One number for all nodes, or a list of each node's."""
     return list(values) if isinstance(values, tuple) else values
-
-
-def _view_document(found: Account, delta: float) -> dict[str, JSON]:
-    document = found.document(delta)
-    return {key: document[key] for key in ("view", "headline", "guarantees", "refusals")}
 
 
 @one_thread()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import mpmath
+import numpy as np
 import pytest
 
 from sottovoce import InputError
-from sottovoce.privacy.gaussian_dp import delta_of, epsilon_of, log_delta, mu_of, renyi_of
+from sottovoce.privacy.gaussian_dp import delta_of, epsilon_of, epsilons_of, log_delta, mu_of, renyi_of
 
 MUS = [1e-6, 1e-4, 1e-2, 0.1, 0.49, 0.51, 1, 3, 10, 30, 100, 1000]
 DELTAS = [1e-1, 1e-2, 1e-5, 1e-10, 1e-50, 1e-100, 1e-300]
@@ -38,6 +39,32 @@ def test_epsilon_is_safe_and_tight(mu, delta):
         assert true_log_delta(back, epsilon) <= math.log(delta)
 
 
+@pytest.mark.parametrize("delta", DELTAS)
+def test_many_epsilons_are_those_of_each_and_none_is_too_small(delta):
+    """Just above and below the root, by `log_delta`, which shares no root search; in any order, and again."""
+    mus = np.random.default_rng(5).permutation(
+        [*MUS, 0.0, 1e-9, math.inf, 3e7, 0.3, *10 ** np.linspace(-5, 5, 40), 0.3]
+    )
+    for mu, epsilon in zip(mus.tolist(), epsilons_of(mus, delta).tolist(), strict=True):
+        assert epsilon == pytest.approx(epsilon_of(mu, delta), rel=1e-12)
+        if 0 < epsilon < math.inf:
+            assert log_delta(mu, epsilon) <= math.log(delta)
+            assert log_delta(mu, epsilon * (1 - 1e-9)) > math.log(delta) - 1.1e-10
+        else:
+            assert epsilon == (0.0 if log_delta(mu, 0.0) <= math.log(delta) else math.inf)
+
+
+def test_epsilons_next_to_zero_are_safe_and_tight():
+    """Where delta is that of epsilon 0 up to the last digits, a root is hardest to find."""
+    for mu in (1e-3, 0.4, 1.4, 8.0):
+        for share in (1e-3, 1e-6, 1e-9):
+            delta = delta_of(mu, 0.0) * (1 - share)
+            epsilon = epsilon_of(mu, delta)
+            assert epsilon > 0
+            assert log_delta(mu, epsilon) <= math.log(delta)
+            assert log_delta(mu, epsilon * (1 - 1e-3)) > math.log(delta) - 1.1e-10
+
+
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0, 5.0, 50.0])
 @pytest.mark.parametrize("mu", [0.01, 0.3, 1.0, 5.0, 20.0])
 def test_delta_in_log_space(mu, epsilon):
@@ -59,6 +86,8 @@ def test_ends():
     assert delta_of(math.inf, 3.0) == 1.0
     assert delta_of(0.0, 3.0) == 0.0
     assert epsilon_of(1e-9, 1e-5) == 0.0
+    assert epsilons_of([5e-324, 1e-300], 1e-5).tolist() == [0.0, 0.0]
+    assert epsilons_of([], 1e-5).tolist() == []
     assert renyi_of(2.0, 3.0) == 6.0
 
 
@@ -67,6 +96,8 @@ def test_ends():
     [
         lambda: epsilon_of(-1.0, 1e-5),
         lambda: epsilon_of(math.nan, 1e-5),
+        lambda: epsilons_of([1.0, math.nan, 2.0], 1e-5),
+        lambda: epsilons_of([1.0, -1e-3], 1e-5),
         lambda: epsilon_of(1.0, 0.0),
         lambda: epsilon_of(1.0, 1.5),
         lambda: mu_of(0.0, 1e-5),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ from sottovoce import (
     uniform,
     views,
 )
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy import closedness as closedness_module
 from sottovoce.privacy import covering_views
@@ -114,6 +117,22 @@ def test_secure_sums_are_weighted_sums():
     system = trace(algorithm("dp-d-sgd", sigma=1.0, step_size=1.0), net, rounds=1)
     A, _ = observe(system, views.node(0, secure_sum=True)).dense()
     np.testing.assert_allclose(A[:, 0], -net.at(0).weights.toarray()[:1, 1:])
+
+
+@pytest.mark.parametrize("which", [FinalModels.AVERAGE, FinalModels.ALL])
+@pytest.mark.parametrize("name", ["dp-d-sgd", "muffliato-sgd", "zip-dl", "dp2sgd"])
+@pytest.mark.parametrize("net", [metropolis("path:4"), dropout("ring:5", rate=0.4, seed=2)], ids=str)
+def test_models_are_seen_after_all_that_is_seen_without_them(name, net, which):
+    """As in the system that publishes them, whose last messages they are; without them nothing else changes."""
+    system = trace(algorithm(name, sigma=1.0), net, rounds=3)
+    for view in (views.node(0), views.coalition(1, 2), views.node(1, secure_sum=name != "zip-dl")):
+        seeing = replace(view, final_models=which)
+        seen = observe(system, seeing)
+        of_published, without = observe(system.publishing(which), seeing), observe(system, view)
+        for ours, theirs, fewer in zip(seen.dense(), of_published.dense(), without.dense(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+            np.testing.assert_array_equal(ours[: len(fewer)], fewer)
+            assert len(ours) - len(fewer) in (1, net.n - len(view.members))
 
 
 CLOSED = [

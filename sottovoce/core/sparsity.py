@@ -1,0 +1,58 @@
+"""Where sparse matrices have entries. Structure decides: a weight counts unless it is stored as zero."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+
+def columns_touched(matrix: sparse.csr_array, rows: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+    """In which columns some of the rows (None: any) have an entry.
+
+    >>> weights = sparse.csr_array([[0.0, 2.0, 0.0], [1.0, 0.0, 0.0]])
+    >>> columns_touched(weights).tolist(), columns_touched(weights, np.array([True, False])).tolist()
+    ([True, True, False], [False, True, False])
+    """
+    there = matrix.data != 0
+    if rows is not None:
+        there &= np.repeat(rows, np.diff(matrix.indptr))
+    found = np.zeros(matrix.shape[1], dtype=bool)
+    found[matrix.indices[there]] = True
+    return found
+
+
+def rows_touching(matrix: sparse.csr_array, columns: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows have an entry in some of the columns.
+
+    >>> rows_touching(sparse.csr_array([[0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]), np.array([True, False, True])).tolist()
+    [False, True]
+    """
+    there = columns[matrix.indices] & (matrix.data != 0)
+    found = np.zeros(matrix.shape[0], dtype=bool)
+    found[np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))[there]] = True
+    return found
+
+
+def submatrix(
+    matrix: sparse.csr_array, rows: NDArray[np.bool_] | None, columns: NDArray[np.bool_] | None
+) -> sparse.csr_array:
+    """Some rows and columns (None: all) in their order, as `matrix[rows][:, columns]`; if it is all, the matrix itself.
+
+    >>> both = np.array([True, False, True])
+    >>> submatrix(sparse.csr_array([[0.0, 2.0, 3.0], [1.0, 0.0, 4.0], [5.0, 0.0, 0.0]]), both, both).toarray().tolist()
+    [[0.0, 3.0], [5.0, 0.0]]
+    """
+    if (rows is None or rows.all()) and (columns is None or columns.all()):
+        return matrix
+    counts = np.diff(matrix.indptr)
+    there = np.ones(len(matrix.indices), dtype=bool) if rows is None else np.repeat(rows, counts)
+    place = matrix.indices
+    if columns is not None:
+        there &= columns[matrix.indices]
+        place = (np.cumsum(columns) - 1).astype(place.dtype)[place]
+    ends = np.concatenate([[0], np.cumsum(there)]).astype(matrix.indptr.dtype)[matrix.indptr]
+    if rows is not None:
+        ends = ends[np.concatenate([[True], rows])]
+    width = matrix.shape[1] if columns is None else int(np.count_nonzero(columns))
+    return sparse.csr_array((matrix.data[there], place[there], ends), shape=(len(ends) - 1, width))
