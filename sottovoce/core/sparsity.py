@@ -56,3 +56,21 @@ def submatrix(
         ends = ends[np.concatenate([[True], rows])]
     width = matrix.shape[1] if columns is None else int(np.count_nonzero(columns))
     return sparse.csr_array((matrix.data[there], place[there], ends), shape=(len(ends) - 1, width))
+
+
+def begins_with(matrix: sparse.csr_array, first: sparse.csr_array) -> bool:
+    """Whether the first rows of a matrix are stored as those of another one.
+
+    >>> weights = sparse.csr_array([[0.0, 2.0, 3.0], [1.0, 0.0, 4.0]])
+    >>> begins_with(weights, weights[:1]), begins_with(weights, weights[1:])
+    (True, False)
+    """
+    rows, entries = first.shape[0], len(first.data)
+    if matrix.shape[1] != first.shape[1] or matrix.shape[0] < rows:
+        return False
+    parts = (
+        (matrix.indptr[: rows + 1], first.indptr),
+        (matrix.indices[:entries], first.indices),
+        (matrix.data[:entries], first.data),
+    )
+    return all(np.array_equal(one, other) for one, other in parts)

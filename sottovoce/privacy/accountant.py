@@ -20,9 +20,9 @@ from sottovoce.privacy.account_estimate import estimate_account
 from sottovoce.privacy.account_table import table_by_distance
 from sottovoce.privacy.assumptions import Assumption, at_other_noise
 from sottovoce.privacy.covering_views import Coverage, as_sums, coalitions, coverage, covering_views
+from sottovoce.privacy.exact.several import SeveralViews
 from sottovoce.privacy.guarantee import KINDS, Guarantee, Kind, guarantee_documents, parse_kind
 from sottovoce.privacy.kind_bounds import KindBounds
-from sottovoce.privacy.observation import observe
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View, ViewKind, parse_view, with_final_models
@@ -197,7 +197,7 @@ def account(
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz, optimised)
     estimate = estimate_account(system, view, wanted, terms, victims, covering=covering)
     check_cost(estimate.what, estimate.whole, "take fewer rounds or a smaller graph")
-    found = _account_for(system, view, terms, wanted, victims)
+    found = _account_for(view, terms, wanted, victims, SeveralViews(system, terms.scheme))
     if not covering or found.headline is None:
         return found
     every = covering_views(view, system)
@@ -205,15 +205,36 @@ def account(
     return replace(_with_worst_headline(found, others), coverage=coverage((view, *every), system))
 
 
+def account_for_each(
+    system: LinearSystem,
+    adversaries: Sequence[View],
+    *,
+    adjacency: str,
+    participation: str | Participation,
+    convex: bool,
+    kinds: Sequence[str],
+) -> Iterator[Account]:
+    """`account` of several adversaries in turn, without `covering`: what small views share is computed once."""
+    terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex)
+    wanted = tuple(parse_kind(kind) for kind in kinds)
+    seen = [as_sums(view, system) for view in adversaries]
+    single = [view for view in seen if view.kind is not ViewKind.ANY_COALITION]
+    together = SeveralViews(system, terms.scheme, single if Kind.FIXED_STREAMS in wanted else ())
+    for view in seen:
+        estimate = estimate_account(system, view, wanted, terms, None, covering=False)
+        check_cost(estimate.what, estimate.whole, "take fewer rounds or a smaller graph")
+        yield _account_for(view, terms, wanted, None, together)
+
+
 def _account_for(
-    system: LinearSystem, view: View, terms: Terms, kinds: Sequence[Kind], victims: Sequence[int] | None
+    view: View, terms: Terms, kinds: Sequence[Kind], victims: Sequence[int] | None, views: SeveralViews
 ) -> Account:
     """The account of one adversary, or of any coalition of a size, whoever else the headline has to cover."""
     if view.kind is ViewKind.ANY_COALITION:
-        return _account_for_coalitions(system, view, terms, kinds, victims)
-    observation = observe(system, view, victims=victims)
+        return _account_for_coalitions(views.system, view, terms, kinds, victims)
+    system, observation = views.system, views.observe(view, victims)
     terms.scheme.check(observation.gradient_rounds)
-    work = KindBounds(system, view, observation, terms)
+    work = KindBounds(system, view, observation, terms, views)
     found: list[Guarantee] = []
     refusals: list[str] = []
     for kind in kinds:
@@ -234,11 +255,12 @@ def _account_for_coalitions(
 ) -> Account:
     """For each victim and kind the worst of all coalitions; the headline is that of the coalition that learns most."""
     asked = [kind for kind in kinds if kind is not Kind.AS_PUBLISHED]
-    accounts = []
-    for one in coalitions(view, system):
+    accounts, every = [], list(coalitions(view, system))
+    together = SeveralViews(system, terms.scheme, every if Kind.FIXED_STREAMS in asked and victims is None else ())
+    for one in every:
         others = None if victims is None else [victim for victim in victims if victim not in one.members]
         if others != []:
-            accounts.append(_account_for(system, one, terms, asked, others))
+            accounts.append(_account_for(one, terms, asked, others, together))
     if not accounts:
         raise InputError(f"view {view}", "each such coalition contains all the victims", "name more victims")
     refusals = dict.fromkeys(refusal for found in accounts for refusal in found.refusals)
@@ -265,7 +287,8 @@ def _headline_account(found: Account, view: View, terms: Terms, victims: Sequenc
     averaging = found.system.algorithm.averaging
     kinds = [kind for kind in found.kinds if kind in KINDS and (averaging or kind is not Kind.FIXED_STREAMS)]
     others = None if victims is None else [victim for victim in victims if victim not in view.members]
-    return None if others == [] else _account_for(found.system, view, terms, kinds, others)
+    alone = SeveralViews(found.system, terms.scheme)
+    return None if others == [] else _account_for(view, terms, kinds, others, alone)
 
 
 def _with_worst_headline(found: Account, others: Sequence[Account | None]) -> Account:

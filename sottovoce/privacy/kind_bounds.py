@@ -26,7 +26,7 @@ from sottovoce.privacy.closedness import closedness, is_plainly_open
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
 from sottovoce.privacy.discrete_noise import discrete_factor
-from sottovoce.privacy.exact import routes
+from sottovoce.privacy.exact.several import SeveralViews
 from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.guarantee import Guarantee, Kind, TrainingProof
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
@@ -56,10 +56,12 @@ class _Reactions(NamedTuple):
 
 
 class KindBounds:
-    """The bounds of one view, kind by kind: what kinds share is computed once."""
+    """The bounds of one view, kind by kind: what kinds share is computed once, and what `views` share by these."""
 
-    def __init__(self, system: LinearSystem, view: View, observation: Observation, terms: Terms) -> None:
-        self.system, self.view, self.observation = system, view, observation
+    def __init__(
+        self, system: LinearSystem, view: View, observation: Observation, terms: Terms, views: SeveralViews
+    ) -> None:
+        self.system, self.view, self.observation, self._views = system, view, observation, views
         self.scheme, self.adjacency, self.lipschitz = terms.scheme, terms.adjacency, terms.lipschitz
         self.optimised = terms.optimised
         self.policy: Policy | None = None
@@ -164,7 +166,7 @@ class KindBounds:
             seen = self.observation
             if view != self.view:
                 seen = observe(self.system, view, victims=self.observation.victims.tolist())
-            self._exact[view] = routes.squared(seen, self.scheme)
+            self._exact[view] = self._views.squared(seen)
         return self._exact[view]
 
     def _require_messages(self) -> None:

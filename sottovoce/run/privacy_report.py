@@ -300,7 +300,7 @@ def report_privacy(
     adversaries = dict.fromkeys((*counted, target, *_other_lines(chosen.nodes, which)))
     what = f"accounting for {len(adversaries)} adversaries on {training_run.topology.name}"
     check_cost(what, sum(map(accountant.cost, adversaries), Cost()), "take fewer privacy.attackers")
-    accounts = tuple(accountant.account(view) for view in adversaries)
+    accounts = accountant.accounts(list(adversaries))
     refusals: tuple[str, ...] = ()
     try:
         everyone = with_final_models(views.everyone(), which)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from sottovoce.core.limits import Cost
 from sottovoce.core.noise import NoNoise, PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.account_cost import account_cost
-from sottovoce.privacy.account_settings import AccountSettings
-from sottovoce.privacy.accountant import Account, account
+from sottovoce.privacy.accountant import Account, account_for_each
 from sottovoce.privacy.calibration import accounts_at, with_sigma
 from sottovoce.privacy.convexity import least_weight, non_expansive, taken_step_size
 from sottovoce.privacy.covering_views import coalitions
@@ -36,6 +35,13 @@ class Convexity(NamedTuple):
 
     established: bool
     sentence: str
+
+
+class _Settings(TypedDict):
+    adjacency: str
+    participation: Participation
+    convex: bool
+    kinds: Sequence[Kind]
 
 
 class RunAccountant:
@@ -73,12 +79,22 @@ class RunAccountant:
 
     def account(self, view: View) -> Account:
         """All kinds of guarantees against a view; of each view once."""
-        if view not in self._accounts:
+        return self.accounts([view])[0]
+
+    def accounts(self, views: Sequence[View]) -> tuple[Account, ...]:
+        """All kinds of guarantees against each of some views; of each view once, and what views share once."""
+        missing = []
+        for view in dict.fromkeys(views):
             known = None if self.stored is None else self.stored.find(view, self.kinds, self.system)
-            self._accounts[view] = known or self._account(self.system, view, self.kinds)
-            if known is None and self.stored is not None:
-                self.stored.add(self._accounts[view])
-        return self._accounts[view]
+            if known is not None:
+                self._accounts.setdefault(view, known)
+            elif view not in self._accounts:
+                missing.append(view)
+        for view, found in zip(missing, self._account_for_each(self.system, missing, self.kinds), strict=True):
+            self._accounts[view] = found
+            if self.stored is not None:
+                self.stored.add(found)
+        return tuple(self._accounts[view] for view in views)
 
     def cost(self, view: View) -> Cost:
         """What the account against a view takes, as estimated; nothing where it is known already."""
@@ -95,7 +111,8 @@ class RunAccountant:
     def headline_after(self, rounds: int, view: View) -> Account:
         """What the headline would rest on if the run had ended after so many rounds; of each end and view once."""
         if (rounds, view) not in self._earlier:
-            self._earlier[rounds, view] = self._account(self.first_rounds(rounds), view, self.proven_kinds)
+            found = self._account_for_each(self.first_rounds(rounds), [view], self.proven_kinds)
+            self._earlier[rounds, view] = next(found)
         return self._earlier[rounds, view]
 
     def first_rounds(self, rounds: int) -> LinearSystem:
@@ -125,15 +142,18 @@ class RunAccountant:
 
     def accounts_at(self, kinds: Sequence[Kind]) -> Callable[[float, View], Account]:
         """How to account for the run at any sigma, where its own is 1."""
-        return accounts_at(self.system, self.system.algorithm.noise.with_sigma, **self._settings(self.system, kinds))
+        noise = self.system.algorithm.noise
+        return accounts_at(self.system, noise.with_sigma, covering=False, **self._settings(self.system, kinds))
 
-    def _account(self, system: LinearSystem, view: View, kinds: Sequence[Kind]) -> Account:
-        return account(system, view, **self._settings(system, kinds))
+    def _account_for_each(
+        self, system: LinearSystem, views: Sequence[View], kinds: Sequence[Kind]
+    ) -> Iterator[Account]:
+        return account_for_each(system, views, **self._settings(system, kinds))
 
-    def _settings(self, system: LinearSystem, kinds: Sequence[Kind]) -> AccountSettings:
-        return AccountSettings(
+    def _settings(self, system: LinearSystem, kinds: Sequence[Kind]) -> _Settings:
+        return _Settings(
             adjacency=self.training_run.adjacency, participation=self._participation(system),
-            convex=self.convexity.established, kinds=kinds, covering=False,
+            convex=self.convexity.established, kinds=kinds,
         )  # fmt: skip
 
     def _participation(self, system: LinearSystem) -> Participation:

@@ -172,15 +172,17 @@ def test_a_start_that_was_killed_while_it_accounted_leaves_what_it_had_to_the_ne
     monkeypatch.setattr(stored_accounts, "INTERVAL", 0.0)
     clinics = Clinics(tmp_path)
     agreement, other = clinics.agree(rounds=3), clinics.agree(rounds=3)
-    views, before = [], run_accountant.account
+    views, before = [], run_accountant.account_for_each
 
-    def counted(system, view, **settings):
-        views.append((str(view), system.rounds))
-        if len(views) == killed_at:
-            raise Killed
-        return before(system, view, **settings)
+    def counted(system, adversaries, **settings):
+        accounts = before(system, adversaries, **settings)
+        for view in adversaries:
+            views.append((str(view), system.rounds))
+            if len(views) == killed_at:
+                raise Killed
+            yield next(accounts)
 
-    monkeypatch.setattr(run_accountant, "account", counted)
+    monkeypatch.setattr(run_accountant, "account_for_each", counted)
     killed_at = 5
     with pytest.raises(Killed):
         accounted_run.account_run(agreement, {})

@@ -301,6 +301,8 @@ def test_row_stochastic_and_directed_weights_are_accounted_for():
 def test_routes_by_size_and_little_memory(monkeypatch, net):
     view_of = seen("dp-d-sgd", net, views.node(0), 8)
     plain = routes.dense(view_of)
+    assert routes._route(view_of).__name__ == "kalman"
+    monkeypatch.setattr(routes, "FEW_ROWS", 0)
     monkeypatch.setattr("sottovoce.privacy.exact.whitening.AT_ONCE", 50)
     monkeypatch.setattr("sottovoce.privacy.exact.whitening.LOSSES_AT_ONCE", 400)
     for rows, state, route in ((5, 100, "kalman"), (10**6, 5, "gram"), (5, 5, "conjugate")):

@@ -8,7 +8,6 @@ import pytest
 
 from sottovoce.config import parse_experiment
 from sottovoce.core.auditor_key import state_folder
-from sottovoce.privacy.accountant import account
 from sottovoce.run import run_accountant, stored_accounts
 from sottovoce.run.execute import run_experiment
 
@@ -25,16 +24,18 @@ def accounted(monkeypatch, tmp_path):
     """The views that are accounted for, in order; all of them are stored at once."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(stored_accounts, "INTERVAL", 0.0)
-    views = []
+    views, before = [], run_accountant.account_for_each
 
-    def counted(system, view, **settings):
-        if system.rounds == 3:  # the others are about earlier rounds
-            views.append(str(view))
-        if len(views) == 7:
-            raise KeyboardInterrupt
-        return account(system, view, **settings)
+    def counted(system, adversaries, **settings):
+        accounts = before(system, adversaries, **settings)
+        for view in adversaries:
+            if system.rounds == 3:  # the others are about earlier rounds
+                views.append(str(view))
+            if len(views) == 7:
+                raise KeyboardInterrupt
+            yield next(accounts)
 
-    monkeypatch.setattr(run_accountant, "account", counted)
+    monkeypatch.setattr(run_accountant, "account_for_each", counted)
     return views
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.memo import once_for_each
+from sottovoce.core.sparsity import begins_with
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
 from sottovoce.privacy.reactions import knows_every_state, nothing_fresh
 
@@ -54,9 +55,9 @@ def _published(observation: Observation) -> Inputs | None:
     first, last = observation.steps[0], observation.steps[-1]
     if any(step is not first for step in observation.steps[1:-1]):
         return None
-    seen = first.observed.state.shape[0]
-    if last is not first and not _begins_alike(first, last, seen):
+    if last is not first and not begins_alike(first, last):
         return None
+    seen = first.observed.state.shape[0]
     return Inputs(*(part[seen:] for part in last.observed))
 
 
@@ -83,18 +84,14 @@ def without_implied_models(observation: Observation) -> Observation:
     return alike if nothing_fresh(models, before.observed) and knows_every_state(alike) else observation
 
 
-def _begins_alike(before: ObservedStep, last: ObservedStep, seen: int) -> bool:
-    """Whether a round is another one, entry by entry, but for more that is seen at its end."""
-    first = Inputs(*(part[:seen] for part in last.observed))
+def begins_alike(before: ObservedStep, last: ObservedStep) -> bool:
+    """Whether a round is another one, entry by entry, but for more that may be seen at its end."""
     return (
         np.array_equal(before.noise_columns, last.noise_columns)
         and before.takes_gradients == last.takes_gradients
-        and all(map(_equal, (*before.observed, *before.out), (*first, *last.out)))
+        and all(one.shape == other.shape for one, other in zip(before.out, last.out, strict=True))
+        and all(map(begins_with, (*last.observed, *last.out), (*before.observed, *before.out)))
     )
-
-
-def _equal(one: sparse.csr_array, other: sparse.csr_array) -> bool:
-    return one.shape == other.shape and (one != other).nnz == 0
 
 
 def _subtract(step: ObservedStep, made: Inputs) -> Inputs:

@@ -5,6 +5,7 @@ Shapes: T rounds, P observations of one round, Q observations of some rounds, X 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,17 +13,23 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from sottovoce.core.arrays import dense_if_small
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.threads import one_thread
+from sottovoce.privacy.exact.elimination import begins_alike
 from sottovoce.privacy.exact.whitening import (
     Array,
     Groups,
     Singular,
+    Weigh,
+    add_products_,
     cholesky_,
     products,
+    responses,
     rounding_error,
     starts,
 )
 from sottovoce.privacy.observation import Observation, ObservedStep
+from sottovoce.privacy.views import View
 from sottovoce.tracing.linear_system import map_equal_steps
 
 
@@ -33,9 +40,59 @@ class Filter(NamedTuple):
     gain: Array
 
 
-def kalman(observation: Observation, apart: int = 1) -> Groups:
-    """M from the innovations: what each round tells that was not known before. Of rounds `apart`, see `products`."""
-    filters, rounding = _filters(observation)
+class Innovations(NamedTuple):
+    """What a filter has found for rounds that are all alike: M before it is rounded up, and where the filter stood."""
+
+    step: ObservedStep
+    filters: list[Filter]
+    before_last_XX: Array
+    M_VTT: Array
+    rounding: float
+
+
+Known = dict[View, Innovations]
+"""Of views without final models: those with them see the same, and then the models."""
+
+
+def kalman(observation: Observation, apart: int = 1, known: Known | None = None) -> Groups:
+    """M from the innovations: what each round tells that was not known before. Of rounds `apart`, see `products`.
+
+    What is found for all victims at once is noted in `known`, and used where it is there.
+    """
+    without_models = replace(observation.view, final_models=FinalModels.NONE)
+    earlier = None if known is None else known.get(without_models)
+    if earlier is not None and _goes_on(observation, earlier):
+        yield slice(None), _with_models(observation, apart, earlier)
+        return
+    filters, before_last_XX, rounding = _filters(observation)
+    for group, M_VTT in products(observation, _weigh(observation, filters), apart):
+        if known is not None and len(M_VTT) == len(observation.victims) and observation.view == without_models:
+            known[without_models] = Innovations(observation.steps[0], filters, before_last_XX, M_VTT.copy(), rounding)
+        M_VTT *= 1 + rounding
+        yield group, M_VTT
+
+
+def _goes_on(observation: Observation, earlier: Innovations) -> bool:
+    """Whether a view sees the same in all rounds, which are alike, and then perhaps more."""
+    first, last = observation.steps[0], observation.steps[-1]
+    alike = len(observation.steps) == len(earlier.filters) and all(step is first for step in observation.steps[:-1])
+    return alike and begins_alike(earlier.step, first) and begins_alike(first, last)
+
+
+def _with_models(observation: Observation, apart: int, earlier: Innovations) -> Array:
+    """M of a view that sees models after the last round: their innovations are added."""
+    T, seen = len(observation.steps), earlier.step.observed.state.shape[0]
+    last, error, _ = _filter(earlier.before_last_XX, _mixture(observation.steps[-1]))
+    observation = replace(observation, steps=(*(earlier.step,) * (T - 1), observation.steps[-1]))
+    weigh = _weigh(observation, [*earlier.filters[:-1], last])
+    white_TVQ = responses(observation, weigh, slice(None), range(T - 1, T))
+    M_VTT = earlier.M_VTT.copy()
+    add_products_(M_VTT, white_TVQ[:, :, seen:], apart, slice(None))
+    M_VTT *= 1 + max(earlier.rounding, T * error)
+    return M_VTT
+
+
+def _weigh(observation: Observation, filters: list[Filter]) -> Weigh:
     at = starts(observation.steps)
 
     def weigh(rounds: range, s: int, u_XQ: Array) -> Array:
@@ -45,40 +102,47 @@ def kalman(observation: Observation, apart: int = 1) -> Groups:
             weights_PQ[:, here] = filters[s].whiten.T
         return weights_PQ
 
-    for group, M_VTT in products(observation, weigh, apart):
-        M_VTT *= 1 + rounding
-        yield group, M_VTT
+    return weigh
 
 
 @one_thread()
-def _filters(observation: Observation) -> tuple[list[Filter], float]:
-    """The filter of every round, and a bound on the relative rounding error."""
-    P_XX = np.zeros((observation.steps[0].observed.state.shape[1],) * 2)
+def _filters(observation: Observation) -> tuple[list[Filter], Array, float]:
+    """The filter of every round, the covariance of the state before the last, and a bound on relative rounding."""
+    P_XX = before_last_XX = np.zeros((observation.steps[0].observed.state.shape[1],) * 2)
     filters: list[Filter] = []
     rounding, begun = 0.0, False
     mixtures = map_equal_steps(_mixture, observation.steps)
-    for step, (H, F, seen_noise, cross, out_noise) in zip(observation.steps, mixtures, strict=True):
-        HP_PX = H @ P_XX
-        S_PP = HP_PX @ H.T + seen_noise
-        cross_PX = HP_PX @ F.T + cross
-        alive = S_PP.diagonal() > 0
-        if alive.all():
-            factor = cholesky_(S_PP)
-            whiten = _inverse(factor)
-            gain = whiten @ cross_PX
-        else:
-            if begun or step.observed.gradient[np.flatnonzero(~alive)].nnz:
-                raise Singular("a signal without noise")
-            factor = cholesky_(S_PP[np.ix_(alive, alive)])
-            whiten, gain = np.zeros_like(S_PP), np.zeros_like(cross_PX)
-            whiten[np.ix_(alive, alive)] = inverse = _inverse(factor)
-            gain[alive] = inverse @ cross_PX[alive]
-        rounding = max(rounding, rounding_error(factor))
-        filters.append(Filter(whiten, gain))
-        following = F @ (F @ P_XX.T).T + out_noise - gain.T @ gain
-        P_XX = (following + following.T) / 2
-        begun = begun or step.takes_gradients
-    return filters, len(observation.steps) * rounding
+    for step, mixture in zip(observation.steps, mixtures, strict=True):
+        before_last_XX = P_XX
+        found, error, P_XX = _filter(P_XX, mixture, None if begun else step.observed.gradient)
+        filters.append(found)
+        rounding, begun = max(rounding, error), begun or step.takes_gradients
+    return filters, before_last_XX, len(observation.steps) * rounding
+
+
+def _filter(P_XX: Array, mixture: _Mixture, first: sparse.csr_array | None = None) -> tuple[Filter, float, Array]:
+    """The filter of one round, its rounding error, and the covariance of the state after the round.
+
+    Before the `first` gradients are taken, observations may be known for sure, but for those that hold one of them.
+    """
+    H, F, seen_noise, cross, out_noise = mixture
+    HP_PX = H @ P_XX
+    S_PP = HP_PX @ H.T + seen_noise
+    cross_PX = HP_PX @ F.T + cross
+    alive = S_PP.diagonal() > 0
+    if alive.all():
+        factor = cholesky_(S_PP)
+        whiten = _inverse(factor)
+        gain = whiten @ cross_PX
+    else:
+        if first is None or first[np.flatnonzero(~alive)].nnz:
+            raise Singular("a signal without noise")
+        factor = cholesky_(S_PP[np.ix_(alive, alive)])
+        whiten, gain = np.zeros_like(S_PP), np.zeros_like(cross_PX)
+        whiten[np.ix_(alive, alive)] = inverse = _inverse(factor)
+        gain[alive] = inverse @ cross_PX[alive]
+    following = F @ (F @ P_XX.T).T + out_noise - gain.T @ gain
+    return Filter(whiten, gain), rounding_error(factor), (following + following.T) / 2
 
 
 def _inverse(factor: Array) -> Array:

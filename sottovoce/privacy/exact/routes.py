@@ -17,7 +17,7 @@ Shapes: V victims, T gradient rounds, R observations, S noise sources, X state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import UNCOVERED, deflated, well_conditioned
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
 from sottovoce.privacy.exact.gram import gram
-from sottovoce.privacy.exact.kalman import kalman
+from sottovoce.privacy.exact.kalman import Known, kalman
 from sottovoce.privacy.exact.rank import exact_rank
 from sottovoce.privacy.exact.reversible import reversible
 from sottovoce.privacy.exact.stationary import ETA
@@ -72,6 +72,50 @@ def squared(observation: Observation, scheme: Participation, *, above: float | N
     With `above`, M may be larger than the truth by up to 1.6 times that, and the value of the worst direction by the
     rest of twice that, relatively, where it takes less time: so much the roots may be larger.
     """
+    search = _search(observation, scheme, above)
+    try:
+        M_VTT, gap = next(search)
+        while True:
+            found = worst_case(M_VTT, scheme, M_VTT.shape[1], gap)
+            report_progress(len(found))
+            M_VTT, gap = search.send(found)
+    except StopIteration as end:
+        return np.asarray(end.value)
+
+
+def squared_of_each(observations: Sequence[Observation], scheme: Participation) -> list[Array]:
+    """`squared` of several small views of one system: what two of them share is computed once, and the worst directions
+    of all are sought together."""
+    known: Known = {}
+    searches = [_search(observation, scheme, None, known) for observation in observations]
+    found = [np.zeros(0)] * len(searches)
+    answers: dict[int, Array | None] = dict.fromkeys(range(len(searches)))
+    while answers:
+        asked: dict[int, Array] = {}
+        for number, answer in answers.items():
+            try:
+                asked[number] = searches[number].send(answer)[0]
+            except StopIteration as end:
+                found[number] = end.value
+        values = np.zeros(0)
+        if asked:
+            stacked = np.concatenate(list(asked.values()))
+            values = worst_case(stacked, scheme, stacked.shape[1])
+        ends = np.cumsum([len(M_VTT) for M_VTT in asked.values()])
+        answers = dict(zip(asked, np.split(values, ends[:-1]), strict=False))
+    return found
+
+
+def is_small(observation: Observation) -> bool:
+    """Whether a filter takes less time than to eliminate any observations first."""
+    rows, components = starts(observation.steps)[-1], observation.steps[0].out.state.shape[0]
+    return bool(rows <= FEW_ROWS and components <= FEW_COMPONENTS)
+
+
+def _search(
+    observation: Observation, scheme: Participation, above: float | None, known: Known | None = None
+) -> Generator[tuple[Array, float], Array | None, Array]:
+    """mu^2 of every victim; asks for the worst direction of each M that it yields, within a gap."""
     _check_sizes_of_messages(observation)
     observation = without_implied_models(observation)
     if not any(part.noise.nnz for step in observation.steps for part in (step.observed, step.out)):
@@ -85,15 +129,14 @@ def squared(observation: Observation, scheme: Participation, *, above: float | N
         return scheme.largest_sum(np.broadcast_to(reduced[1], (observation.gradient_rounds, len(reduced[1]))))
     out = np.zeros(len(observation.victims))
     eta, gap = (ETA, GAP) if above is None else (1.6 * above, 0.4 * above)
-    for group, M_VTT in _in_groups(observation, reduced, eta, None if scheme.times is None else scheme.apart):
+    for group, M_VTT in _in_groups(observation, reduced, eta, None if scheme.times is None else scheme.apart, known):
         covered = np.isfinite(M_VTT).all(axis=(1, 2))
         found = np.full(len(M_VTT), np.inf)
         if covered.any():
-            found[covered] = worst_case(M_VTT if covered.all() else M_VTT[covered], scheme, M_VTT.shape[1], gap)
+            found[covered] = yield (M_VTT if covered.all() else M_VTT[covered]), gap
         if observation.view.final_models is not FinalModels.NONE:
             found[found * _largest_noise(observation) ** 2 > CANCELLED] = np.inf
         out[group] = found
-        report_progress(len(found))
     return np.minimum(out, _largest_of_averaging(observation, scheme))
 
 
@@ -222,14 +265,17 @@ def _reduced(observation: Observation, *, always: bool = False) -> tuple[Observa
     Small views are left as they are, unless they are `always` to be reduced, as the route `reversible` needs them.
     """
     conditioned = well_conditioned(observation)
-    rows, components = starts(observation.steps)[-1], observation.steps[0].out.state.shape[0]
-    if rows <= FEW_ROWS and components <= FEW_COMPONENTS and not always:
+    if is_small(observation) and not always:
         return conditioned, np.zeros(len(observation.victims))
     return eliminate_known_messages(conditioned)
 
 
 def _in_groups(
-    observation: Observation, reduced: tuple[Observation, Array] | None, eta: float = ETA, apart: int | None = None
+    observation: Observation,
+    reduced: tuple[Observation, Array] | None,
+    eta: float = ETA,
+    apart: int | None = None,
+    known: Known | None = None,
 ) -> Groups:
     """M of some victims after others; without `apart`, of data that changes in every round."""
     if reduced is None:
@@ -240,7 +286,7 @@ def _in_groups(
         route = _route(smaller)
         groups = reversible(smaller, eta, apart is None) if eta > ETA and route is not quiet_warnings else None
         if groups is None and route is kalman:
-            groups = kalman(smaller, apart or 1)
+            groups = kalman(smaller, apart or 1, known)
         elif groups is None:
             groups = gram(smaller, eta) if route is gram else route(smaller)
         for group, M_VTT in groups:
@@ -263,7 +309,8 @@ def _deflated(observation: Observation) -> Array:
 
 
 def _route(observation: Observation) -> Callable[[Observation], Groups]:
-    """By memory, then by the number of multiplications; only the Gram route takes correlated noise."""
+    """By memory, then by the number of multiplications, which are few in small views; only `gram` takes correlated
+    noise."""
     T, rows = len(observation.steps), int(starts(observation.steps)[-1])
     X = max(max(step.out.state.shape) for step in observation.steps)
     if not rows or not observation.gradient_rounds:
@@ -273,7 +320,7 @@ def _route(observation: Observation) -> Callable[[Observation], Groups]:
     each, links = rows / T, max(step.out.state.nnz for step in observation.steps)
     by_gram = rows**2 * X + 2 / 3 * rows**3
     by_filter = T * (2 * each * X**2 + 40 * links * X) + rows * T * each * X
-    cheaper = rows > GRAM_ROWS or (by_filter < by_gram and X <= FILTER_STATE)
+    cheaper = rows > GRAM_ROWS or (by_filter < by_gram and X <= FILTER_STATE) or is_small(observation)
     return kalman if cheaper and observation.system.correlation is None else gram
 
 

@@ -25,6 +25,7 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from sottovoce.core.arrays import dense_if_small
+from sottovoce.core.memo import once_for_each
 from sottovoce.core.threads import WORKERS, one_thread, physical_memory
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.observation import Observation, ObservedStep
@@ -108,7 +109,7 @@ def products(observation: Observation, weigh: Weigh, apart: int = 1) -> Groups:
         spread = pool.map if workers > 1 else map
         for first in range(0, V, size):
             group = slice(first, min(V, first + size))
-            back = map_equal_steps(partial(_Back.of, group=group), observation.steps)
+            back = _backwards(observation, group)
             M_VTT = np.zeros((group.stop - first, T, T))
             for begin in range(0, len(blocks), workers):
                 together = blocks[begin : begin + workers]
@@ -117,11 +118,11 @@ def products(observation: Observation, weigh: Weigh, apart: int = 1) -> Groups:
                     for room, block in zip(rooms, together, strict=False)
                 ]
                 for white_TVQ in spread(partial(_responses, observation, weigh, back), together, shaped):
-                    list(spread(partial(_add_, M_VTT, white_TVQ, apart), shares(len(M_VTT), workers)))
+                    list(spread(partial(add_products_, M_VTT, white_TVQ, apart), shares(len(M_VTT), workers)))
             yield group, M_VTT
 
 
-def _add_(M_VTT: Array, white_TVQ: Array, apart: int, some: slice) -> None:
+def add_products_(M_VTT: Array, white_TVQ: Array, apart: int, some: slice) -> None:
     """Add the products of the responses of some victims, to rounds that are `apart`."""
     begun = len(white_TVQ)
     for first in range(min(apart, begun)):
@@ -177,6 +178,18 @@ class _Back(NamedTuple):
         )
 
 
+def _backwards(observation: Observation, group: slice) -> tuple[_Back, ...]:
+    """Every round, transposed, with the gradients of some victims."""
+    if len(observation.victims[group]) == len(observation.victims):
+        return map_equal_steps(_with_all_victims, observation.steps)
+    return map_equal_steps(partial(_Back.of, group=group), observation.steps)
+
+
+@once_for_each
+def _with_all_victims(step: ObservedStep) -> _Back:
+    return _Back.of(step, slice(None))
+
+
 def _same_rows(few: sparse.csr_array, many: sparse.csr_array) -> NDArray[np.intp] | None:
     """Where the rows of one matrix stand in another, in order; None unless all do."""
     places = {_row(many, i): i for i in reversed(range(many.shape[0]))}
@@ -192,7 +205,7 @@ def _row(matrix: sparse.csr_array, i: int) -> tuple[bytes, bytes]:
 
 def responses(observation: Observation, weigh: Weigh, group: slice, rounds: range) -> Array:
     """Whitened responses of some rounds' observations to the gradients of some victims, T x V x Q."""
-    back = map_equal_steps(partial(_Back.of, group=group), observation.steps)
+    back = _backwards(observation, group)
     at = starts(observation.steps)
     V, width = len(observation.victims[group]), int(at[rounds.stop] - at[rounds.start])
     begun = sum(step.takes_gradients for step in observation.steps[: rounds.stop])

@@ -1,0 +1,104 @@
+"""Views that are accounted for together have the figures that each has by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sottovoce import Unaccountable, account, algorithm, metropolis, trace, views
+from sottovoce.core.participation import parse_participation
+from sottovoce.privacy.accountant import account_for_each
+from sottovoce.privacy.exact import kalman, routes, several
+from sottovoce.privacy.exact.several import SeveralViews
+from sottovoce.privacy.guarantee import KINDS
+from sottovoce.privacy.observation import observe
+
+NET = metropolis("regular:9,d=4,seed=3")
+NAMES = ["dp-d-sgd", "zip-dl", "dp2sgd", "muffliato-sgd", "anti-pgd", "secure-gossip", "muffliato"]
+
+
+def views_of(nodes, models=("none", "average", "all")):
+    return [views.with_final_models(views.node(node), which) for which in models for node in nodes]
+
+
+@pytest.mark.parametrize("scheme", ["every", "2x3", "shuffle:3"])
+@pytest.mark.parametrize("name", NAMES)
+def test_losses_together_are_those_of_each(name, scheme):
+    system, scheme = trace(algorithm(name, sigma=1.5), NET, rounds=7), parse_participation(scheme)
+    seen = [observe(system, view) for view in [*views_of([0, 2, 5]), views.everyone(), views.coalition(1, 4)]]
+    together = routes.squared_of_each(seen, scheme)
+    for one, found in zip(seen, together, strict=True):
+        np.testing.assert_allclose(found, routes.squared(one, scheme), rtol=1e-9)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 12])
+def test_models_are_added_to_what_the_filter_knows_of_the_same_view(rounds, monkeypatch):
+    system = trace(algorithm("dp-d-sgd", sigma=0.8), NET, rounds=rounds)
+    begun = []
+    filters = kalman._filters
+    monkeypatch.setattr(kalman, "_filters", lambda seen: begun.append(seen.view) or filters(seen))
+    seen = [observe(system, view) for view in views_of([0, 3])]
+    found = routes.squared_of_each(seen, parse_participation("every"))
+    assert all(view.final_models.value == "none" for view in begun)
+    for one, squares in zip(seen, found, strict=True):
+        oracle = routes.worst_case(routes.dense(one), parse_participation("every"), rounds)
+        np.testing.assert_allclose(squares, oracle, rtol=1e-8)
+
+
+@pytest.mark.parametrize(("sigma", "rounds"), [(2.0, 5), (1.0, 6)])
+def test_what_is_known_of_a_view_is_used_only_where_rounds_are_alike(sigma, rounds):
+    one = trace(algorithm("dp-d-sgd", sigma=1.0), NET, rounds=5)
+    other = trace(algorithm("dp-d-sgd", sigma=sigma), NET, rounds=rounds)
+    known: kalman.Known = {}
+    list(kalman.kalman(observe(one, views.node(0)), 1, known))
+    seen = observe(other, views.with_final_models(views.node(0), "average"))
+    assert not kalman._goes_on(seen, known[views.node(0)])
+    group, found = next(kalman.kalman(seen, 1, known))
+    np.testing.assert_allclose(found, routes.dense(seen)[group], rtol=1e-8, atol=1e-12)
+
+
+def test_accounts_of_several_views_are_those_of_each():
+    system = trace(algorithm("dp-d-sgd", sigma=1.5), NET, rounds=6)
+    settings = {"adjacency": "user", "participation": "every", "convex": True, "kinds": KINDS}
+    asked = [views.everyone(), *views_of(range(9), ("none", "average"))]
+    for view, found in zip(asked, account_for_each(system, asked, **settings), strict=True):
+        alone = account(system, view, covering=False, **settings)
+        assert found.view == alone.view
+        assert found.refusals == alone.refusals
+        assert [one.victim for one in found.guarantees] == [one.victim for one in alone.guarantees]
+        np.testing.assert_allclose(
+            [one.mu for one in found.guarantees], [one.mu for one in alone.guarantees], rtol=1e-9
+        )
+
+
+def test_small_views_are_searched_once_and_as_many_as_fit(monkeypatch):
+    system, scheme = trace(algorithm("dp-d-sgd", sigma=1.0), NET, rounds=6), parse_participation("every")
+    sizes = []
+    each = several.squared_of_each
+    monkeypatch.setattr(
+        several, "squared_of_each", lambda batch, scheme: sizes.append(len(batch)) or each(batch, scheme)
+    )
+    monkeypatch.setattr(several, "AT_ONCE", 4 * 8 * 6**2)
+    asked = views_of(range(9), ("none",))
+    work = SeveralViews(system, scheme, asked)
+    found = {view: work.squared(work.observe(view)) for view in asked}
+    assert sizes == [4, 4]  # and one by itself
+    for view, squares in found.items():
+        np.testing.assert_allclose(squares, routes.squared(observe(system, view), scheme), rtol=1e-9)
+
+
+def test_what_cannot_be_accounted_for_does_not_spoil_what_can(monkeypatch):
+    system, scheme = trace(algorithm("dp-d-sgd", sigma=1.0), NET, rounds=4), parse_participation("every")
+    check = routes._check_sizes_of_messages
+
+    def refuse_one(observation):
+        if observation.view == views.node(1):
+            raise Unaccountable("node 1 is refused")
+        check(observation)
+
+    monkeypatch.setattr(routes, "_check_sizes_of_messages", refuse_one)
+    work = SeveralViews(system, scheme, [views.node(0), views.node(1), views.node(2)])
+    assert work.squared(work.observe(views.node(0))).all()
+    with pytest.raises(Unaccountable, match="node 1 is refused"):
+        work.squared(work.observe(views.node(1)))
+    assert work.squared(work.observe(views.node(2))).all()
