@@ -54,8 +54,9 @@ def knows_every_state(observation: Observation) -> bool:
 
 def nothing_fresh(rows: Inputs, seen: Inputs) -> bool:
     """Whether what is fresh in some rows of a round, gradients and noise, is a combination of that in others."""
-    wanted, known = _fresh(rows), _fresh(seen)
-    return not (_holds_more(wanted, known).any() or _differs_from_all(wanted, known).any())
+    if _holds_more(rows.gradient, seen.gradient).any() or _holds_more(rows.noise, seen.noise).any():
+        return False
+    return not _differs_from_all(_fresh(rows), _fresh(seen)).any()
 
 
 def _fresh(parts: Inputs) -> sparse.csr_array:

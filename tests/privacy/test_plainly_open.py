@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
+from scipy import sparse
 
 from sottovoce import Coordinate, algorithm, metropolis, trace, views
 from sottovoce.privacy.closedness import closedness, is_plainly_open
@@ -60,3 +64,13 @@ def test_a_node_that_reaches_nobody_opens_no_view():
     assert not plainly_open(quiet, views.node(0))
     longer = trace(algorithm("dp-d-sgd", sigma=[1.0, 0.0, 0.0, 1.0]), metropolis("path:4"), rounds=4)
     assert plainly_open(longer, views.node(0))
+
+
+def test_points_in_which_noise_may_cancel_are_left_to_linear_algebra():
+    """On a path of three, states 1 and 2 hold one and two thirds of node 2's noise, and `2 x_1 - x_2` none of it."""
+    seen = observe(trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("path:3"), rounds=3), views.node(0))
+    reaching, step = reaching_gradients(seen), seen.steps[0]
+    assert is_plainly_open(seen, reaching)
+    point = sparse.csr_array(np.tile([0.0, 2.0, -1.0], (3, 1)))
+    np.testing.assert_allclose((point @ step.out.noise).toarray()[:, 1], 0.0, atol=1e-15)
+    assert not is_plainly_open(replace(seen, steps=(replace(step, point=point),) * 3), reaching)
