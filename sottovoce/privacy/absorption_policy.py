@@ -72,7 +72,8 @@ def least_cost(
     Policies are for a change of size one; a victim's own is `jump`, and costs grow with its square.
     """
     T, N = len(rounds), len(rounds[0].fresh)
-    size = max(1, min(IN_CACHE // N, -(-len(victims) // WORKERS)))
+    alone = T * N * len(victims) <= ALONE
+    size = max(1, min(IN_CACHE // N, len(victims) if alone else -(-len(victims) // WORKERS)))
     groups = _groups(rounds, victims, policy)
     blocks = [(group, first) for group in groups for first in range(0, len(group.members), size)]
     rooms: SimpleQueue[Room] = SimpleQueue()
@@ -92,7 +93,7 @@ def least_cost(
         return some
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        for some in (pool.map if T * N * len(victims) > ALONE else map)(solve, blocks):
+        for some in (map if alone else pool.map)(solve, blocks):
             report_progress(len(some))
     jump = np.max([coupling.jump[victims] for coupling in dict.fromkeys(rounds)], axis=0)
     return np.asarray(out * jump**2)
