@@ -229,7 +229,7 @@ class Block(NamedTuple):
 
 def dot(one: Array, other: Array) -> Array:
     """For each victim the sum of products."""
-    return np.asarray(sum(np.einsum("nv,nv->v", a, b) for a, b in zip(one, other, strict=True)))
+    return np.asarray(np.einsum("tnv,tnv->tv", one, other).sum(axis=0))
 
 
 def cost_of(steps: Sequence[Step], followed: Followed) -> Array:
@@ -240,6 +240,8 @@ def cost_of(steps: Sequence[Step], followed: Followed) -> Array:
 def exposed(steps: Sequence[Step], followed: Followed) -> NDArray[np.bool_]:
     """For which victims anything reaches a heard node without noise."""
     found = np.zeros(followed.shares[0].shape[1], dtype=bool)
+    if not any(step.bare.size for step in steps):
+        return found
     for step, share in zip(steps, followed.shares, strict=True):
         if step.bare.size:
             found |= share[step.bare].any(axis=0)

@@ -36,7 +36,7 @@ from scipy import sparse
 
 from sottovoce.core.participation import Participation
 from sottovoce.core.progress import counted_in_steps, report_progress, report_steps
-from sottovoce.core.threads import WORKERS
+from sottovoce.core.threads import WORKERS, chunks
 from sottovoce.privacy.absorption import Coupling
 from sottovoce.privacy.absorption_block import Array, Block, Followed, Room, Step, cost_of, dot, exposed, ready_steps
 
@@ -244,11 +244,12 @@ def _move_(now: Followed, other: Followed, way: Array) -> None:
 
     As a sum of positive terms: in a difference the smaller of two policies would be lost in rounding.
     """
-    for mine, theirs in ((now.carried, other.carried), (now.shares, other.shares)):
-        for t in range(len(mine)):
-            np.multiply(theirs[t], way, out=theirs[t])
-            np.multiply(mine[t], 1 - way, out=mine[t])
-            np.add(mine[t], theirs[t], out=mine[t])
+    rest, at_once = 1 - way, max(1, IN_CACHE // now.carried[0].size)
+    for some in chunks(len(now.carried), at_once):
+        for mine, theirs in ((now.carried[some], other.carried[some]), (now.shares[some], other.shares[some])):
+            theirs *= way
+            mine *= rest
+            mine += theirs
 
 
 def _descend(block: Block, now: Followed, best: Array) -> Array:
@@ -258,11 +259,16 @@ def _descend(block: Block, now: Followed, best: Array) -> Array:
     before = [now.carried] if together else list(now.carried)
     ahead = [carried.copy() for carried in before]
     for iteration in range(ITERATIONS):
-        slope = block.slope(ahead)
-        carried = [np.maximum(q - g / bound, 0.0) for q, g in zip(ahead, slope, strict=True)]
+        carried = block.slope(ahead)
+        for q, g in zip(ahead, carried, strict=True):
+            g /= bound
+            np.maximum(np.subtract(q, g, out=g), 0.0, out=g)
         rounds = list(carried[0]) if together else carried
-        for step, q in zip(block.steps, rounds, strict=True):
-            q[step.heard] = 0.0
+        if together:
+            carried[0][:, block.steps[0].heard] = 0.0
+        else:
+            for step, q in zip(block.steps, rounds, strict=True):
+                q[step.heard] = 0.0
         following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
         ahead = [q + (momentum - 1) / following * (q - b) for q, b in zip(carried, before, strict=True)]
         before, momentum = carried, following
