@@ -15,6 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sottovoce._version import __version__
+from sottovoce.cli.deferred_collection import defer_collection
 from sottovoce.cli.deferred_imports import defer_imports
 from sottovoce.cli.output import narrated, verbosity
 from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
@@ -115,6 +116,7 @@ def _run_command() -> int:
     try:
         open_streams()
         defer_imports()
+        defer_collection()
         load_commands(sys.argv[1:])
         code = app(standalone_mode=False)
         sys.stdout.flush()

@@ -187,7 +187,7 @@ def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]
 def _done_of(work: Activity) -> str:
     """Which kinds are done, how far the one at hand is, and how to have the answer of those."""
     done = ", ".join(dict.fromkeys(work.finished)) or "no kind"
-    at = f"; {work.reached.removesuffix(', ')} victims" if work.part not in work.finished and work.part else ""
+    at = "" if work.unfinished is None else "; {} {:,} of {:,} victims".format(*work.unfinished)
     again = " ".join(f"--kind {kind}" for kind in dict.fromkeys(work.finished))
     return f"done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}."
 

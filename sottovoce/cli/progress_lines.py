@@ -24,21 +24,30 @@ class Activity:
     begun: float = field(default_factory=time.monotonic)
     part: str = ""
     finished: list[str] = field(default_factory=list)
-    _counted: tuple[float, int, int, int] | None = None
+    _counted: tuple[float, float, float, int] | None = None
 
     def tell(self, done: int, total: int) -> None:
         """So much of it is done."""
         self.hear("", done, total)
 
-    def hear(self, part: str, done: int, total: int) -> None:
-        """So much of a part is done."""
+    def hear(self, part: str, done: float, total: int) -> None:
+        """So much of a part is done; where it is one thing, a share of that."""
         if self._counted is None or part != self.part:
             self.part, self._counted = part, (time.monotonic(), done, done, total)
         since, first, _, _ = self._counted
         self._counted = since, first, done, total
         if done == total and part:
             self.finished.append(part)
-        self.reached = f"{part}{' ' * bool(part)}{done:,} of {total:,}, "
+        how_far = f"{int(100 * done)} %" if 0 < done < total == 1 else f"{int(done):,} of {total:,}"
+        self.reached = f"{part}{' ' * bool(part)}{how_far}, "
+
+    @property
+    def unfinished(self) -> tuple[str, int, int] | None:
+        """The part at hand, and how many are done of how many; None between two parts."""
+        if self._counted is None or not self.part or self.part in self.finished:
+            return None
+        _, _, done, total = self._counted
+        return self.part, int(done), total
 
     @property
     def left(self) -> float | None:

@@ -74,7 +74,7 @@ def grid_step(algorithm: Algorithm, mixing: Mixing) -> float:
     >>> grid_step(algorithm("dp-d-sgd", sigma=20.0, sensitivity=0.5), metropolis("ring:8").at(0))
     0.5
     """
-    return power_of_two_below(least_noise(algorithm, mixing)) / STEPS
+    return _step_for(least_noise(algorithm, mixing))
 
 
 def least_noise(algorithm: Algorithm, mixing: Mixing) -> float:
@@ -82,10 +82,19 @@ def least_noise(algorithm: Algorithm, mixing: Mixing) -> float:
     noise, sensitivity = algorithm.noise, algorithm.sensitivity
     if isinstance(noise, ZeroSum):
         return abs(algorithm.step_size) * float(_message_noise(noise, mixing, sensitivity).min())
-    own = np.array(_own_noise(in_units_of_largest(noise.local(mixing), sensitivity)))
-    if noise.correlation is not None:
-        own /= [abs(float(of_node(noise.correlation, node).matrix(1)[0, 0])) for node in range(len(own))]
-    return largest(sensitivity) * float(own.min())
+    terms = in_units_of_largest(noise.local(mixing), sensitivity)
+    return largest(sensitivity) * _least_of_own(terms, noise.correlation)
+
+
+def _least_of_own(terms: tuple[NoiseTerm, ...], correlation: Correlation | None) -> float:
+    own = np.array(_own_noise(terms))
+    if correlation is not None:
+        own /= [abs(float(of_node(correlation, node).matrix(1)[0, 0])) for node in range(len(own))]
+    return float(own.min())
+
+
+def _step_for(least: float) -> float:
+    return power_of_two_below(least) / STEPS
 
 
 def power_of_two_below(value: float) -> float:
@@ -95,9 +104,9 @@ def power_of_two_below(value: float) -> float:
 
 def noise_on_grid(algorithm: Algorithm, mixing: Mixing) -> NoiseOnGrid:
     """The noise of a round in steps of the grid."""
-    noise, step = algorithm.noise, grid_step(algorithm, mixing)
-    terms = in_units_of_largest(noise.local(mixing), algorithm.sensitivity)
-    return _on_grid(terms, largest(algorithm.sensitivity), step, _Same(noise.correlation))
+    noise, sensitivity = algorithm.noise, algorithm.sensitivity
+    terms = in_units_of_largest(noise.local(mixing), sensitivity)
+    return _on_grid(terms, largest(sensitivity), _Same(noise.correlation))
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,8 @@ class _Same:
 
 
 @lru_cache(maxsize=32)
-def _on_grid(terms: tuple[NoiseTerm, ...], sensitivity: float, step: float, over_rounds: _Same) -> NoiseOnGrid:
+def _on_grid(terms: tuple[NoiseTerm, ...], sensitivity: float, over_rounds: _Same) -> NoiseOnGrid:
+    step = _step_for(sensitivity * _least_of_own(terms, over_rounds.correlation))
     matrices = [(term, term.matrix.scaled(sensitivity).scaled(1 / step)) for term in terms]
     return NoiseOnGrid(step, tuple(replace(term, matrix=matrix) for term, matrix in matrices), over_rounds.correlation)
 

@@ -8,6 +8,15 @@
 >>> reached
 [('victims', 0, 3), ('victims', 2, 3), ('victims', 3, 3)]
 >>> report_progress(5)  # nobody listens, and nothing is counted
+
+Where a few victims take long, steps on the way to them are shares of them:
+
+>>> with progress_heard(lambda what, done, total: reached.append((what, done, total))), counted("victims", 1):
+...     with counted_in_steps(1, steps=3):
+...         report_steps(1)
+...     report_progress(1)
+>>> reached[3:]
+[('victims', 0, 1), ('victims', 0.25, 1), ('victims', 1, 1)]
 """
 
 from __future__ import annotations
@@ -17,7 +26,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-Listener = Callable[[str, int, int], None]
+Listener = Callable[[str, float, int], None]
 """Called with what is done, how much of it, and how much there is."""
 
 _listener: ContextVar[Listener | None] = ContextVar("who hears of progress", default=None)
@@ -30,7 +39,16 @@ class _Count:
     done: int = 0
 
 
+@dataclass
+class _Steps:
+    count: _Count
+    share: int
+    total: int
+    done: int = 0
+
+
 _count: ContextVar[_Count | None] = ContextVar("what is counted", default=None)
+_steps: ContextVar[_Steps | None] = ContextVar("which steps are counted", default=None)
 
 
 @contextmanager
@@ -53,6 +71,30 @@ def counted(what: str, total: int) -> Iterator[None]:
         report_progress(total)
     finally:
         _count.reset(before)
+
+
+@contextmanager
+def counted_in_steps(share: int, steps: int) -> Iterator[None]:
+    """A context of work that `report_progress` counts as `share` once it is done; `report_steps` tells how far it is.
+
+    What comes after the last step counts as one more, so that nothing seems to be done before it is.
+    """
+    count = _count.get()
+    before = _steps.set(None if count is None else _Steps(count, share, steps + 1))
+    try:
+        yield
+    finally:
+        _steps.reset(before)
+
+
+def report_steps(more: int) -> None:
+    """So many more steps are done; nothing is told where none are counted."""
+    steps = _steps.get()
+    if steps is None or (listener := _listener.get()) is None or steps.count is not _count.get():
+        return
+    steps.done = min(steps.done + more, steps.total - 1)
+    count = steps.count
+    listener(count.what, min(count.done + steps.share * steps.done / steps.total, count.total), count.total)
 
 
 def report_progress(more: int) -> None:

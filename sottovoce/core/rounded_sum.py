@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import linalg, sparse
 
-from sottovoce.core.arrays import Reals
+from sottovoce.core.arrays import IN_CACHE, Reals
 from sottovoce.core.class_correlation import of_node
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.drawn_gaussians import DrawnGaussians
@@ -38,9 +38,6 @@ LARGEST = 12.0
 DIGITS = 400
 """Of C^-1 in decimals: far more than are needed, since substitution may lose some."""
 
-AT_ONCE = 1 << 16
-"""So many sums are formed at once: their arrays stay in the processor's cache."""
-
 SINGLE, DOUBLE = 2.0**-22, 2.0**-50
 """More than a product and a sum of float32, or of float64, lose of the larger number."""
 
@@ -58,22 +55,25 @@ def rounded_sum_(gradient_ND: Reals, noise_ND: Reals, known: NoiseBounds, step: 
     Adding a large number and taking it off again rounds: floating-point numbers of its size are one step apart. The
     result takes the place of the noise where it has the same type: new memory costs more than what is done with it.
     """
-    out = noise_ND if noise_ND.dtype == gradient_ND.dtype else np.empty_like(gradient_ND)
+    in_place = noise_ND.dtype == gradient_ND.dtype
+    out = noise_ND if in_place else np.empty_like(gradient_ND)
     single = noise_ND.dtype == np.float32
     lost, large = (SINGLE, 1.5 * 2.0**23 * step) if single else (DOUBLE, 1.5 * 2.0**52 * step)
-    usual = abs(math.log2(step)) < (60 if single else 500)  # else squares of gradients, or small noise, would underflow
+    at_once = max(1, IN_CACHE // max(1, out.shape[1]))
+    near_MD = np.empty((min(at_once, len(out)), out.shape[1]), dtype=noise_ND.dtype)
     undecided = []
     with np.errstate(over="ignore", invalid="ignore"):
-        for some in chunks(len(out), AT_ONCE // max(1, out.shape[1])):
-            gradient = gradient_ND[some]
-            size = 2 * np.sqrt(np.einsum("nd,nd->n", gradient, gradient), dtype=np.float64) / step
-            limit = (0.5 - known.error_N[some] - (size + known.largest_N[some] + 1) * lost) * step
-            near = np.empty(gradient.shape, dtype=noise_ND.dtype)
-            np.add(gradient, noise_ND[some], out=near, casting="same_kind")
-            shifted = near + large
-            near -= np.subtract(shifted, large, out=out[some])
+        size_N = np.maximum(gradient_ND.max(axis=1, initial=0), -gradient_ND.min(axis=1, initial=0)) / step
+        limit_N = (0.5 - known.error_N - (size_N + known.largest_N + 1) * lost) * step
+        if abs(math.log2(step)) >= (60 if single else 500):  # small noise would underflow
+            limit_N[:] = -1.0
+        for some in chunks(len(out), at_once):
+            rounded, near = out[some], near_MD[: some.stop - some.start]
+            np.add(gradient_ND[some], noise_ND[some], out=near, casting="same_kind")
+            shifted = np.add(near, large, out=rounded if in_place else None)
+            near -= np.subtract(shifted, large, out=rounded)
             np.abs(near, out=near)
-            decided = np.less(near, limit[:, None].astype(near.dtype) if usual else -1.0)
+            decided = np.less(near, limit_N[some, None].astype(near.dtype))
             undecided.append(np.flatnonzero(np.logical_not(decided, out=decided)) + some.start * out.shape[1])
     rows, columns = np.divmod(np.concatenate(undecided), out.shape[1])
     if len(rows):

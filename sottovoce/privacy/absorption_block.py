@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.arrays import dense_if_small
+from sottovoce.core.progress import report_steps
 from sottovoce.privacy.absorption import Coupling
 
 Array = NDArray[np.float64]
@@ -139,6 +140,7 @@ class Block(NamedTuple):
             if step.noise is not None:
                 absorbed /= step.noise
             p = step.transfer @ q
+            report_steps(1)
         return now
 
     def _enter_(self, p: Array, t: int) -> None:
@@ -169,6 +171,7 @@ class Block(NamedTuple):
             wanted[step.heard] = there[step.heard]
             price = step.price(wanted if step.summed is None else wanted + step.summed @ (there - wanted))
             later = price if step.without is None else np.where(step.without[:, None], further, price)
+            report_steps(1)
         return out
 
     @property
@@ -226,7 +229,7 @@ class Block(NamedTuple):
 
 def dot(one: Array, other: Array) -> Array:
     """For each victim the sum of products."""
-    return np.asarray(sum(np.einsum("nv,nv->v", a, b) for a, b in zip(one, other, strict=True)))
+    return np.asarray(np.einsum("tnv,tnv->tv", one, other).sum(axis=0))
 
 
 def cost_of(steps: Sequence[Step], followed: Followed) -> Array:
@@ -237,6 +240,8 @@ def cost_of(steps: Sequence[Step], followed: Followed) -> Array:
 def exposed(steps: Sequence[Step], followed: Followed) -> NDArray[np.bool_]:
     """For which victims anything reaches a heard node without noise."""
     found = np.zeros(followed.shares[0].shape[1], dtype=bool)
+    if not any(step.bare.size for step in steps):
+        return found
     for step, share in zip(steps, followed.shares, strict=True):
         if step.bare.size:
             found |= share[step.bare].any(axis=0)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -34,8 +35,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.participation import Participation
-from sottovoce.core.progress import report_progress
-from sottovoce.core.threads import WORKERS
+from sottovoce.core.progress import counted_in_steps, report_progress, report_steps
+from sottovoce.core.threads import WORKERS, chunks
 from sottovoce.privacy.absorption import Coupling
 from sottovoce.privacy.absorption_block import Array, Block, Followed, Room, Step, cost_of, dot, exposed, ready_steps
 
@@ -46,9 +47,9 @@ SHARED_HOPS, SHARED_BY, SHARED_SWEEPS = 3, 100, 4
 """From so many hops before a heard node on, and for so many victims, policies start from a shared one of so many
 sweeps; nearer to it a victim's own noise matters, which cannot be shared."""
 
-ITERATIONS = 400
+ITERATIONS, CHECKED = 400, 10
 PROGRESS = 1e-5
-"""Stop when ten iterations lower no victim's cost by more than this share."""
+"""At most so many iterations; stop when so many of them lower no victim's cost by more than this share."""
 
 IN_CACHE = 100_000
 """Differences, of nodes and victims, that are carried together: more of them fall out of the processor's cache."""
@@ -72,7 +73,8 @@ def least_cost(
     Policies are for a change of size one; a victim's own is `jump`, and costs grow with its square.
     """
     T, N = len(rounds), len(rounds[0].fresh)
-    size = max(1, min(IN_CACHE // N, -(-len(victims) // WORKERS)))
+    alone = T * N * len(victims) <= ALONE
+    size = max(1, min(IN_CACHE // N, len(victims) if alone else -(-len(victims) // WORKERS)))
     groups = _groups(rounds, victims, policy)
     blocks = [(group, first) for group in groups for first in range(0, len(group.members), size)]
     rooms: SimpleQueue[Room] = SimpleQueue()
@@ -85,17 +87,25 @@ def least_cost(
         group, first = block
         some = group.members[first : first + size]
         room = rooms.get()
-        for part in parts:
-            found = _solve(Block(steps, part, victims[some], room), policy, group.start(steps, part, victims))
-            out[some] = np.maximum(out[some], found)
+        with nullcontext() if alone else counted_in_steps(len(some), steps=T * _most_passes(policy) * len(parts)):
+            for part in parts:
+                found = _solve(Block(steps, part, victims[some], room), policy, group.start(steps, part, victims))
+                out[some] = np.maximum(out[some], found)
         rooms.put(room)
         return some
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        for some in (pool.map if T * N * len(victims) > ALONE else map)(solve, blocks):
+        for some in (map if alone or len(blocks) == 1 else pool.map)(solve, blocks):
             report_progress(len(some))
     jump = np.max([coupling.jump[victims] for coupling in dict.fromkeys(rounds)], axis=0)
     return np.asarray(out * jump**2)
+
+
+def _most_passes(policy: Policy) -> int:
+    """How often a search goes through all rounds, forth or back, at most."""
+    if policy is Policy.SWEPT:
+        return 1 + 2 * SWEEPS
+    return 1 + 2 * MOST_SWEEPS + 2 * ITERATIONS + ITERATIONS // CHECKED
 
 
 @dataclass(eq=False)
@@ -234,11 +244,12 @@ def _move_(now: Followed, other: Followed, way: Array) -> None:
 
     As a sum of positive terms: in a difference the smaller of two policies would be lost in rounding.
     """
-    for mine, theirs in ((now.carried, other.carried), (now.shares, other.shares)):
-        for t in range(len(mine)):
-            np.multiply(theirs[t], way, out=theirs[t])
-            np.multiply(mine[t], 1 - way, out=mine[t])
-            np.add(mine[t], theirs[t], out=mine[t])
+    rest, at_once = 1 - way, max(1, IN_CACHE // now.carried[0].size)
+    for some in chunks(len(now.carried), at_once):
+        for mine, theirs in ((now.carried[some], other.carried[some]), (now.shares[some], other.shares[some])):
+            theirs *= way
+            mine *= rest
+            mine += theirs
 
 
 def _descend(block: Block, now: Followed, best: Array) -> Array:
@@ -248,15 +259,21 @@ def _descend(block: Block, now: Followed, best: Array) -> Array:
     before = [now.carried] if together else list(now.carried)
     ahead = [carried.copy() for carried in before]
     for iteration in range(ITERATIONS):
-        slope = block.slope(ahead)
-        carried = [np.maximum(q - g / bound, 0.0) for q, g in zip(ahead, slope, strict=True)]
+        carried = block.slope(ahead)
+        for q, g in zip(ahead, carried, strict=True):
+            g /= bound
+            np.maximum(np.subtract(q, g, out=g), 0.0, out=g)
         rounds = list(carried[0]) if together else carried
-        for step, q in zip(block.steps, rounds, strict=True):
-            q[step.heard] = 0.0
+        if together:
+            carried[0][:, block.steps[0].heard] = 0.0
+        else:
+            for step, q in zip(block.steps, rounds, strict=True):
+                q[step.heard] = 0.0
         following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
         ahead = [q + (momentum - 1) / following * (q - b) for q, b in zip(carried, before, strict=True)]
         before, momentum = carried, following
-        if iteration % 10 == 9:
+        report_steps(2 * len(block.steps))
+        if iteration % CHECKED == CHECKED - 1:
             reached = block.follow(partial(_absorb_rest, rounds), 1)
             best = np.fmin(best, cost_of(block.steps, reached))
             if not _falls(last, best):

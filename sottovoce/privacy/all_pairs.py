@@ -1,8 +1,8 @@
 """All pairs: what every node learns about every other, one attacker at a time, resumable.
 
-A store is a text file with one line per attacker, written as soon as it is done. Its first line says what it belongs
-to; figures of another system are never mixed in. Every other line is signed by the user's own key: one that was edited,
-or that somebody else made, is computed anew.
+A store is a text file with one line per attacker, written as soon as it is done; a link in its place is refused. Its
+first line says what it belongs to; figures of another system are never mixed in. Every other line is signed by the
+user's own key: one that was edited, or that somebody else made, is computed anew.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.auditor_key import is_signed, sign
-from sottovoce.core.files import check_writable, explaining, write_text
+from sottovoce.core.files import check_writable, explaining, open_to_append, write_text
 from sottovoce.core.json_numbers import JSON, from_json, is_number, to_json
 from sottovoce.core.limits import Cost
 from sottovoce.core.participation import Participation
@@ -31,6 +31,7 @@ from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.observation import observe
+from sottovoce.regular_files import irregular
 from sottovoce.text import parse_json, read_text
 from sottovoce.tracing.linear_system import LinearSystem
 
@@ -168,6 +169,8 @@ def _stored(store: Path, title: dict[str, JSON], n: int) -> Iterator[tuple[int, 
 
 def _text(store: Path) -> str:
     check_writable(store)
+    if store.is_symlink():
+        raise irregular(store, os.lstat(store).st_mode)
     return read_text(store, *STORE) if store.exists() else ""
 
 
@@ -180,9 +183,12 @@ def _same(store: Path, found: object, title: dict[str, JSON]) -> None:
             "its first line must say which system it is about",
             "name another file",
         )
-    other = next((f"{key} {found.get(key)}, not {title[key]}" for key in title if found.get(key) != title[key]), "")
+    differing = [f"{key} {found.get(key)}, not {title[key]}" for key in title if found.get(key) != title[key]]
+    unknown = [f"its first line also has {key!r:.60}" for key in found if key not in title]
     raise InputError(
-        f"{store} holds figures of another system ({other})", "a store belongs to one system", "name another file"
+        f"{store} holds figures of another system ({[*differing, *unknown][0]})",
+        "a store belongs to one system",
+        "name another file",
     )
 
 
@@ -213,7 +219,7 @@ def _read(line: str) -> object:
 
 
 def _append(store: Path, row: Mapping[str, JSON]) -> None:
-    with explaining(store, *STORE), store.open("a") as file:
+    with explaining(store, *STORE), open_to_append(store) as file:
         file.write(json.dumps(row) + "\n")
         file.flush()
         os.fsync(file.fileno())

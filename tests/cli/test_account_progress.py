@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
+import numpy as np
 import pytest
 
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.core import limits
-from sottovoce.privacy import account_cost, account_estimate, kind_bounds
+from sottovoce.privacy import absorption_policy, account_cost, account_estimate, kind_bounds
 
 LINE = "account --graph ring:8 --rounds 4 --view node:0"
 
@@ -87,6 +89,31 @@ def test_remaining_time_follows_the_pace_of_the_part_at_hand(monkeypatch):
     assert (work.left, work.finished) == (None, ["any-training"])
     work.hear("convex-training", 0, 50)
     assert work.left is None
+
+
+def test_a_single_victim_has_remaining_time_too(sotto, monkeypatch):
+    """The rounds that its sweeps go through are counted: of a large graph they take as long as many victims do."""
+    clock, lines, hear = [0.0], [], Activity.hear
+
+    def a_second_later(work, part, done, total):
+        clock[0] += 1.0
+        work.begun = 0.0
+        hear(work, part, done, total)
+        lines.append((part, done, work.left, work.line()))
+
+    monkeypatch.setattr("sottovoce.cli.progress_lines.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr(Activity, "hear", a_second_later)
+    monkeypatch.setattr(account_cost, "OPTIMISED_SECONDS", 0.0)  # as on large graphs: two sweeps
+    monkeypatch.setattr(absorption_policy, "ALONE", 0)
+    code, _, err = sotto(LINE, "--victim", "4", "--kind", "convex-training", "--kind", "any-training")
+    assert (code, err) == (0, "")
+    steps = [(done, left, line) for part, done, left, line in lines if part == "convex-training" and 0 < done < 1]
+    assert [done for done, _, _ in steps] == pytest.approx(np.arange(1, 21) / 21)  # forth, and twice back and forth
+    assert [left for _, left, _ in steps] == pytest.approx(np.arange(20, 0, -1))
+    assert re.fullmatch(
+        r"sotto: accounting for node:0: convex-training 47 %, \d+ s, about 11 seconds left", steps[9][2]
+    )
+    assert lines[-1][:3] == ("convex-training", 1, None)
 
 
 def test_pairs_of_a_sample_say_so(sotto, monkeypatch):

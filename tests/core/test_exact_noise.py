@@ -183,7 +183,7 @@ def test_released_values_are_the_nearest_multiples_of_real_sums(name, dtype, at_
 
     Whether all nodes are drawn and rounded at once, or two of them.
     """
-    for place in ("noise_feed.IN_CACHE", "rounded_sum.AT_ONCE", "exact_gaussians.ROWS"):
+    for place in ("noise_feed.IN_CACHE", "rounded_sum.IN_CACHE", "exact_gaussians.ROWS"):
         monkeypatch.setattr(f"sottovoce.core.{place}", at_once)
     net = metropolis("ring:6")
     built = with_exact_noise(CASES[name], net, True)
@@ -195,6 +195,37 @@ def test_released_values_are_the_nearest_multiples_of_real_sums(name, dtype, at_
     exact = exact_sum(gradient, noise, seed=5, round=3)
     expected = [[exact.decide_exactly(row, column) for column in range(4)] for row in range(6)]
     np.testing.assert_array_equal(np.array(expected) * noise.step, released)
+
+
+@pytest.mark.parametrize("noise_type", [np.float32, np.float64])
+@pytest.mark.parametrize("type_", [np.float32, np.float64])
+@pytest.mark.parametrize("step", [2.0**-8, 2.0**5])
+def test_what_guesses_cannot_decide_is_decided_and_nothing_else_is_off(noise_type, type_, step):
+    """Sums next to edges between multiples, with guesses that are off by all they may be, towards the edge or away.
+
+    Gradients of nodes have up to 2^19 steps, beside which float32 loses a good part of one; the last node has one large
+    number among small ones.
+    """
+    rng, error = np.random.default_rng(3), 0.01
+    steps_ND = np.exp2(np.linspace(-3, 19, 12))[:, None] * rng.uniform(-1, 1, (12, 2000))
+    steps_ND[-1, 1:] = rng.uniform(-1, 1, 1999)
+    gradient = (steps_ND * step).astype(type_)
+    near_edge = 0.5 + rng.choice([-1, 1], gradient.shape) * rng.exponential(0.02, gradient.shape)
+    noise = rng.integers(-90, 90, gradient.shape) + near_edge - np.remainder(gradient.astype(np.float64) / step, 1.0)
+    true = np.rint(gradient.astype(np.float64) / step + noise)
+    guess = ((noise + rng.choice([-error, 0, error], noise.shape)) * step).astype(noise_type)
+    lost = np.abs(guess / step - noise).max() - error  # the guess itself is a number of its type
+    known = rounded_sum.NoiseBounds(np.full(12, error + max(lost, 0)), np.full(12, 92.0))
+    asked = []
+
+    def decide(rows, columns):
+        asked.append(len(rows))
+        return true[rows, columns]
+
+    released = rounded_sum.rounded_sum_(gradient, guess, known, step, decide)
+    assert released.dtype == type_
+    np.testing.assert_array_equal(released.astype(np.float64), (true * step).astype(type_))
+    assert 0 < asked[0] < true.size
 
 
 def exact_sum(gradient, noise, *, seed, round):

@@ -91,6 +91,14 @@ def test_blocks_of_victims_do_not_change_their_figures(monkeypatch):
     np.testing.assert_allclose(least_cost(rounds, victims, EVERY, Policy.SWEPT), whole, rtol=1e-12)
 
 
+def test_figures_of_small_graphs_do_not_depend_on_the_number_of_cores(monkeypatch):
+    rounds, victims = rounds_of(metropolis("ring:16"), views.node(0), 25), np.arange(1, 16)
+    found = least_cost(rounds, victims, EVERY)
+    for cores in (1, 2, 4):
+        monkeypatch.setattr(absorption_policy, "WORKERS", cores)
+        np.testing.assert_array_equal(least_cost(rounds, victims, EVERY), found)
+
+
 def test_heard_nodes_without_noise_make_those_before_them_absorb():
     """On a path seen from one end, node 1 adds nothing: all that reaches it is seen as it is."""
     sigma = np.array([1.0, 0.0, 1.0, 1.0])

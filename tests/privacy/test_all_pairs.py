@@ -88,6 +88,29 @@ def test_a_store_belongs_to_one_system(tmp_path):
         all_pairs(SYSTEM, parse_participation("2x2"), store=store)
 
 
+def test_a_store_with_an_unknown_key_is_refused_with_the_key(tmp_path):
+    store = tmp_path / "pairs.jsonl"
+    all_pairs(SYSTEM, EVERY, store=store)
+    title, rows = store.read_text().split("\n", 1)
+    store.write_text(json.dumps(json.loads(title) | {"sold_to": "nobody"}) + "\n" + rows)
+    with pytest.raises(InputError, match=r"another system \(its first line also has 'sold_to'\)"):
+        all_pairs(SYSTEM, EVERY, store=store)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_store_that_is_a_link_is_refused_and_what_it_leads_to_stays(tmp_path, there):
+    target, store = tmp_path / "elsewhere", tmp_path / "pairs.jsonl"
+    if there:
+        all_pairs(SYSTEM, EVERY, store=target)
+    before = target.read_bytes() if there else None
+    store.symlink_to(target)
+    with pytest.raises(InputError, match=r"pairs\.jsonl is a link; a regular file is needed here"):
+        all_pairs(SYSTEM, EVERY, store=store)
+    assert store.is_symlink()
+    assert (target.read_bytes() if there else None) == before
+    assert target.exists() is there
+
+
 def test_heat_map_is_square_and_bounded():
     lines = heat_map(np.random.default_rng(0).random((130, 130)), most=40).splitlines()
     assert len(lines) == 33
