@@ -15,7 +15,7 @@ import typer
 from typer.exceptions import TyperException
 
 from sottovoce._version import __version__
-from sottovoce.cli.deferred_imports import defer_imports, lasting_imports
+from sottovoce.cli.deferred_imports import defer_imports
 from sottovoce.cli.output import narrated, verbosity
 from sottovoce.cli.terminal import close_streams, open_streams, print_line, print_message
 from sottovoce.core import processes
@@ -115,8 +115,7 @@ def _run_command() -> int:
     try:
         open_streams()
         defer_imports()
-        with lasting_imports():
-            load_commands(sys.argv[1:])
+        load_commands(sys.argv[1:])
         code = app(standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads what is left: end without a word

@@ -1,11 +1,9 @@
-"""How commands load modules: parts of libraries once something uses them, and none of it searched for garbage."""
+"""Parts of libraries that commands load only once something uses them."""
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
@@ -31,20 +29,3 @@ def defer_imports() -> None:
     """Defer them from now on, in this process."""
     if not any(isinstance(finder, DeferredImports) for finder in sys.meta_path):
         sys.meta_path.insert(0, DeferredImports())
-
-
-@contextmanager
-def lasting_imports() -> Iterator[None]:
-    """A context for imports: what they make lasts as long as the process, so garbage is never sought in it.
-
-    Looking through all of torch takes 0.1 s a time. Where nothing is left to import, nothing changes.
-    """
-    collecting, known = gc.isenabled(), len(sys.modules)
-    gc.disable()
-    try:
-        yield
-    finally:
-        if len(sys.modules) > known:
-            gc.freeze()
-        if collecting:
-            gc.enable()

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sottovoce.cli.app import app, explained, fail
-from sottovoce.cli.deferred_imports import lasting_imports
 from sottovoce.cli.options import Code, Json, Yes
 from sottovoce.cli.output import Table, answer, facts, print_note, progress, verbosity
 from sottovoce.cli.progress_lines import activity
@@ -187,8 +186,7 @@ def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
     """One run, in this process."""
     folder = how.out / experiment.name
     with progress(experiment.name, rate=True, first=BEFORE, note=_spent_text(folder)) as tell:
-        with lasting_imports():
-            from sottovoce.run.execute import run_experiment
+        from sottovoce.run.execute import run_experiment
 
         before = _finished([experiment], how.out)
         with tracked_live(folder, how.trackers, how.out, tell, how.as_json) as after_round:
