@@ -80,7 +80,7 @@ def counted_in_steps(share: int, steps: int) -> Iterator[None]:
     What comes after the last step counts as one more, so that nothing seems to be done before it is.
     """
     count = _count.get()
-    before = _steps.set(None if count is None else _Steps(count, share, steps + 1))
+    before = _steps.set(_Steps(count, share, steps + 1) if count is not None and share else None)
     try:
         yield
     finally:

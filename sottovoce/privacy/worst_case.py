@@ -27,6 +27,9 @@ from sottovoce.privacy.interior_point import semidefinite_values
 GAP = 1e-5
 """How far, relatively, a reported value may be above the optimum; `sum |M|` is reported where it is near enough."""
 
+SMALL_SHARE = 1e-5
+"""Of the largest direction of a worst change: smaller ones are what an interior point is off the boundary."""
+
 AT_ONCE = 2e6
 """About how many entries of M a thread works on: with ten times as many, copies take new memory every time, which made
 most of the cost."""
@@ -200,11 +203,13 @@ def _worst_vectors(M_TT: NDArray[np.float64]) -> NDArray[np.float64]:
     if _value(M_TT, signs_T1) >= most:
         return signs_T1
     sizes, vectors = np.linalg.eigh(semidefinite_values(M_TT[None], GAP).R_VTT[0])
-    signs_T1 = np.where(vectors[:, -1:] * vectors[0, -1] < 0, -1.0, 1.0)
+    large = np.abs(vectors) > np.abs(vectors).max(axis=0) / 2
+    vectors = vectors * np.sign(vectors[large.argmax(axis=0), np.arange(len(vectors))])  # whichever the processor chose
+    signs_T1 = np.where(vectors[:, -1:] < 0, -1.0, 1.0)
     if _value(M_TT, signs_T1) >= most:
         return signs_T1
-    v_TK = (vectors * np.sqrt(np.maximum(sizes, 0.0)))[:, sizes > 0]
-    return v_TK / np.linalg.norm(v_TK, axis=1, keepdims=True)
+    v_TK = (vectors * np.sqrt(np.maximum(sizes, 0.0)))[:, sizes > SMALL_SHARE * sizes[-1]]
+    return np.asarray(v_TK / np.linalg.norm(v_TK, axis=1, keepdims=True))
 
 
 def _value(M_TT: NDArray[np.float64], v_TK: NDArray[np.float64]) -> float:

@@ -116,6 +116,19 @@ def test_a_single_victim_has_remaining_time_too(sotto, monkeypatch):
     assert lines[-1][:3] == ("convex-training", 1, None)
 
 
+def test_the_exact_loss_of_a_single_victim_has_remaining_time_too(sotto, monkeypatch):
+    heard, hear = [], Activity.hear
+
+    def note(work, part, done, total):
+        hear(work, part, done, total)
+        heard.append((part, done))
+
+    monkeypatch.setattr(Activity, "hear", note)
+    assert sotto("account --graph regular:80,d=3,seed=0 --rounds 6 --view node:0 --victim 30")[0] == 0
+    shares = [done for part, done in heard if part == "fixed-streams"]
+    assert shares == pytest.approx([*(np.arange(7) / 7), 1])  # a lag after the other
+
+
 def test_pairs_of_a_sample_say_so(sotto, monkeypatch):
     line = "account --graph ring:8 --rounds 3 --all-pairs --sample 3"
     document = json.loads(sotto(line, "--json")[1])

@@ -388,7 +388,7 @@ def test_quick_answers_load_nothing_heavy(lines, more):
 TERMINAL = (
     "import sys\n"
     "from sottovoce.cli import output\n"
-    "output.PATIENCE = 0.05\n"
+    "output.PATIENCE = 0.0\n"
     "sys.argv = ['sotto', *sys.argv[1:]]\n"
     "from sottovoce.cli import main\n"
     "main()\n"

@@ -13,12 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sottovoce.privacy.guarantee import Kind
+from sottovoce.privacy.worst_case import GAP
 from tests.golden import cases
 from tests.golden.record import brief_answer, brief_run, workplace
 
 STORED = json.loads((Path(__file__).parent / "golden.json").read_text())
-TRAINED, PROVEN = 1e-4, 1e-9
-"""Relative tolerances: of what was trained in float32, and of privacy figures."""
+TRAINED, PROVEN, SEARCHED = 1e-4, 1e-9, 2 * GAP
+"""Relative tolerances: of what was trained in float32, of privacy figures, and of those that a search bounds, which may
+end a step sooner or later on another processor."""
 
 FLIPPED = 0.02
 """Accuracies may differ by two of 120 test rows, whose two largest outputs are all but equal."""
@@ -62,15 +65,16 @@ def test_a_guarantee_is_what_it_was(line):
     _same_figures(found, {key: value for key, value in stored.items() if key != "guarantees"})
     assert every.keys() == before.keys()
     for name, values in before.items():
-        _same_figures(dict(enumerate(every[name])), dict(enumerate(values)))
+        within = SEARCHED if Kind.FIXED_STREAMS in name else PROVEN
+        _same_figures(dict(enumerate(every[name])), dict(enumerate(values)), within)
 
 
-def _same_figures(found, stored):
+def _same_figures(found, stored, within=PROVEN):
     """Numbers to rounding; `"inf"`, and None where nothing is proven, as they are."""
     assert found.keys() == stored.keys()
     for key, value in stored.items():
         exact = value is None or isinstance(value, str)
-        assert found[key] == (value if exact else pytest.approx(value, rel=PROVEN, abs=1e-12)), key
+        assert found[key] == (value if exact else pytest.approx(value, rel=within, abs=1e-12)), key
 
 
 def test_what_is_stored_is_what_the_cases_name():

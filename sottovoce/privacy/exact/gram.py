@@ -17,6 +17,7 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from sottovoce.core.class_correlation import groups_of
+from sottovoce.core.progress import counted_in_steps, report_steps
 from sottovoce.privacy.exact import whitening
 from sottovoce.privacy.exact.stationary import ETA, alike, settled_
 from sottovoce.privacy.exact.whitening import (
@@ -95,6 +96,11 @@ class Effects:
         step = self.steps[0]
         return step.observed.gradient.shape[1] < step.observed.noise.shape[1] / 8
 
+    @property
+    def few_victims(self) -> int:
+        """How many victims there are, if few: effects of noise then take longer than all that comes after them."""
+        return self.steps[0].observed.gradient.shape[1] if self._few_gradients else 0
+
     def noise_by_lag(self) -> Iterator[Array]:
         """The effects of noise lag by lag, where all rounds are alike; those of a few gradients are kept on the way.
 
@@ -104,6 +110,7 @@ class Effects:
         for found in _lag_by_lag(self.steps[0], len(self.steps), BOTH if self._few_gradients else ("noise",)):
             if self._few_gradients:
                 gradients.append(found["gradient"])
+            report_steps(1)
             yield found["noise"]
         if self._few_gradients:
             self._lags["gradient"] = np.concatenate(gradients)
@@ -231,7 +238,8 @@ def _covariance(effects: Effects) -> Array:
     if effects.steps[tail].observed.noise.shape[1]:
         at, width = starts[tail], starts[tail + 1] - starts[tail]
         if effects.turns_back:
-            _products_of_lags_(G_RR, effects.noise_by_lag(), width)
+            with counted_in_steps(effects.few_victims, steps=end - tail):
+                _products_of_lags_(G_RR, effects.noise_by_lag(), width)
         else:
             lags = effects.column("noise", tail)[: stop - starts[tail]]
             np.matmul(lags, lags.T, out=G_RR[at:stop, at:stop])
