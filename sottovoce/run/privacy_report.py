@@ -17,7 +17,6 @@ from sottovoce.config import Experiment
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.fine_grid import released_step
 from sottovoce.core.json_numbers import JSON, to_json
-from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
@@ -298,8 +297,6 @@ def report_privacy(
     chosen, which = choose_attackers(accountant, attackers), target.final_models
     counted = _adversaries(accountant, chosen.nodes, which)
     adversaries = dict.fromkeys((*counted, target, *_other_lines(chosen.nodes, which)))
-    what = f"accounting for {len(adversaries)} adversaries on {training_run.topology.name}"
-    check_cost(what, sum(map(accountant.cost, adversaries), Cost()), "take fewer privacy.attackers")
     accounts = accountant.accounts(list(adversaries))
     refusals: tuple[str, ...] = ()
     try:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, TypedDict
 
-from sottovoce.core.limits import Cost
+from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import NoNoise, PerNode
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
@@ -54,6 +54,7 @@ class RunAccountant:
         self.training_run = training_run
         self._accounts: dict[View, Account] = {}
         self._earlier: dict[tuple[int, View], Account] = {}
+        self._costs: dict[View, Cost] = {}
         self.stored: StoredAccounts | None = None
 
     @cached_property
@@ -90,6 +91,7 @@ class RunAccountant:
                 self._accounts.setdefault(view, known)
             elif view not in self._accounts:
                 missing.append(view)
+        self._check_cost(sum(map(self.cost, missing), Cost()), missing)
         for view, found in zip(missing, self._account_for_each(self.system, missing, self.kinds), strict=True):
             self._accounts[view] = found
             if self.stored is not None:
@@ -100,19 +102,31 @@ class RunAccountant:
         """What the account against a view takes, as estimated; nothing where it is known already."""
         if view in self._accounts:
             return Cost()
-        return account_cost(self.system, view, self.kinds, self._participation(self.system))
+        if view not in self._costs:
+            self._costs[view] = self._cost(self.system, view, self.kinds)
+        return self._costs[view]
+
+    def _cost(self, system: LinearSystem, view: View, kinds: Sequence[Kind]) -> Cost:
+        scheme = self._participation(system)
+        return sum((account_cost(system, one, kinds, scheme) for one in coalitions(view, system)), Cost())
+
+    def _check_cost(self, cost: Cost, views: Sequence[View]) -> None:
+        if len(views) > 1:
+            where = self.training_run.topology.name
+            check_cost(f"accounting for {len(views)} adversaries on {where}", cost, "take fewer privacy.attackers")
+        else:
+            check_cost(f"accounting for {', '.join(map(str, views))}", cost, "take fewer rounds or a smaller graph")
 
     def headline_cost(self, view: View) -> Cost:
         """What the account of all rounds takes that a headline rests on, as estimated."""
-        scheme = self._participation(self.system)
-        each = (account_cost(self.system, one, self.proven_kinds, scheme) for one in coalitions(view, self.system))
-        return sum(each, Cost())
+        return self._cost(self.system, view, self.proven_kinds)
 
     def headline_after(self, rounds: int, view: View) -> Account:
         """What the headline would rest on if the run had ended after so many rounds; of each end and view once."""
         if (rounds, view) not in self._earlier:
-            found = self._account_for_each(self.first_rounds(rounds), [view], self.proven_kinds)
-            self._earlier[rounds, view] = next(found)
+            system = self.first_rounds(rounds)
+            self._check_cost(self._cost(system, view, self.proven_kinds), [view])
+            self._earlier[rounds, view] = next(self._account_for_each(system, [view], self.proven_kinds))
         return self._earlier[rounds, view]
 
     def first_rounds(self, rounds: int) -> LinearSystem:

@@ -43,9 +43,9 @@ class StoredAccounts:
     """The accounts of one run, by view. `fingerprint` says of which run: settings, graph, noise and data."""
 
     def __init__(self, fingerprint: str) -> None:
-        self._run = hashlib.sha256(f"{fingerprint} {_code()}".encode()).hexdigest()
-        folder = state_folder()
-        self._path = None if folder is None else folder / "accounts" / f"{self._run[:32]}.jsonl"
+        self._fingerprint = fingerprint
+        folder, name = state_folder(), hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
+        self._path = None if folder is None else folder / "accounts" / f"{name}.jsonl"
         self._waiting: list[Account] = []
         self._written = time.process_time()
 
@@ -108,7 +108,7 @@ class StoredAccounts:
             return None
 
     def _content(self, text: str) -> bytes:
-        return f"account {self._run} {text}".encode()
+        return f"account {self._fingerprint} {_code()} {text}".encode()
 
 
 @cache
