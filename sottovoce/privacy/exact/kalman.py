@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import sparse
 from scipy.linalg import lapack
 
@@ -44,6 +45,7 @@ class Innovations(NamedTuple):
     """What a filter has found for rounds that are all alike: M before it is rounded up, and where the filter stood."""
 
     step: ObservedStep
+    victims: NDArray[np.intp]
     filters: list[Filter]
     before_last_XX: Array
     M_VTT: Array
@@ -65,16 +67,20 @@ def kalman(observation: Observation, apart: int = 1, known: Known | None = None)
         yield slice(None), _with_models(observation, apart, earlier)
         return
     filters, before_last_XX, rounding = _filters(observation)
+    step, victims = observation.steps[0], observation.victims
+    alike = observation.view == without_models and all(other is step for other in observation.steps)
     for group, M_VTT in products(observation, _weigh(observation, filters), apart):
-        if known is not None and len(M_VTT) == len(observation.victims) and observation.view == without_models:
-            known[without_models] = Innovations(observation.steps[0], filters, before_last_XX, M_VTT.copy(), rounding)
+        if known is not None and alike and len(M_VTT) == len(victims):
+            known[without_models] = Innovations(step, victims, filters, before_last_XX, M_VTT.copy(), rounding)
         M_VTT *= 1 + rounding
         yield group, M_VTT
 
 
 def _goes_on(observation: Observation, earlier: Innovations) -> bool:
-    """Whether a view sees the same in all rounds, which are alike, and then perhaps more."""
+    """Whether a view sees the same of the same victims in all rounds, which are alike, and then perhaps more."""
     first, last = observation.steps[0], observation.steps[-1]
+    if not np.array_equal(observation.victims, earlier.victims):
+        return False
     alike = len(observation.steps) == len(earlier.filters) and all(step is first for step in observation.steps[:-1])
     return alike and begins_alike(earlier.step, first) and begins_alike(first, last)
 
