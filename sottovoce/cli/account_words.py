@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 SWEPT = (
-    "Absorption policies of convex-training: two sweeps for each victim, valid and a few percent above the best at "
-    "most; --optimised searches on."
+    "Absorption policies of convex-training: two to eight sweeps for each victim, valid and a few percent above the "
+    "best at most; --optimised searches on."
 )
 """For answers whose policies were not searched for to the end."""
 

@@ -29,6 +29,7 @@ from enum import StrEnum
 from functools import partial
 from queue import SimpleQueue
 from threading import Lock
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,10 @@ from sottovoce.privacy.absorption import Coupling
 from sottovoce.privacy.absorption_block import Array, Block, Followed, Room, Step, cost_of, dot, exposed, ready_steps
 
 SWEEPS, MOST_SWEEPS = 2, 8
-"""Sweeps of a `swept` policy, and before an `optimised` one goes on by gradients."""
+"""Sweeps of a `swept` policy; of one that still falls, and before an `optimised` one goes on by gradients."""
+
+FALLING = 0.1
+"""A `swept` policy still falls if its last sweep has lowered the cost by more than this share."""
 
 SHARED_HOPS, SHARED_BY, SHARED_SWEEPS = 3, 100, 4
 """From so many hops before a heard node on, and for so many victims, policies start from a shared one of so many
@@ -76,36 +80,42 @@ def least_cost(
     alone = T * N * len(victims) <= ALONE
     size = max(1, min(IN_CACHE // N, len(victims) if alone else -(-len(victims) // WORKERS)))
     groups = _groups(rounds, victims, policy)
-    blocks = [(group, first) for group in groups for first in range(0, len(group.members), size)]
+    blocks = _blocks([(group, group.members) for group in groups], size)
     rooms: SimpleQueue[Room] = SimpleQueue()
     for _ in range(min(WORKERS, len(blocks))):
         rooms.put(Room.of(T * N * size))
-    steps, out = ready_steps(rounds), np.zeros(len(victims))
+    steps, out, falling = ready_steps(rounds), np.full(len(victims), np.inf), np.zeros(len(victims), dtype=bool)
     parts = [_taking_part(pattern, T) for pattern in scheme.patterns(T)]
 
-    def solve(block: tuple[_Group, int]) -> NDArray[np.intp]:
-        group, first = block
-        some = group.members[first : first + size]
-        room = rooms.get()
-        with nullcontext() if alone else counted_in_steps(len(some), steps=T * _most_passes(policy) * len(parts)):
+    def solve(sweeps: int, block: _Members) -> NDArray[np.intp]:
+        group, some = block
+        room, cost = rooms.get(), np.zeros(len(some))
+        with nullcontext() if alone else counted_in_steps(len(some), T * _most_passes(policy, sweeps) * len(parts)):
             for part in parts:
-                found = _solve(Block(steps, part, victims[some], room), policy, group.start(steps, part, victims))
-                out[some] = np.maximum(out[some], found)
+                start = group.start(steps, part, victims)
+                found = _solve(Block(steps, part, victims[some], room), policy, sweeps, start)
+                cost = np.maximum(cost, found.cost)
+                falling[some] |= found.falls
         rooms.put(room)
+        out[some] = np.minimum(out[some], cost)
         return some
 
     with ThreadPoolExecutor(WORKERS) as pool:
-        for some in (map if alone or len(blocks) == 1 else pool.map)(solve, blocks):
+        spread = map if alone or len(blocks) == 1 else pool.map
+        if policy is Policy.SWEPT:
+            for some in spread(partial(solve, SWEEPS), blocks):
+                report_progress(int(np.count_nonzero(~falling[some])))
+            blocks = _blocks([(group, group.members[falling[group.members]]) for group in groups], size)
+        for some in spread(partial(solve, MOST_SWEEPS), blocks):
             report_progress(len(some))
     jump = np.max([coupling.jump[victims] for coupling in dict.fromkeys(rounds)], axis=0)
     return np.asarray(out * jump**2)
 
 
-def _most_passes(policy: Policy) -> int:
+def _most_passes(policy: Policy, sweeps: int) -> int:
     """How often a search goes through all rounds, forth or back, at most."""
-    if policy is Policy.SWEPT:
-        return 1 + 2 * SWEEPS
-    return 1 + 2 * MOST_SWEEPS + 2 * ITERATIONS + ITERATIONS // CHECKED
+    descent = 2 * ITERATIONS + ITERATIONS // CHECKED if policy is Policy.OPTIMISED else 0
+    return 1 + 2 * sweeps + descent
 
 
 @dataclass(eq=False)
@@ -127,6 +137,22 @@ class _Group:
                 block = Block(steps, part, victims[self.members], Room.of(0), together)
                 self._shares[part.tobytes()] = _shared(block)
             return self._shares[part.tobytes()]
+
+
+_Members: TypeAlias = tuple[_Group, NDArray[np.intp]]
+"""Some victims of a group, by their place among all."""
+
+
+def _blocks(groups: Sequence[_Members], size: int) -> list[_Members]:
+    """Victims who are carried together."""
+    return [(group, some[first : first + size]) for group, some in groups for first in range(0, len(some), size)]
+
+
+class _Found(NamedTuple):
+    """Costs of some victims, and whose fell by much in the last sweep."""
+
+    cost: Array
+    falls: NDArray[np.bool_]
 
 
 def _groups(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], policy: Policy) -> list[_Group]:
@@ -161,11 +187,12 @@ def _taking_part(pattern: NDArray[np.intp], rounds: int) -> NDArray[np.bool_]:
     return part
 
 
-def _solve(block: Block, policy: Policy, start: list[Array] | None) -> Array:
+def _solve(block: Block, policy: Policy, sweeps: int, start: list[Array] | None) -> _Found:
     """The least cost found for some victims who take part in some rounds, rounded up."""
     at_once = block.at_once()
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.minimum(_rounded_up(_search(block, policy, start, at_once)), at_once)
+        found = _search(block, policy, sweeps, start, at_once)
+        return found._replace(cost=np.minimum(_rounded_up(found.cost), at_once))
 
 
 def _rounded_up(cost: Array) -> Array:
@@ -176,25 +203,23 @@ def _rounded_up(cost: Array) -> Array:
     return np.asarray(np.ldexp(np.ceil(mantissa * 2.0**40) / 2.0**40, exponent))
 
 
-def _search(block: Block, policy: Policy, start: list[Array] | None, at_once: Array) -> Array:
+def _search(block: Block, policy: Policy, sweeps: int, start: list[Array] | None, at_once: Array) -> _Found:
     """The least cost of the policies on the way, and never above that of absorbing at once.
 
     Differences grow without bounds where sums are seen for thousands of rounds; what is no number is passed over.
     """
     steps, best = block.steps, at_once
     now = block.follow(_only_heard if start is None else lambda t, p, out: np.multiply(p, start[t], out=out), 0)
-    best = np.fmin(best, cost_of(steps, now))
-    sweeps = MOST_SWEEPS if policy is Policy.OPTIMISED else SWEEPS
+    before = best = np.fmin(best, cost_of(steps, now))
     for sweep in range(sweeps):
         other = _swept(block, now)
         way, cost = _between(steps, now, other)
         before, best = best, np.fmin(best, cost)
-        if policy is Policy.SWEPT and sweep == sweeps - 1:
-            return best
-        _move_(now, other, way)
-        if not _falls(before, best):
+        if not _falls(before, best) or (policy is Policy.SWEPT and sweep == sweeps - 1):
             break
-    return best if policy is Policy.SWEPT else _descend(block, now, best)
+        _move_(now, other, way)
+    falls = before - best > FALLING * before
+    return _Found(best, falls) if policy is Policy.SWEPT else _Found(_descend(block, now, best), falls)
 
 
 def _only_heard(_: int, p: Array, out: Array) -> None:

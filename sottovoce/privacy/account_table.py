@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sottovoce.privacy.gaussian_dp import epsilons_of
 from sottovoce.privacy.guarantee import Guarantee, Kind
 from sottovoce.privacy.rounding import round_up
 
@@ -17,7 +18,8 @@ def table_by_distance(guarantees: Iterable[Guarantee], delta: float) -> list[lis
             groups.setdefault((guarantee.kind, guarantee.distance), []).append(guarantee)
     for (kind, distance), found in sorted(groups.items(), key=lambda item: (item[0][0], item[0][1] or 0)):
         columns = []
-        for values in ([g.mu for g in found], [g.epsilon(delta) for g in found]):
+        mus = [guarantee.mu for guarantee in found]
+        for values in (mus, epsilons_of(mus, delta).tolist()):
             columns += [round_up(x) for x in (min(values), sum(values) / len(values), max(values))]
         far = ("out of reach" if found[0].view.members else "-") if distance is None else str(distance)
         table.append([kind, far, str(len(found)), *columns])
