@@ -31,7 +31,7 @@ def test_losses_together_are_those_of_each(name, scheme):
         np.testing.assert_allclose(found, routes.squared(one, scheme), rtol=1e-9)
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 12])
+@pytest.mark.parametrize("rounds", [2, 12])
 def test_models_are_added_to_what_the_filter_knows_of_the_same_view(rounds, monkeypatch):
     system = trace(algorithm("dp-d-sgd", sigma=0.8), NET, rounds=rounds)
     begun = []
@@ -52,9 +52,19 @@ def test_what_is_known_of_a_view_is_used_only_where_rounds_are_alike(sigma, roun
     known: kalman.Known = {}
     list(kalman.kalman(observe(one, views.node(0)), 1, known))
     seen = observe(other, views.with_final_models(views.node(0), "average"))
-    assert not kalman._goes_on(seen, known[views.node(0)])
+    assert not kalman._is_about(known[views.node(0)], seen.steps[0], rounds)
     group, found = next(kalman.kalman(seen, 1, known))
     np.testing.assert_allclose(found, routes.dense(seen)[group], rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7, 20])
+@pytest.mark.parametrize("name", ["dp-d-sgd", "dp2sgd"])
+def test_figures_do_not_depend_in_any_bit_on_the_views_beside_them(name, rounds):
+    """A run that is killed while it accounts, and started again, computes the rest of its views without the others."""
+    system, scheme = trace(algorithm(name, sigma=1.5), NET, rounds=rounds), parse_participation("every")
+    seen = [observe(system, view) for view in [views.everyone(), *views_of([0, 2, 5])]]
+    for one, found in zip(seen, routes.squared_of_each(seen, scheme), strict=True):
+        assert found.tolist() == routes.squared(one, scheme).tolist(), one.view
 
 
 def test_accounts_of_several_views_are_those_of_each():

@@ -57,26 +57,39 @@ Known = dict[View, Innovations]
 def kalman(observation: Observation, apart: int = 1, known: Known | None = None) -> Groups:
     """M from the innovations: what each round tells that was not known before. Of rounds `apart`, see `products`.
 
-    What is found for all victims at once is noted in `known`, and used where it is there.
+    What is found for all victims at once is noted in `known`, and used where it is there. A view with final models is
+    then always found in two parts, so that its figures do not depend on which views came before, in any bit.
     """
-    without_models = replace(observation.view, final_models=FinalModels.NONE)
-    earlier = None if known is None else known.get(without_models)
-    if earlier is not None and _goes_on(observation, earlier):
+    earlier = None if known is None else _without_models(observation, apart, known)
+    if earlier is not None:
         yield slice(None), _with_models(observation, apart, earlier)
         return
     filters, before_last_XX, rounding = _filters(observation)
+    first, view = observation.steps[0], observation.view
+    alike = view.final_models is FinalModels.NONE and all(step is first for step in observation.steps)
     for group, M_VTT in products(observation, _weigh(observation, filters), apart):
-        if known is not None and len(M_VTT) == len(observation.victims) and observation.view == without_models:
-            known[without_models] = Innovations(observation.steps[0], filters, before_last_XX, M_VTT.copy(), rounding)
+        if known is not None and len(M_VTT) == len(observation.victims) and alike:
+            known[view] = Innovations(first, filters, before_last_XX, M_VTT.copy(), rounding)
         M_VTT *= 1 + rounding
         yield group, M_VTT
 
 
-def _goes_on(observation: Observation, earlier: Innovations) -> bool:
-    """Whether a view sees the same in all rounds, which are alike, and then perhaps more."""
-    first, last = observation.steps[0], observation.steps[-1]
-    alike = len(observation.steps) == len(earlier.filters) and all(step is first for step in observation.steps[:-1])
-    return alike and begins_alike(earlier.step, first) and begins_alike(first, last)
+def _without_models(observation: Observation, apart: int, known: Known) -> Innovations | None:
+    """What is known of a view's rounds, which are alike, before it sees final models; None where there are none."""
+    T, first, last = len(observation.steps), observation.steps[0], observation.steps[-1]
+    if observation.view.final_models is FinalModels.NONE or T < 2:
+        return None
+    if any(step is not first for step in observation.steps[:-1]) or not begins_alike(first, last):
+        return None
+    view = replace(observation.view, final_models=FinalModels.NONE)
+    if view not in known or not _is_about(known[view], first, T):
+        for _ in kalman(replace(observation, view=view, steps=(first,) * T), apart, known):
+            pass
+    return known[view] if view in known and _is_about(known[view], first, T) else None
+
+
+def _is_about(earlier: Innovations, step: ObservedStep, rounds: int) -> bool:
+    return len(earlier.filters) == rounds and begins_alike(earlier.step, step) and begins_alike(step, earlier.step)
 
 
 def _with_models(observation: Observation, apart: int, earlier: Innovations) -> Array:
