@@ -36,6 +36,9 @@ less than the square of it, times mu."""
 SMALL = 0.5
 """Up to this mu the drop of Mills' ratio is integrated."""
 
+HUGE, LOST = 1e4, 1e-15
+"""Above this mu, `epsilon / mu - mu / 2` loses more than `RELATIVE_ERROR` covers, by at most this share of epsilon."""
+
 Array = NDArray[np.float64]
 
 Number = TypeVar("Number", float, Array)
@@ -127,7 +130,7 @@ def _roots(mu_V: Array, target: float) -> Array:
         if not short.any():
             break
         now = np.where(short, np.minimum(now * (1 + share), high), now)
-    return now
+    return np.where(mu_V > HUGE, now * (1 + LOST), now)
 
 
 def _log_deltas(mu_V: Array, epsilon_V: Array) -> tuple[Array, Array]:

@@ -39,6 +39,15 @@ def test_epsilon_is_safe_and_tight(mu, delta):
         assert true_log_delta(back, epsilon) <= math.log(delta)
 
 
+@pytest.mark.parametrize("delta", [1e-5, 1e-12, 1e-100, 1e-280])
+def test_epsilon_of_a_huge_loss_is_not_too_small_either(delta):
+    """`epsilon / mu - mu / 2` is the difference of two large numbers there."""
+    mus = 10 ** np.linspace(3.5, 7.4, 60)
+    for mu, epsilon in zip(mus.tolist(), epsilons_of(mus, delta).tolist(), strict=True):
+        assert true_log_delta(mu, epsilon) <= math.log(delta)
+        assert true_log_delta(mu, epsilon * (1 - 4e-15)) > math.log(delta) - 1e-9
+
+
 @pytest.mark.parametrize("delta", DELTAS)
 def test_many_epsilons_are_those_of_each_and_none_is_too_small(delta):
     """Just above and below the root, by `log_delta`, which shares no root search; in any order, and again."""

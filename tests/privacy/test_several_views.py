@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sottovoce import Unaccountable, account, algorithm, metropolis, trace, views
+from sottovoce import Unaccountable, account, algorithm, dropout, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.accountant import account_for_each
 from sottovoce.privacy.exact import kalman, routes, several
@@ -31,7 +31,7 @@ def test_losses_together_are_those_of_each(name, scheme):
         np.testing.assert_allclose(found, routes.squared(one, scheme), rtol=1e-9)
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 12])
+@pytest.mark.parametrize("rounds", [2, 12])
 def test_models_are_added_to_what_the_filter_knows_of_the_same_view(rounds, monkeypatch):
     system = trace(algorithm("dp-d-sgd", sigma=0.8), NET, rounds=rounds)
     begun = []
@@ -52,9 +52,34 @@ def test_what_is_known_of_a_view_is_used_only_where_rounds_are_alike(sigma, roun
     known: kalman.Known = {}
     list(kalman.kalman(observe(one, views.node(0)), 1, known))
     seen = observe(other, views.with_final_models(views.node(0), "average"))
-    assert not kalman._goes_on(seen, known[views.node(0)])
+    assert not kalman._is_about(known[views.node(0)], seen)
     group, found = next(kalman.kalman(seen, 1, known))
     np.testing.assert_allclose(found, routes.dense(seen)[group], rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 7, 20])
+@pytest.mark.parametrize("name", ["dp-d-sgd", "dp2sgd"])
+def test_figures_do_not_depend_in_any_bit_on_the_views_beside_them(name, rounds):
+    """A run that is killed while it accounts, and started again, computes the rest of its views without the others."""
+    system, scheme = trace(algorithm(name, sigma=1.5), NET, rounds=rounds), parse_participation("every")
+    seen = [observe(system, view) for view in [views.everyone(), *views_of([0, 2, 5])]]
+    for one, found in zip(seen, routes.squared_of_each(seen, scheme), strict=True):
+        assert found.tolist() == routes.squared(one, scheme).tolist(), one.view
+
+
+@pytest.mark.parametrize("times", [1.0, 1e3])
+@pytest.mark.parametrize(
+    ("name", "sigma", "rounds", "node", "bare"),
+    [("dp-csgp", [2.0, 2.0, 0.0, 1.0, 0.0], 3, 2, 4), ("rss-lb", [1.0] * 5, 5, 1, 2)],
+)
+def test_noise_that_cancels_over_rounds_covers_nothing(name, sigma, rounds, node, bare, times):
+    """What a node passes on was heard before, in other messages: what rounding leaves of that is no noise."""
+    net = dropout("complete:5", rate=0.4, seed=2, announced=True)
+    system = trace(algorithm(name, sigma=[times * one for one in sigma]), net, rounds=rounds)
+    seen = observe(system, views.node(node))
+    squares = routes.squared(seen, parse_participation("every"))
+    assert np.isinf(squares).tolist() == (seen.victims == bare).tolist()
+    assert np.isinf(routes.dense(seen)).any(axis=(1, 2)).tolist() == (seen.victims == bare).tolist()
 
 
 def test_accounts_of_several_views_are_those_of_each():

@@ -72,7 +72,7 @@ def squared(observation: Observation, scheme: Participation, *, above: float | N
     With `above`, M may be larger than the truth by up to 1.6 times that, and the value of the worst direction by the
     rest of twice that, relatively, where it takes less time: so much the roots may be larger.
     """
-    search = _search(observation, scheme, above)
+    search = _search(observation, scheme, above, {} if is_small(observation) else None)
     try:
         M_VTT, gap = next(search)
         while True:

@@ -66,11 +66,14 @@ def quiet_warnings(observation: Observation) -> Groups:
     yield slice(None), np.zeros((len(observation.victims), observation.gradient_rounds, observation.gradient_rounds))
 
 
-def cholesky_(G_RR: Array) -> Array:
-    """The lower factor, written over a covariance that nobody needs any more."""
+def cholesky_(G_RR: Array, variances: Array | None = None) -> Array:
+    """The lower factor, written over a covariance that nobody needs any more.
+
+    `variances` are those from which it is what earlier observations leave; if there are none, its own.
+    """
     if not len(G_RR):
         return G_RR
-    variances = G_RR.diagonal().copy()
+    variances = G_RR.diagonal().copy() if variances is None else variances
     factor, failed = lapack.dpotrf(G_RR.T, lower=1, overwrite_a=1)
     if failed:
         raise Singular("no Cholesky factor")
