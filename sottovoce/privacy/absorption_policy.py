@@ -215,9 +215,11 @@ def _search(block: Block, policy: Policy, sweeps: int, start: list[Array] | None
         other = _swept(block, now)
         way, cost = _between(steps, now, other)
         before, best = best, np.fmin(best, cost)
-        if not _falls(before, best) or (policy is Policy.SWEPT and sweep == sweeps - 1):
+        if policy is Policy.SWEPT and sweep == sweeps - 1:
             break
         _move_(now, other, way)
+        if not _falls(before, best):
+            break
     falls = before - best > FALLING * before
     return _Found(best, falls) if policy is Policy.SWEPT else _Found(_descend(block, now, best), falls)
 
