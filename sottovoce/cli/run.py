@@ -14,7 +14,7 @@ import typer
 
 from sottovoce.cli.app import app, explained, fail
 from sottovoce.cli.options import Code, Json, Yes
-from sottovoce.cli.output import Table, answer, facts, print_note, progress, verbosity
+from sottovoce.cli.output import Table, answer, facts, print_note, progress, telling_when_stopped, verbosity
 from sottovoce.cli.progress_lines import activity
 from sottovoce.cli.run_files import code_beside, is_agreement, settings_document
 from sottovoce.cli.tracking import Track, tracked_live, wanted_trackers, write_tracked
@@ -185,7 +185,10 @@ def _single_experiment(file: Path, settings: list[str], only: str | None, out: P
 def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
     """One run, in this process."""
     folder = how.out / experiment.name
-    with progress(experiment.name, rate=True, first=BEFORE, note=_spent_text(folder)) as tell:
+    with (
+        telling_when_stopped(lambda: _what_is_kept(folder)),
+        progress(experiment.name, rate=True, first=BEFORE, note=_spent_text(folder)) as tell,
+    ):
         from sottovoce.run.execute import run_experiment
 
         before = _finished([experiment], how.out)
@@ -200,6 +203,15 @@ def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
             write_baselines(RunFiles(folder), experiment, how.data)
     _finish(result, folder, how)
     _note_read(before, how.as_json)
+
+
+def _what_is_kept(folder: Path) -> str:
+    """For who has stopped a run: what is left of it, and how to go on."""
+    from sottovoce.run.layout import RunFiles
+
+    if RunFiles(folder).checkpoint.exists():
+        return f"the rounds until now are saved in {folder}: go on with --resume."
+    return "no round was played: start the run again." if not folder.exists() else f"{folder}: go on with --resume."
 
 
 def _finished(experiments: "Iterable[Experiment]", out: Path) -> list[Path]:

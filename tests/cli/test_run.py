@@ -60,6 +60,24 @@ def test_a_run_prints_and_a_second_one_only_reads(sotto, here, monkeypatch):
     assert document["metrics"]["round"] == 3
 
 
+def test_a_run_that_is_stopped_says_what_is_saved_and_goes_on(sotto, here, monkeypatch):
+    from sottovoce.run.execute import CheckpointSchedule
+
+    after, stop_at = CheckpointSchedule.after, [2]
+
+    def stopping(schedule, round):
+        if round in stop_at:
+            raise KeyboardInterrupt
+        return after(schedule, round)
+
+    monkeypatch.setattr(CheckpointSchedule, "after", stopping)
+    code, out, err = sotto("run try.toml")
+    assert (code, out) == (130, "")
+    assert "the rounds until now are saved in runs/try: go on with --resume." in err
+    stop_at.clear()
+    assert sotto("run try.toml --resume")[0] == 0
+
+
 def test_settings_that_are_kept_repeat_the_run(sotto, here):
     key = ("--set", "noise_key='5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a'")
     assert sotto("run try.toml", *key)[0] == 0
