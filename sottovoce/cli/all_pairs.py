@@ -85,11 +85,14 @@ def _check_pairs_cost(setting: Setting, system: "LinearSystem", scheme: "Partici
     from sottovoce.privacy.all_pairs import pairs_cost
 
     cost = pairs_cost(system, scheme, attackers, secure_sum=setting.secure_sum)
-    what = f"all pairs of {len(attackers):,} attackers on {system.topology.name}, {system.rounds:,} rounds,"
+    count = "1 attacker" if len(attackers) == 1 else f"{len(attackers):,} attackers"
+    what = f"accounting for all pairs of {count} on {system.topology.name}, {system.rounds:,} rounds,"
     fewer = max(1, int(len(attackers) * LONG_SECONDS / max(cost.seconds, LONG_SECONDS)))
-    check_cost(what, cost, f"take --sample {fewer}, fewer rounds or a smaller graph")
+    sample = f"--sample {fewer}" if fewer < len(attackers) else ""
+    check_cost(what, cost, f"take {sample}{', ' * bool(sample)}fewer rounds or a smaller graph")
     if cost.seconds > LONG_SECONDS:
-        print_note(f"sotto: {what} take about {duration_text(cost.seconds)} of one core; --sample {fewer} a minute")
+        quick = f"; {sample} takes a minute" if sample else ""
+        print_note(f"sotto: {what} takes about {duration_text(cost.seconds)} of one core{quick}")
 
 
 def _what_is_kept(out: Path | None) -> str:

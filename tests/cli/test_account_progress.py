@@ -37,7 +37,7 @@ def test_the_answer_says_which_absorption_policy_was_used(sotto, monkeypatch):
     assert "Absorption policies" not in sotto(LINE)[1]
     monkeypatch.setattr(account_cost, "OPTIMISED_SECONDS", 0.0)
     assert json.loads(sotto(LINE, "--json")[1])["absorption_policy"] == "swept"
-    assert "Absorption policies of convex-training: two sweeps" in sotto(LINE)[1]
+    assert "Absorption policies of convex-training: two to eight sweeps" in sotto(LINE)[1]
     assert json.loads(sotto(LINE, "--json", "--optimised")[1])["absorption_policy"] == "optimised"
     assert json.loads(sotto(LINE, "--kind", "any-training", "--json")[1])["absorption_policy"] is None
 
@@ -134,8 +134,10 @@ def test_pairs_of_a_sample_say_so(sotto, monkeypatch):
     document = json.loads(sotto(line, "--json")[1])
     assert (document["pairs"], len(document["sampled_attackers"]), len(document["mu"])) == (21, 3, 3)
     assert "A sample: 3 of 8 attackers, drawn with seed 0; others may learn more." in sotto(line)[1]
+    assert "; take fewer rounds" in sotto("account --graph ring:60 --rounds 20000 --all-pairs --sample 1")[2]
     monkeypatch.setattr(limits, "SECONDS", 6e-4)
-    assert "take --sample" in sotto(line)[2]
+    monkeypatch.setattr(account_estimate, "LONG_SECONDS", 1e-5)
+    assert "take --sample 1, fewer rounds" in sotto(line)[2]
 
 
 def test_pairs_that_are_stopped_say_what_is_kept(sotto, monkeypatch, tmp_path):
