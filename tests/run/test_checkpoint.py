@@ -459,6 +459,9 @@ def assert_repeats(place, sotto):
         assert disturbed[part] == undisturbed[part]
 
 
+STOPPED = "sotto: the rounds until now are saved in runs/long: go on with --resume.\nsotto: stopped\n"
+
+
 def test_the_command_stopped_and_killed_ends_the_same(tmp_path, sotto, command, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "long.toml").write_text(LONG % 800)
@@ -468,7 +471,7 @@ def test_the_command_stopped_and_killed_ends_the_same(tmp_path, sotto, command, 
         process = command(tmp_path, "run", "long.toml", "--resume")
         until(process, lambda before=before: saved_at(place / "checkpoint.npz") > before)
         process.send_signal(kind)
-        assert process.communicate() == ("", "" if kind is signal.SIGKILL else "sotto: stopped\n")
+        assert process.communicate() == ("", "" if kind is signal.SIGKILL else STOPPED)
         assert process.returncode == code
         before = saved_at(place / "checkpoint.npz")
     code, out, err = sotto("run long.toml --resume --json")
@@ -489,7 +492,7 @@ def test_a_termination_saves_what_was_not_saved_yet(tmp_path, command):
     assert not (place / "checkpoint.npz").exists()
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
-    assert process.communicate() == ("", "sotto: stopped\n")
+    assert process.communicate() == ("", STOPPED)
     assert process.returncode == 143
     assert (place / "checkpoint.npz").exists()
 
