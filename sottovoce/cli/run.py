@@ -211,7 +211,9 @@ def _what_is_kept(folder: Path) -> str:
 
     if RunFiles(folder).checkpoint.exists():
         return f"the rounds until now are saved in {folder}: go on with --resume."
-    return "no round was played: start the run again." if not folder.exists() else f"{folder}: go on with --resume."
+    if folder.exists():
+        return f"no round is saved in {folder} yet: go on with --resume."
+    return "no round was played: start the run again."
 
 
 def _finished(experiments: "Iterable[Experiment]", out: Path) -> list[Path]:

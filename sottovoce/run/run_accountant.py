@@ -86,11 +86,13 @@ class RunAccountant:
         """All kinds of guarantees against each of some views; of each view once, and what views share once."""
         missing = []
         for view in dict.fromkeys(views):
+            if view in self._accounts:
+                continue
             known = None if self.stored is None else self.stored.find(view, self.kinds, self.system)
-            if known is not None:
-                self._accounts.setdefault(view, known)
-            elif view not in self._accounts:
+            if known is None:
                 missing.append(view)
+            else:
+                self._accounts[view] = known
         self._check_cost(sum(map(self.cost, missing), Cost()), missing)
         for view, found in zip(missing, self._account_for_each(self.system, missing, self.kinds), strict=True):
             self._accounts[view] = found
