@@ -83,6 +83,16 @@ def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
     return map_equal_steps(lambda step: _couple_step(system.n, local[step], view), system.steps)
 
 
+@once_for_each
+def all_step_with_noise(system: LinearSystem) -> bool:
+    """Whether every node takes a step, with noise of its own, in every round; refused where `couple` refuses."""
+    for step in dict.fromkeys(system.steps):
+        _, gradient, noise = step.split(_states_sent(step, system.n))
+        if gradient.shape[1] != system.n or not (gradient.diagonal().all() and _own_noise(step, noise, system.n).all()):
+            return False
+    return True
+
+
 def rounding_is_bounded(system: LinearSystem) -> bool:
     """Whether `rounding_cost` is proven: one gossip step of single messages on a grid, with weights that sum to 1."""
     algorithm = system.algorithm

@@ -99,10 +99,12 @@ def _diagonal(S_VTT: Array) -> Array:
 
 
 def _inverses(S_VTT: Array) -> Array:
-    """Of positive definite matrices."""
-    lower = np.array([lapack.dpotri(lapack.dpotrf(S.T, lower=1)[0], lower=1)[0] for S in S_VTT])
-    lower = np.tril(lower.reshape(S_VTT.shape))
-    found = lower + lower.transpose(0, 2, 1)
+    """Of positive definite matrices; each is factored and inverted where it lies, in one of its triangles."""
+    half = S_VTT.copy()
+    for S in half:
+        lapack.dpotrf(S.T, lower=1, overwrite_a=1)
+        lapack.dpotri(S.T, lower=1, overwrite_c=1)
+    found = half + half.transpose(0, 2, 1)
     _diagonal(found)[:] /= 2
     return found
 
@@ -120,15 +122,16 @@ def _solved(S_VTT: Array, right_VT: Array) -> Array:
 def _lengths(S_VTT: Array, step_VTT: Array) -> Array:
     """How far each matrix may go along its step and stay positive definite, at most by the whole of it."""
     lengths = np.ones(len(S_VTT))
-    outside = np.flatnonzero(~_definite(S_VTT + step_VTT))
+    outside = np.flatnonzero(~are_definite_(S_VTT + step_VTT))
     left = outside
     while left.size:
         lengths[left] *= SHORTER
-        left = left[~_definite(S_VTT[left] + lengths[left, None, None] * step_VTT[left])]
+        left = left[~are_definite_(S_VTT[left] + lengths[left, None, None] * step_VTT[left])]
         left = left[lengths[left] > SHORTEST]
     lengths[outside] *= INSIDE
     return np.where(lengths > SHORTEST, lengths, 0.0)
 
 
-def _definite(S_VTT: Array) -> NDArray[np.bool_]:
+def are_definite_(S_VTT: Array) -> NDArray[np.bool_]:
+    """Which matrices have a Cholesky factor; it is written over them."""
     return np.array([lapack.dpotrf(S.T, lower=1, overwrite_a=1)[1] == 0 for S in S_VTT], dtype=bool)

@@ -17,7 +17,7 @@ from sottovoce.core.fine_grid import fine_grid
 from sottovoce.core.message_grid import MessageGrid, message_grid
 from sottovoce.core.sum_grid import sum_grid
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.absorption import Coupling, couple
+from sottovoce.privacy.absorption import Coupling, all_step_with_noise, couple
 from sottovoce.privacy.absorption_policy import Policy, least_cost
 from sottovoce.privacy.account_cost import policy_for
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
@@ -224,8 +224,9 @@ class KindBounds:
         hearing_more = replace(  # sums and averages are made of what it would hear and see
             self.view, secure_sum=False, final_models=FinalModels.ALL if published else FinalModels.NONE
         )
-        rounds, victims = self._coupled(hearing_more), self.observation.victims
-        if not may_gain(rounds, len(victims), growth):
+        victims = self.observation.victims
+        hopeless = growth >= UNBOUNDED and all_step_with_noise(self.system)
+        if hopeless or not may_gain(rounds := self._coupled(hearing_more), len(victims), growth):
             raise Unaccountable("clipped growth gives no better figure than the noisy gradients that reach the view")
         return late_cost(rounds, victims, self.scheme, growth)
 

@@ -136,7 +136,6 @@ def observe(
         raise InputError(
             f"view {adversary}", "this needs one adversary, and the view stands for many", "name its nodes"
         )
-    seen = published(system, adversary)
     concerned = np.setdiff1d(np.arange(system.n), adversary.members)
     if victims is not None:
         named = _node_numbers(victims, system.n)
@@ -147,9 +146,16 @@ def observe(
             )
         concerned = np.unique(named)
     steps = map_equal_steps(lambda step: _observe_step(step, adversary, concerned, own), system.steps)
+    return observe_models(Observation(system, adversary, concerned, steps), adversary)
+
+
+def observe_models(messages: Observation, adversary: View) -> Observation:
+    """What an adversary sees who gets these messages, and then the final models that it has."""
+    system, victims, steps = messages.system, messages.victims, messages.steps
+    seen = published(system, adversary)
     if seen is not system:
-        steps = (*steps[:-1], _with_models(steps[-1], seen.steps[-1], adversary, concerned))
-    return Observation(seen, adversary, concerned, steps)
+        steps = (*steps[:-1], _with_models(steps[-1], seen.steps[-1], adversary, victims))
+    return Observation(seen, adversary, victims, steps)
 
 
 def _node_numbers(victims: Sequence[int], n: int) -> NDArray[np.intp]:

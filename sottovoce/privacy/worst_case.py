@@ -18,11 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import lapack
 
 from sottovoce.core.participation import Participation
-from sottovoce.core.threads import WORKERS, one_thread
-from sottovoce.privacy.interior_point import semidefinite_values
+from sottovoce.core.threads import WORKERS, chunks, one_thread
+from sottovoce.privacy.interior_point import are_definite_, semidefinite_values
 
 GAP = 1e-5
 """How far, relatively, a reported value may be above the optimum; `sum |M|` is reported where it is near enough."""
@@ -35,25 +34,48 @@ AT_ONCE = 2e6
 most of the cost."""
 
 
+SUMMED = 1 << 15
+"""Entries whose absolute values are summed at once."""
+
+
 def worst_case(M_VTT: NDArray[np.float64], scheme: Participation, rounds: int, gap: float = GAP) -> NDArray[np.float64]:
     """mu^2 of each victim: the largest over patterns of the semidefinite value, as a sound upper bound."""
+    return worst_case_by_residue(M_VTT[None], scheme, rounds, gap)
+
+
+def worst_case_by_residue(
+    M_RVJJ: NDArray[np.float64], scheme: Participation, rounds: int, gap: float = GAP
+) -> NDArray[np.float64]:
+    """The same where patterns hold only rounds that are a multiple of R from each other.
+
+    `M_RVJJ[r, v, i, j]` is M of rounds `r + i R` and `r + j R`.
+    """
     alike: dict[int, list[NDArray[np.intp]]] = {}
     for pattern in scheme.patterns(rounds):
         alike.setdefault(len(pattern), []).append(pattern)
-    size = max(1, int(AT_ONCE / rounds**2))
-    some = [slice(first, first + size) for first in range(0, len(M_VTT), size)]
+    R, V, J, _ = M_RVJJ.shape
+    size = max(1, int(AT_ONCE / (R * J**2)))
+    some = [slice(first, first + size) for first in range(0, V, size)]
 
     def largest(group: slice) -> NDArray[np.float64]:
-        held = M_VTT[group]
         found = []
-        for some in alike.values():
-            stacked = np.concatenate([held[:, pattern[:, None], pattern] for pattern in some])
-            found.append(largest_bound(stacked, len(some), gap))
+        for patterns in alike.values():
+            if len(patterns) == R and len(patterns[0]) == J:  # every residue, and all of it
+                stacked = M_RVJJ[:, group].reshape(-1, J, J)
+            else:
+                places = [(pattern[0] % R, _spaced(pattern // R)) for pattern in patterns]
+                stacked = np.concatenate([M_RVJJ[r, group, among, among] for r, among in places])
+            found.append(largest_bound(stacked, len(patterns), gap))
         return np.max(found, axis=0)
 
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
         found = np.concatenate([np.zeros(0), *(pool.map if len(some) > 1 else map)(largest, some)])
-    return np.minimum(found, once_in_each_epoch(M_VTT, scheme.apart)) if scheme.shuffled else found
+    return np.minimum(found, once_in_each_epoch(M_RVJJ[0], scheme.apart)) if scheme.shuffled else found
+
+
+def _spaced(numbers: NDArray[np.intp]) -> slice:
+    """Numbers that are equally far from each other; unlike these, a slice copies nothing."""
+    return slice(numbers[0], numbers[-1] + 1, numbers[1] - numbers[0] if len(numbers) > 1 else 1)
 
 
 def once_in_each_epoch(M_VTT: NDArray[np.float64], apart: int) -> NDArray[np.float64]:
@@ -68,7 +90,16 @@ def once_in_each_epoch(M_VTT: NDArray[np.float64], apart: int) -> NDArray[np.flo
 
 def absolute_sum(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
     """`sum |M|`: sound, and quick."""
-    return np.abs(M_VTT).sum(axis=(1, 2))
+    return np.asarray(absolute_rows(M_VTT).sum(axis=1))
+
+
+def absolute_rows(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`sum_t |M[s, t]|`, a few matrices at a time: new memory would cost more than the sums."""
+    size = max(1, SUMMED // M_VTT.shape[1] ** 2)
+    found = np.empty(M_VTT.shape[:2])
+    for some in chunks(len(M_VTT), size):
+        np.abs(M_VTT[some]).sum(axis=2, out=found[some])
+    return found
 
 
 def bound(M_VTT: NDArray[np.float64], gap: float = GAP) -> NDArray[np.float64]:
@@ -82,7 +113,9 @@ def largest_bound(M_VTT: NDArray[np.float64], patterns: int, gap: float = GAP) -
     `sum |M|` is the value of matrices without negative entries, and near enough for many others. The pattern that costs
     most is searched first. Its certificate often shows that others of its victim cost less: these are not searched.
     """
-    search = DualSearch((M_VTT + M_VTT.transpose(0, 2, 1)) / 2, patterns, gap)
+    if not np.array_equal(M_VTT, M_VTT.transpose(0, 2, 1)):
+        M_VTT = (M_VTT + M_VTT.transpose(0, 2, 1)) / 2
+    search = DualSearch(M_VTT, patterns, gap)
     if search.open.any():
         search.try_signs()
         search.solve(search.first_of_each_victim(search.not_bounded()))
@@ -100,24 +133,23 @@ class DualSearch:
 
     def __init__(self, M_VTT: NDArray[np.float64], patterns: int, gap: float) -> None:
         self.M_VTT, self.gap = M_VTT, gap
-        self.best, self.y_VT = absolute_sum(M_VTT), np.abs(M_VTT).sum(axis=2)
+        self._rows_VT = absolute_rows(M_VTT)
+        self.best, self.y_VT = self._rows_VT.sum(axis=1), self._rows_VT.copy()
         self.open = self.best - M_VTT.sum(axis=(1, 2)) > gap * self.best
         self._victims = max(1, len(M_VTT) // patterns)
-        self._widest_V, self._reached_V = self.y_VT.max(axis=1, initial=0.0), np.zeros(len(M_VTT))
+        self._widest_V, self._reached_V = self._rows_VT.max(axis=1, initial=0.0), np.zeros(len(M_VTT))
 
     def try_signs(self) -> None:
         """Note where signs are within the gap, and how far they reach elsewhere."""
         some = np.flatnonzero(self.open)
         M_VTT, T = self.M_VTT[some], self.M_VTT.shape[1]
         signs_VT = _signs(M_VTT)
-        y_VT = signs_VT * np.einsum("vst,vt->vs", M_VTT, signs_VT)
+        y_VT = signs_VT * _times(M_VTT, signs_VT)
         value = self._reached_V[some] = y_VT.sum(axis=1)
         lift, rounding = 0.9 * self.gap * value / T, _rounding(self._widest_V[some], y_VT)
         near = rounding < 0.1 * self.gap * value / T
-        for number, at in enumerate(some.tolist()):
-            if near[number] and _is_psd(y_VT[number] + lift[number], M_VTT[number]):
-                self.open[at] = False
-                self._take(at, y_VT[number] + (lift[number] + rounding[number]))
+        shown = near & _are_psd(y_VT + lift[:, None], M_VTT)
+        self._take(some[shown], y_VT[shown] + (lift + rounding)[shown, None])
         self.open[some] &= self.best[some] - value > self.gap * self.best[some]
 
     def first_of_each_victim(self, some: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -129,22 +161,24 @@ class DualSearch:
         """What is open, and not shown to cost less than what is known of its victim, by more than the gap."""
         some = np.flatnonzero(self.open)
         known = self._largest_known()[some % self._victims]
-        bounded = [
-            not self.open[one] and self._bounds(one, at) for one, at in zip(known.tolist(), some.tolist(), strict=True)
-        ]
-        return some[~np.array(bounded, dtype=bool)]
+        bounded = ~self.open[known]
+        bounded[bounded] = self._bound(known[bounded], some[bounded])
+        return some[~bounded]
 
     def _largest_known(self) -> NDArray[np.intp]:
         """Of every victim the matrix that costs most among those that are known."""
         costs = np.where(self.open, 0.0, self.best).reshape(-1, self._victims)
         return np.asarray(costs.argmax(axis=0) * self._victims + np.arange(self._victims))
 
-    def _bounds(self, one: int, other: int) -> bool:
-        """Whether the certificate of one matrix, made smaller, bounds another."""
-        if self.best[other] <= self.best[one]:
-            return True
-        y = (1 - 2 * self.gap) * self.y_VT[one]
-        return _is_psd(y - _rounding(self._widest_V[other], y), self.M_VTT[other])
+    def _bound(self, ones: NDArray[np.intp], others: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Whether the certificate of one matrix, made smaller and shared out as rows of another are, bounds that."""
+        found = self.best[others] <= self.best[ones]
+        ones, others = ones[~found], others[~found]
+        rows = np.maximum(self._rows_VT[ones], 1e-300)
+        y_VT = self.y_VT[ones] * (self._rows_VT[others] / rows)
+        y_VT *= ((1 - 2 * self.gap) * self.best[ones] / y_VT.sum(axis=1))[:, None]
+        found[~found] = _are_psd(y_VT - _rounding(self._widest_V[others], y_VT)[:, None], self.M_VTT[others])
+        return found
 
     def solve(self, some: NDArray[np.intp]) -> None:
         """Bound each within the gap, or below what is known of its victim."""
@@ -152,29 +186,33 @@ class DualSearch:
             return
         known = self._largest_known()[some % self._victims]
         enough = np.where(self.open[known], 0.0, (1 - 2 * self.gap) * self.best[known])
-        found = semidefinite_values(self.M_VTT[some], 0.9 * self.gap, enough)
-        for at, y in zip(some.tolist(), found.y_VT, strict=True):
-            self._take(at, _feasible(self.M_VTT[at], y))
-            self.open[at] = False
+        M_VTT = self.M_VTT[some]
+        self._take(some, _feasible(M_VTT, semidefinite_values(M_VTT, 0.9 * self.gap, enough).y_VT))
 
-    def _take(self, at: int, y_T: NDArray[np.float64]) -> None:
-        """Note a certificate where it is better."""
-        if (value := float(y_T.sum())) < self.best[at]:
-            self.best[at], self.y_VT[at] = value, y_T
+    def _take(self, some: NDArray[np.intp], y_VT: NDArray[np.float64]) -> None:
+        """Note certificates where they are better: these matrices are known."""
+        values = y_VT.sum(axis=1)
+        better = values < self.best[some]
+        self.best[some[better]], self.y_VT[some[better]] = values[better], y_VT[better]
+        self.open[some] = False
 
 
 def _signs(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
     """Good signs for every matrix, from its leading eigenvector: each step can only raise `x^T M x`."""
     x_VT = np.ones(M_VTT.shape[:2])
-    for _ in range(30):
-        x_VT = np.einsum("vst,vt->vs", M_VTT, x_VT)
+    for _ in range(10):
+        x_VT = _times(M_VTT, x_VT)
         x_VT /= np.maximum(np.linalg.norm(x_VT, axis=1, keepdims=True), 1e-300)
     x_VT = np.where(x_VT < 0, -1.0, 1.0)
     for _ in range(20):
-        before, x_VT = x_VT, np.where(np.einsum("vst,vt->vs", M_VTT, x_VT) < 0, -1.0, 1.0)
+        before, x_VT = x_VT, np.where(_times(M_VTT, x_VT) < 0, -1.0, 1.0)
         if np.array_equal(before, x_VT):
             break
     return x_VT
+
+
+def _times(M_VTT: NDArray[np.float64], x_VT: NDArray[np.float64]) -> NDArray[np.float64]:
+    return (M_VTT @ x_VT[:, :, None])[:, :, 0]
 
 
 def worst_change(M_TT: NDArray[np.float64], scheme: Participation) -> NDArray[np.float64]:
@@ -216,20 +254,20 @@ def _value(M_TT: NDArray[np.float64], v_TK: NDArray[np.float64]) -> float:
     return float(np.sum((M_TT @ v_TK) * v_TK))
 
 
-def _is_psd(y_T: NDArray[np.float64], M_TT: NDArray[np.float64]) -> bool:
-    """Whether `diag(y) - M` has a Cholesky factor."""
-    slack = np.negative(M_TT)
-    slack.flat[:: len(slack) + 1] += y_T
-    return bool(lapack.dpotrf(slack.T, lower=1, overwrite_a=1)[1] == 0)
+def _are_psd(y_VT: NDArray[np.float64], M_VTT: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether each `diag(y) - M` has a Cholesky factor."""
+    slack_VTT = np.negative(M_VTT)
+    np.einsum("vtt->vt", slack_VTT)[:] += y_VT
+    return are_definite_(slack_VTT)
 
 
-def _feasible(M_TT: NDArray[np.float64], y_T: NDArray[np.float64]) -> NDArray[np.float64]:
+def _feasible(M_VTT: NDArray[np.float64], y_VT: NDArray[np.float64]) -> NDArray[np.float64]:
     """y, lifted until `diag(y) - M` is psd, rounding included."""
-    rounding = _rounding(np.abs(M_TT).sum(axis=1).max(), y_T)
-    if _is_psd(y_T, M_TT):
-        return y_T + rounding
-    missing = max(0.0, -float(np.linalg.eigvalsh(np.diag(y_T) - M_TT)[0]))
-    return y_T + (missing + rounding)
+    lift = _rounding(absolute_rows(M_VTT).max(axis=1), y_VT)
+    for number in np.flatnonzero(~_are_psd(y_VT, M_VTT)).tolist():
+        least = float(np.linalg.eigvalsh(np.diag(y_VT[number]) - M_VTT[number])[0])
+        lift[number] += max(0.0, -least)
+    return y_VT + lift[:, None]
 
 
 def _rounding(widest: float | NDArray[np.float64], y_VT: NDArray[np.float64]) -> NDArray[np.float64]:

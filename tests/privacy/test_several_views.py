@@ -8,10 +8,12 @@ import pytest
 from sottovoce import Unaccountable, account, algorithm, dropout, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.accountant import account_for_each
-from sottovoce.privacy.exact import kalman, routes, several
+from sottovoce.privacy.exact import kalman, routes, several, small_views
 from sottovoce.privacy.exact.several import SeveralViews
 from sottovoce.privacy.guarantee import KINDS
 from sottovoce.privacy.observation import observe
+from sottovoce.privacy.worst_case import worst_case
+from tests.privacy.test_exact import mpmath_losses
 
 NET = metropolis("regular:9,d=4,seed=3")
 NAMES = ["dp-d-sgd", "zip-dl", "dp2sgd", "muffliato-sgd", "anti-pgd", "secure-gossip", "muffliato"]
@@ -35,13 +37,13 @@ def test_losses_together_are_those_of_each(name, scheme):
 def test_models_are_added_to_what_the_filter_knows_of_the_same_view(rounds, monkeypatch):
     system = trace(algorithm("dp-d-sgd", sigma=0.8), NET, rounds=rounds)
     begun = []
-    filters = kalman._filters
-    monkeypatch.setattr(kalman, "_filters", lambda seen: begun.append(seen.view) or filters(seen))
+    filters = small_views._filters
+    monkeypatch.setattr(small_views, "_filters", lambda bases: begun.extend(bases) or filters(bases))
     seen = [observe(system, view) for view in views_of([0, 3])]
     found = routes.squared_of_each(seen, parse_participation("every"))
-    assert all(view.final_models.value == "none" for view in begun)
+    assert [base.view for base in begun] == [views.node(0), views.node(3)]
     for one, squares in zip(seen, found, strict=True):
-        oracle = routes.worst_case(routes.dense(one), parse_participation("every"), rounds)
+        oracle = worst_case(routes.dense(one), parse_participation("every"), rounds)
         np.testing.assert_allclose(squares, oracle, rtol=1e-8)
 
 
@@ -49,12 +51,60 @@ def test_models_are_added_to_what_the_filter_knows_of_the_same_view(rounds, monk
 def test_what_is_known_of_a_view_is_used_only_where_rounds_are_alike(sigma, rounds):
     one = trace(algorithm("dp-d-sgd", sigma=1.0), NET, rounds=5)
     other = trace(algorithm("dp-d-sgd", sigma=sigma), NET, rounds=rounds)
-    known: kalman.Known = {}
-    list(kalman.kalman(observe(one, views.node(0)), 1, known))
-    seen = observe(other, views.with_final_models(views.node(0), "average"))
-    assert not kalman._is_about(known[views.node(0)], seen)
-    group, found = next(kalman.kalman(seen, 1, known))
-    np.testing.assert_allclose(found, routes.dense(seen)[group], rtol=1e-8, atol=1e-12)
+    with_models = observe(other, views.with_final_models(views.node(0), "average"))
+    _, found = small_views.small_losses([observe(one, views.node(0)), with_models], 1)
+    np.testing.assert_allclose(found[0], routes.dense(with_models), rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("apart", [1, 3, 5, 13, 20])
+@pytest.mark.parametrize(
+    ("name", "net"), [("dp-d-sgd", "path:12"), ("dp-d-sgd", "star:9"), ("dp2sgd", "grid:3x3"), ("zip-dl", "ring:6")]
+)
+def test_small_views_are_filtered_as_larger_ones_are(name, net, apart):
+    """Entry by entry, in units of what the two rounds tell by themselves: the far end of a path tells 1e-8 of it."""
+    system = trace(algorithm(name, sigma=1.5), metropolis(net), rounds=13)
+    seen = [
+        observe(system, view) for view in views_of([1, 4], ("none", "average") if name == "dp-d-sgd" else ("none",))
+    ]
+    for one, found in zip(seen, small_views.small_losses(seen, apart), strict=True):
+        larger = routes.whole(one, kalman.kalman(one, apart))
+        own = np.sqrt(np.einsum("vtt->vt", larger))
+        for r, M_VJJ in enumerate(found):
+            rounds = np.arange(r, 13, apart)
+            apart_by, sizes = larger[:, rounds[:, None], rounds], own[:, rounds]
+            there = M_VJJ[:, : len(rounds), : len(rounds)]
+            assert np.all(np.abs(there - apart_by) <= 1e-11 * sizes[:, :, None] * sizes[:, None, :])
+            assert not M_VJJ[:, len(rounds) :].any()
+
+
+@pytest.mark.parametrize("net", ["path:12", "erdos-renyi:16,p=0.3,seed=1"])
+def test_rounding_of_small_views_is_less_than_what_is_added_for_it(net):
+    """Against fifty digits: M of a view, with its rounding, is not below the truth in any direction."""
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis(net), rounds=8)
+    seen = observe(system, views.node(0))
+    (found,) = small_views.small_losses([seen], 1)
+    for M, truth in zip(found[0], mpmath_losses(seen), strict=True):
+        assert np.linalg.eigvalsh(M - truth)[0] >= -1e-14 * np.trace(truth)
+
+
+def test_memory_decides_how_many_views_are_filtered_at_once_and_no_bit_of_them(monkeypatch):
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("star:9"), rounds=9)
+    seen = [observe(system, view) for view in views_of(range(9), ("none", "average"))]
+    together = small_views.small_losses(seen, 1)
+    monkeypatch.setattr(small_views, "AT_ONCE", 1)
+    for one, alone in zip(together, small_views.small_losses(seen, 1), strict=True):
+        assert np.array_equal(one, alone)
+
+
+def test_one_view_without_enough_noise_leaves_the_others_as_they_are():
+    net = metropolis("path:4")
+    sigma = [0.0, 1.0, 1.0, 1.0]
+    system = trace(algorithm("dp-d-sgd", sigma=sigma), net, rounds=5)
+    seen = [observe(system, views.node(node)) for node in (1, 3, 2)]
+    bare, one, other = small_views.small_losses(seen, 1)
+    assert bare is None
+    for found, view in ((one, seen[1]), (other, seen[2])):
+        np.testing.assert_allclose(found[0], routes.dense(view), rtol=1e-8, atol=1e-12)
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 7, 20])
@@ -107,7 +157,7 @@ def test_small_views_are_searched_once_and_as_many_as_fit(monkeypatch):
     asked = views_of(range(9), ("none",))
     work = SeveralViews(system, scheme, asked)
     found = {view: work.squared(work.observe(view)) for view in asked}
-    assert sizes == [4, 4]  # and one by itself
+    assert sizes == [4, 4, 1]
     for view, squares in found.items():
         np.testing.assert_allclose(squares, routes.squared(observe(system, view), scheme), rtol=1e-9)
 

@@ -215,7 +215,8 @@ def deflated(observation: Observation) -> Deflated:
 def well_conditioned(observation: Observation) -> Observation:
     """The same view where rounds gossip more than once: a basis of what they tell of the first messages."""
     both = zip(observation.system.steps, observation.steps, strict=True)
-    return replace(observation, steps=map_equal_steps(lambda pair: _basis_step(observation, *pair), both))
+    steps = map_equal_steps(lambda pair: _basis_step(observation, *pair), both)
+    return observation if steps == observation.steps else replace(observation, steps=steps)
 
 
 def _basis_step(observation: Observation, whole: StepMatrices, step: ObservedStep) -> ObservedStep:

@@ -32,7 +32,7 @@ def eliminate_known_messages(observation: Observation) -> tuple[Observation, NDA
     All rounds are alike, but that models may be published after the last one.
     """
     untouched = observation, np.zeros(len(observation.victims))
-    step, models = observation.steps[0], _published(observation)
+    step, models = observation.steps[0], published(observation)
     if models is None or observation.system.correlation is not None:
         return untouched
     if step.out.state.shape[0] != step.out.state.shape[1]:  # a first round that begins to remember
@@ -50,7 +50,7 @@ def eliminate_known_messages(observation: Observation) -> tuple[Observation, NDA
 
 
 @once_for_each
-def _published(observation: Observation) -> Inputs | None:
+def published(observation: Observation) -> Inputs | None:
     """What is seen after the last round beyond what is seen of every round, if all are alike but for that."""
     first, last = observation.steps[0], observation.steps[-1]
     if any(step is not first for step in observation.steps[1:-1]):
@@ -77,7 +77,7 @@ def without_implied_models(observation: Observation) -> Observation:
     if len(observation.steps) < 2:
         return observation
     before, last = observation.steps[-2:]
-    models = _published(observation)
+    models = published(observation)
     if before is last or models is None:
         return observation
     alike = replace(observation, steps=(*observation.steps[:-1], before))
@@ -89,9 +89,14 @@ def begins_alike(before: ObservedStep, last: ObservedStep) -> bool:
     return (
         np.array_equal(before.noise_columns, last.noise_columns)
         and before.takes_gradients == last.takes_gradients
-        and all(one.shape == other.shape for one, other in zip(before.out, last.out, strict=True))
-        and all(map(begins_with, (*last.observed, *last.out), (*before.observed, *before.out)))
+        and (before.out is last.out or _equal(before.out, last.out))
+        and all(map(begins_with, last.observed, before.observed))
     )
+
+
+def _equal(one: Inputs, other: Inputs) -> bool:
+    alike = all(part.shape == same.shape for part, same in zip(one, other, strict=True))
+    return alike and all(map(begins_with, one, other))
 
 
 def _subtract(step: ObservedStep, made: Inputs) -> Inputs:

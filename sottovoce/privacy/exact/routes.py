@@ -6,7 +6,8 @@ Routes to the same numbers:
   equal rounds one whitening for all of them instead (`stationary`), whose M is up to one part in a million too large;
 - `reversible`: where M may be a part in a thousand too large and weights are symmetric, as for all pairs, the same
   without any factor;
-- `kalman`: a whitening filter over rounds, for small graphs, long runs and topologies that change;
+- `kalman`: a whitening filter over rounds, for small graphs, long runs and topologies that change; where rounds are
+  alike, those of several small views together (`small_views`);
 - `conjugate`: conjugate gradients, victim by victim, where neither the observations nor the state fit in memory;
 - `deflated`: an orthonormal basis of the noise that reaches the view, where noise is poorer than what is said
   (averaging, masks); the only one that decides about rank;
@@ -32,16 +33,17 @@ from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import UNCOVERED, deflated, well_conditioned
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
 from sottovoce.privacy.exact.gram import gram
-from sottovoce.privacy.exact.kalman import Known, kalman
+from sottovoce.privacy.exact.kalman import kalman
 from sottovoce.privacy.exact.rank import exact_rank
 from sottovoce.privacy.exact.reversible import reversible
+from sottovoce.privacy.exact.small_views import small_losses
 from sottovoce.privacy.exact.stationary import ETA
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings, starts
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, observe
 from sottovoce.privacy.reactions import knows_every_state, open_by_steps
 from sottovoce.privacy.views import ViewKind
-from sottovoce.privacy.worst_case import GAP, worst_case
+from sottovoce.privacy.worst_case import GAP, worst_case_by_residue
 from sottovoce.tracing.linear_system import map_equal_steps
 
 DEFLATED = 1e8
@@ -72,38 +74,62 @@ def squared(observation: Observation, scheme: Participation, *, above: float | N
     With `above`, M may be larger than the truth by up to 1.6 times that, and the value of the worst direction by the
     rest of twice that, relatively, where it takes less time: so much the roots may be larger.
     """
-    search = _search(observation, scheme, above, {} if is_small(observation) else None)
-    try:
-        M_VTT, gap = next(search)
-        while True:
-            found = worst_case(M_VTT, scheme, M_VTT.shape[1], gap)
-            report_progress(len(found))
-            M_VTT, gap = search.send(found)
-    except StopIteration as end:
-        return np.asarray(end.value)
+    return squared_of_each([observation], scheme, above=above)[0]
 
 
-def squared_of_each(observations: Sequence[Observation], scheme: Participation) -> list[Array]:
-    """`squared` of several small views of one system: what two of them share is computed once, and the worst directions
-    of all are sought together."""
-    known: Known = {}
-    searches = [_search(observation, scheme, None, known) for observation in observations]
+def squared_of_each(
+    observations: Sequence[Observation], scheme: Participation, *, above: float | None = None
+) -> list[Array]:
+    """`squared` of several views: those that are small are filtered together, and the worst directions of all are
+    sought together."""
+    searches = [_search(observation, scheme, above) for observation in observations]
     found = [np.zeros(0)] * len(searches)
     answers: dict[int, Array | None] = dict.fromkeys(range(len(searches)))
     while answers:
-        asked: dict[int, Array] = {}
+        filtered: dict[int, Observation] = {}
+        asked: dict[int, _Asked] = {}
         for number, answer in answers.items():
             try:
-                asked[number] = searches[number].send(answer)[0]
+                wanted = searches[number].send(answer)
             except StopIteration as end:
                 found[number] = end.value
-        values = np.zeros(0)
-        if asked:
-            stacked = np.concatenate(list(asked.values()))
-            values = worst_case(stacked, scheme, stacked.shape[1])
-        ends = np.cumsum([len(M_VTT) for M_VTT in asked.values()])
-        answers = dict(zip(asked, np.split(values, ends[:-1]), strict=False))
+                continue
+            if isinstance(wanted, Observation):
+                filtered[number] = wanted
+            else:
+                asked[number] = wanted
+        answers = dict(zip(filtered, small_losses(list(filtered.values()), _apart(scheme)), strict=True))
+        answers |= zip(asked, _worst_of_each(list(asked.values()), scheme), strict=True)
     return found
+
+
+class _Asked(NamedTuple):
+    """M whose worst directions are asked for, in so many rounds and within a relative gap; R x V x J x J."""
+
+    M_RVJJ: Array
+    rounds: int
+    gap: float
+
+
+def _worst_of_each(asked: Sequence[_Asked], scheme: Participation) -> list[Array]:
+    """mu^2 of the victims of each; those of one shape are sought together."""
+    alike: dict[tuple[int, int, float], list[int]] = {}
+    for number, (M_RVJJ, rounds, gap) in enumerate(asked):
+        alike.setdefault((len(M_RVJJ), rounds, gap), []).append(number)
+    found = [np.zeros(0)] * len(asked)
+    for (_, rounds, gap), numbers in alike.items():
+        each = [asked[number].M_RVJJ for number in numbers]
+        values = worst_case_by_residue(each[0] if len(each) == 1 else np.concatenate(each, axis=1), scheme, rounds, gap)
+        report_progress(len(values))
+        ends = np.cumsum([M_RVJJ.shape[1] for M_RVJJ in each])[:-1]
+        for number, part in zip(numbers, np.split(values, ends), strict=True):
+            found[number] = part
+    return found
+
+
+def _apart(scheme: Participation) -> int:
+    """Two rounds in which a change shows are a multiple of so many from each other."""
+    return 1 if scheme.times is None else scheme.apart
 
 
 def is_small(observation: Observation) -> bool:
@@ -113,9 +139,9 @@ def is_small(observation: Observation) -> bool:
 
 
 def _search(
-    observation: Observation, scheme: Participation, above: float | None, known: Known | None = None
-) -> Generator[tuple[Array, float], Array | None, Array]:
-    """mu^2 of every victim; asks for the worst direction of each M that it yields, within a gap."""
+    observation: Observation, scheme: Participation, above: float | None
+) -> Generator[Observation | _Asked, Array | None, Array]:
+    """mu^2 of every victim; asks for M of a small view that it yields, and for the worst directions of each M."""
     _check_sizes_of_messages(observation)
     observation = without_implied_models(observation)
     if not any(part.noise.nnz for step in observation.steps for part in (step.observed, step.out)):
@@ -129,11 +155,17 @@ def _search(
         return scheme.largest_sum(np.broadcast_to(reduced[1], (observation.gradient_rounds, len(reduced[1]))))
     out = np.zeros(len(observation.victims))
     eta, gap = (ETA, GAP) if above is None else (1.6 * above, 0.4 * above)
-    for group, M_VTT in _in_groups(observation, reduced, eta, None if scheme.times is None else scheme.apart, known):
-        covered = np.isfinite(M_VTT).all(axis=(1, 2))
-        found = np.full(len(M_VTT), np.inf)
+    small = None
+    if above is None and reduced is not None and is_small(observation) and _route(reduced[0]) is kalman:
+        small = yield reduced[0]
+    groups = _in_groups(observation, reduced, eta, None if scheme.times is None else scheme.apart)
+    whole = ((group, M_VTT[None]) for group, M_VTT in groups)
+    for group, M_RVJJ in whole if small is None else [(slice(None), small)]:
+        covered = np.isfinite(M_RVJJ).all(axis=(0, 2, 3))
+        found = np.full(M_RVJJ.shape[1], np.inf)
         if covered.any():
-            found[covered] = yield (M_VTT if covered.all() else M_VTT[covered]), gap
+            some = M_RVJJ if covered.all() else M_RVJJ[:, covered]
+            found[covered] = yield _Asked(some, observation.gradient_rounds, gap)
         if observation.view.final_models is not FinalModels.NONE:
             found[found * _largest_noise(observation) ** 2 > CANCELLED] = np.inf
         out[group] = found
@@ -275,7 +307,6 @@ def _in_groups(
     reduced: tuple[Observation, Array] | None,
     eta: float = ETA,
     apart: int | None = None,
-    known: Known | None = None,
 ) -> Groups:
     """M of some victims after others; without `apart`, of data that changes in every round."""
     if reduced is None:
@@ -286,7 +317,7 @@ def _in_groups(
         route = _route(smaller)
         groups = reversible(smaller, eta, apart is None) if eta > ETA and route is not quiet_warnings else None
         if groups is None and route is kalman:
-            groups = kalman(smaller, apart or 1, known)
+            groups = kalman(smaller, apart or 1)
         elif groups is None:
             groups = gram(smaller, eta) if route is gram else route(smaller)
         for group, M_VTT in groups:

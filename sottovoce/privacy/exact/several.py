@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.exact.routes import is_small, squared, squared_of_each
-from sottovoce.privacy.observation import Observation, observe
+from sottovoce.privacy.exact.routes import is_small, squared_of_each
+from sottovoce.privacy.observation import Observation, observe, observe_models
 from sottovoce.privacy.views import View
 from sottovoce.tracing.linear_system import LinearSystem
 
@@ -33,19 +35,25 @@ class SeveralViews:
         """What a view sees of some victims, or of all who are not its members."""
         if victims is not None:
             return observe(self.system, view, victims=victims)
-        seen = self._waiting.get(view) or observe(self.system, view)
+        seen = self._waiting.get(view) or self._observe(view)
         if view in self._waiting:
             self._waiting[view] = seen
         return seen
+
+    def _observe(self, view: View) -> Observation:
+        """Of a view that waits with and without final models, messages are observed once."""
+        messages = self._waiting.get(replace(view, final_models=FinalModels.NONE))
+        return observe(self.system, view) if messages is None else observe_models(messages, view)
 
     def squared(self, observation: Observation) -> NDArray[np.float64]:
         """mu^2 of every victim."""
         if observation not in self._losses:
             batch = self._batch(observation)
             try:
-                found = squared_of_each(batch, self._scheme) if len(batch) > 1 else [squared(observation, self._scheme)]
+                found = squared_of_each(batch, self._scheme)
             except Unaccountable:
-                batch, found = [observation], [squared(observation, self._scheme)]
+                batch = [observation]
+                found = squared_of_each(batch, self._scheme)
             self._losses |= zip(batch, found, strict=True)
         self._waiting = {view: seen for view, seen in self._waiting.items() if seen is not observation}
         return self._losses.pop(observation)

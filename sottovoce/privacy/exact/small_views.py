@@ -1,0 +1,316 @@
+"""The exact losses of small views whose rounds are all alike: filters of several views go from round to round together.
+
+As in `kalman`, each round tells something that was not known before. Divided by the root of its covariance, a gradient
+of round t shows in it as `E_t`, and the state as `H_t`. The gradient moves the state by `K_t`, and the state goes on as
+`F_t`, less what was heard. So what all rounds from t on tell of the state is
+
+    Psi_t = H_t^T H_t + F_t^T Psi_{t+1} F_t,
+
+and M has the entries `M[t, t] = |E_t|^2 + K_t^T Psi_{t+1} K_t` and, with `z_t(s)` for what is left in round t of the
+gradient of an earlier round s, `M[s, t] = z_t(s)^T (H_t^T E_t + F_t^T Psi_{t+1} K_t)`. All matrices are as small as the
+state, and nothing is carried back in time for each observation, as larger views need it (`whitening`).
+
+Models that are seen after the last round are more observations of that round: what they add is added to M.
+
+Shapes: N views, V victims, T rounds, P observations of a round, X state, Q published models, R residues of rounds, J
+rounds of one residue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sottovoce.core.final_models import FinalModels
+from sottovoce.core.threads import chunks, one_thread
+from sottovoce.privacy.exact.elimination import begins_alike, published
+from sottovoce.privacy.exact.kalman import Mixture, Spread, filter_round
+from sottovoce.privacy.exact.whitening import CONDITION, EPS, Array, Singular
+from sottovoce.privacy.observation import Observation, ObservedStep
+from sottovoce.privacy.views import View
+
+AT_ONCE = 1 << 22
+"""About how many entries the filters of views that are taken together may have."""
+
+MULTIPLIED = 4
+"""Views whose filters are multiplied at once: with more, all products take new memory, which costs more than they."""
+
+
+class _Shape(NamedTuple):
+    """Views of one shape are filtered together."""
+
+    rounds: int
+    observed: int
+    state: int
+    victims: int
+
+
+class _Asked(NamedTuple):
+    """One of the views that are asked for: its place among them, and its last round, after which it may see models."""
+
+    number: int
+    last: ObservedStep
+
+
+def small_losses(observations: Sequence[Observation], apart: int) -> list[Array | None]:
+    """M of every victim for each view, R x V x J x J; None where a view needs another route.
+
+    Only entries for two rounds that are a multiple of `apart` rounds from each other: `found[r, v, i, j]` is that of
+    rounds `r + i apart` and `r + j apart`, and 0 where there is no such round. A view with final models and the same
+    view without them are filtered once. No bit of a view's M depends on the views beside it.
+    """
+    found: list[Array | None] = [None] * len(observations)
+    for group in _groups(observations):
+        for number, M_RVJJ in _losses(group, apart):
+            found[number] = M_RVJJ
+    return found
+
+
+Group = dict[Observation, list[_Asked]]
+"""Views of one shape, as they are before models are seen, and who is asked for of each."""
+
+
+def _groups(observations: Sequence[Observation]) -> Iterable[Group]:
+    """Those views that can be filtered here, by shape; as many at once as memory allows."""
+    known: dict[View, Observation] = {}
+    asked: Group = {}
+    for number, observation in enumerate(observations):
+        first = observation.steps[0]
+        X, before = first.out.state.shape
+        if published(observation) is None or before != X or not first.takes_gradients:
+            continue
+        without = replace(observation.view, final_models=FinalModels.NONE)
+        base = known.setdefault(without, observation)
+        if not _same_rounds(base, observation):
+            base = observation
+        asked.setdefault(base, []).append(_Asked(number, observation.steps[-1]))
+    alike: dict[_Shape, list[Observation]] = {}
+    for base in asked:
+        alike.setdefault(_shape(base), []).append(base)
+    for shape, bases in alike.items():
+        entries = shape.rounds * (shape.observed + shape.state) * (shape.state + shape.victims)
+        for some in chunks(len(bases), AT_ONCE // entries):
+            yield {base: asked[base] for base in bases[some]}
+
+
+def _same_rounds(one: Observation, other: Observation) -> bool:
+    """Whether two views see the same of as many rounds, but for models after the last."""
+    if one is other:
+        return True
+    step, same = one.steps[0], other.steps[0]
+    if len(one.steps) != len(other.steps) or not np.array_equal(one.victims, other.victims):
+        return False
+    return begins_alike(step, same) and begins_alike(same, step)
+
+
+def _shape(observation: Observation) -> _Shape:
+    """Observations are padded to a multiple of eight, so that there are few shapes."""
+    step = observation.steps[0]
+    P, X = step.observed.state.shape
+    return _Shape(len(observation.steps), 8 * max(1, -(-P // 8)), X, len(observation.victims))
+
+
+@one_thread()
+def _losses(group: Group, apart: int) -> list[tuple[int, Array]]:
+    bases = list(group)
+    try:
+        filters = _filters(bases)
+    except np.linalg.LinAlgError:  # in one of them, at least
+        return [] if len(bases) == 1 else [pair for base in bases for pair in _losses({base: group[base]}, apart)]
+    told = _told_later(filters.H, filters.F) @ filters.K
+    found = []
+    for some in chunks(len(bases), MULTIPLIED):
+        M_RNVJJ = _products(*(of_TN[:, some] for of_TN in (*filters[:4], told)), apart)
+        for place, M_RVJJ in zip(range(len(bases))[some], np.moveaxis(M_RNVJJ, 1, 0), strict=True):
+            if filters.sound_N[place]:
+                found += _with_rounding(M_RVJJ, filters, place, bases[place], group[bases[place]], apart)
+    return found
+
+
+def _with_rounding(
+    M_RVJJ: Array, filters: _Filters, place: int, base: Observation, asked: Sequence[_Asked], apart: int
+) -> Iterable[tuple[int, Array]]:
+    """M of a view, and of the same view with models, each with what covers rounding."""
+    for number, last in asked:
+        added, rounding = None, float(filters.rounding_N[place])
+        if last.observed.state.shape[0] > base.steps[0].observed.state.shape[0]:
+            try:
+                told_TQV, more = _told_by_models(filters, place, base, last)
+            except Singular:
+                continue
+            added, rounding = _squares(told_TQV, apart), max(rounding, more)
+        yield number, (M_RVJJ if added is None else M_RVJJ + added) * (1 + rounding)
+
+
+class _Filters(NamedTuple):
+    """What the head of this file calls H, E, F and K, T x N x ..., and what the last round began with.
+
+    `rounding_N` bounds relative rounding; `sound_N` says which views are not too close to singular.
+    """
+
+    H: Array
+    E: Array
+    F: Array
+    K: Array
+    before_last: Spread
+    rounding_N: Array
+    sound_N: NDArray[np.bool_]
+
+
+def _filters(bases: Sequence[Observation]) -> _Filters:
+    """The covariance of the state goes forward, given what was seen."""
+    T, P, X, V = _shape(bases[0])
+    N = len(bases)
+    moves_NYX, gradients_NYV, noise_NYY = _stacked(bases)
+    seen_NPV, back_NXY = gradients_NYV[:, :P], moves_NYX.transpose(0, 2, 1)
+    spread_NXX = before_NXX = np.zeros((N, X, X))
+    factors_TNPP, white = np.empty((T, N, P, P)), np.empty((T, N, P, X + X + V))
+    right = np.concatenate([np.empty((N, P, X)), moves_NYX[:, :P], seen_NPV], axis=2)
+    for t in range(T):
+        before_NXX = spread_NXX
+        joint_NYY = moves_NYX @ spread_NXX @ back_NXY + noise_NYY
+        if t == 0:
+            _ignore_what_is_known_(joint_NYY, seen_NPV)
+        factors_TNPP[t] = np.linalg.cholesky(joint_NYY[:, :P, :P])
+        right[:, :, :X] = joint_NYY[:, :P, P:]
+        white[t] = np.linalg.solve(factors_TNPP[t], right)
+        gain_NPX = white[t, :, :, :X]
+        left_NXX = joint_NYY[:, P:, P:] - gain_NPX.transpose(0, 2, 1) @ gain_NPX
+        spread_NXX = (left_NXX + left_NXX.transpose(0, 2, 1)) / 2
+    pivots_TNP = np.einsum("tnpp->tnp", factors_TNPP) ** 2
+    ratio_N = ((factors_TNPP**2).sum(axis=3) / pivots_TNP).max(axis=(0, 2))
+    whole_NXX = _largest_spread(moves_NYX[:, P:], noise_NYY[:, P:, P:], T)
+    variances_NY = np.einsum("nyy->ny", moves_NYX @ whole_NXX @ back_NXY + noise_NYY)
+    sound_N = np.all(pivots_TNP >= CONDITION * variances_NY[:, :P], axis=(0, 2))
+    gains, H, E = np.split(white, [X, 2 * X], axis=3)
+    heard = gains.transpose(0, 1, 3, 2)
+    F, K = heard @ H, heard @ E
+    np.subtract(moves_NYX[:, P:], F, out=F)
+    np.subtract(gradients_NYV[:, P:], K, out=K)
+    return _Filters(H, E, F, K, Spread(before_NXX, whole_NXX), 4 * T * (P + X) * EPS * ratio_N, sound_N)
+
+
+def _largest_spread(moves_NXX: Array, noise_NXX: Array, rounds: int) -> Array:
+    """The covariance of the state by itself after at least so many rounds: it grows from round to round, and that after
+    twice as many follows from one product. Of it, not of what is left, rounding is a share.
+    """
+    found, moved = noise_NXX, moves_NXX
+    for _ in range((rounds - 1).bit_length()):
+        found = found + moved @ found @ moved.transpose(0, 2, 1)
+        moved = moved @ moved
+    return found
+
+
+def _ignore_what_is_known_(joint_NYY: Array, gradients_NPV: Array) -> None:
+    """Observations of the first round that are known for sure count as noise, unless they hold a gradient."""
+    P = gradients_NPV.shape[1]
+    known_NP = np.einsum("nyy->ny", joint_NYY)[:, :P] <= 0
+    if gradients_NPV[known_NP].any():
+        raise np.linalg.LinAlgError("a signal without noise")
+    view, row = np.nonzero(known_NP)
+    joint_NYY[view, row, row] = 1.0
+
+
+def _stacked(bases: Sequence[Observation]) -> tuple[Array, Array, Array]:
+    """Of each view what is seen of the state and, below it, how the state goes on; gradients likewise, and the
+    covariance of new noise. What pads observations is noise of size one that nothing else has.
+    """
+    _, P, X, V = _shape(bases[0])
+    moves, gradients, noise = (np.zeros((len(bases), P + X, width)) for width in (X, V, P + X))
+    for number, base in enumerate(bases):
+        step = base.steps[0]
+        seen = step.observed.state.shape[0]
+        for part, rows in ((step.observed, slice(seen)), (step.out, slice(P, None))):
+            moves[number, rows], gradients[number, rows] = part.state.toarray(), part.gradient.toarray()
+        sources = np.zeros((P + X, step.observed.noise.shape[1]))
+        sources[:seen], sources[P:] = step.observed.noise.toarray(), step.out.noise.toarray()
+        noise[number] = sources @ sources.T
+        padding = np.arange(seen, P)
+        noise[number, padding, padding] = 1.0
+    return moves, gradients, noise
+
+
+def _products(H: Array, E: Array, F: Array, K: Array, told: Array, apart: int) -> Array:
+    """M of every view and victim, R x N x V x J x J; `told` is what later rounds tell of what gradients move."""
+    T, N, X, V = K.shape
+    shown_TNVX = told.transpose(0, 1, 3, 2) @ F
+    shown_TNVX += E.transpose(0, 1, 3, 2) @ H
+    R, J = min(apart, T), -(-T // apart)
+    left_RNJVX, M_RNVJJ = np.empty((R, N, J, V, X)), np.zeros((R, N, V, J, J))
+    between = _moved_between(F, apart)
+    for j in range(1, J):
+        begin, r = (j - 1) * apart, min(R, T - j * apart)
+        moved = between[begin : begin + r]
+        earlier = left_RNJVX[:r, :, : j - 1]
+        if j > 1:
+            onwards = (moved @ F[begin : begin + r]).transpose(0, 1, 3, 2)
+            earlier[:] = (earlier.reshape(r, N, -1, X) @ onwards).reshape(earlier.shape)
+        left_RNJVX[:r, :, j - 1] = (moved @ K[begin : begin + r]).transpose(0, 1, 3, 2)
+        shown = shown_TNVX[begin + apart : begin + apart + r]
+        pairs = np.einsum("rnjvx,rnvx->rnvj", left_RNJVX[:r, :, :j], shown)
+        M_RNVJJ[:r, :, :, :j, j] = M_RNVJJ[:r, :, :, j, :j] = pairs
+    own_TNV = (E**2).sum(axis=2) + np.einsum("tnxv,tnxv->tnv", K, told)
+    np.einsum("rnvjj->rnvj", M_RNVJJ)[:] = _by_residue(own_TNV, apart).transpose(0, 2, 3, 1)
+    return M_RNVJJ
+
+
+def _by_residue(of_rounds: Array, apart: int) -> Array:
+    """What there is for each round, T x ..., as R x J x ...; zero for rounds that there are not."""
+    T, *rest = of_rounds.shape
+    R, J = min(apart, T), -(-T // apart)
+    found = np.zeros((J * R, *rest))
+    found[:T] = of_rounds
+    return np.swapaxes(found.reshape(J, R, *rest), 0, 1)
+
+
+def _squares(told_TQV: Array, apart: int) -> Array:
+    """What observations add to M, R x V x J x J."""
+    told_RVJQ = _by_residue(told_TQV, apart).transpose(0, 3, 1, 2)
+    return told_RVJQ @ told_RVJQ.transpose(0, 1, 3, 2)
+
+
+def _told_later(H: Array, F: Array) -> Array:
+    """Psi of the round after each, T x N x X x X."""
+    found = np.empty((len(H), *F.shape[1:]))
+    later = found[-1] = 0.0 * F[-1]
+    for t in range(len(H) - 1, 0, -1):
+        later = F[t].transpose(0, 2, 1) @ later @ F[t]
+        later += H[t].transpose(0, 2, 1) @ H[t]
+        found[t - 1] = later
+    return found
+
+
+def _moved_between(F: Array, apart: int) -> Array:
+    """How the state moves from the end of each round to the beginning of the one `apart` later."""
+    T, _, X, _ = F.shape
+    count = max(0, T - apart)
+    if apart == 1:
+        return np.broadcast_to(np.eye(X), F[:count].shape)
+    moved, room = F[1 : 1 + count], (np.empty_like(F[:count]), np.empty_like(F[:count]))
+    for after in range(2, apart):
+        moved = np.matmul(F[after : after + count], moved, out=room[after % 2])
+    return moved
+
+
+def _told_by_models(filters: _Filters, place: int, base: Observation, last: ObservedStep) -> tuple[Array, float]:
+    """What models tell of each round that the messages of the last one do not, and a bound on relative rounding."""
+    T, (seen, X) = len(base.steps), base.steps[0].observed.state.shape
+    H, E, Z = (part.toarray() for part in last.observed)
+    nothing = np.zeros((0, X))
+    found, error, _ = filter_round(
+        Spread(*(of_NXX[place] for of_NXX in filters.before_last)),
+        Mixture(H, nothing, Z @ Z.T, np.zeros((len(H), 0)), np.zeros((0, 0))),
+    )
+    models = found.whiten[seen:]
+    of_state_TQX = np.zeros((T, len(models), X))
+    moved = models @ H
+    for t in range(T - 2, -1, -1):
+        of_state_TQX[t] = moved
+        moved = moved @ filters.F[t, place]
+    told_TQV = of_state_TQX @ filters.K[:, place]
+    told_TQV[-1] = models @ E
+    return told_TQV, T * error
