@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.limits import Cost
 from sottovoce.core.memo import once_for_each
+from sottovoce.core.mixing import Mixing
 from sottovoce.core.participation import Participation
 from sottovoce.core.threads import WORKERS
 from sottovoce.privacy.absorption_policy import IN_CACHE, ITERATIONS, SWEEPS, Policy
@@ -249,12 +250,26 @@ def _surprising(step: StepMatrices, view: View) -> int:
     """
     if len(step.mixings) > 1 or view.secure_sum:
         return _seen(step, view)
-    weights, members = step.mixings[0].weights, np.asarray(view.members, dtype=np.intp)
-    heard = np.unique(weights.indices[_entries(weights.indptr, members)[0]])
-    unheard = np.ones(step.mixings[0].n, dtype=bool)
-    unheard[heard] = unheard[members] = False
-    entries, rows = _entries(weights.indptr, heard)
-    return len(np.unique(rows[unheard[weights.indices[entries]] & (weights.data[entries] != 0)]))
+    if view.members not in (known := _known_surprises(step)):
+        known[view.members] = _hearing_others(step.mixings[0], np.asarray(view.members, dtype=np.intp))
+    return known[view.members]
+
+
+@once_for_each
+def _known_surprises(step: StepMatrices) -> dict[tuple[int, ...], int]:
+    """What was counted before, by members: these are asked about with and without final models."""
+    return {}
+
+
+def _hearing_others(mixing: Mixing, members: NDArray[np.intp]) -> int:
+    """How many of those whom members hear hear somebody else."""
+    weights = mixing.weights
+    heard = np.zeros(mixing.n, dtype=bool)
+    heard[weights.indices[_entries(weights.indptr, members)[0]]] = True
+    unheard = ~heard
+    unheard[members] = False
+    entries, rows = _entries(weights.indptr, np.flatnonzero(heard))
+    return len(set(rows[unheard[weights.indices[entries]] & (weights.data[entries] != 0)].tolist()))
 
 
 def _entries(indptr: NDArray[np.integer], rows: NDArray[np.integer]) -> tuple[NDArray[np.intp], NDArray[np.integer]]:

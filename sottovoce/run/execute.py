@@ -366,7 +366,9 @@ class _Training:
                 self._before(checkpoint.state.rounds + 1)
                 for state, measurement in self._rounds_after(checkpoint, on_round):
                     if measurement is not None:
-                        lines.write(json.dumps(self._line(measurement)) + "\n")
+                        line = json.dumps(self._line(measurement))
+                        self.files.note_line(line)
+                        lines.write(line + "\n")
                         lines.flush()
                     now = Checkpoint(state, now.lines + (measurement is not None), time.monotonic() - begun)
                     if progress is not None:

@@ -10,7 +10,7 @@ import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from sottovoce.config import Document
 from sottovoce.core.files import check_no_link, explaining, write_text
@@ -36,8 +36,7 @@ class Audience(StrEnum):
     PRIVATE = "private"
 
 
-@dataclass(frozen=True)
-class FileKind:
+class FileKind(NamedTuple):
     """A file, or folder, that lies in the folder of a run; see docs/run.md."""
 
     name: str
@@ -160,6 +159,10 @@ class RunFiles:
         return [
             _parsed(line, self.metrics, METRICS.name, f"line {at}: ") for at, line in enumerate(self._stored_lines(), 1)
         ]
+
+    def note_line(self, line: str) -> None:
+        """A line that this process writes, so that it need not be checked when it is read again."""
+        _note_fitting(METRICS.name, line.encode())
 
     def last_line(self) -> Document:
         """The last of them."""
