@@ -122,9 +122,9 @@ def _losses(group: Group, apart: int) -> list[tuple[int, Array]]:
     except np.linalg.LinAlgError:  # in one of them, at least
         return [] if len(bases) == 1 else [pair for base in bases for pair in _losses({base: group[base]}, apart)]
     told = _told_later(filters.H, filters.F) @ filters.K
-    found = []
+    found: list[tuple[int, Array]] = []
     for some in chunks(len(bases), MULTIPLIED):
-        M_RNVJJ = _products(*(of_TN[:, some] for of_TN in (*filters[:4], told)), apart)
+        M_RNVJJ = _products(filters, told, some, apart)
         for place, M_RVJJ in zip(range(len(bases))[some], np.moveaxis(M_RNVJJ, 1, 0), strict=True):
             if filters.sound_N[place]:
                 found += _with_rounding(M_RVJJ, filters, place, bases[place], group[bases[place]], apart)
@@ -184,7 +184,8 @@ def _filters(bases: Sequence[Observation]) -> _Filters:
     pivots_TNP = np.einsum("tnpp->tnp", factors_TNPP) ** 2
     ratio_N = ((factors_TNPP**2).sum(axis=3) / pivots_TNP).max(axis=(0, 2))
     whole_NXX = _largest_spread(moves_NYX[:, P:], noise_NYY[:, P:, P:], T)
-    variances_NY = np.einsum("nyy->ny", moves_NYX @ whole_NXX @ back_NXY + noise_NYY)
+    with np.errstate(over="ignore", invalid="ignore"):
+        variances_NY = np.einsum("nyy->ny", moves_NYX @ whole_NXX @ back_NXY + noise_NYY)
     sound_N = np.all(pivots_TNP >= CONDITION * variances_NY[:, :P], axis=(0, 2))
     gains, H, E = np.split(white, [X, 2 * X], axis=3)
     heard = gains.transpose(0, 1, 3, 2)
@@ -199,9 +200,10 @@ def _largest_spread(moves_NXX: Array, noise_NXX: Array, rounds: int) -> Array:
     twice as many follows from one product. Of it, not of what is left, rounding is a share.
     """
     found, moved = noise_NXX, moves_NXX
-    for _ in range((rounds - 1).bit_length()):
-        found = found + moved @ found @ moved.transpose(0, 2, 1)
-        moved = moved @ moved
+    with np.errstate(over="ignore", invalid="ignore"):  # of a state that explodes no view is sound
+        for _ in range((rounds - 1).bit_length()):
+            found = found + moved @ found @ moved.transpose(0, 2, 1)
+            moved = moved @ moved
     return found
 
 
@@ -234,8 +236,9 @@ def _stacked(bases: Sequence[Observation]) -> tuple[Array, Array, Array]:
     return moves, gradients, noise
 
 
-def _products(H: Array, E: Array, F: Array, K: Array, told: Array, apart: int) -> Array:
-    """M of every view and victim, R x N x V x J x J; `told` is what later rounds tell of what gradients move."""
+def _products(filters: _Filters, told: Array, some: slice, apart: int) -> Array:
+    """M of some views and all their victims, R x N x V x J x J; `told` is `Psi_{t+1} K_t`."""
+    H, E, F, K, told = (of_TN[:, some] for of_TN in (*filters[:4], told))
     T, N, X, V = K.shape
     shown_TNVX = told.transpose(0, 1, 3, 2) @ F
     shown_TNVX += E.transpose(0, 1, 3, 2) @ H
