@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, sparse
 
+from sottovoce.core.algorithm import Algorithm
 from sottovoce.core.class_correlation import groups_of
 from sottovoce.core.correlation import Correlation
 from sottovoce.core.memo import once_for_each
@@ -63,7 +64,7 @@ def _correlated_loss(correlation: Correlation, scheme: Participation, rounds: in
 
 def _precision(system: LinearSystem, step: StepMatrices, view: View) -> Array:
     """What one noisy gradient tells about each node: the diagonal of the inverse covariance of unknown noise."""
-    spread, unknown = _local_spreads(system)[step], ~known_noise(step, view)
+    spread, unknown = _local_spread(system.algorithm, step), ~known_noise(step, view)
     honest = np.ones(system.n, dtype=bool)
     honest[list(view.members)] = False
     node = np.repeat(np.arange(system.n), np.diff(spread.indptr))
@@ -133,18 +134,24 @@ def _leaves(step: StepMatrices, is_last: bool) -> NDArray[np.bool_]:
     return used
 
 
-@once_for_each
-def _local_spreads(system: LinearSystem) -> dict[StepMatrices, sparse.csr_array]:
-    """`_local_spread` of every round that takes gradients: no view changes it."""
-    return {step: _local_spread(system, step) for step in dict.fromkeys(system.steps) if step.gradients}
-
-
-def _local_spread(system: LinearSystem, step: StepMatrices) -> sparse.csr_array:
-    """How sources reach a node's gradient, in units of its sensitivity, N x S.
+def _local_spread(algorithm: Algorithm, step: StepMatrices) -> sparse.csr_array:
+    """How sources reach a node's gradient, in units of its sensitivity, N x S: no view changes it, nor do rounds.
 
     Checked: in every message noise and gradient come in this mixture.
     """
-    algorithm = system.algorithm
+    known = _known_spreads(step)
+    if id(algorithm) not in known:
+        known[id(algorithm)] = algorithm, _checked_spread(algorithm, step)
+    return known[id(algorithm)][1]
+
+
+@once_for_each
+def _known_spreads(step: StepMatrices) -> dict[int, tuple[Algorithm, sparse.csr_array]]:
+    """By algorithm: a step is shared by runs that differ in how long they are, or in noise."""
+    return {}
+
+
+def _checked_spread(algorithm: Algorithm, step: StepMatrices) -> sparse.csr_array:
     terms = in_units_of_largest(algorithm.noise.local(step.mixings[0]), algorithm.sensitivity)
     parts = [term.matrix.whole() for term in terms]
     if not parts:

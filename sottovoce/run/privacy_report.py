@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from sottovoce.privacy.covering_views import (
     hides_in_sums,
     insiders_know_more,
 )
-from sottovoce.privacy.gaussian_dp import epsilon_of
+from sottovoce.privacy.gaussian_dp import epsilons_of
 from sottovoce.privacy.guarantee import PrivacyFigure
 from sottovoce.privacy.not_covered import NotCovered
 from sottovoce.privacy.sampled_batches import better_figure, sampled_figure, sampled_loss
@@ -133,15 +134,18 @@ class PrivacyReport:
         last, total = self.headline, self._run.rounds
         if last is None or self._run.topology.n * total > NODE_ROUNDS:
             return []
-        mu, epsilon = last.mu, last.epsilon
-        found: list[dict[str, JSON]] = []
-        for rounds in reversed(_stages(total, self.every, self._most_stages(last))):
-            if rounds < total:
-                mu = None if mu is None else min(self._mu_after(rounds, last), mu)
-                now = self._sampled_after(rounds, last.view) if mu is None else epsilon_of(mu, self.delta)
-                epsilon = min(now, epsilon)
-            found.append({"round": rounds, "epsilon": to_json(epsilon), "mu": to_json(mu)})
-        return found[::-1]
+        earlier = _stages(total, self.every, self._most_stages(last))[-2::-1]
+        mus: list[float | None]
+        if last.mu is None:
+            mus, epsilons = [None] * len(earlier), [self._sampled_after(rounds, last.view) for rounds in earlier]
+        else:
+            capped = list(accumulate((self._mu_after(rounds, last) for rounds in earlier), min, initial=last.mu))[1:]
+            mus, epsilons = [*capped], epsilons_of(capped, self.delta).tolist()
+        found = zip((total, *earlier), (last.mu, *mus), accumulate(epsilons, min, initial=last.epsilon), strict=True)
+        stages: list[dict[str, JSON]] = [
+            {"round": at, "epsilon": to_json(epsilon), "mu": to_json(mu)} for at, mu, epsilon in found
+        ]
+        return stages[::-1]
 
     @property
     def loss(self) -> Loss | None:
