@@ -30,6 +30,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.factorize
 	$(BIN)/python -m benchmarks.learning
 	$(BIN)/python -m benchmarks.attacks
+	$(BIN)/python -m benchmarks.runs
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.processes
 	$(BIN)/python -m benchmarks.peers
