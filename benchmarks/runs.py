@@ -29,7 +29,9 @@ PARTS = {
     "epsilon over rounds": ("run.privacy_report", "PrivacyReport", "over_rounds"),
     "rounds, with metrics": ("run.execute", "_Training", "play"),
 }
-"""Which function, of a module or of a class in it, does what; none of them calls another. The last is learning, the others are accounting."""
+"""Which function, of a module or of a class in it, does what; none of them calls another.
+
+The last is learning, the others are accounting."""
 
 LEARNING = tuple(PARTS)[-1]
 
