@@ -85,10 +85,14 @@ def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
 
 @once_for_each
 def all_step_with_noise(system: LinearSystem) -> bool:
-    """Whether every node takes a step, with noise of its own, in every round; refused where `couple` refuses."""
+    """Whether every node takes a step, with noise of its own, in every round; False where `couple` refuses."""
     for step in dict.fromkeys(system.steps):
-        _, gradient, noise = step.split(_states_sent(step, system.n))
-        if gradient.shape[1] != system.n or not (gradient.diagonal().all() and _own_noise(step, noise, system.n).all()):
+        try:
+            _, gradient, noise = step.split(_states_sent(step, system.n))
+            fresh = _own_noise(step, noise, system.n)
+        except Unaccountable:
+            return False
+        if gradient.shape[1] != system.n or not (gradient.diagonal().all() and fresh.all()):
             return False
     return True
 

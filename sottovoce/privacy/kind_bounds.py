@@ -225,7 +225,8 @@ class KindBounds:
             self.view, secure_sum=False, final_models=FinalModels.ALL if published else FinalModels.NONE
         )
         victims = self.observation.victims
-        hopeless = growth >= UNBOUNDED and all_step_with_noise(self.system)
+        coupled = self.view.kind is ViewKind.COALITION and self.system.correlation is None
+        hopeless = coupled and growth >= UNBOUNDED and all_step_with_noise(self.system)
         if hopeless or not may_gain(rounds := self._coupled(hearing_more), len(victims), growth):
             raise Unaccountable("clipped growth gives no better figure than the noisy gradients that reach the view")
         return late_cost(rounds, victims, self.scheme, growth)
