@@ -233,7 +233,8 @@ def _words(found: "Plan") -> list[str]:
     about = "one record" if parse_adjacency(question.adjacency) is Adjacency.RECORD else "all data of a node"
     lines = [
         f"Epsilon against {question.adversary} at delta {question.delta:g}, {about} replaced. Noise: the root mean "
-        "square distance it moves a model, for steps of size one and gradients clipped to one; training itself is left out.",
+        "square distance it moves a model, for steps of size one and gradients clipped to one; training itself is left "
+        "out.",
         f"Recommended: {found.reason}.",
     ]
     lines += _shared(found, "The target is met {}", lambda entry: str(entry.covers))

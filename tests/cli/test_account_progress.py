@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -11,6 +14,9 @@ import pytest
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.core import limits
 from sottovoce.privacy import absorption_policy, account_cost, account_estimate, kind_bounds
+from sottovoce.privacy.exact import routes
+from tests.forked import Command
+from tests.run.test_checkpoint import until
 
 LINE = "account --graph ring:8 --rounds 4 --view node:0"
 
@@ -146,10 +152,41 @@ def test_pairs_that_are_stopped_say_what_is_kept(sotto, monkeypatch, tmp_path):
 
     monkeypatch.setattr("sottovoce.privacy.all_pairs.all_pairs", stop)
     line = "account --graph ring:8 --rounds 3 --all-pairs"
-    assert "nothing is kept without --out" in sotto(line)[2]
+    assert "stopped before the first of the attackers. Nothing is kept without --out FILE." in sotto(line)[2]
     code, _, err = sotto(line, "--out", str(tmp_path / "pairs"))
     assert code == 130
     assert "has all attackers that were done; the same command goes on from there" in err
+
+
+def only_three_attackers_are_quick():
+    squared, begun = routes.squared, itertools.count()
+
+    def three_then_never(*given, **named):
+        if next(begun) >= 3:
+            threading.Event().wait()
+        return squared(*given, **named)
+
+    routes.squared = three_then_never
+
+
+def test_stopped_pairs_do_not_wait_for_those_at_work_and_keep_what_is_done(tmp_path, sotto):
+    line = f"account --graph ring:8 --rounds 3 --all-pairs --out {tmp_path / 'pairs'}"
+    process = Command(tmp_path, tmp_path, *line.split(), before=only_three_attackers_are_quick)
+    try:
+        until(process, lambda: (tmp_path / "pairs").exists() and (tmp_path / "pairs").read_text().count("\n") == 4)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30)
+        _, err = process.communicate()
+    finally:
+        process.end()
+    assert process.returncode == 130
+    assert f"sotto: stopped after 3 of 8 attackers. {tmp_path / 'pairs'} has all attackers that were done;" in err
+    assert err.endswith("the same command goes on from there.\nsotto: stopped\n")
+    stored = (tmp_path / "pairs").read_text()
+    whole = json.loads(sotto(line, "--json")[1])
+    assert (tmp_path / "pairs").read_text().startswith(stored)
+    (tmp_path / "pairs").unlink()
+    assert json.loads(sotto(line, "--json")[1]) == whole
 
 
 def test_calibrate_takes_kinds_and_says_what_was_done_when_it_is_stopped(sotto, monkeypatch):
