@@ -82,6 +82,19 @@ def test_work_of_minutes_is_announced_with_what_is_quick(sotto, monkeypatch):
     assert "take --kind any-training --kind fixed-streams, fewer rounds, a smaller graph or one --victim, or" in err
 
 
+def test_nodes_near_the_view_are_offered_where_they_take_less(sotto, monkeypatch):
+    line = "account --graph ring:40 --rounds 4 --view node:0 --kind convex-training"
+    monkeypatch.setattr(account_estimate, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(account_estimate, "QUICK_SECONDS", 0.06)
+    assert sotto(line)[2].endswith("of one core; --within 2 takes seconds\n")
+    monkeypatch.setattr(limits, "SECONDS", 0.051)
+    assert "take --within 1, fewer rounds, a smaller graph or one --victim, or add --yes" in sotto(line)[2]
+    monkeypatch.setattr(limits, "SECONDS", 0.05)
+    assert "take fewer rounds, a smaller graph or one --victim" in sotto(line, "--within", "1")[2]
+    everyone = sotto("account --graph ring:40 --rounds 400 --sigma 2 --algorithm zip-dl")
+    assert (everyone[0], "--within" in everyone[2]) == (2, False)
+
+
 def test_remaining_time_follows_the_pace_of_the_part_at_hand(monkeypatch):
     clock = iter(range(0, 1000, 10))
     monkeypatch.setattr("sottovoce.cli.progress_lines.time.monotonic", lambda: next(clock))
