@@ -186,9 +186,15 @@ def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]
 
 def _done_of(work: Activity) -> str:
     """Which kinds are done, how far the one at hand is, and how to have the answer of those."""
-    done = ", ".join(dict.fromkeys(work.finished)) or "no kind"
-    at = "" if work.unfinished is None else "; {} {:,} of {:,} victims".format(*work.unfinished)
-    again = " ".join(f"--kind {kind}" for kind in dict.fromkeys(work.finished))
+    finished = [kind for kind in _kinds() if kind in work.finished]
+    at = ""
+    if work.unfinished is not None:
+        kind, victims, total = work.unfinished
+        at = f"; {kind} {int(victims):,} of {total:,} victims"
+        if victims != int(victims):
+            at = f"; {kind} about {victims / total:.0%}"
+    again = " ".join(f"--kind {kind}" for kind in finished)
+    done = ", ".join(finished) or "no kind"
     return f"done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}."
 
 

@@ -15,9 +15,11 @@ from scipy.linalg import lapack
 
 from sottovoce.core.arrays import dense_if_small
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.progress import expect_work, report_work
 from sottovoce.core.threads import one_thread
 from sottovoce.privacy.exact.elimination import begins_alike
 from sottovoce.privacy.exact.whitening import (
+    SPARSE,
     Array,
     Groups,
     Singular,
@@ -25,8 +27,10 @@ from sottovoce.privacy.exact.whitening import (
     add_products_,
     cholesky_,
     products,
+    products_work,
     responses,
     rounding_error,
+    search_work,
     starts,
 )
 from sottovoce.privacy.observation import Observation, ObservedStep
@@ -73,6 +77,7 @@ def kalman(observation: Observation, apart: int = 1, known: Known | None = None)
     if earlier is not None:
         yield slice(None), _with_models(observation, apart, earlier)
         return
+    expect_work(_filter_work(observation) + products_work(observation) + search_work(observation))
     filters, before_last, rounding = _filters(observation)
     first, view = observation.steps[0], observation.view
     alike = view.final_models is FinalModels.NONE and all(step is first for step in observation.steps)
@@ -137,14 +142,22 @@ def _filters(observation: Observation) -> tuple[list[Filter], Spread, float]:
     nothing = np.zeros((observation.steps[0].observed.state.shape[1],) * 2)
     now = before_last = Spread(nothing, nothing)
     filters: list[Filter] = []
-    rounding, begun = 0.0, False
+    rounding, begun, each = 0.0, False, _filter_work(observation) / len(observation.steps)
     mixtures = map_equal_steps(_mixture, observation.steps)
     for step, mixture in zip(observation.steps, mixtures, strict=True):
         before_last = now
         found, error, now = _filter(now, mixture, None if begun else step.observed.gradient)
         filters.append(found)
+        report_work(each)
         rounding, begun = max(rounding, error), begun or step.takes_gradients
     return filters, before_last, len(observation.steps) * rounding
+
+
+def _filter_work(observation: Observation) -> float:
+    """About how many multiplications the filters of all rounds take."""
+    T, step = len(observation.steps), observation.steps[-1]
+    X, rows = step.out.state.shape[0], float(starts(observation.steps)[-1])
+    return 2 * rows * X**2 + 4 * SPARSE * T * step.out.state.nnz * X
 
 
 def _filter(before: Spread, mixture: _Mixture, first: sparse.csr_array | None = None) -> tuple[Filter, float, Spread]:
