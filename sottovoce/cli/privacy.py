@@ -112,8 +112,8 @@ def account_(
     if all_pairs:
         answer_for_pairs(setting, system, sigma, sample, out, as_json)
         return
-    _announce(setting, system, kinds, optimised)
     with show_elapsed(f"accounting for {setting.view}") as work, telling_when_stopped(lambda: _done_of(work)):
+        _announce(setting, system, kinds, optimised)
         result = account(
             system,
             setting.adversary,
@@ -264,8 +264,12 @@ def calibrate_(
     """Find the sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
     from sottovoce.privacy.calibration import Target, calibrated_system
 
-    net, what = setting.chosen[1], f"calibrating {setting.algorithm} on {setting.chosen[1].name}"
-    with show_elapsed(what) as work, telling_when_stopped(lambda: _done_of(work)):
+    with show_elapsed(f"reading {setting.graph}"):
+        net = setting.chosen[1]
+    with (
+        show_elapsed(f"calibrating {setting.algorithm} on {net.name}") as work,
+        telling_when_stopped(lambda: _done_of(work)),
+    ):
         reference, target = setting.system(1.0), Target(epsilon, setting.delta)
         kinds = _proven_kinds(reference.algorithm, setting, kind)
         _announce(setting, reference, kinds, optimised=False)

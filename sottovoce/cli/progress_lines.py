@@ -31,7 +31,7 @@ class Activity:
         self.hear("", done, total)
 
     def hear(self, part: str, done: float, total: int) -> None:
-        """So much of a part is done; where it is one thing, a share of that."""
+        """So much of a part is done, or of work on all of it."""
         if self._counted is None or part != self.part:
             self.part, self._counted = part, (time.monotonic(), done, done, total)
         since, first, _, _ = self._counted
@@ -41,7 +41,7 @@ class Activity:
             return
         if done == total and part:
             self.finished.append(part)
-        how_far = f"{int(100 * done)} %" if 0 < done < total == 1 else f"{int(done):,} of {total:,}"
+        how_far = f"{int(done):,} of {total:,}" if done == int(done) else f"{int(100 * done / total)} %"
         self.reached = f"{part}{' ' * bool(part)}{how_far}, "
 
     @property

@@ -119,6 +119,33 @@ def test_remaining_time_follows_the_pace_of_the_part_at_hand(monkeypatch):
     assert work.left is None
 
 
+def test_graphs_weights_and_tracing_say_what_is_done_and_how_far_it_is(sotto, monkeypatch, tmp_path):
+    heard, hear = [], Activity.hear
+
+    def note(work, part, done, total):
+        hear(work, part, done, total)
+        heard.append((part, done, total, work.line().partition(": ")[2].rpartition(", ")[0]))
+
+    monkeypatch.setattr(Activity, "hear", note)
+    what = "tracing dp-d-sgd on regular:80,d=3,seed=0"
+    assert sotto("account --graph regular:80,d=3,seed=0 --rounds 6 --view node:0 --kind any-training")[0] == 0
+    assert [line for _, _, total, line in heard if total == 0] == [
+        f"{what}: drawing about 120 edges", f"{what}: metropolis weights",
+    ]  # fmt: skip
+    traced = [done for part, done, _, _ in heard if part == "rounds"]
+    assert (traced[0], traced[-1], len(traced)) == (0, 6, 8)  # a round in three parts, and another to compare with
+    assert traced == sorted(set(traced))
+    assert any(line.startswith(f"{what}: rounds 41 %") for *_, line in heard)
+    monkeypatch.setattr("sottovoce.core.edge_lists.TOLD", 2)
+    (tmp_path / "edges.txt").write_text("0 1\n1 2\n2 3\n3 4\n4 0\n")
+    heard.clear()
+    assert sotto(f"graph file:{tmp_path / 'edges.txt'}")[0] == 0
+    assert [(part, done, total) for part, done, total, _ in heard] == [
+        ("reading edges.txt", 0, 0), ("lines", 0, 5), ("lines", 2, 5), ("lines", 4, 5), ("lines", 5, 5),
+        ("numbering nodes", 0, 0), ("metropolis weights", 0, 0),
+    ]  # fmt: skip
+
+
 def test_a_single_victim_has_remaining_time_too(sotto, monkeypatch):
     """The rounds that its sweeps go through are counted: of a large graph they take as long as many victims do."""
     clock, lines, hear = [0.0], [], Activity.hear

@@ -44,8 +44,9 @@ DIRECTIONS, COARSE = 1024, 128
 """How many directions of D are looked for at first, and where M may be a part in 10,000 above the truth; twice as many
 as long as all of them matter."""
 
-PASSES = 12
-"""How often directions are multiplied by D, and made orthonormal, in products of D with as many."""
+PASSES, TRANSFORMS = 12, 2.5
+"""How often directions are multiplied by D, and made orthonormal, in products of D with as many; and what Fourier
+transforms add to products of responses. By these it is told how far they are."""
 
 ROWS = 1024
 """Rows of C, which has as many entries as G, that are alive at once."""
@@ -85,7 +86,7 @@ def settled_work(observation: Observation, rows: int, eta: float) -> float:
     """About how many multiplications `settled_` takes."""
     T, V, R, K = len(observation.steps), len(observation.victims), float(rows), _directions(eta)
     links, P = observation.steps[0].out.state.nnz, rows / T
-    return R**2 * P + R**3 + PASSES * R**2 * K + whitening.SPARSE * links * R + V * T**2 * (P + K)
+    return R**2 * P + R**3 + PASSES * R**2 * K + whitening.SPARSE * links * R + TRANSFORMS * V * T**2 * (P + K)
 
 
 def _directions(eta: float) -> int:
@@ -199,7 +200,7 @@ def _losses(observation: Observation, last_PR: Array, Y_RK: Array, scale: float)
             white_TVP = responses(observation, weigh, group, range(T - 1, T))
             M_VTT = room[: group.stop - first]
             list(pool.map(partial(_products_, M_VTT, white_TVP, scale), desks, shares(len(M_VTT), WORKERS)))
-            report_work(float(len(M_VTT) * T**2 * (P + Y_RK.shape[1])))
+            report_work(TRANSFORMS * len(M_VTT) * T**2 * (P + Y_RK.shape[1]))
             yield group, M_VTT
 
 

@@ -49,7 +49,7 @@ LOSSES_AT_ONCE = physical_memory() / 32
 ALONE = 1e8
 """Up to so many products a thread is through with them before another one has begun."""
 
-SPARSE, SEARCH = 10.0, 300.0
+SPARSE, SEARCH = 10.0, 500.0
 """How long a product with an entry of a sparse matrix, and the search for the worst change by an entry of M, take, in
 products of dense matrices: by these it is told how far they are."""
 
@@ -107,7 +107,8 @@ def products_work(observation: Observation) -> float:
 
 def search_work(observation: Observation) -> float:
     """About how many multiplications the worst changes take, which are sought in M."""
-    return SEARCH * len(observation.victims) * observation.gradient_rounds**2
+    T = observation.gradient_rounds
+    return (SEARCH + 4 * T) * len(observation.victims) * T**2
 
 
 def products(observation: Observation, weigh: Weigh, apart: int = 1) -> Groups:
