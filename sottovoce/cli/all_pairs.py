@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sottovoce.cli.options import Setting, settings_document
-from sottovoce.cli.output import answer, facts, print_note, progress, telling_when_stopped
+from sottovoce.cli.output import answer, facts, print_note, progress_kept
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
@@ -38,7 +38,7 @@ def answer_for_pairs(
     attackers = list(range(system.n)) if sample is None else all_pairs.sampled_attackers(system.n, sample, setting.seed)
     _check_pairs_cost(setting, system, scheme, attackers)
     whole = account(system, adjacency=setting.adjacency, participation=setting.scheme)
-    with telling_when_stopped(lambda: _what_is_kept(out)), progress("attackers") as advance:
+    with progress_kept("attackers", _what_is_kept(out)) as advance:
         mu = all_pairs.all_pairs(
             system, scheme, secure_sum=setting.secure_sum, attackers=attackers, store=out, progress=advance
         )
@@ -97,5 +97,5 @@ def _check_pairs_cost(setting: Setting, system: "LinearSystem", scheme: "Partici
 
 def _what_is_kept(out: Path | None) -> str:
     if out is None:
-        return "nothing is kept without --out."
+        return "Nothing is kept without --out FILE."
     return f"{out} has all attackers that were done; the same command goes on from there."

@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from sottovoce.cli.progress_lines import Activity, activity, lines_written
 from sottovoce.cli.terminal import print_line, print_message
 from sottovoce.core.csv_text import table_text
+from sottovoce.core.processes import ends_when_stopped
 from sottovoce.core.progress import progress_heard
 from sottovoce.text import visible
 
@@ -22,6 +23,9 @@ Table = list[list[str]]
 
 PATIENCE = 2.0
 """Seconds after which progress is shown."""
+
+CLEAR_LINE = "\r\x1b[2K\x1b[?25h"
+"""What a terminal needs when progress is shown no more: an empty line, and the cursor that a bar hides."""
 
 RECENT = 120.0
 """Seconds back to which rounds tell how fast the next ones are."""
@@ -115,10 +119,20 @@ def print_note(line: str) -> None:
 
 
 @contextmanager
-def telling_when_stopped(words: Callable[[], str]) -> Iterator[None]:
-    """On Ctrl-C says what was done until then, and what is kept of it."""
+def telling_when_stopped(words: Callable[[], str], *, at_once: bool = True) -> Iterator[None]:
+    """On Ctrl-C says what was done until then, and what is kept of it.
+
+    What is in the middle of a long computation then is left there, and the process ends; not where something has to
+    be saved first, which is not done `at_once`.
+    """
+
+    def last_words() -> str:
+        cleared = CLEAR_LINE if verbosity.shows_progress else ""
+        return cleared + ("" if verbosity.quiet else f"sotto: {visible(words())}\n")
+
     try:
-        yield
+        with ends_when_stopped(last_words=last_words) if at_once else nullcontext():
+            yield
     except KeyboardInterrupt:
         print_note(f"sotto: {words()}")
         raise

@@ -112,8 +112,8 @@ def account_(
     if all_pairs:
         answer_for_pairs(setting, system, sigma, sample, out, as_json)
         return
-    _announce(setting, system, kinds, optimised)
     with show_elapsed(f"accounting for {setting.view}") as work, telling_when_stopped(lambda: _done_of(work)):
+        _announce(setting, system, kinds, optimised)
         result = account(
             system,
             setting.adversary,
@@ -186,9 +186,15 @@ def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]
 
 def _done_of(work: Activity) -> str:
     """Which kinds are done, how far the one at hand is, and how to have the answer of those."""
-    done = ", ".join(dict.fromkeys(work.finished)) or "no kind"
-    at = "" if work.unfinished is None else "; {} {:,} of {:,} victims".format(*work.unfinished)
-    again = " ".join(f"--kind {kind}" for kind in dict.fromkeys(work.finished))
+    finished = [kind for kind in _kinds() if kind in work.finished]
+    at = ""
+    if work.unfinished is not None:
+        kind, victims, total = work.unfinished
+        at = f"; {kind} {int(victims):,} of {total:,} victims"
+        if victims != int(victims):
+            at = f"; {kind} about {victims / total:.0%}"
+    again = " ".join(f"--kind {kind}" for kind in finished)
+    done = ", ".join(finished) or "no kind"
     return f"done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}."
 
 
@@ -258,8 +264,12 @@ def calibrate_(
     """Find the sigma for a target epsilon. Example: sotto calibrate --graph ring:30 --rounds 40 --epsilon 1"""
     from sottovoce.privacy.calibration import Target, calibrated_system
 
-    net, what = setting.chosen[1], f"calibrating {setting.algorithm} on {setting.chosen[1].name}"
-    with show_elapsed(what) as work, telling_when_stopped(lambda: _done_of(work)):
+    with show_elapsed(f"reading {setting.graph}"):
+        net = setting.chosen[1]
+    with (
+        show_elapsed(f"calibrating {setting.algorithm} on {net.name}") as work,
+        telling_when_stopped(lambda: _done_of(work)),
+    ):
         reference, target = setting.system(1.0), Target(epsilon, setting.delta)
         kinds = _proven_kinds(reference.algorithm, setting, kind)
         _announce(setting, reference, kinds, optimised=False)

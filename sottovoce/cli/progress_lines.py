@@ -31,23 +31,26 @@ class Activity:
         self.hear("", done, total)
 
     def hear(self, part: str, done: float, total: int) -> None:
-        """So much of a part is done; where it is one thing, a share of that."""
+        """So much of a part is done, or of work on all of it."""
         if self._counted is None or part != self.part:
             self.part, self._counted = part, (time.monotonic(), done, done, total)
         since, first, _, _ = self._counted
         self._counted = since, first, done, total
+        if not total:
+            self.reached = f"{part}, "
+            return
         if done == total and part:
             self.finished.append(part)
-        how_far = f"{int(100 * done)} %" if 0 < done < total == 1 else f"{int(done):,} of {total:,}"
+        how_far = f"{int(done):,} of {total:,}" if done == int(done) else f"{int(100 * done / total)} %"
         self.reached = f"{part}{' ' * bool(part)}{how_far}, "
 
     @property
-    def unfinished(self) -> tuple[str, int, int] | None:
-        """The part at hand, and how many are done of how many; None between two parts."""
+    def unfinished(self) -> tuple[str, float, int] | None:
+        """The part at hand, and how many are done of how many, or what work on all is worth; None between two parts."""
         if self._counted is None or not self.part or self.part in self.finished:
             return None
         _, _, done, total = self._counted
-        return self.part, int(done), total
+        return (self.part, done, total) if total else None
 
     @property
     def left(self) -> float | None:

@@ -186,7 +186,7 @@ def _run_one(experiment: "Experiment", how: Execution, baselines: bool) -> None:
     """One run, in this process."""
     folder = how.out / experiment.name
     with (
-        telling_when_stopped(lambda: _what_is_kept(folder)),
+        telling_when_stopped(lambda: _what_is_kept(folder), at_once=False),
         progress(experiment.name, rate=True, first=BEFORE, note=_spent_text(folder)) as tell,
     ):
         from sottovoce.run.execute import run_experiment

@@ -12,12 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.limits import Cost, check_cost, size_text
+from sottovoce.core.progress import counted, report_progress, report_stage
 from sottovoce.errors import InputError, file_error
 from sottovoce.regular_files import open_file
 from sottovoce.text import check_name, decode_text, visible
 
 CHUNK = 2**24
 """Bytes that are read at once."""
+
+TOLD = 10_000
+"""Lines after which it is told how far they are: some hundredths of a second."""
 
 MEMORY_OF_TEXT = 20.0
 """Bytes of memory that a byte of text takes until it is a graph."""
@@ -29,24 +33,32 @@ def read_edge_list(path: Path) -> NDArray[np.int64 | np.str_]:
     Further columns may hold numbers only, which are left out: words there are more likely a mistake. So is a heading;
     see `_check_heading`.
     """
-    text = read_graph_text(path)
+    lines = read_graph_text(path).splitlines()
     ends: list[str] = []
     first_line = 0
-    for number, line in enumerate(text.splitlines(), start=1):
-        fields = _fields(re.split(r"[#%]", line, maxsplit=1)[0])
-        check_labels(fields, f"edge list {path}, line {number}")
-        if len(fields) == 1 or any(not _is_number(field) for field in fields[2:]) or "" in fields[:2]:
-            raise InputError(
-                f"edge list {path}, line {number}: {line.strip()[:40]!r}",
-                "an edge has two ends, followed by numbers at most",
-                "write two labels on each line, with a comma between names of several words",
-            )
-        first_line = first_line or (number if fields else 0)
-        ends += fields[:2]
+    with counted("lines", len(lines)):
+        for number, line in enumerate(lines, start=1):
+            fields = _fields(re.split(r"[#%]", line, maxsplit=1)[0])
+            _check_fields(fields, line, f"edge list {path}, line {number}")
+            first_line = first_line or (number if fields else 0)
+            ends += fields[:2]
+            if not number % TOLD:
+                report_progress(TOLD)
+    report_stage("numbering nodes")
     if not ends:
         raise InputError(f"edge list {path}: no edges", "there must be at least one", "check the file")
     _check_heading(ends, f"edge list {path}, line {first_line}")
     return _pairs(ends)
+
+
+def _check_fields(fields: Sequence[str], line: str, where: str) -> None:
+    check_labels(fields, where)
+    if len(fields) == 1 or any(not _is_number(field) for field in fields[2:]) or "" in fields[:2]:
+        raise InputError(
+            f"{where}: {line.strip()[:40]!r}",
+            "an edge has two ends, followed by numbers at most",
+            "write two labels on each line, with a comma between names of several words",
+        )
 
 
 def parse_edges(text: str) -> tuple[NDArray[np.int64 | np.str_], bool]:

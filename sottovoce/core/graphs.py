@@ -31,6 +31,7 @@ from sottovoce.core.edge_lists import parse_edges, read_edge_list
 from sottovoce.core.graph_files import ListedGraph, read_listed_graph
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.notebook_html import html_table
+from sottovoce.core.progress import report_stage
 from sottovoce.errors import InputError
 
 if TYPE_CHECKING:
@@ -326,6 +327,7 @@ def _few_drawn(name: str, edges: float) -> None:
     _few(name, edges)
     cost = Cost(memory=edges * DRAWN_EDGE.memory, seconds=edges * DRAWN_EDGE.seconds)
     check_cost(f"{name}, about {edges:,.0f} edges,", cost, "take a smaller one")
+    report_stage(f"drawing about {edges:,.0f} edges")  # by networkx, which does not say how far it is
 
 
 def _numbered(name: str, n: int, edges: ArrayLike, *, directed: bool = False) -> Graph:
@@ -499,6 +501,7 @@ def _from_file(spec: str, rest: str) -> Graph:
             f"component={component} in graph {spec!r}", "it must be 'all' or 'giant'", "write component=giant"
         )
     path, directed = Path(rest), settings.get("directed")
+    report_stage(f"reading {path.name}")
     listed = read_listed_graph(path, directed=bool(directed))
     if listed is None:
         built = _from_edge_list(path, f"file:{rest}", bool(directed))

@@ -67,7 +67,7 @@ def check_cost(what: str, cost: Cost, smaller: str | Callable[[], str]) -> None:
     """
     if limits_are_lifted():
         return
-    most = math.inf if cost.memory <= LITTLE_SHARE * physical_memory() else MEMORY_SHARE * free_memory()
+    most = _most_memory(cost)
     if cost.memory > most:
         found, rule = f"{size_text(cost.memory)} of memory", f"{size_text(most)}, {MEMORY_SHARE:.0%} of what is free,"
     elif cost.seconds > SECONDS:
@@ -76,6 +76,15 @@ def check_cost(what: str, cost: Cost, smaller: str | Callable[[], str]) -> None:
         return
     less = smaller() if callable(smaller) else smaller
     raise InputError(f"{what} takes about {found}", f"without --yes at most {rule} are used", f"{less}, or add --yes")
+
+
+def is_affordable(cost: Cost) -> bool:
+    """Whether some work is begun unasked."""
+    return cost.memory <= _most_memory(cost) and cost.seconds <= SECONDS
+
+
+def _most_memory(cost: Cost) -> float:
+    return math.inf if cost.memory <= LITTLE_SHARE * physical_memory() else MEMORY_SHARE * free_memory()
 
 
 def free_memory() -> float:

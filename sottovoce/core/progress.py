@@ -17,6 +17,23 @@ Where a few victims take long, steps on the way to them are shares of them:
 ...     report_progress(1)
 >>> reached[3:]
 [('victims', 0, 1), ('victims', 0.25, 1), ('victims', 1, 1)]
+
+Where all of them are found together, what that takes is told beforehand, in units of any size, and then how much of it
+is done. What nobody reports, at the end, belongs to it:
+
+>>> with progress_heard(lambda what, done, total: reached.append((what, done, total))), counted("victims", 8):
+...     expect_work(4.0)
+...     report_work(1.0)
+...     report_work(2.5)
+>>> reached[6:]
+[('victims', 0, 8), ('victims', 2.0, 8), ('victims', 7.0, 8), ('victims', 8, 8)]
+
+Of some work nobody knows how much there is; what it is can be told all the same:
+
+>>> with progress_heard(lambda what, done, total: reached.append((what, done, total))):
+...     report_stage("drawing the graph")
+>>> reached[10:]
+[('drawing the graph', 0, 0)]
 """
 
 from __future__ import annotations
@@ -27,7 +44,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 Listener = Callable[[str, float, int], None]
-"""Called with what is done, how much of it, and how much there is."""
+"""Called with what is done, how much of it, and how much there is: 0 where nobody knows."""
+
+SEEN = 1e-3
+"""The least share of expected work that is told: many small steps would take longer to tell than to do."""
+
+NEARLY = 0.99
+"""The share of all that is counted that seems done at most before it is."""
 
 _listener: ContextVar[Listener | None] = ContextVar("who hears of progress", default=None)
 
@@ -37,6 +60,16 @@ class _Count:
     what: str
     total: int
     done: int = 0
+    work: float = 0.0
+    worked: float = 0.0
+    told: float = 0.0
+
+    @property
+    def reached(self) -> float:
+        """How much is done, and what the work on the rest is worth."""
+        if self.done == self.total or not self.worked:
+            return self.done
+        return max(self.done, self.total * min(NEARLY, self.worked / self.work))
 
 
 @dataclass
@@ -105,4 +138,30 @@ def report_progress(more: int) -> None:
     if count is not None:
         count.done = min(count.total, count.done + more)
         if listener is not None:
-            listener(count.what, count.done, count.total)
+            listener(count.what, count.reached, count.total)
+
+
+def expect_work(units: float) -> None:
+    """All that is counted takes so much work, of which `report_work` tells; anew, where it was expected before."""
+    count = _count.get()
+    if count is not None:
+        count.work, count.worked, count.told = units, 0.0, 0.0
+
+
+def report_work(units: float) -> None:
+    """So much more of the work that was expected is done; nothing is told where none was, or too little to be seen."""
+    count = _count.get()
+    if count is None or not count.work or count.done == count.total:
+        return
+    count.worked = min(count.worked + units, count.work)
+    listener = _listener.get()
+    if listener is not None and count.worked - count.told >= SEEN * count.work:
+        count.told = count.worked
+        listener(count.what, count.reached, count.total)
+
+
+def report_stage(what: str) -> None:
+    """What is done from here on, where nobody knows how much there is of it."""
+    listener = _listener.get()
+    if listener is not None and _count.get() is None:
+        listener(what, 0, 0)

@@ -24,6 +24,7 @@ from scipy import sparse
 
 from sottovoce.core.graphs import Graph, graph
 from sottovoce.core.mixing import TOLERANCE, Mixing, Requirement
+from sottovoce.core.progress import report_stage
 from sottovoce.errors import InputError
 
 
@@ -184,6 +185,8 @@ def weigh(source: str | Graph, kind: str) -> Topology:
     kind, share = _laziness(kind)
     if kind not in WEIGHTS:
         raise InputError(f"weights {kind!r}", f"known: {', '.join(WEIGHTS)}", "choose one of them")
+    source = graph(source)
+    report_stage(f"{kind} weights")
     net = WEIGHTS[kind](source)
     if not share:
         return net

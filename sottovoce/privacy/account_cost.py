@@ -44,6 +44,10 @@ SEARCH, ROUND_SEARCH, ROUGH_SEARCH = 600, 3, 100
 """Multiplications for each entry of M in the search for the worst change, and for each entry and round of a change; and
 for each entry where it may be rounded up."""
 
+SPARSE_MULTIPLICATIONS, ENTRY_SECONDS, DEFLATION_MULTIPLICATIONS = 1e9, 1e-8, 1e10
+"""For a basis of all noise: multiplications a second by sparse matrices, seconds for an entry of the state in a round,
+and multiplications a second of its large dense products and factors."""
+
 FILTER_MULTIPLICATIONS = 1.5e10
 """Multiplications a second by one filter for all rounds (`exact.reversible`), in large products of dense matrices."""
 
@@ -87,8 +91,10 @@ def _account_cost(
     if _takes_exact_loss(system, view, kinds):
         whole += (_rough_cost if rough and _has_filter(system, view) else _exact_cost)(system, view, V, scheme)
     if _is_coupled(system, view):
-        if Kind.ANY_TRAINING in kinds and system.n * V <= AT_ONCE and not _sizes(system).alike:
-            whole += _coupling_cost(system, V, scheme, min(LATE, T) ** 2 / 2 + T)
+        alike = _sizes(system).alike and view.final_models is not FinalModels.ALL  # whoever sees models hears all
+        if Kind.ANY_TRAINING in kinds and system.n * V <= AT_ONCE and not alike:
+            late = _coupling_cost(system, V, scheme, min(LATE, T) ** 2 / 2 + T)
+            whole += Cost(memory=64.0 * V * system.n, seconds=late.seconds)
         if Kind.CONVEX_TRAINING in kinds:
             whole += _policy_cost(system, V, scheme, policy_for(system, V, scheme, optimised=optimised))
     return whole
@@ -187,7 +193,28 @@ def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation)
         work = T * (2.0 * P * X**2 + 40.0 * links * X + P**3 / 3 + 1.0 * P**2 * S) + R * T * P * X
     M, changes = float(V * T**2), float(V * scheme.count(T) * (scheme.times or T) ** 2)
     work += 2 * M * R + changes * (SEARCH + ROUND_SEARCH * (scheme.times or T))
-    return Cost(memory=memory + min(24 * M, 24 * T**2 + 4e9), seconds=work / MULTIPLICATIONS)
+    found = Cost(memory=memory + min(24 * M, 24 * T**2 + 4e9), seconds=work / MULTIPLICATIONS)
+    if P and _implies_messages(system, view):
+        found += _deflation_cost(system, max(_seen(step, view) for step in steps))
+    return found
+
+
+def _implies_messages(system: LinearSystem, view: View) -> bool:
+    """Whether messages of the last round follow from the models after it, so that noise is poorer than what is seen.
+
+    They do where every node says the same to all, but for weights that cannot be inverted.
+    """
+    last = system.steps[-1].sent[0]
+    return view.final_models is FinalModels.ALL and len(last.sender) == system.n and bool((last.receiver < 0).all())
+
+
+def _deflation_cost(system: LinearSystem, P: int) -> Cost:
+    """The orthonormal basis of all noise (`exact.deflation`), with every node as a victim, for P messages a round."""
+    T, (_, S, X, links, *_) = system.rounds, _sizes(system)
+    Z, G, last = float(T * S), float(T * system.n), float(system.n + P)
+    seconds = T * (Z + G) * (links / SPARSE_MULTIPLICATIONS + X * ENTRY_SECONDS)
+    work = (4 * Z + G) * last**2 + T * P * (T * P + 2 * last) * (2 * Z + G) + 10 * (T * P + last) * T * G
+    return Cost(memory=80 * X * (Z + G), seconds=seconds + work / DEFLATION_MULTIPLICATIONS)
 
 
 def _has_filter(system: LinearSystem, view: View) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sottovoce.core.limits import Cost, duration_text
+from sottovoce.core.limits import Cost, duration_text, is_affordable
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.covering_views import coalitions, covering_views
 from sottovoce.privacy.guarantee import Kind
@@ -18,6 +18,10 @@ QUICK_SECONDS, LONG_SECONDS = 20.0, 60.0
 """A kind that takes no longer than the first is quick; of what takes longer than the second users are told before."""
 
 
+HOPS = (2, 1)
+"""How far from a view's own nodes are looked for of whom an account takes less."""
+
+
 @dataclass(frozen=True)
 class AccountEstimate:
     """What is accounted for, what it takes, and which of the kinds that were asked for are quick."""
@@ -26,25 +30,36 @@ class AccountEstimate:
     whole: Cost
     kinds: tuple[Kind, ...]
     cost_of: Callable[[Sequence[Kind]], Cost]
+    near: Callable[[int], Cost | None]
+    """What nodes within so many hops of the view's own take; None where they are not fewer than were asked about."""
 
     @cached_property
     def quick(self) -> tuple[Kind, ...]:
         """The kinds that take seconds; computed only where somebody is told."""
         return tuple(kind for kind in self.kinds if self.cost_of([kind]).seconds <= QUICK_SECONDS)
 
+    def hops(self, suits: Callable[[Cost], bool]) -> int | None:
+        """The most hops, of a few, within which nodes take no more than suits; None where even neighbours do."""
+        found = ((hops, self.near(hops)) for hops in HOPS)
+        return next((hops for hops, cost in found if cost is not None and suits(cost)), None)
+
     def smaller_work(self) -> str:
         """What to type to take less."""
-        if 0 < len(self.quick) < len(self.kinds):
-            return f"take {self._options}, fewer rounds, a smaller graph or one --victim"
-        return "take fewer rounds, a smaller graph or one --victim"
+        hops = self.hops(is_affordable)
+        options = [self._options] if 0 < len(self.quick) < len(self.kinds) else []
+        options += [] if hops is None else [f"--within {hops}"]
+        return f"take {', '.join([*options, 'fewer rounds'])}, a smaller graph or one --victim"
 
     @property
     def notice(self) -> str:
         """A sentence for those who are about to wait for minutes; empty where nobody is."""
         if self.whole.seconds <= LONG_SECONDS:
             return ""
-        quick = f"; {self._options} takes seconds" if 0 < len(self.quick) < len(self.kinds) else ""
-        return f"{self.what} takes about {duration_text(self.whole.seconds)} of one core{quick}"
+        hops = self.hops(lambda cost: cost.seconds <= QUICK_SECONDS)
+        quick = [self._options] if 0 < len(self.quick) < len(self.kinds) else []
+        quick += [] if hops is None else [f"--within {hops}"]
+        seconds = f"; {' or '.join(quick)} takes seconds" if quick else ""
+        return f"{self.what} takes about {duration_text(self.whole.seconds)} of one core{seconds}"
 
     @property
     def _options(self) -> str:
@@ -64,11 +79,19 @@ def estimate_account(
     every = covering_views(view, system) if covering else (view,)
     adversaries = [one for other in every for one in coalitions(other, system)]
 
-    def cost_of(some: Sequence[Kind]) -> Cost:
-        each = (
-            account_cost(system, one, some, terms.scheme, victims, optimised=terms.optimised) for one in adversaries
-        )
+    def cost_about(some: Sequence[Kind], whom: Sequence[int] | None) -> Cost:
+        each = (account_cost(system, one, some, terms.scheme, whom, optimised=terms.optimised) for one in adversaries)
         return sum(each, Cost())
 
+    def near(hops: int) -> Cost | None:
+        if not view.members or system.topology.graph is None:
+            return None
+        around = system.topology.graph.reaching(view.members, hops)
+        asked = system.n - len(view.members) if victims is None else len(victims)
+        return cost_about(kinds, around) if 0 < len(around) < asked else None
+
+    def cost_of(some: Sequence[Kind]) -> Cost:
+        return cost_about(some, victims)
+
     what = f"the account of {system.algorithm.name} on {system.topology.name}, {system.rounds:,} rounds, for {view}"
-    return AccountEstimate(what, cost_of(kinds), tuple(kinds), cost_of)
+    return AccountEstimate(what, cost_of(kinds), tuple(kinds), cost_of, near)

@@ -196,7 +196,7 @@ def account(
     wanted = tuple(parse_kind(kind) for kind in kinds)
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz, optimised)
     estimate = estimate_account(system, view, wanted, terms, victims, covering=covering)
-    check_cost(estimate.what, estimate.whole, "take fewer rounds or a smaller graph")
+    check_cost(estimate.what, estimate.whole, "take fewer rounds, a smaller graph or fewer victims")
     found = _account_for(view, terms, wanted, victims, SeveralViews(system, terms.scheme))
     if not covering or found.headline is None:
         return found

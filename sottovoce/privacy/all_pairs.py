@@ -11,9 +11,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TypedDict, TypeGuard
+from typing import TypeAlias, TypedDict, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from sottovoce.core.files import check_writable, explaining, open_to_append, wri
 from sottovoce.core.json_numbers import JSON, from_json, is_number, to_json
 from sottovoce.core.limits import Cost
 from sottovoce.core.participation import Participation
+from sottovoce.core.processes import signals_wait
 from sottovoce.core.sensitivity import relative
 from sottovoce.core.threads import WORKERS, one_thread
 from sottovoce.errors import InputError
@@ -34,6 +35,8 @@ from sottovoce.privacy.observation import observe
 from sottovoce.regular_files import irregular
 from sottovoce.text import parse_json, read_text
 from sottovoce.tracing.linear_system import LinearSystem
+
+_Mus: TypeAlias = NDArray[np.float64]
 
 Progress = Callable[[int, int], None]
 """Called with how many attackers are done, and how many there are."""
@@ -80,16 +83,36 @@ def all_pairs(
         found[observation.victims] = np.sqrt(routes.squared(observation, scheme, above=rounded_up_by(n)))
         return found
 
-    with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
-        for number, (place, found) in enumerate(
-            zip(order, pool.map(row, (who[place] for place in order)), strict=True)
-        ):
-            out[place] = found
-            if store is not None and who[place] not in done:
+    kept = 0
+
+    def keep(place: int, found: NDArray[np.float64]) -> None:
+        nonlocal kept
+        out[place], kept = found, kept + 1
+        if store is not None and who[place] not in done:
+            with signals_wait(lambda: None):  # no line is cut short
                 _append(store, _signed_row(title, who[place], found))
-            if progress is not None:
-                progress(number + 1, len(who))
+        if progress is not None:
+            progress(kept, len(who))
+
+    with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
+        _keep_each({pool.submit(row, who[place]): place for place in order}, keep)
     return out
+
+
+def _keep_each(rows: Mapping[Future[_Mus], int], keep: Callable[[int, _Mus], None]) -> None:
+    """Keep every row as soon as it is there. Whoever stops that keeps those that are done, and begins no others."""
+    left = dict(rows)
+    try:
+        for row in as_completed(rows):
+            keep(left.pop(row), row.result())
+    except BaseException as error:
+        for row in left:
+            row.cancel()
+        if isinstance(error, KeyboardInterrupt):
+            for row, place in left.items():
+                if row.done() and not row.cancelled() and row.exception() is None:
+                    keep(place, row.result())
+        raise
 
 
 def rounded_up_by(n: int) -> float | None:

@@ -40,6 +40,7 @@ from sottovoce.core.mixing import Mixing
 from sottovoce.core.noise import FactoredMatrix
 from sottovoce.core.noise_key import public_stream
 from sottovoce.core.noise_sources import Sources
+from sottovoce.core.progress import counted, expect_work, report_work
 from sottovoce.core.sum_grid import SumGrid
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError, Unaccountable
@@ -66,6 +67,10 @@ class Coordinate:
             )
 
 
+STEPPED, MIXED, COMPARING = 0.4, 0.3, 0.4
+"""What local steps and gossip take of a round that is traced, and what it takes to compare two, in rounds: by these it
+is told how far it is."""
+
 FIRST = Coordinate(0, 1)
 """The only coordinate of a one-dimensional run."""
 
@@ -86,19 +91,21 @@ def trace(
     algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
     steps: list[StepMatrices] = []
     known: _Known | None = None
-    for round in range(rounds):
-        now = _Known.of(loop_state, topology, algorithm, round)
-        repeats = known is not None and now.same_as(known)
-        if not repeats:
-            known, feed = now, _WithCompressed(topology.n, seed, coordinate)
-            step, loop_state = _trace_round(algorithm, topology, loop_state, feed, round)
-        steps.append(feed.with_kept(step, round))
-    if repeats:
-        again = _trace_round(algorithm, topology, loop_state, _Quiet(topology.n, seed, coordinate), rounds - 1)[0]
-        if not _same(again.state_out, _without_noise(step)):
-            raise Unaccountable(
-                f"{algorithm.name} changes from round to round outside of its state; keep its memory in its state"
-            )
+    with counted("rounds", rounds):
+        expect_work(2 + COMPARING if topology.static and rounds > 1 else rounds)
+        for round in range(rounds):
+            now = _Known.of(loop_state, topology, algorithm, round)
+            repeats = known is not None and now.same_as(known)
+            if not repeats:
+                known, feed = now, _WithCompressed(topology.n, seed, coordinate)
+                step, loop_state = _trace_round(algorithm, topology, loop_state, feed, round)
+            steps.append(feed.with_kept(step, round))
+        if repeats:
+            again = _trace_round(algorithm, topology, loop_state, _Quiet(topology.n, seed, coordinate), rounds - 1)[0]
+            if not _same(again.state_out, _without_noise(step)):
+                raise Unaccountable(
+                    f"{algorithm.name} changes from round to round outside of its state; keep its memory in its state"
+                )
     return LinearSystem(topology.n, tuple(steps), algorithm.noise.correlation, algorithm, topology)
 
 
@@ -167,6 +174,7 @@ def _trace_round(
         loop_state, lambda leaf: feed.fresh("state", topology.n) if isinstance(leaf, LinearRows) else leaf
     )
     played = play_round(_RowLocal(algorithm), topology, loop_state, feed, round)
+    report_work(MIXED)
     width = feed.width
     step = StepMatrices(
         state_size=feed.columns("state").size,
@@ -180,6 +188,7 @@ def _trace_round(
         step_size=algorithm.step_size,
         sensitivity=algorithm.sensitivity,
     )
+    report_work(1 - STEPPED - MIXED)
     return step, played.loop_state
 
 
@@ -224,7 +233,9 @@ class _RowLocal:
         return self._watched("point", self._inner.point(state), state)
 
     def local(self, state: State, grad: Rows, noise: Rows | float) -> State:
-        return self._watched("local", self._inner.local(state, grad, noise), (state, grad, noise))
+        stepped = self._watched("local", self._inner.local(state, grad, noise), (state, grad, noise))
+        report_work(STEPPED)
+        return stepped
 
     def message(self, state: State) -> Message:
         return self._watched("message", self._inner.message(state), state)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import signal
+import threading
 
 import numpy as np
 import pytest
 
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.core import limits
+from sottovoce.core.progress import expect_work, report_work
 from sottovoce.privacy import absorption_policy, account_cost, account_estimate, kind_bounds
+from sottovoce.privacy.exact import routes
+from tests.forked import Command
+from tests.run.test_checkpoint import until
 
 LINE = "account --graph ring:8 --rounds 4 --view node:0"
 
@@ -63,6 +70,14 @@ def test_a_stopped_account_says_what_was_done(sotto, monkeypatch):
     assert "done when stopped: any-training; convex-training 0 of 7 victims." in err
     assert "--kind any-training answers with that" in err
 
+    def stop_halfway(*_):
+        expect_work(4.0)
+        report_work(2.0)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kind_bounds, "least_cost", stop_halfway)
+    assert "done when stopped: any-training; convex-training about 50%. Nothing is kept" in sotto(LINE)[2]
+
 
 def test_work_of_minutes_is_announced_with_what_is_quick(sotto, monkeypatch):
     monkeypatch.setattr(account_estimate, "LONG_SECONDS", 0.0)
@@ -74,6 +89,19 @@ def test_work_of_minutes_is_announced_with_what_is_quick(sotto, monkeypatch):
     code, _, err = sotto(LINE)
     assert code == 2
     assert "take --kind any-training --kind fixed-streams, fewer rounds, a smaller graph or one --victim, or" in err
+
+
+def test_nodes_near_the_view_are_offered_where_they_take_less(sotto, monkeypatch):
+    line = "account --graph ring:40 --rounds 4 --view node:0 --kind convex-training"
+    monkeypatch.setattr(account_estimate, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(account_estimate, "QUICK_SECONDS", 0.06)
+    assert sotto(line)[2].endswith("of one core; --within 2 takes seconds\n")
+    monkeypatch.setattr(limits, "SECONDS", 0.051)
+    assert "take --within 1, fewer rounds, a smaller graph or one --victim, or add --yes" in sotto(line)[2]
+    monkeypatch.setattr(limits, "SECONDS", 0.05)
+    assert "take fewer rounds, a smaller graph or one --victim" in sotto(line, "--within", "1")[2]
+    everyone = sotto("account --graph ring:40 --rounds 400 --sigma 2 --algorithm zip-dl")
+    assert (everyone[0], "--within" in everyone[2]) == (2, False)
 
 
 def test_remaining_time_follows_the_pace_of_the_part_at_hand(monkeypatch):
@@ -89,6 +117,33 @@ def test_remaining_time_follows_the_pace_of_the_part_at_hand(monkeypatch):
     assert (work.left, work.finished) == (None, ["any-training"])
     work.hear("convex-training", 0, 50)
     assert work.left is None
+
+
+def test_graphs_weights_and_tracing_say_what_is_done_and_how_far_it_is(sotto, monkeypatch, tmp_path):
+    heard, hear = [], Activity.hear
+
+    def note(work, part, done, total):
+        hear(work, part, done, total)
+        heard.append((part, done, total, work.line().partition(": ")[2].rpartition(", ")[0]))
+
+    monkeypatch.setattr(Activity, "hear", note)
+    what = "tracing dp-d-sgd on regular:80,d=3,seed=0"
+    assert sotto("account --graph regular:80,d=3,seed=0 --rounds 6 --view node:0 --kind any-training")[0] == 0
+    assert [line for _, _, total, line in heard if total == 0] == [
+        f"{what}: drawing about 120 edges", f"{what}: metropolis weights",
+    ]  # fmt: skip
+    traced = [done for part, done, _, _ in heard if part == "rounds"]
+    assert (traced[0], traced[-1], len(traced)) == (0, 6, 8)  # a round in three parts, and another to compare with
+    assert traced == sorted(set(traced))
+    assert any(line.startswith(f"{what}: rounds 41 %") for *_, line in heard)
+    monkeypatch.setattr("sottovoce.core.edge_lists.TOLD", 2)
+    (tmp_path / "edges.txt").write_text("0 1\n1 2\n2 3\n3 4\n4 0\n")
+    heard.clear()
+    assert sotto(f"graph file:{tmp_path / 'edges.txt'}")[0] == 0
+    assert [(part, done, total) for part, done, total, _ in heard] == [
+        ("reading edges.txt", 0, 0), ("lines", 0, 5), ("lines", 2, 5), ("lines", 4, 5), ("lines", 5, 5),
+        ("numbering nodes", 0, 0), ("metropolis weights", 0, 0),
+    ]  # fmt: skip
 
 
 def test_a_single_victim_has_remaining_time_too(sotto, monkeypatch):
@@ -126,7 +181,9 @@ def test_the_exact_loss_of_a_single_victim_has_remaining_time_too(sotto, monkeyp
     monkeypatch.setattr(Activity, "hear", note)
     assert sotto("account --graph regular:80,d=3,seed=0 --rounds 6 --view node:0 --victim 30")[0] == 0
     shares = [done for part, done in heard if part == "fixed-streams"]
-    assert shares == pytest.approx([*(np.arange(7) / 7), 1])  # a lag after the other
+    assert len(shares) > 8  # a lag after the other, then what follows from them
+    assert (shares[0], shares[-1]) == (0, 1)
+    assert shares == sorted(set(shares))
 
 
 def test_pairs_of_a_sample_say_so(sotto, monkeypatch):
@@ -146,10 +203,41 @@ def test_pairs_that_are_stopped_say_what_is_kept(sotto, monkeypatch, tmp_path):
 
     monkeypatch.setattr("sottovoce.privacy.all_pairs.all_pairs", stop)
     line = "account --graph ring:8 --rounds 3 --all-pairs"
-    assert "nothing is kept without --out" in sotto(line)[2]
+    assert "stopped before the first of the attackers. Nothing is kept without --out FILE." in sotto(line)[2]
     code, _, err = sotto(line, "--out", str(tmp_path / "pairs"))
     assert code == 130
     assert "has all attackers that were done; the same command goes on from there" in err
+
+
+def only_three_attackers_are_quick():
+    squared, begun = routes.squared, itertools.count()
+
+    def three_then_never(*given, **named):
+        if next(begun) >= 3:
+            threading.Event().wait()
+        return squared(*given, **named)
+
+    routes.squared = three_then_never
+
+
+def test_stopped_pairs_do_not_wait_for_those_at_work_and_keep_what_is_done(tmp_path, sotto):
+    line = f"account --graph ring:8 --rounds 3 --all-pairs --out {tmp_path / 'pairs'}"
+    process = Command(tmp_path, tmp_path, *line.split(), before=only_three_attackers_are_quick)
+    try:
+        until(process, lambda: (tmp_path / "pairs").exists() and (tmp_path / "pairs").read_text().count("\n") == 4)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30)
+        _, err = process.communicate()
+    finally:
+        process.end()
+    assert process.returncode == 130
+    assert f"sotto: stopped after 3 of 8 attackers. {tmp_path / 'pairs'} has all attackers that were done;" in err
+    assert err.endswith("the same command goes on from there.\nsotto: stopped\n")
+    stored = (tmp_path / "pairs").read_text()
+    whole = json.loads(sotto(line, "--json")[1])
+    assert (tmp_path / "pairs").read_text().startswith(stored)
+    (tmp_path / "pairs").unlink()
+    assert json.loads(sotto(line, "--json")[1]) == whole
 
 
 def test_calibrate_takes_kinds_and_says_what_was_done_when_it_is_stopped(sotto, monkeypatch):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import sparse
 
+from sottovoce.core.progress import expect_work, report_work
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.whitening import Array, Groups, starts
 from sottovoce.privacy.observation import Observation, ObservedStep
@@ -25,6 +26,9 @@ ENOUGH = 1e-7
 
 STEPS = 3000
 
+LARGEST = 1e300
+"""A residual that is more than so many times too large is told as that."""
+
 NUMBERS = 1e8
 """About how many noise values may be alive at once."""
 
@@ -32,6 +36,7 @@ NUMBERS = 1e8
 def conjugate(observation: Observation) -> Groups:
     """M of one victim after another."""
     least = least_eigenvalue(observation)
+    expect_work(len(observation.victims))
     for victim in range(len(observation.victims)):
         A_RT = _signals(observation, victim)
         M_TT = np.zeros((A_RT.shape[1],) * 2)
@@ -93,6 +98,7 @@ def _solve(observation: Observation, A_RC: Array, least: float) -> Array:
     W, left = np.zeros_like(A_RC), A_RC.copy()
     direction = left.copy()
     size = np.einsum("rc,rc->c", left, left)
+    approach = _Approach()
     for _ in range(STEPS):
         going = size > 0
         G_direction = _times_G(observation, direction)
@@ -100,11 +106,33 @@ def _solve(observation: Observation, A_RC: Array, least: float) -> Array:
         W += step * direction
         left -= step * G_direction
         after = np.einsum("rc,rc->c", left, left)
-        if after.sum() / least <= ENOUGH * np.einsum("rc,rc->", W, A_RC):
+        rest, enough = after.sum() / least, ENOUGH * np.einsum("rc,rc->", W, A_RC)
+        if rest <= enough:
             break
+        approach.report(float(rest / enough) if enough > 0 else np.inf)
         direction = left + np.where(going, after / np.where(going, size, 1.0), 0.0) * direction
         size = after
+    approach.report(1.0)
     return W
+
+
+class _Approach:
+    """How far an iteration is, by the logarithm of how many times too large its residual is: that falls about evenly.
+
+    It may rise for some steps, which are then no step back.
+    """
+
+    def __init__(self) -> None:
+        self._most, self._reached = 0.0, 0.0
+
+    def report(self, times: float) -> None:
+        """The residual is so many times too large; at one it is reached."""
+        left = float(np.log(min(times, LARGEST)))
+        self._most = max(self._most, left)
+        share = 1.0 if times <= 1 else 1 - left / self._most
+        if share > self._reached:
+            report_work(share - self._reached)
+            self._reached = share
 
 
 def least_eigenvalue(observation: Observation) -> float:

@@ -20,6 +20,7 @@ from scipy import linalg, sparse
 
 from sottovoce.core.class_correlation import groups_of
 from sottovoce.core.memo import once_for_each
+from sottovoce.core.progress import expect_work, report_work
 from sottovoce.core.threads import one_thread
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
 from sottovoce.tracing.linear_system import StepMatrices, TracedMessages, map_equal_steps
@@ -158,6 +159,11 @@ class Entering:
             self._correlated = [(part.inverse(len(observation.steps)), places) for part, places in groups]
         self.unknown = Unknown(*self.nothing(observation.steps[0].observed.state.shape[1]))
 
+    @property
+    def columns(self) -> tuple[int, int]:
+        """How many columns noise and gradients have."""
+        return self._Z, self._G
+
     def nothing(self, rows: int) -> tuple[Array, Array]:
         """No noise and no gradients."""
         return np.zeros((rows, self._Z)), np.zeros((rows, self._G))
@@ -201,12 +207,21 @@ def deflated(observation: Observation) -> Deflated:
     V, T = len(observation.victims), observation.gradient_rounds
     inputs = Entering(observation)
     unknown = inputs.unknown
-    for step, (seen_new, out_new) in zip(observation.steps, inputs, strict=True):
+    work = [_round_work(step, *inputs.columns) for step in observation.steps]
+    expect_work(sum(work))
+    for step, (seen_new, out_new), units in zip(observation.steps, inputs, work, strict=True):
         unknown.move(step.out.state, *out_new, unknown.see(step.observed.state, *seen_new))
+        report_work(units)
     white_KTV = unknown.white.reshape(-1, T, V)
     M_VTT = np.einsum("ksv,ktv->vst", white_KTV, white_KTV)
     M_VTT[unknown.uncovered.reshape(T, V).any(axis=0)] = np.inf
     return Deflated(M_VTT, len(unknown.white), unknown.clear)
+
+
+def _round_work(step: ObservedStep, Z: int, G: int) -> float:
+    """About how many multiplications a round takes, those of a sparse matrix and of single entries counted as more."""
+    P, X = step.observed.state.shape[0], step.out.state.shape[0]
+    return (10.0 * step.out.state.nnz + 100.0 * X) * (Z + G) + (4.0 * Z + G) * P**2
 
 
 # --- several gossip steps per gradient -----------------------------------------------------------------------------

@@ -17,17 +17,20 @@ from scipy import sparse
 from scipy.linalg import lapack
 
 from sottovoce.core.class_correlation import groups_of
-from sottovoce.core.progress import counted_in_steps, report_steps
+from sottovoce.core.progress import expect_work, report_work
 from sottovoce.privacy.exact import whitening
-from sottovoce.privacy.exact.stationary import ETA, alike, settled_
+from sottovoce.privacy.exact.stationary import ETA, alike, settled_, settled_work
 from sottovoce.privacy.exact.whitening import (
+    SPARSE,
     Array,
     Groups,
     Singular,
     cholesky_,
     products,
+    products_work,
     quiet_warnings,
     rounding_error,
+    search_work,
 )
 from sottovoce.privacy.observation import Observation, ObservedStep
 
@@ -96,10 +99,12 @@ class Effects:
         step = self.steps[0]
         return step.observed.gradient.shape[1] < step.observed.noise.shape[1] / 8
 
-    @property
-    def few_victims(self) -> int:
-        """How many victims there are, if few: effects of noise then take longer than all that comes after them."""
-        return self.steps[0].observed.gradient.shape[1] if self._few_gradients else 0
+    @cached_property
+    def work(self) -> float:
+        """About how many multiplications the covariance of all observations takes, of noise that is not correlated."""
+        step, rows = self.steps[self.tail], float(self.starts[-1])
+        P, sources = step.observed.noise.shape
+        return rows * (SPARSE * step.out.state.nnz + (2 * P if self.turns_back else rows) * sources)
 
     def noise_by_lag(self) -> Iterator[Array]:
         """The effects of noise lag by lag, where all rounds are alike; those of a few gradients are kept on the way.
@@ -110,7 +115,7 @@ class Effects:
         for found in _lag_by_lag(self.steps[0], len(self.steps), BOTH if self._few_gradients else ("noise",)):
             if self._few_gradients:
                 gradients.append(found["gradient"])
-            report_steps(1)
+            report_work(self.work / len(self.steps))
             yield found["noise"]
         if self._few_gradients:
             self._lags["gradient"] = np.concatenate(gradients)
@@ -156,7 +161,9 @@ def _times(dense: Array, matrix: sparse.csr_array) -> Array:
 def gram(observation: Observation, eta: float = ETA) -> Groups:
     """M from the covariance of all observations; where one whitening serves all rounds, up to 1 + eta times M."""
     effects = Effects(observation)
+    expect_work(_work(observation, effects, eta))
     factor, alive = _factor(observation, effects)
+    report_work(len(factor) ** 3 / 3)
     if not alive.any():
         yield from quiet_warnings(observation)
         return
@@ -170,6 +177,7 @@ def gram(observation: Observation, eta: float = ETA) -> Groups:
         factor, _ = _factor(observation, effects)
     inverse_RR, failed = lapack.dtrtri(factor, lower=1, overwrite_c=1)
     assert not failed
+    report_work(len(inverse_RR) ** 3 / 3)
     if not alive.all():
         inverse_RR = _with_gaps(inverse_RR, alive)
     if _few(observation, len(inverse_RR)):
@@ -187,6 +195,23 @@ def gram(observation: Observation, eta: float = ETA) -> Groups:
     for group, M_VTT in products(observation, weigh):
         M_VTT *= 1 + rounding
         yield group, M_VTT
+
+
+def _work(observation: Observation, effects: Effects, eta: float) -> float:
+    """About how many multiplications all of it takes, by the way that it goes."""
+    rows, T = float(effects.starts[-1]), len(observation.steps)
+    whole = rows**3 / 3 + search_work(observation)
+    whole += effects.work if observation.system.correlation is None else _correlated_work(effects)
+    if _few(observation, int(rows)):
+        return whole + rows**3 / 3 + rows**2 * T * len(observation.victims)
+    if alike(observation, int(rows)):
+        return whole + settled_work(observation, int(rows), eta)
+    return whole + rows**3 / 3 + products_work(observation)
+
+
+def _correlated_work(effects: Effects) -> float:
+    rows, T = float(effects.starts[-1]), len(effects.steps)
+    return rows * T * effects.steps[0].observed.noise.shape[1] * (T + rows)
 
 
 def _factor(observation: Observation, effects: Effects) -> tuple[Array, NDArray[np.bool_]]:
@@ -238,11 +263,11 @@ def _covariance(effects: Effects) -> Array:
     if effects.steps[tail].observed.noise.shape[1]:
         at, width = starts[tail], starts[tail + 1] - starts[tail]
         if effects.turns_back:
-            with counted_in_steps(effects.few_victims, steps=end - tail):
-                _products_of_lags_(G_RR, effects.noise_by_lag(), width)
+            _products_of_lags_(G_RR, effects.noise_by_lag(), width)
         else:
             lags = effects.column("noise", tail)[: stop - starts[tail]]
             np.matmul(lags, lags.T, out=G_RR[at:stop, at:stop])
+            report_work(effects.work)
         for t in range(tail + 1, end):
             here, before = slice(starts[t], starts[t + 1]), slice(starts[t - 1], starts[t])
             G_RR[here, at + width : stop] += G_RR[before, at : stop - width]
@@ -338,4 +363,5 @@ def _correlated_covariance(effects: Effects, inverse_TT: Array, sources_S: NDArr
             plain[s, :, effects.starts[s] :] = effects.column("noise", s)[:, group].T
         mixed = np.tensordot(inverse_TT, plain, axes=(0, 0)).reshape(-1, R)
         G_RR += mixed.T @ mixed
+        report_work(_correlated_work(effects) * len(group) / effects.steps[0].observed.noise.shape[1])
     return G_RR

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from scipy import linalg
 from scipy.linalg import lapack
 
+from sottovoce.core.progress import report_work
 from sottovoce.core.threads import WORKERS, one_thread
 from sottovoce.privacy.exact import whitening
 from sottovoce.privacy.exact.whitening import Array, Groups, responses, shares
@@ -42,6 +43,10 @@ CHEAP = 3e9
 DIRECTIONS, COARSE = 1024, 128
 """How many directions of D are looked for at first, and where M may be a part in 10,000 above the truth; twice as many
 as long as all of them matter."""
+
+PASSES, TRANSFORMS = 12, 2.5
+"""How often directions are multiplied by D, and made orthonormal, in products of D with as many; and what Fourier
+transforms add to products of responses. By these it is told how far they are."""
 
 ROWS = 1024
 """Rows of C, which has as many entries as G, that are alive at once."""
@@ -70,10 +75,22 @@ def settled_(observation: Observation, factor_RR: Array, rounding: float, eta: f
     Overwrites the factor L.
     """
     last_PR = _last(factor_RR, len(factor_RR) // len(observation.steps))
+    report_work(float(last_PR.shape[1]) * last_PR.size)
     Y_RK = lacking_(factor_RR, last_PR, rounding, eta)
     if Y_RK is None:
         return None
     return _losses(observation, last_PR, Y_RK, (1 + eta) * (1 + rounding + _transforming(Y_RK, len(observation.steps))))
+
+
+def settled_work(observation: Observation, rows: int, eta: float) -> float:
+    """About how many multiplications `settled_` takes."""
+    T, V, R, K = len(observation.steps), len(observation.victims), float(rows), _directions(eta)
+    links, P = observation.steps[0].out.state.nnz, rows / T
+    return R**2 * P + R**3 + PASSES * R**2 * K + whitening.SPARSE * links * R + TRANSFORMS * V * T**2 * (P + K)
+
+
+def _directions(eta: float) -> int:
+    return DIRECTIONS if eta < 1e-4 else COARSE
 
 
 def _last(factor: Array, count: int) -> Array:
@@ -89,6 +106,7 @@ def lacking_(factor_RR: Array, last_PR: Array, rounding: float, eta: float) -> A
     E_RR = _lacks_(factor_RR, last_PR)
     margin = rounding + 8 * R * EPSILON * carried * _widest(E_RR)
     h_K, Q_RK = _leading(E_RR, eta)
+    report_work(float(PASSES * R**2 * _directions(eta)))
     some = h_K > 0.8 * eta
     h_K, Q_RK = h_K[some], np.ascontiguousarray(Q_RK[:, some])
     if np.any(h_K >= 1):
@@ -97,6 +115,7 @@ def lacking_(factor_RR: Array, last_PR: Array, rounding: float, eta: float) -> A
     E_RR += (Q_RK * h_K) @ Q_RK.T
     np.einsum("rr->r", E_RR)[:] -= 1 + margin
     proven = lapack.dpotrf(E_RR.T, lower=1, overwrite_a=1)[1] == 0
+    report_work(R**3 / 3)
     return Q_RK * np.sqrt(h_K / (1 - h_K)) if proven else None
 
 
@@ -124,7 +143,9 @@ def _lacks_(factor_RR: Array, last_PR: Array) -> Array:
         for count in range(len(parts), 0, -1):
             rows = parts[count - 1]
             list(pool.map(partial(times_, rows, _toeplitz(last_PR, rows)), parts[:count]))
+            report_work((rows.stop**3 - rows.start**3) / 3)
         list(pool.map(square_, parts))
+        report_work(R**3 / 3)
     return E_RR
 
 
@@ -140,7 +161,7 @@ def _toeplitz(last_PR: Array, rows: slice) -> Array:
 @one_thread()
 def _leading(E_RR: Array, eta: float) -> tuple[Array, Array]:
     """The larger eigenvalues of `D = I - E` and their directions, by subspace iteration from a random start."""
-    R, size = len(E_RR), DIRECTIONS if eta < 1e-4 else COARSE
+    R, size = len(E_RR), _directions(eta)
     Q_RK = np.zeros((R, 0))
     while 2 * size < R:
         more = np.random.default_rng(size).standard_normal((R, size - Q_RK.shape[1]))
@@ -179,6 +200,7 @@ def _losses(observation: Observation, last_PR: Array, Y_RK: Array, scale: float)
             white_TVP = responses(observation, weigh, group, range(T - 1, T))
             M_VTT = room[: group.stop - first]
             list(pool.map(partial(_products_, M_VTT, white_TVP, scale), desks, shares(len(M_VTT), WORKERS)))
+            report_work(TRANSFORMS * len(M_VTT) * T**2 * (P + Y_RK.shape[1]))
             yield group, M_VTT
 
 

@@ -26,6 +26,7 @@ from scipy.linalg import lapack
 
 from sottovoce.core.arrays import dense_if_small
 from sottovoce.core.memo import once_for_each
+from sottovoce.core.progress import report_work
 from sottovoce.core.threads import WORKERS, one_thread, physical_memory
 from sottovoce.errors import SottovoceError
 from sottovoce.privacy.observation import Observation, ObservedStep
@@ -47,6 +48,10 @@ LOSSES_AT_ONCE = physical_memory() / 32
 
 ALONE = 1e8
 """Up to so many products a thread is through with them before another one has begun."""
+
+SPARSE, SEARCH = 10.0, 500.0
+"""How long a product with an entry of a sparse matrix, and the search for the worst change by an entry of M, take, in
+products of dense matrices: by these it is told how far they are."""
 
 EPS = float(np.finfo(float).eps)
 
@@ -93,6 +98,19 @@ def starts(steps: tuple[ObservedStep, ...]) -> NDArray[np.intp]:
     return np.concatenate([[0], np.cumsum([step.observed.state.shape[0] for step in steps])]).astype(np.intp)
 
 
+def products_work(observation: Observation) -> float:
+    """About how many multiplications `products` takes."""
+    T, rows = len(observation.steps), float(starts(observation.steps)[-1])
+    links = max(step.out.state.nnz for step in observation.steps)
+    return rows * T * (SPARSE / 2 * links + observation.gradient_rounds * len(observation.victims) / 3)
+
+
+def search_work(observation: Observation) -> float:
+    """About how many multiplications the worst changes take, which are sought in M."""
+    T = observation.gradient_rounds
+    return (SEARCH + 4 * T) * len(observation.victims) * T**2
+
+
 def products(observation: Observation, weigh: Weigh, apart: int = 1) -> Groups:
     """M of all victims, from the rows of `L^-1`; as many victims at once as memory allows.
 
@@ -108,6 +126,7 @@ def products(observation: Observation, weigh: Weigh, apart: int = 1) -> Groups:
     blocks = list(_consecutive(at, rows))
     workers = min(WORKERS, len(blocks)) if size * T**2 * float(at[-1]) > ALONE * apart else 1
     rooms = [np.empty(T * size * widest) for _ in range(workers)]
+    each = products_work(observation) / passes / max(1, sum(block.stop * len(block) for block in blocks))
     with one_thread(), ThreadPoolExecutor(workers) as pool:
         spread = pool.map if workers > 1 else map
         for first in range(0, V, size):
@@ -122,6 +141,7 @@ def products(observation: Observation, weigh: Weigh, apart: int = 1) -> Groups:
                 ]
                 for white_TVQ in spread(partial(_responses, observation, weigh, back), together, shaped):
                     list(spread(partial(add_products_, M_VTT, white_TVQ, apart), shares(len(M_VTT), workers)))
+                report_work(each * sum(block.stop * len(block) for block in together))
             yield group, M_VTT
 
 
