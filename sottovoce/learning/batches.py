@@ -114,7 +114,7 @@ class Batches:
         parts = [rows for node in which for rows in self.rows_in(node, rounds)]
         rows, present = _stacked(parts, [self.shards[node][0] for node in which for _ in rounds])
         by_node = len(which), len(rounds), -1
-        return Batch(rows.reshape(by_node).swapaxes(0, 1), present.reshape(by_node).swapaxes(0, 1))
+        return Batch(*(np.ascontiguousarray(part.reshape(by_node).swapaxes(0, 1)) for part in (rows, present)))
 
     def rows_in(self, node: int, rounds: range) -> list[Rows]:
         """The rows of one node in each of some rounds."""
@@ -195,6 +195,12 @@ class Shuffled(Cycle):
     def rows_of(self, node: int, round: int) -> Rows:
         """Part `round` modulo `apart` of the shard, in the order of its epoch."""
         return part_of(self._order(node, round // self.apart), round, self.apart)
+
+    def rows_in(self, node: int, rounds: range) -> list[Rows]:
+        """The same with each order looked up once."""
+        epochs = range(rounds.start // self.apart, (rounds.stop - 1) // self.apart + 1)
+        orders = {epoch: self._order(node, epoch) for epoch in epochs}
+        return [part_of(orders[round // self.apart], round, self.apart) for round in rounds]
 
     def _order(self, node: int, epoch: int) -> Rows:
         """The shard as it is shuffled in an epoch; the last one that was asked for is kept."""

@@ -153,7 +153,7 @@ class DualSteps:
             part.flatten(0, 1) for part in (work.outputs_NRO, work.errors_NRO, work.taken_NBO, work.products_NBR)
         )
         first_rows = products_NRR.shape[1] * torch.arange(len(products_NRR)).unsqueeze(1)
-        rows_SK = (self.places[drawn.rows] + first_rows).flatten(1)  # in one dimension, rows are taken much faster
+        rows_SK = (self.places.take(drawn.rows) + first_rows).flatten(1)  # in one dimension, rows are taken much faster
         for number, (rows_K, batch) in enumerate(zip(rows_SK, drawn.steps, strict=True)):
             torch.index_select(outputs, 0, rows_K, out=taken)
             if number:

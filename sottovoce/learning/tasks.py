@@ -353,7 +353,7 @@ class Gradients:
         drawn = self.batches.draw_several(range(first, first + self.local_steps), self.nodes.tolist())
         rows = torch.from_numpy(drawn.rows).to(device)
         weights = torch.from_numpy(drawn.present / self.batches.divisors[self.nodes, None])
-        return DrawnExamples(rows, self.task.targets[rows], weights.to(device, self.task.dtype))
+        return DrawnExamples(rows, self.task.targets.take(rows), weights.to(device, self.task.dtype))
 
     def _at_once(self, points: Tensor, drawn: DrawnExamples) -> int:
         """So many nodes that their models and inputs stay in the cache, and that every thread has a block."""
