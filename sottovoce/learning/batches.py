@@ -113,8 +113,8 @@ class Batches:
         which = range(self.nodes) if nodes is None else nodes
         parts = [rows for node in which for rows in self.rows_in(node, rounds)]
         rows, present = _stacked(parts, [self.shards[node][0] for node in which for _ in rounds])
-        by_node = len(which), len(rounds), -1
-        return Batch(*(np.ascontiguousarray(part.reshape(by_node).swapaxes(0, 1)) for part in (rows, present)))
+        shape = len(which), len(rounds), -1
+        return Batch(rows.reshape(shape).swapaxes(0, 1).copy(), present.reshape(shape).swapaxes(0, 1).copy())
 
     def rows_in(self, node: int, rounds: range) -> list[Rows]:
         """The rows of one node in each of some rounds."""

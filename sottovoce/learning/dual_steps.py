@@ -130,7 +130,7 @@ class DualSteps:
     @torch.no_grad()
     def total(self, points: Tensor, nodes: slice, drawn: DrawnExamples) -> Tensor:
         """One large product before the steps, and one after them."""
-        layout, layer, rows = self.engine.model.layout, self.engine.layers[0], arrays.new_rows(points)
+        layout, layer, rows = self.engine.model.layout, self.engine.layers[0], torch.empty_like(points)
         inputs, start, found = self.inputs_NRF[nodes], layout.views(points), layout.views(rows)
         N, R, B, O = len(points), inputs.shape[1], drawn.rows.shape[2], layer.widths[1]
         later = LaterLayers(self.engine, self.step_size, start)

@@ -38,6 +38,10 @@ ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Slope]] = {
 """The activation, and how an error passes back through it, given its output; both in place."""
 
 
+SMALL = 1 << 12
+"""Up to so many weights, sums are made for all nodes at once and then added, instead of node by node."""
+
+
 class Layer(NamedTuple):
     """Names of a layer's parameters, its widths, and the activation behind it."""
 
@@ -195,8 +199,15 @@ def affine(parameters: dict[str, Tensor], layer: Layer, inputs: Tensor, out: Ten
 
 
 def add_products_(parts: dict[str, Tensor], layer: Layer, inputs: Tensor, error: Tensor) -> None:
-    """Add the sums of a layer's gradients to those that are there."""
-    parts[layer.weight].baddbmm_(error.transpose(1, 2), inputs)
+    """Add the sums of a layer's gradients to those that are there.
+
+    Into rows of whole models the library writes one product at a time, which takes longer than small products do.
+    """
+    weight, turned = parts[layer.weight], error.transpose(1, 2)
+    if layer.widths[0] * layer.widths[1] > SMALL:
+        weight.baddbmm_(turned, inputs)
+    else:
+        weight.add_(torch.bmm(turned, inputs))
     if layer.bias is not None:
         parts[layer.bias].add_(error.sum(1))
 
