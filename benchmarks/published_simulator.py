@@ -19,7 +19,7 @@ from importlib import import_module
 import numpy as np
 import torch
 
-from benchmarks.learning import STEP_SIZE, by_hand, compare, job_of, node_by_node, rounds
+from benchmarks.learning import STEP_SIZE, by_hand, compare, job_of, node_by_node, processor, rounds
 from benchmarks.loop import settings
 from sottovoce import metropolis
 from sottovoce.core.threads import threads
@@ -80,6 +80,7 @@ def compare_all(count: int = 1) -> None:
         actions["node by node: modules, loaders, optimisers"] = repeated(node_by_node(job))
         actions["gossipy-dfl, push"] = push_gossip(job)
         middle = compare(f"{ROUNDS} rounds, 32 nodes, 4-regular, 784-32-10, {count} thread(s)", actions, repeat=2)
+        processor(actions, repeat=10)
     theirs = middle.pop("gossipy-dfl, push")
     for name, took in middle.items():
         print(f"  {name:46} {theirs / took:8.1f} times as fast as gossipy-dfl")

@@ -15,7 +15,7 @@ A node's gradients are summed and divided by a number that depends on no data an
 (`fixed`).
 Poisson batches vary in size and are never divided by it, for then one record would change the weight of all others.
 
-Shapes: N nodes, B examples (of the largest batch; shorter ones are padded and masked).
+Shapes: T rounds, N nodes, B examples (of the largest batch; shorter ones are padded and masked).
 """
 
 from __future__ import annotations
@@ -105,8 +105,20 @@ class Batches:
 
     def draw(self, round: int, nodes: Sequence[int] | None = None) -> Batch:
         """The rows of all nodes, or of some, stacked. Padding repeats a row of the node's own."""
+        rows, present = self.draw_several(range(round, round + 1), nodes)
+        return Batch(rows[0], present[0])
+
+    def draw_several(self, rounds: range, nodes: Sequence[int] | None = None) -> Batch:
+        """The same for T rounds at once, T x N x B."""
         which = range(self.nodes) if nodes is None else nodes
-        return _stacked([self.rows_of(node, round) for node in which], [self.shards[node][0] for node in which])
+        parts = [rows for node in which for rows in self.rows_in(node, rounds)]
+        rows, present = _stacked(parts, [self.shards[node][0] for node in which for _ in rounds])
+        shape = len(which), len(rounds), -1
+        return Batch(rows.reshape(shape).swapaxes(0, 1).copy(), present.reshape(shape).swapaxes(0, 1).copy())
+
+    def rows_in(self, node: int, rounds: range) -> list[Rows]:
+        """The rows of one node in each of some rounds."""
+        return [self.rows_of(node, round) for round in rounds]
 
     def participation(self, adjacency: str = "record") -> Participation:
         """In which rounds a changed record, or a node whose data changes, can show."""
@@ -183,6 +195,12 @@ class Shuffled(Cycle):
     def rows_of(self, node: int, round: int) -> Rows:
         """Part `round` modulo `apart` of the shard, in the order of its epoch."""
         return part_of(self._order(node, round // self.apart), round, self.apart)
+
+    def rows_in(self, node: int, rounds: range) -> list[Rows]:
+        """The same with each order looked up once."""
+        epochs = range(rounds.start // self.apart, (rounds.stop - 1) // self.apart + 1)
+        orders = {epoch: self._order(node, epoch) for epoch in epochs}
+        return [part_of(orders[round // self.apart], round, self.apart) for round in rounds]
 
     def _order(self, node: int, epoch: int) -> Rows:
         """The shard as it is shuffled in an epoch; the last one that was asked for is kept."""
@@ -364,7 +382,7 @@ def _stacked(parts: list[Rows], padding: list[np.int64]) -> Batch:
     lengths = np.array([len(part) for part in parts])
     width = max(1, int(lengths.max()))
     if (lengths == width).all():
-        return Batch(np.stack(parts), np.ones((len(parts), width), dtype=bool))
+        return Batch(np.concatenate(parts).reshape(-1, width), np.ones((len(parts), width), dtype=bool))
     present = np.arange(width) < lengths[:, None]
     rows = np.repeat(np.array(padding)[:, None], width, axis=1)
     rows[present] = np.concatenate(parts)

@@ -25,11 +25,21 @@ from sottovoce.learning.plain_modules import is_plain
 Slope = Callable[[Tensor, Tensor], Tensor]
 
 ACTIVATIONS: dict[type[nn.Module], tuple[Callable[[Tensor], Tensor], Slope]] = {
-    nn.ReLU: (torch.relu_, lambda error, out: torch.ops.aten.threshold_backward(error, out, 0)),
-    nn.Tanh: (torch.tanh_, lambda error, out: torch.ops.aten.tanh_backward(error, out)),
-    nn.Sigmoid: (torch.sigmoid_, lambda error, out: torch.ops.aten.sigmoid_backward(error, out)),
+    nn.ReLU: (
+        torch.relu_,
+        lambda error, out: torch.ops.aten.threshold_backward.grad_input(error, out, 0, grad_input=error),
+    ),
+    nn.Tanh: (torch.tanh_, lambda error, out: torch.ops.aten.tanh_backward.grad_input(error, out, grad_input=error)),
+    nn.Sigmoid: (
+        torch.sigmoid_,
+        lambda error, out: torch.ops.aten.sigmoid_backward.grad_input(error, out, grad_input=error),
+    ),
 }
-"""In place, and how an error passes back through it, given its output."""
+"""The activation, and how an error passes back through it, given its output; both in place."""
+
+
+SMALL = 1 << 12
+"""Up to so many weights, sums are made for all nodes at once and then added, instead of node by node."""
 
 
 class Layer(NamedTuple):
@@ -91,9 +101,7 @@ class Chain:
         """Products are added where they belong: no rows of their own are written and read again."""
         parts = self.model.layout.views(rows)
         for layer, inputs, error in zip(self.layers, *self._weighted(points, stack), strict=False):
-            parts[layer.weight].baddbmm_(error.transpose(1, 2), inputs)
-            if layer.bias is not None:
-                parts[layer.bias].add_(error.sum(1))
+            add_products_(parts, layer, inputs, error)
 
     @torch.no_grad()
     def clipped(self, points: Tensor, stack: Stack, clip: Clipping) -> Clipped:
@@ -123,22 +131,39 @@ class Chain:
         """The inputs of every layer, and its errors times weights."""
         parameters = self.model.layout.views(points)
         passed = self._forward(parameters, stack.inputs)
-        errors = self.model.loss.errors(passed[-1], stack.targets).mul_(stack.weights.unsqueeze(-1))
-        return passed, self._backward(parameters, passed, errors)
+        return passed, self.weighted_errors(parameters, passed, stack.targets, stack.weights)
+
+    def weighted_errors(
+        self,
+        parameters: dict[str, Tensor],
+        passed: list[Tensor],
+        targets: Tensor,
+        weights: Tensor,
+        memory: Tensor | None = None,
+    ) -> list[Tensor]:
+        """Errors at the outputs of every layer, before its activation, times the weights of examples.
+
+        Those of the first layer go into `memory`, if they follow from later ones.
+        """
+        errors = self.model.loss.errors(passed[-1], targets).mul_(weights.unsqueeze(-1))
+        return self._backward(parameters, passed, errors, memory)
 
     def _forward(self, parameters: dict[str, Tensor], inputs: Tensor) -> list[Tensor]:
         """The inputs of every layer, N x B x I, and the outputs of the last."""
+        return self.forward_from(parameters, inputs, affine(parameters, self.layers[0], inputs))
+
+    def forward_from(self, parameters: dict[str, Tensor], inputs: Tensor, out: Tensor) -> list[Tensor]:
+        """The same from what the first layer gives before its activation, which happens in place."""
         passed = [inputs]
-        for layer in self.layers:
-            weight = parameters[layer.weight].transpose(1, 2)
-            if layer.bias is None:
-                out = torch.bmm(passed[-1], weight)
-            else:
-                out = torch.baddbmm(parameters[layer.bias].unsqueeze(1), passed[-1], weight)
+        for number, layer in enumerate(self.layers):
+            if number:
+                out = affine(parameters, layer, passed[-1])
             passed.append(out if layer.activation is None else ACTIVATIONS[layer.activation][0](out))
         return passed
 
-    def _backward(self, parameters: dict[str, Tensor], passed: list[Tensor], errors: Tensor) -> list[Tensor]:
+    def _backward(
+        self, parameters: dict[str, Tensor], passed: list[Tensor], errors: Tensor, memory: Tensor | None = None
+    ) -> list[Tensor]:
         """Errors at the outputs of every layer, before its activation, N x B x O."""
         found: list[Tensor] = []
         for layer, out in zip(reversed(self.layers), reversed(passed[1:]), strict=True):
@@ -146,7 +171,8 @@ class Chain:
                 errors = ACTIVATIONS[layer.activation][1](errors, out)
             found.append(errors)
             if len(found) < len(self.layers):
-                errors = torch.bmm(errors, parameters[layer.weight])
+                last = len(found) + 1 == len(self.layers)
+                errors = torch.bmm(errors, parameters[layer.weight], out=memory if last else None)
         return found[::-1]
 
     def _norms(self, passed: list[Tensor], errors: list[Tensor]) -> Tensor:
@@ -160,10 +186,37 @@ class Chain:
         rows = torch.empty_like(points)
         parts = self.model.layout.views(rows)
         for layer, inputs, error in zip(self.layers, passed, errors, strict=False):
-            torch.bmm(error.transpose(1, 2), inputs, out=parts[layer.weight])
-            if layer.bias is not None:
-                torch.sum(error, dim=1, out=parts[layer.bias])
+            write_products_(parts, layer, inputs, error)
         return rows
+
+
+def affine(parameters: dict[str, Tensor], layer: Layer, inputs: Tensor, out: Tensor | None = None) -> Tensor:
+    """What a layer gives before its activation."""
+    weight = parameters[layer.weight].transpose(1, 2)
+    if layer.bias is None:
+        return torch.bmm(inputs, weight, out=out)
+    return torch.baddbmm(parameters[layer.bias].unsqueeze(1), inputs, weight, out=out)
+
+
+def add_products_(parts: dict[str, Tensor], layer: Layer, inputs: Tensor, error: Tensor) -> None:
+    """Add the sums of a layer's gradients to those that are there.
+
+    Into rows of whole models the library writes one product at a time, which takes longer than small products do.
+    """
+    weight, turned = parts[layer.weight], error.transpose(1, 2)
+    if layer.widths[0] * layer.widths[1] > SMALL:
+        weight.baddbmm_(turned, inputs)
+    else:
+        weight.add_(torch.bmm(turned, inputs))
+    if layer.bias is not None:
+        parts[layer.bias].add_(error.sum(1))
+
+
+def write_products_(parts: dict[str, Tensor], layer: Layer, inputs: Tensor, error: Tensor) -> None:
+    """The same where nothing is there yet."""
+    torch.bmm(error.transpose(1, 2), inputs, out=parts[layer.weight])
+    if layer.bias is not None:
+        torch.sum(error, dim=1, out=parts[layer.bias])
 
 
 class PairLookup(NamedTuple):

@@ -20,8 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -39,18 +38,21 @@ from sottovoce.core.sampling import Sampling
 from sottovoce.core.sensitivity import largest, per_node
 from sottovoce.core.threads import chunks, for_each, workers
 from sottovoce.errors import InputError
-from sottovoce.learning.batches import Batch, Batches, parse_batches
+from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
 from sottovoce.learning.clipping import Clipping, parse_clipping
 from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.devices import CPU, find_device
+from sottovoce.learning.dual_steps import Work, dual_steps
 from sottovoce.learning.engine_choice import engine_for
-from sottovoce.learning.engines import Clipped, Engine, Stack, clip_rows
+from sottovoce.learning.engines import Clipped, Engine, clip_rows
+from sottovoce.learning.local_steps import DrawnExamples, GatheredSteps, LocalSteps
 from sottovoce.learning.model_checks import check_model
 from sottovoce.learning.models import Model
 from sottovoce.learning.partitioning import Partition
 from sottovoce.learning.plain_modules import only_linear_layer
 from sottovoce.learning.prediction_scores import score_predictions
+from sottovoce.learning.stacked_engines import Chain
 from sottovoce.privacy.convexity import DECLARE_NORM
 
 GATHERED = 1 << 22
@@ -275,7 +277,6 @@ class Gradients:
         self.local_steps, self.step_size, self.weigh_nodes = local_steps, step_size, weigh_nodes
         self.nodes = np.arange(drawn.nodes)
         self.nonfinite = 0
-        self._spare: list[Tensor] = []
 
     def hosted(self, nodes: NDArray[np.intp]) -> Gradients:
         """The gradients of some nodes alone, with their data alone: the same batches, by the same keys."""
@@ -312,9 +313,8 @@ class Gradients:
 
     def _unweighted(self, round: int, points: Tensor) -> Tensor:
         """The same before nodes are weighed: blocks of nodes, each through all steps while it is in the cache."""
-        first, here = round * self.local_steps, self.nodes.tolist()
-        drawn = [self.batches.draw(step, here) for step in range(first, first + self.local_steps)]
-        blocks = list(chunks(len(points), self._at_once(points, drawn[0])))
+        drawn = self._examples(round)
+        blocks = list(chunks(len(points), self._at_once(points, drawn)))
         if len(blocks) == 1:
             rows, nonfinite = self._released(drawn, points, blocks[0])
             self.nonfinite += nonfinite
@@ -329,55 +329,47 @@ class Gradients:
         self.nonfinite += sum(counts)
         return rows
 
-    def _at_once(self, points: Tensor, drawn: Batch) -> int:
+    @cached_property
+    def _gathered(self) -> GatheredSteps:
+        return GatheredSteps(self.task.engine, self.task.inputs, self.step_size)
+
+    @cached_property
+    def _steps(self) -> LocalSteps:
+        """In dual form where that takes less time: what decides is the same in every process."""
+        engine, job, drawn = self.task.engine, self.task, self.batches
+        if self.step_size is None or not isinstance(engine, Chain) or job.device != CPU:
+            return self._gathered
+        work = Work(
+            drawn.nodes, int(drawn.sizes.max()), self.local_steps, float(drawn.divisors.max()), *engine.layers[0].widths
+        )
+        if not work.pays(job.dtype.itemsize):
+            return self._gathered
+        shards = [drawn.shards[node] for node in self.nodes]
+        return dual_steps(engine, self.step_size, job.dataset.examples, shards, work.rows, job.dtype) or self._gathered
+
+    def _examples(self, round: int) -> DrawnExamples:
+        """The batches of all nodes here, in all steps of a round."""
+        first, device = round * self.local_steps, self.task.device
+        drawn = self.batches.draw_several(range(first, first + self.local_steps), self.nodes.tolist())
+        rows = torch.from_numpy(drawn.rows).to(device)
+        weights = torch.from_numpy(drawn.present / self.batches.divisors[self.nodes, None])
+        return DrawnExamples(rows, self.task.targets.take(rows), weights.to(device, self.task.dtype))
+
+    def _at_once(self, points: Tensor, drawn: DrawnExamples) -> int:
         """So many nodes that their models and inputs stay in the cache, and that every thread has a block."""
-        inputs = drawn.rows.shape[1] * self.task.inputs.shape[1]
+        inputs = self._steps.numbers(drawn)
         if self.task.engine.threaded and points.device == CPU:
             return max(1, min(CACHED // (3 * points.shape[1] + inputs), -(-len(points) // workers())))
         return max(1, GATHERED // inputs)
 
-    def _released(self, drawn: Sequence[Batch], points: Tensor, nodes: slice) -> Clipped:
+    def _released(self, drawn: DrawnExamples, points: Tensor, nodes: slice) -> Clipped:
         """What some nodes release, which stand at these points."""
-        clip, engine = self.clipping, self.task.engine
+        clip = self.clipping
         if clip.by_example:
-            with self._stack(drawn[0], points, nodes) as stack:
-                return engine.clipped(points, stack, clip)
-        total = self._local(drawn, points, nodes)
+            with self._gathered.stack(next(drawn.of(nodes).steps)) as stack:
+                return self.task.engine.clipped(points, stack, clip)
+        total = self._steps.total(points, nodes, drawn)
         return Clipped(total, 0) if clip.kind == "none" else clip_rows(total, clip)
-
-    def _local(self, drawn: Sequence[Batch], points: Tensor, nodes: slice) -> Tensor:
-        """The sum of gradients along a node's own steps, which start from the round's point."""
-        engine = self.task.engine
-        with self._stack(drawn[0], points, nodes) as stack:
-            found = engine.total(points, stack)
-        at: Tensor | None = None
-        for batch in drawn[1:]:
-            assert self.step_size is not None
-            at = torch.add(points, found, alpha=-self.step_size, out=at)
-            with self._stack(batch, points, nodes) as stack:
-                engine.add_total_(found, at, stack)
-        return found
-
-    @contextmanager
-    def _stack(self, drawn: Batch, points: Tensor, nodes: slice) -> Iterator[Stack]:
-        """The batches of some nodes in one step; inputs are gathered into memory that is used again afterwards."""
-        rows, present, divisor = (
-            torch.from_numpy(part[nodes]).to(points.device)
-            for part in (drawn.rows, drawn.present, self.batches.divisors[self.nodes])
-        )
-        weights = (present / divisor.unsqueeze(1)).to(points.dtype)
-        memory = self._memory(rows.numel())
-        found = torch.index_select(self.task.inputs, 0, rows.flatten(), out=memory[: rows.numel()])
-        yield Stack(found.view(*rows.shape, -1), self.task.targets[rows], weights)
-        self._spare.append(memory)
-
-    def _memory(self, rows: int) -> Tensor:
-        """Memory for inputs that was used before, if there is some: new memory costs more than what is copied there."""
-        try:
-            memory = self._spare.pop()
-        except IndexError:
-            memory = self.task.inputs[:0]
-        return memory if len(memory) >= rows else self.task.inputs.new_empty(rows, self.task.inputs.shape[1])
 
     def check(self, rounds: int) -> None:
         """Refuse a run for which not enough batches are planned."""
