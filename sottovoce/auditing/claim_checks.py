@@ -202,7 +202,7 @@ def audit_gradients(
         try:
             rounds = _affordable_rounds(finished_run, name, victim)
             bounds = audit(
-                trace(training_run.algorithm, training_run.topology, rounds=rounds), read_view(name), victim=victim,
+                trace(training_run.algorithm, training_run.topology, rounds=rounds), name, victim=victim,
                 participation=training_run.participation.within(rounds), repetitions=repetitions, delta=delta,
                 confidence=confidence, seed=seed,
             )  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sottovoce.privacy.rounding import round_up
-from sottovoce.privacy.views import LISTED, names_are_numbers
+from sottovoce.privacy.views import LISTED
 
 if TYPE_CHECKING:
     from sottovoce.privacy.accountant import Account
@@ -18,9 +18,6 @@ SWEPT = (
 )
 """For answers whose policies were not searched for to the end."""
 
-
-TYPED = "This graph calls nodes by numbers of its own: options such as --view and --victim take these."
-"""For answers in which a node has a number by its place, and another for a name."""
 
 ALIKE = 1e-9
 """Figures that differ by less, relatively, differ by rounding."""
@@ -55,7 +52,6 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
         lines.append(
             f"Nodes are numbered as their graph lists them: {node_name(0, labels)}, {node_name(1, labels)}, ..."
         )
-        lines += [TYPED] if names_are_numbers(labels) else []
     if result.absorption_policy == "swept":
         lines.append(SWEPT)
     return lines + [f"Does not apply: {refusal}." for refusal in result.refusals]

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.account_words import TYPED
 from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphName, Json, Weights, Yes
 from sottovoce.cli.output import answer, facts, print_note, print_sentence, show_elapsed
@@ -27,7 +26,6 @@ def graph(
     """Show nodes, edges, degrees and spectral gap of a graph. Example: sotto graph grid:8x8 --weights uniform"""
     from sottovoce.core.graphs import graph as build
     from sottovoce.core.topologies import weigh
-    from sottovoce.privacy.views import names_are_numbers
 
     with show_elapsed("reading the graph"):
         source = build(spec)
@@ -51,8 +49,6 @@ def graph(
     if names is not None and not as_json:
         few = ", ".join(f"{node} is {name}" for node, name in enumerate(names[:4]))
         print_note(f"Nodes are numbered as their graph lists them: {few}{', ...' if len(names) > 4 else ''}")
-        if names_are_numbers(source.names):
-            print_note(TYPED)
 
 
 data_commands = typer.Typer(rich_markup_mode=None, invoke_without_command=True)

@@ -10,11 +10,9 @@ from sottovoce.cli.options import Setting
 from sottovoce.cli.output import Table, answer, print_sentence, show_elapsed
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
-from sottovoce.privacy.views import names_are_numbers
 
 if TYPE_CHECKING:
     from sottovoce.core.adjacency import Adjacency, Change
-    from sottovoce.privacy.views import View
     from sottovoce.run.joint_account import JointAccount, JointFigure
 
 
@@ -43,7 +41,7 @@ def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_js
         "adjacency": found.adjacency.value, "figures": [one.document(setting.delta) for one in figures],
         "note": found.note,
     }  # fmt: skip
-    answer(document, as_json, _table(figures, found.names, setting.delta), *_lines(found, figures[0]))
+    answer(document, as_json, _table(figures, setting.delta), *_lines(found, figures[0]))
 
 
 def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json: bool) -> None:
@@ -87,28 +85,19 @@ def _asked(found: "JointAccount", view: str) -> "tuple[JointFigure, ...]":
     """All figures, or those of the view that was asked for."""
     if view == "everyone":
         return found.figures
-    figures = tuple(one for one in found.figures if _typed(one.view, found.names) == view)
+    figures = tuple(one for one in found.figures if str(one.view) == view)
     if not figures:
-        known = ", ".join(_typed(one.view, found.names) for one in found.figures)
+        known = ", ".join(str(one.view) for one in found.figures)
         raise InputError(f"--view {view}", f"views that all runs have: {known}", "choose one of them")
     return figures
 
 
-def _typed(view: "View", names: "tuple[str, ...] | None") -> str:
-    """A view as it is asked for: by names where they are numbers."""
-    if names is None or not view.members or not names_are_numbers(names):
-        return str(view)
-    word, _, rest = str(view).partition(":")
-    after = rest.removeprefix(",".join(map(str, view.members)))
-    return f"{word}:{','.join(names[node] for node in view.members)}{after}"
-
-
-def _table(figures: "tuple[JointFigure, ...]", names: "tuple[str, ...] | None", delta: float) -> Table:
+def _table(figures: "tuple[JointFigure, ...]", delta: float) -> Table:
     table = [["view", "runs", "mu", f"epsilon at delta {delta:g}", "how"]]
     for one in figures:
         mu = "-" if one.joint.mu is None else round_up(one.joint.mu)
         epsilon = round_up(one.joint.epsilon(delta))
-        table.append([_typed(one.view, names), str(len(one.joint.losses)), mu, epsilon, one.joint.rule.value])
+        table.append([str(one.view), str(len(one.joint.losses)), mu, epsilon, one.joint.rule.value])
     return table
 
 

@@ -107,7 +107,7 @@ def plan_(
         found = plan(question, tell, show)
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
-        raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.adversary}: {reasons}")
+        raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
     answer(_document(found), as_json, found.table(), *_words(found))
 
 
@@ -195,7 +195,7 @@ def _document(found: "Plan") -> dict[str, object]:
     best = found.recommended
     return {
         "version": __version__, "graph": question.graph.name, "rounds": question.rounds, "epsilon": question.epsilon,
-        "delta": question.delta, "view": str(question.adversary), "final_models": question.final_models,
+        "delta": question.delta, "view": question.view, "final_models": question.final_models,
         "adjacency": question.adjacency, "colluders": question.colluders,
         "participation": question.participation, "convex": question.convex, "records": _listed(question.records),
         "dimension": question.dimension, "sensitivity": _listed(question.sensitivity),
@@ -232,9 +232,8 @@ def _words(found: "Plan") -> list[str]:
     question = found.question
     about = "one record" if parse_adjacency(question.adjacency) is Adjacency.RECORD else "all data of a node"
     lines = [
-        f"Epsilon against {question.adversary} at delta {question.delta:g}, {about} replaced. Noise: the root mean "
-        "square distance it moves a model, for steps of size one and gradients clipped to one; training itself is left "
-        "out.",
+        f"Epsilon against {question.view} at delta {question.delta:g}, {about} replaced. Noise: the root mean square "
+        "distance it moves a model, for steps of size one and gradients clipped to one; training itself is left out.",
         f"Recommended: {found.reason}.",
     ]
     lines += _shared(found, "The target is met {}", lambda entry: str(entry.covers))

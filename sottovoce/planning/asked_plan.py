@@ -20,7 +20,7 @@ from sottovoce.errors import InputError
 from sottovoce.planning.planner import Question, plan_one
 from sottovoce.privacy.accountant import account
 from sottovoce.privacy.guarantee import Guarantee, Kind
-from sottovoce.privacy.views import View, parse_view
+from sottovoce.privacy.views import parse_view
 from sottovoce.tracing.linear_system import LinearSystem
 
 DELTA = 1e-5
@@ -42,9 +42,7 @@ def participation_of(rounds: int, batches: int) -> str:
     return "every" if batches == 1 else f"{math.ceil(rounds / batches)}x{batches}"
 
 
-def leak_by_distance(
-    system: LinearSystem, observer: str | View, scheme: str, kinds: Sequence[Kind]
-) -> dict[int, Guarantee]:
+def leak_by_distance(system: LinearSystem, observer: str, scheme: str, kinds: Sequence[Kind]) -> dict[int, Guarantee]:
     """What a node can learn about one record of the worst node at one hop, two and so on, in convex training.
 
     Of several proofs about a node the best counts.
@@ -83,7 +81,7 @@ def answer_plan(asked: Mapping[str, str]) -> Document:
     )  # fmt: skip
     entry, system = plan_one(question, asked["algorithm"])
     most = math.inf if entry.covers.colluders == 0 else entry.epsilon(DELTA)  # a single node is among those covered
-    leaks = leak_by_distance(system, observer, scheme, PROVEN)
+    leaks = leak_by_distance(system, str(observer), scheme, PROVEN)
     return {
         "sigma": largest(entry.sigma), "average": _root(entry.error_average), "node": _root(entry.error_node),
         "leaks": [[hops, to_json(min(most, one.epsilon(DELTA)))] for hops, one in leaks.items()],

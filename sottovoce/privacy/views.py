@@ -212,23 +212,18 @@ def parse_view(spec: str | View, *, labels: Sequence[str] | None = None, secure_
         known = ", ".join(form.example for form in FORMS)
         raise InputError(f"view {spec!r:.60}", f"known: {known}", "write node:0, for example")
     operands = [item.split(">") for item in rest.removeprefix(form.prefix).split(",")] if rest else []
-    names_of = None if form is ANY_COALITION else labels  # a size is no name
-    return form.build([tuple(node_number(name, names_of) for name in names) for names in operands], secure_sum)
+    return form.build([tuple(node_number(name, labels) for name in names) for names in operands], secure_sum)
 
 
 def node_number(name: str, labels: Sequence[str] | None = None) -> int:
     """The number of a node that is given by its number or by its name among the `labels` of a graph.
 
-    Where the graph itself calls nodes by numbers, a number is such a name, and never the place of another node.
-
-    >>> node_number("1", ["Charite", "Hill"]), node_number("2", ["1", "2", "3"])
-    (1, 1)
     >>> node_number("Mercy", ["Charite", "Hill"])
     Traceback (most recent call last):
     ...
     sottovoce.errors.InputError: there is no node called 'Mercy' in this graph; its nodes are: Charite, Hill; ...
     """
-    if name.isdecimal() and len(name) <= LONGEST_COUNT and not names_are_numbers(labels):
+    if name.isdecimal() and len(name) <= LONGEST_COUNT:
         return int(name)
     if not labels:
         raise InputError(
@@ -242,19 +237,13 @@ def node_number(name: str, labels: Sequence[str] | None = None) -> int:
     return labels.index(name)
 
 
-def names_are_numbers(labels: Sequence[str] | None) -> bool:
-    """Whether a graph calls any of its nodes by a number, other than all by 0..n-1, for which there are no labels."""
-    return labels is not None and any(label.isdecimal() for label in labels)
-
-
 def node_numbers(nodes: Sequence[int | str], labels: Sequence[str] | None = None) -> list[int]:
-    """The numbers of nodes that are given by numbers or names, as in settings, each once, in their order.
+    """The numbers of nodes that are given by numbers or names, each once, in their order.
 
-    >>> node_numbers(["Hill", 0, "Hill"], ["Charite", "Hill"]), node_numbers([100, 7], ["7", "100"])
-    ([0, 1], [0, 1])
+    >>> node_numbers(["Hill", 0, "Hill"], ["Charite", "Hill"])
+    [0, 1]
     """
-    own = names_are_numbers(labels)
-    return sorted({node if isinstance(node, int) and not own else node_number(str(node), labels) for node in nodes})
+    return sorted({node if isinstance(node, int) else node_number(node, labels) for node in nodes})
 
 
 def read_view(text: str) -> View:

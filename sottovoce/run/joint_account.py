@@ -9,7 +9,6 @@ from pathlib import Path
 from sottovoce.config import Experiment, parse_experiment
 from sottovoce.core.adjacency import Adjacency
 from sottovoce.core.final_models import FinalModels
-from sottovoce.core.graphs import graph
 from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
@@ -23,7 +22,6 @@ from sottovoce.run.claim_recomputation import stored_figures_unlike_settings
 from sottovoce.run.layout import RunFiles
 from sottovoce.run.noise_key_file import noise_check
 from sottovoce.run.privacy_document import PrivacyDocument
-from sottovoce.run.recorded_inputs import recorded_graph
 from sottovoce.run.run_documents import damaged_run
 
 OTHER_NODES = (
@@ -58,8 +56,6 @@ class JointAccount:
     figures: tuple[JointFigure, ...]
     covers: Coverage
     note: str | None
-    names: tuple[str, ...] | None
-    """What the graph calls its nodes, where all runs have the same."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,15 +77,6 @@ class _Run:
         """The figure against another view; None where there is none."""
         found = next((one.headline for one in self.privacy.views if one.view == view), None)
         return None if found is None or found.mu is None else (found, GaussianLoss(found.mu))
-
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        """What the graph calls its nodes."""
-        spec = self.experiment.topology.graph
-        found = recorded_graph(RunFiles(self.folder), self.experiment)
-        if found is None and spec.startswith("edges:"):  # no other graph that needs no file has numbers for names
-            found = graph(spec)
-        return None if found is None else found.names
 
     @property
     def nodes(self) -> tuple[object, ...]:
@@ -117,7 +104,7 @@ def joint_account(folders: Sequence[Path], delta: float, *, data: Path | None = 
     records = any(run.privacy.adjacency == Adjacency.RECORD for run in runs)
     return JointAccount(
         tuple(run.folder for run in runs), Adjacency.RECORD if records else Adjacency.USER,
-        (everyone, *others), covers, None if same else OTHER_NODES, runs[0].names if same else None,
+        (everyone, *others), covers, None if same else OTHER_NODES,
     )  # fmt: skip
 
 

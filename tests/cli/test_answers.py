@@ -156,29 +156,6 @@ def test_names_of_a_file_are_understood_and_printed(sotto, tmp_path):
     assert "Mercy, Saint, North, East" in err
 
 
-def test_numbers_that_a_file_calls_its_nodes_by_are_names_and_not_places(sotto, tmp_path):
-    from_one, from_zero = tmp_path / "from-one.txt", tmp_path / "from-zero.txt"
-    from_one.write_text("1 2\n2 3\n3 4\n4 2\n")
-    from_zero.write_text("0 1\n1 2\n2 3\n3 1\n")
-    line = "account --rounds 3 --view node:{} --victim {} --json --graph"
-    named, placed = (
-        json.loads(sotto(line.format(*nodes), f"file:{path}")[1])
-        for nodes, path in (((1, 3), from_one), ((0, 2), from_zero))
-    )
-    assert (named["view"], named["labels"], placed["labels"]) == ("node:0", ["1", "2", "3", "4"], None)
-    assert {guarantee["victim"] for guarantee in named["guarantees"]} == {2}
-    assert named["guarantees"] == placed["guarantees"]
-    for view, victim in (("node:0", "3"), ("node:1", "0"), ("eavesdropper:1>0", "3")):
-        code, out, err = sotto(f"account --graph file:{from_one} --view {view} --victim {victim}")
-        assert (code, out) == (2, "")
-        assert "there is no node called '0' in this graph; its nodes are: 1, 2, 3, 4; name one of them" in err
-    said = sotto(f"account --graph file:{from_one} --rounds 3 --view coalition:any-2 --kind any-training")[1]
-    assert "options such as --view and --victim take these" in said
-    assert "options such as --view and --victim take these" in sotto(f"graph file:{from_one}")[2]
-    planned = sotto(f"plan --graph file:{from_one} --rounds 3 --records 9 --epsilon 2 --view node:2 --json")[1]
-    assert json.loads(planned)["view"] == "node:1"
-
-
 def test_what_is_printed_can_be_repeated(sotto):
     document = json.loads(sotto("account --graph ring:6 --sigma 3 --rounds 4 --participation 2x2 --json")[1])
     assert [document[key] for key in ("sigma", "participation", "adjacency")] == [3.0, "2x2", "user"]

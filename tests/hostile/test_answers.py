@@ -20,7 +20,6 @@ from torch.nn.utils import parametrize
 
 from sottovoce import Graph, InputError, account, algorithm, simulate, trace, weigh
 from sottovoce.attacks.reconstruction import reconstruct
-from sottovoce.auditing.claim_checks import audit_gradients
 from sottovoce.cli.app import app, load_commands
 from sottovoce.config import parse_experiment
 from sottovoce.core.graphs import graph
@@ -385,28 +384,6 @@ def test_lists_of_attackers_take_names(tmp_path):
         run_experiment(parse_experiment(settings | {"privacy": {"attackers": ["Marcy"]}}), tmp_path / "other")
 
 
-def test_runs_take_the_numbers_that_a_graph_calls_its_nodes_by(tmp_path, sotto):
-    """A number was the place of another node: `node:2` of a file that counts from 1 was the node it calls 3."""
-    (tmp_path / "edges.csv").write_text(ring_of(range(1, 7)))
-    for name in ("one", "other"):
-        settings = tomllib.loads(SMALL) | {
-            "topology": {"graph": f"file:{tmp_path / 'edges.csv'}"}, "record": {"attackers": [2]},
-            "privacy": {"attackers": [2, "6"], "view": "node:2"}, "noise_key": name.encode().ljust(16).hex(),
-        }  # fmt: skip
-        run_experiment(parse_experiment(settings), tmp_path / name)
-    privacy = PrivacyDocument.read(json.loads((tmp_path / "one" / "privacy.json").read_text()))
-    assert set(privacy.node_views) == {1, 5}
-    assert open_run(tmp_path / "one").messages.attackers == (1,)
-    assert json.loads(sotto(f"account {tmp_path / 'one'} --view node:2 --json")[1])["view"] == "node:1"
-    both = f"account {tmp_path / 'one'} {tmp_path / 'other'} --json --view"
-    assert {one["view"] for one in json.loads(sotto(both, "node:6")[1])["figures"]} == {"node:5"}
-    assert "views that all runs have: everyone, node:2, node:6" in sotto(both, "node:1")[2]
-    checks, refused = audit_gradients(open_run(tmp_path / "one"), repetitions=1000)
-    assert ([one.audit.view for one in checks], refused) == (["node:1"], [])
-    with pytest.raises(InputError, match="no node called '0' in this graph; its nodes are: 1, 2, 3, 4, 5, 6"):
-        run_experiment(parse_experiment(settings | {"privacy": {"attackers": [0]}}), tmp_path / "third")
-
-
 @pytest.mark.parametrize(("asked", "seen"), [("none", "average"), ("all", "all")])
 def test_a_run_has_figures_of_single_nodes_with_its_final_models_and_without(asked, seen, tmp_path):
     document = tomllib.loads(SMALL) | {"topology": {"graph": "ring:7"}, "privacy": {"and_final_models": asked}}
@@ -490,7 +467,7 @@ def test_python_takes_names(at_named_run):
     assert str(by_name.view) == f"node:{NODE}"
     assert reconstruct(system, "node:Mercy").solved() == reconstruct(system, f"node:{NODE}").solved()
     question = {"graph": system.topology.graph, "rounds": 3, "epsilon": 2.0, "delta": 1e-5, "records": 9}
-    assert str(Question(**question, dimension=5, view="node:Mercy").adversary) == f"node:{NODE}"
+    assert Question(**question, dimension=5, view="node:Mercy").view == f"node:{NODE}"
 
 
 def test_pages_call_nodes_by_their_names(at_named_run):
