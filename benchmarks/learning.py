@@ -112,10 +112,10 @@ def by_hand(job: Task, steps: int, batch: int = 32) -> Callable[[], None]:
     return one_round
 
 
-def node_by_node(job: Task, batch: int = 32) -> Callable[[], None]:
+def node_by_node(job: Task, batch: int = 32, epochs: int = 1) -> Callable[[], None]:
     """The same training as simulators of whole nodes do it: a module, a loader and an optimiser for each node.
 
-    In a round every node trains for an epoch, and then averages the state dicts of its neighbours with its own.
+    In a round every node trains for some epochs, and then averages the state dicts of its neighbours with its own.
     """
     W = metropolis(f"regular:{len(job.shards.indices)},d=4,seed=0").at(0).weights
     start = job.start(torch.Generator().manual_seed(0))
@@ -131,7 +131,7 @@ def node_by_node(job: Task, batch: int = 32) -> Callable[[], None]:
 
     def one_round() -> None:
         for net, loader, step in zip(nets, loaders, steps, strict=True):
-            for inputs, targets in loader:
+            for inputs, targets in (batch for _ in range(epochs) for batch in loader):
                 step.zero_grad()
                 loss(net(inputs), targets).backward()
                 step.step()

@@ -5,7 +5,8 @@ gossipy-dfl (Apache-2.0) is no dependency. Install it beside the project, with t
     pip install gossipy-dfl==0.0.1 torchvision
 
 A round of its push protocol has the minibatches of a round of D-PSGD, and fewer averages: each of 32 nodes sends its
-model to one random neighbour; whoever receives one averages it with its own and trains for an epoch, of 7 minibatches.
+model to one random neighbour; whoever receives one averages it with its own and trains for an epoch, of 7 minibatches,
+or for several (`epochs=3`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROUNDS = 5
 """Played at once: the simulator starts a progress bar each time."""
 
 
-def push_gossip(job: Task, batch: int = 32) -> Callable[[], None]:
+def push_gossip(job: Task, batch: int = 32, epochs: int = 1) -> Callable[[], None]:
     """Rounds of its push protocol on a 4-regular graph, without evaluation."""
     parts = ("core", "data", "data.handler", "model.handler", "model.nn", "node", "simul")
     core, data, data_handler, handler, nn, node, simul = (import_module(f"gossipy.{part}") for part in parts)
@@ -43,8 +44,8 @@ def push_gossip(job: Task, batch: int = 32) -> Callable[[], None]:
     dispatcher.set_assignments([rows.tolist() for rows in job.shards.indices], None)
     prototype = handler.TorchModelHandler(
         net=nn.TorchMLP(job.inputs.shape[1], 10, (job.model.layout.shapes[1][0],)), optimizer=torch.optim.SGD,
-        optimizer_params={"lr": STEP_SIZE}, criterion=torch.nn.CrossEntropyLoss(), local_epochs=1, batch_size=batch,
-        create_model_mode=core.CreateModelMode.MERGE_UPDATE,
+        optimizer_params={"lr": STEP_SIZE}, criterion=torch.nn.CrossEntropyLoss(), local_epochs=epochs,
+        batch_size=batch, create_model_mode=core.CreateModelMode.MERGE_UPDATE,
     )  # fmt: skip
     network = core.StaticP2PNetwork(N, edges.astype(int))
     nodes = node.GossipNode.generate(dispatcher, network, prototype, round_len=100, sync=True)
@@ -68,18 +69,19 @@ def repeated(action: Callable[[], object]) -> Callable[[], None]:
     return act
 
 
-def compare_all(count: int = 1) -> None:
-    """32 nodes, 4-regular, 784-32-10, 224 rows a node, 7 minibatches of 32 a round, no noise."""
-    job = job_of(32, 224, (784,), "mlp", hidden=(32,))
+def compare_all(count: int = 1, epochs: int = 1) -> None:
+    """32 nodes, 4-regular, 784-32-10, 224 rows a node, 7 minibatches of 32 an epoch, no noise."""
+    job, steps = job_of(32, 224, (784,), "mlp", hidden=(32,)), 7 * epochs
     batches = {"shuffle:7": "shuffle:7", "fixed:32": "fixed:32", "cycle of 7": "cycle:1000000x7"}
     with threads(count):
-        actions = {"by hand": repeated(by_hand(job, 7))}
+        actions = {"by hand": repeated(by_hand(job, steps))}
         for name, spec in batches.items():
-            played = rounds(job, "d-psgd", spec, local_steps=7, step_size=STEP_SIZE)
+            played = rounds(job, "d-psgd", spec, local_steps=steps, step_size=STEP_SIZE)
             actions[f"d-psgd, {name}"] = repeated(played)
-        actions["node by node: modules, loaders, optimisers"] = repeated(node_by_node(job))
-        actions["gossipy-dfl, push"] = push_gossip(job)
-        middle = compare(f"{ROUNDS} rounds, 32 nodes, 4-regular, 784-32-10, {count} thread(s)", actions, repeat=2)
+        actions["node by node: modules, loaders, optimisers"] = repeated(node_by_node(job, epochs=epochs))
+        actions["gossipy-dfl, push"] = push_gossip(job, epochs=epochs)
+        title = f"{ROUNDS} rounds of {epochs} epoch(s), 32 nodes, 4-regular, 784-32-10, {count} thread(s)"
+        middle = compare(title, actions, repeat=2)
         processor(actions, repeat=10)
     theirs = middle.pop("gossipy-dfl, push")
     for name, took in middle.items():

@@ -166,3 +166,15 @@ def test_wrong_batches_are_refused(spec, sizes, message):
         parse_batches("full", [4], "x")
     with pytest.raises(InputError, match="adjacency 'people'"):
         parse_batches("full", [4]).participation("people")
+
+
+@pytest.mark.parametrize("spec", ["full", "cycle:9x4", "shuffle:4", "poisson:0.3", "cyclic-poisson:0.5x3", "fixed:5"])
+def test_batches_of_several_rounds_are_those_of_each(spec):
+    plan = parse_batches(spec, [13, 9, 22], NoiseKey.of_seed(1))
+    together = plan.draw_several(range(2, 9), [2, 0])
+    assert together.rows.shape == together.present.shape
+    for number, round in enumerate(range(2, 9)):
+        for place, node in enumerate([2, 0]):
+            there = together.present[number, place]
+            np.testing.assert_array_equal(together.rows[number, place][there], plan.rows_of(node, round))
+            assert set(together.rows[number, place]) <= set(plan.shards[node])
