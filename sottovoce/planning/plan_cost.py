@@ -13,7 +13,7 @@ from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.limits import Cost, duration_text, is_affordable
 from sottovoce.planning.noise_accumulation import ENTRIES, picked_nodes
 from sottovoce.planning.planner import Question, brief_traces
-from sottovoce.privacy.account_estimate import LONG_SECONDS, QUICK_SECONDS, estimate_account
+from sottovoce.privacy.account_estimate import LONG_SECONDS, estimate_account
 from sottovoce.privacy.guarantee import parse_kind
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import with_final_models
@@ -41,11 +41,11 @@ class PlanCost:
 
     @property
     def quick(self) -> tuple[str, ...]:
-        """The algorithms that take seconds together, the quickest first; empty where these are none or all."""
+        """The algorithms that take a minute together, the quickest first; empty where these are none or all."""
         found, whole = [], 0.0
         for name in sorted(self.seconds.keys() - self.sought, key=lambda name: (self.seconds[name], name)):
             whole += self.seconds[name]
-            if whole > QUICK_SECONDS:
+            if whole > LONG_SECONDS:
                 break
             found.append(name)
         return tuple(found) if len(found) < len(self.seconds) else ()
@@ -59,7 +59,8 @@ class PlanCost:
         longest = max(self.seconds, key=lambda name: self.seconds[name])
         most = f", {longest} alone {duration_text(self.seconds[longest])}"
         options = " ".join(f"--algorithm {name}" for name in self.quick)
-        less = f"{options} takes seconds" if options else "fewer rounds take less"
+        seconds = duration_text(sum(self.seconds[name] for name in self.quick))
+        less = f"{options} takes about {seconds}" if options else "fewer rounds take less"
         return f"{self.what} takes about {duration_text(whole)} of one core{most}; {less}"
 
 

@@ -69,7 +69,7 @@ PAIRED = (1.0, 4.0)
 FIRST_ROUNDS = 3
 """So many show whether anything is proven at all."""
 
-BRIEF_SECONDS = 10.0
+BRIEF_SECONDS = 15.0
 """What takes longer to trace, by an estimate that is rather too high, is not traced to estimate the rest."""
 
 ENOUGH = 1000
