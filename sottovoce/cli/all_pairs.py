@@ -38,7 +38,7 @@ def answer_for_pairs(
     attackers = list(range(system.n)) if sample is None else all_pairs.sampled_attackers(system.n, sample, setting.seed)
     _check_pairs_cost(setting, system, scheme, attackers)
     whole = account(system, adjacency=setting.adjacency, participation=setting.scheme)
-    with progress_kept("attackers", _what_is_kept(out)) as advance:
+    with progress_kept("attackers", lambda: _what_is_kept(out)) as advance:
         mu = all_pairs.all_pairs(
             system, scheme, secure_sum=setting.secure_sum, attackers=attackers, store=out, progress=advance
         )

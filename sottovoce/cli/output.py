@@ -205,7 +205,7 @@ def progress(
 
 
 @contextmanager
-def progress_kept(what: str, kept: str) -> Iterator[Callable[[int, int], None]]:
+def progress_kept(what: str, kept: Callable[[], str]) -> Iterator[Callable[[int, int], None]]:
     """`progress`; on Ctrl-C says how far it was, and what is kept of that."""
     reached = f"before the first of the {what}"
 
@@ -214,7 +214,7 @@ def progress_kept(what: str, kept: str) -> Iterator[Callable[[int, int], None]]:
         reached = f"after {done:,} of {total:,} {what}"
         tell(done, total)
 
-    with telling_when_stopped(lambda: f"stopped {reached}. {kept}"), progress(what) as tell:
+    with telling_when_stopped(lambda: f"stopped {reached}. {kept()}"), progress(what) as tell:
         yield both
 
 

@@ -26,8 +26,9 @@ from sottovoce.cli.options import (
     SuitedWeights,
     ViewSpec,
     Yes,
+    offering,
 )
-from sottovoce.cli.output import PATIENCE, answer, print_note, progress_kept, verbosity
+from sottovoce.cli.output import PATIENCE, answer, print_note, progress_kept, show_elapsed, verbosity
 from sottovoce.cli.progress_lines import activity
 from sottovoce.cli.run_files import code_beside
 from sottovoce.cli.terminal import print_line
@@ -37,9 +38,16 @@ from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import sigma_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from sottovoce.planning.planner import Entry, Plan, Question
+
+
+def _algorithms() -> "Iterable[str]":
+    from sottovoce.planning.asked_plan import planned_algorithms
+
+    return planned_algorithms()
+
 
 SERVED_WITH = ("serve", "port", "graph")
 """Options of the page."""
@@ -60,6 +68,10 @@ def plan_(
     dimension: Annotated[int, typer.Option(min=1, max=10**12, help="Number of parameters of the model.")] = 1000,
     view: ViewSpec = "everyone",
     and_final_models: AndFinalModels = "none",
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this algorithm; may be repeated.", autocompletion=offering(_algorithms)),
+    ] = None,
     weights: SuitedWeights = None,
     convex: Convex = False,
     adjacency: AdjacencySpec = ADJACENCY,
@@ -97,14 +109,19 @@ def plan_(
                 "write sotto plan RUN.toml, or give all three",
             )  # fmt: skip
         held = parse_records(records)
+        with show_elapsed(f"reading {graph}"):
+            network = build(graph)
         question = Question(
-            graph=build(graph), rounds=rounds, epsilon=epsilon, delta=delta, dimension=dimension,
+            graph=network, rounds=rounds, epsilon=epsilon, delta=delta, dimension=dimension,
             records=held[0] if len(held) == 1 else tuple(held),
             view=view, final_models=and_final_models, adjacency=adjacency, participation=participation,
             weights=weights, convex=convex, colluders=colluders,
         )  # fmt: skip
-    with progress_kept("algorithms", "Nothing is kept.") as tell, _rows_shown_early() as show:
-        found = plan(question, tell, show)
+    with show_elapsed("estimating what the plan takes"):
+        _announce(question, algorithm)
+    rows = _Rows()
+    with progress_kept("algorithms", rows.kept) as tell, rows.shown_early():
+        found = plan(question, tell, rows.add, algorithm)
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
@@ -133,33 +150,54 @@ def _option(name: str) -> str:
     return "a run file" if name == "file" else f"--{name.removeprefix('as_').replace('_', '-')}"
 
 
-@contextmanager
-def _rows_shown_early() -> "Iterator[Callable[[Entry], None]]":
-    """Shows rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always.
+def _announce(question: "Question", algorithms: list[str] | None) -> None:
+    """Say before a plan of minutes how long it takes, and what would be quick."""
+    from sottovoce.planning.plan_cost import plan_cost
+
+    cost = plan_cost(question, algorithms)
+    if cost is not None and cost.notice:
+        print_note(f"sotto: {cost.notice}")
+
+
+class _Rows:
+    """Rows on a terminal as soon as they are there, once a plan has taken two seconds; with --verbose always.
 
     Those that were not shown yet are when it is stopped.
     """
-    from sottovoce.planning.planner import noise_text
 
-    begun, waiting = time.monotonic(), list[str]()
+    def __init__(self) -> None:
+        self._begun, self._waiting, self._names = time.monotonic(), list[str](), dict[str, None]()
 
-    def show() -> None:
-        for line in waiting:
-            print_note(line)
-        waiting.clear()
+    def add(self, entry: "Entry") -> None:
+        """Another one."""
+        from sottovoce.planning.planner import noise_text
 
-    def tell(entry: "Entry") -> None:
-        waiting.append(
-            f"sotto: {entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {noise_text(entry.error_node)}"
+        self._names[entry.algorithm] = None
+        self._waiting.append(
+            f"{entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {noise_text(entry.error_node)}"
         )
-        if verbosity.verbose or (verbosity.shows_progress and time.monotonic() - begun > PATIENCE):
-            show()
+        if verbosity.verbose or (verbosity.shows_progress and time.monotonic() - self._begun > PATIENCE):
+            self._show()
 
-    try:
-        yield tell
-    except KeyboardInterrupt:
-        show()
-        raise
+    def _show(self) -> None:
+        for line in self._waiting:
+            print_note(f"sotto: {line}")
+        self._waiting.clear()
+
+    @contextmanager
+    def shown_early(self) -> "Iterator[None]":
+        """Shows those that wait when it is stopped."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._show()
+            raise
+
+    def kept(self) -> str:
+        """What is left of a plan that is stopped: rows that were not shown, and how to have those that were found."""
+        found = f" Found: {'; '.join(self._waiting)}." if self._waiting else ""
+        again = " ".join(f"--algorithm {name}" for name in self._names)
+        return f"Nothing is kept{again and f'; {again} answers with what was found'}.{found}"
 
 
 def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":
@@ -168,7 +206,7 @@ def _question_of_file(file: Path, data: Path | None, epsilon: float | None, cont
     from sottovoce.run.planned_question import planned_question
     from sottovoce.run.sweep import expand_sweep
 
-    taken = ("file", "data", "code", "epsilon", "yes", "as_json", "convex")
+    taken = ("file", "data", "code", "epsilon", "yes", "as_json", "convex", "algorithm")
     given = [name for name in context.params if _is_given(context, name)]
     odd = next((name for name in given if name not in taken), None)
     if odd is not None:

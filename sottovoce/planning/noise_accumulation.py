@@ -38,10 +38,7 @@ def noise_in_models(system: LinearSystem) -> Accumulated:
     From the last round backwards: what a source of round t adds to the models at the end is `reach_t N_t`, where
     `reach` is how they depend on the state after round t. Correlated noise is `C^-1 Z`, so responses meet its columns.
     """
-    sources = max(1, *(step.noise_size for step in system.steps))
-    correlated = system.correlation is not None
-    most = ENTRIES / (sources * (system.rounds if correlated else 1))
-    nodes = np.unique(np.linspace(0, system.n - 1, min(system.n, max(1, int(most)))).astype(int))
+    nodes = np.unique(np.linspace(0, system.n - 1, picked_nodes(system)).astype(int))
     pick = np.concatenate([np.full((1, system.n), 1 / system.n), np.eye(system.n)[nodes]])
     responses = _responses(system, pick)
     if system.correlation is None:
@@ -53,6 +50,14 @@ def noise_in_models(system: LinearSystem) -> Accumulated:
             mixed = np.tensordot(part.inverse(system.rounds).T, blocks_TRS[:, :, places], axes=1)
             variance += (mixed**2).sum(axis=(0, 2))
     return Accumulated(float(variance[0]), float(variance[1:].mean()))
+
+
+def picked_nodes(system: LinearSystem) -> int:
+    """How many nodes stand for all."""
+    sources = max(1, *(step.noise_size for step in dict.fromkeys(system.steps)))
+    correlated = system.correlation is not None
+    most = ENTRIES / (sources * (system.rounds if correlated else 1))
+    return min(system.n, max(1, int(most)))
 
 
 def _responses(system: LinearSystem, pick: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:

@@ -14,7 +14,7 @@ round is read from the traced system (`noise_in_models`). What training does is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -57,7 +57,7 @@ from sottovoce.privacy.rounding import round_up, sigma_text
 from sottovoce.privacy.sampled_batches import SampledCalibration, calibrate_sampled, saves_noise
 from sottovoce.privacy.views import parse_view, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.policy import ROUND_SECONDS, trace_coordinates, trace_possible
+from sottovoce.tracing.policy import ROUND_SECONDS, trace_coordinates, trace_cost, trace_possible
 
 Progress = Callable[[int, int], None]
 
@@ -68,6 +68,9 @@ PAIRED = (1.0, 4.0)
 
 FIRST_ROUNDS = 3
 """So many show whether anything is proven at all."""
+
+BRIEF_SECONDS = 15.0
+"""What takes longer to trace, by an estimate that is rather too high, is not traced to estimate the rest."""
 
 ENOUGH = 1000
 """Parameters with which a round is played to count its messages."""
@@ -303,10 +306,13 @@ class _Candidate:
         return algorithm_spec(self.name)
 
 
-def candidates() -> list[_Candidate]:
-    """Every discovered algorithm, once for each of the settings that its examples show besides the size of noise."""
+def candidates(algorithms: Sequence[str] | None = None) -> list[_Candidate]:
+    """Every discovered algorithm, once for each of the settings that its examples show besides the size of noise.
+
+    Or those that are named.
+    """
     found: list[_Candidate] = []
-    for spec in algorithm_specs().values():
+    for spec in algorithm_specs().values() if algorithms is None else map(algorithm_spec, dict.fromkeys(algorithms)):
         plain = {setting.name for setting in spec.settings if setting.role is Role.PLAIN}
         for example in spec.examples:
             one = _Candidate(spec.name, {name: value for name, value in example.settings.items() if name in plain})
@@ -316,10 +322,18 @@ def candidates() -> list[_Candidate]:
 
 
 @one_thread()
-def plan(question: Question, progress: Progress | None = None, found: Callable[[Entry], None] | None = None) -> Plan:
-    """Calibrate, trace and rank all algorithms; `found` gets each that meets the target as soon as it is known."""
+def plan(
+    question: Question,
+    progress: Progress | None = None,
+    found: Callable[[Entry], None] | None = None,
+    algorithms: Sequence[str] | None = None,
+) -> Plan:
+    """Calibrate, trace and rank all algorithms, or those that are named.
+
+    `found` gets each that meets the target as soon as it is known.
+    """
     ranked, refused = [], []
-    every = candidates()
+    every = candidates(algorithms)
     rounds = Cost(seconds=ROUND_SECONDS * question.rounds * len(every))
     check_cost(f"a plan of {question.rounds:,} rounds for {len(every)} algorithms", rounds, "take fewer rounds")
     for number, one in enumerate(every):
@@ -349,20 +363,54 @@ def _best(question: Question, one: _Candidate) -> PlannedSystem:
         raise Unaccountable(OWN_C)
     if spec.averaging:
         raise Unaccountable(ONCE)
-    given = {
-        **one.settings,
-        **spec.from_run(
-            one.settings, rounds=question.rounds, participation=str(question.scheme(question.rounds)),
-            colluders=question.colluders if spec.setting("colluders") is not None else None,
-        ),
-        **({} if spec.setting("sensitivity") is None else {"sensitivity": question.sensitivity}),
-    }  # fmt: skip
+    given = _settings(question, one, question.rounds)
     if spec.setting("participation") is not None and question.share is not None:
         return _best_batches(question, one)
     if not spec.shares_noise:
         return _entry(question, one, lambda sigma: spec.build_at(sigma, given))
     tried = [_entry(question, one, _with_secrets(spec, given, times), secrets=times) for times in PAIRED]
     return min(tried, key=lambda found: found.error)
+
+
+def _settings(question: Question, one: _Candidate, rounds: int) -> dict[str, object]:
+    """All settings but the size of noise, for so many rounds."""
+    spec = one.spec
+    return {
+        **one.settings,
+        **spec.from_run(
+            one.settings, rounds=rounds, participation=str(question.scheme(rounds)),
+            colluders=question.colluders if spec.setting("colluders") is not None else None,
+        ),
+        **({} if spec.setting("sensitivity") is None else {"sensitivity": question.sensitivity}),
+    }  # fmt: skip
+
+
+class Brief(NamedTuple):
+    """The first rounds of an algorithm that may be planned: what it takes to trace all, and with how many sizes of
+    secrets it is; traced, where that takes seconds."""
+
+    algorithm: str
+    tracing: Cost
+    times: int
+    system: LinearSystem | None
+
+
+def brief_traces(question: Question, algorithms: Sequence[str] | None = None) -> Iterator[Brief]:
+    """Each algorithm that may be planned, by its first rounds."""
+    rounds = min(question.rounds, FIRST_ROUNDS)
+    for one in candidates(algorithms):
+        spec = one.spec
+        if not spec.adds_noise or spec.needs_own_correlation or spec.averaging:
+            continue
+        try:
+            given = _settings(question, one, rounds)
+            built = _with_secrets(spec, given, 1.0)(1.0) if spec.shares_noise else spec.build_at(1.0, given)
+            net = question.topology(weights_for(built.requires, question.weights))
+            cost = trace_cost(built, net, rounds=question.rounds)
+            traced = trace_possible(built, net, rounds=rounds) if cost.seconds <= BRIEF_SECONDS else None
+        except (InputError, Unaccountable):  # the plan itself says why
+            continue
+        yield Brief(one.name, cost, len(PAIRED) if spec.shares_noise else 1, traced)
 
 
 def _best_batches(question: Question, one: _Candidate) -> PlannedSystem:

@@ -87,12 +87,12 @@ def all_pairs(
 
     def keep(place: int, found: NDArray[np.float64]) -> None:
         nonlocal kept
-        out[place], kept = found, kept + 1
-        if store is not None and who[place] not in done:
-            with signals_wait(lambda: None):  # no line is cut short
+        with signals_wait(lambda: None):  # no line is cut short, and what is stored is told
+            out[place], kept = found, kept + 1
+            if store is not None and who[place] not in done:
                 _append(store, _signed_row(title, who[place], found))
-        if progress is not None:
-            progress(kept, len(who))
+            if progress is not None:
+                progress(kept, len(who))
 
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
         _keep_each({pool.submit(row, who[place]): place for place in order}, keep)

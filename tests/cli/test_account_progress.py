@@ -13,7 +13,9 @@ import pytest
 
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.core import limits
+from sottovoce.core.graphs import graph
 from sottovoce.core.progress import expect_work, report_work
+from sottovoce.planning import plan_cost, planner
 from sottovoce.privacy import absorption_policy, account_cost, account_estimate, kind_bounds
 from sottovoce.privacy.exact import routes
 from tests.forked import Command
@@ -260,9 +262,29 @@ def test_calibrate_takes_kinds_and_says_what_was_done_when_it_is_stopped(sotto, 
     assert "done when stopped: any-training; convex-training 0 of 1 victims." in err
 
 
-def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto, monkeypatch):
-    from sottovoce.planning import planner
+def test_a_plan_of_minutes_is_announced_with_algorithms_that_are_quick(sotto, monkeypatch):
+    line = "plan --graph regular:60,d=4,seed=0 --records 10 --rounds 20 --epsilon 4 --adjacency record"
+    assert sotto(line, "--algorithm", "dp-d-sgd")[2] == ""
+    monkeypatch.setattr(plan_cost, "LARGE", 0)
+    found = plan_cost.plan_cost(
+        planner.Question(
+            graph=graph("regular:60,d=4,seed=0"), rounds=20, epsilon=4.0, delta=1e-5, records=10, dimension=10
+        )
+    )
+    assert {"decor", "dp-d-sgd", "mafalda"} <= found.seconds.keys()
+    assert found.seconds["decor"] > 2 * found.seconds["dp-d-sgd"]  # two sizes of secrets, of every pair
+    assert not {"d-psgd", "muffliato", "mf-d-sgd"} & found.seconds.keys()
+    quick = min(found.seconds.keys() - found.sought, key=found.seconds.get)
+    monkeypatch.setattr(plan_cost, "LONG_SECONDS", 1.01 * found.seconds[quick])
+    code, out, err = sotto(line, "--json", "--algorithm", "decor", "--algorithm", quick)
+    assert code == 0
+    assert f"decor alone 0 seconds; --algorithm {quick} takes about 0 seconds" in err
+    assert {one["algorithm"] for one in json.loads(out)["ranked"]} == {"decor", quick}
+    code, _, err = sotto(line, "--algorithm", "nonsense")
+    assert (code, "nonsense" in err) == (2, True)
 
+
+def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto, monkeypatch):
     best = planner._best
 
     def first_only(question, one):
@@ -281,7 +303,7 @@ def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto
     code, _, err = sotto("plan --graph ring:4 --records 10 --rounds 3 --epsilon 4")
     assert code == 130
     assert "sotto: dp-d-sgd: sigma" in err
-    assert f"stopped after 1 of {len(planner.candidates())} algorithms. Nothing is kept." in err
+    assert f"stopped after 1 of {len(planner.candidates())} algorithms. Nothing is kept; --algorithm dp-d-sgd" in err
     monkeypatch.setattr("sottovoce.matrix_factorization.factorization.factorize", stopped_at(0.0234))
     assert "stopped at a gap of 2.3e-02. Nothing is kept; --gap 2.5e-02 ends there." in sotto("noise --graph ring:4")[2]
     monkeypatch.setattr("sottovoce.matrix_factorization.sampled_noise.sampled_noise", stopped_at(2, 8))
