@@ -55,7 +55,7 @@ from sottovoce.privacy.gaussian_dp import mu_of
 from sottovoce.privacy.guarantee import Guarantee, Kind, PrivacyFigure
 from sottovoce.privacy.rounding import round_up, sigma_text
 from sottovoce.privacy.sampled_batches import SampledCalibration, calibrate_sampled, saves_noise
-from sottovoce.privacy.views import parse_view, with_final_models
+from sottovoce.privacy.views import View, parse_view, with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import ROUND_SECONDS, trace_coordinates, trace_cost, trace_possible
 
@@ -114,15 +114,19 @@ class Question:
                     f"{name} {getattr(self, name)}", f"it lies between 1 and {MOST[name]:,}", "give 100, say"
                 )
         mu_of(self.epsilon, self.delta)
-        view = parse_view(self.view, labels=self.graph.names)
-        view.check(self.graph.n)
-        object.__setattr__(self, "view", str(view))
+        self.adversary.check(self.graph.n)
+        object.__setattr__(self, "view", str(self.adversary))
         object.__setattr__(self, "final_models", parse_final_models(self.final_models))
         if not draws_by_chance(self.participation):
             parse_participation(self.participation).check(self.rounds)
         self.declared.batches.check(self.rounds)
         if self.weights is not None:
             weigh(self.graph, self.weights)
+
+    @cached_property
+    def adversary(self) -> View:
+        """The view."""
+        return parse_view(self.view, labels=self.graph.names)
 
     @cached_property
     def declared(self) -> DeclaredRecords:
@@ -473,7 +477,7 @@ def _by_chance(question: Question, reference: LinearSystem, unsampled: Calibrate
     nodes = question.declared.sampled_nodes
     if nodes is None:
         return None
-    view = with_final_models(parse_view(question.view, labels=question.graph.names), question.final_models)
+    view = with_final_models(question.adversary, question.final_models)
     found = calibrate_sampled(reference, view, nodes, Target(question.epsilon, question.delta))
     return found if found is not None and saves_noise(found.sigma, unsampled.sigma) else None
 
@@ -491,7 +495,7 @@ def _scaled(question: Question, build: Callable[[float], Algorithm], net: Topolo
     """The least sigma where secrets that neighbours share grow with it: mu falls as one over both."""
     target = Target(question.epsilon, question.delta)
     traced = trace_possible(build(1.0), net, rounds=question.rounds)
-    view = parse_view(question.view, labels=question.graph.names)
+    view = question.adversary
     at = accounts_at(traced, lambda sigma: build(sigma).noise, **question.terms(question.rounds))
     reference = at(1.0, view)
     if reference.mu == 0:
