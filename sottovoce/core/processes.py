@@ -70,7 +70,7 @@ def ends_when_stopped(seconds: float = 1.0, last_words: Callable[[], str] | None
 
     Otherwise a signal is heard when the main thread comes back from a long computation, or from waiting for threads
     that are at one. Until the time is over the signal does what it would have. `last_words` are
-    lines to write before the last.
+    lines to write before the last. Calls of LAPACK that hold Python's lock are waited for all the same.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
