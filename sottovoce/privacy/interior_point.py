@@ -133,5 +133,10 @@ def _lengths(S_VTT: Array, step_VTT: Array) -> Array:
 
 
 def are_definite_(S_VTT: Array) -> NDArray[np.bool_]:
-    """Which matrices have a Cholesky factor; it is written over them."""
-    return np.array([lapack.dpotrf(S.T, lower=1, overwrite_a=1)[1] == 0 for S in S_VTT], dtype=bool)
+    """Which matrices have a Cholesky factor; it is written over them. What is no number has none.
+
+    LAPACK may report success for a matrix with such entries, and leave them in its factor.
+    """
+    found = np.array([lapack.dpotrf(S.T, lower=1, overwrite_a=1)[1] == 0 for S in S_VTT], dtype=bool)
+    with np.errstate(invalid="ignore"):
+        return found & np.isfinite(_diagonal(S_VTT).sum(axis=1))

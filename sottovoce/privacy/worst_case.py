@@ -174,10 +174,14 @@ class DualSearch:
         """Whether the certificate of one matrix, made smaller and shared out as rows of another are, bounds that."""
         found = self.best[others] <= self.best[ones]
         ones, others = ones[~found], others[~found]
-        rows = np.maximum(self._rows_VT[ones], 1e-300)
-        y_VT = self.y_VT[ones] * (self._rows_VT[others] / rows)
-        y_VT *= ((1 - 2 * self.gap) * self.best[ones] / y_VT.sum(axis=1))[:, None]
-        found[~found] = _are_psd(y_VT - _rounding(self._widest_V[others], y_VT)[:, None], self.M_VTT[others])
+        rows_VT = self._rows_VT[ones]
+        with np.errstate(over="ignore", invalid="ignore"):  # what is no number bounds nothing
+            shares_VT = np.divide(self._rows_VT[others], rows_VT, out=np.ones_like(rows_VT), where=rows_VT > 0)
+            y_VT = self.y_VT[ones] * shares_VT
+            sums = y_VT.sum(axis=1)
+            most = (1 - 2 * self.gap) * self.best[ones]
+            y_VT *= np.divide(most, sums, out=np.zeros_like(sums), where=sums > 0)[:, None]
+            found[~found] = _are_psd(y_VT - _rounding(self._widest_V[others], y_VT)[:, None], self.M_VTT[others])
         return found
 
     def solve(self, some: NDArray[np.intp]) -> None:

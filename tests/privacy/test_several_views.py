@@ -89,7 +89,7 @@ def test_rounding_of_small_views_is_less_than_what_is_added_for_it(net):
 
 def test_memory_decides_how_many_views_are_filtered_at_once_and_no_bit_of_them(monkeypatch):
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("star:9"), rounds=9)
-    seen = [observe(system, view) for view in views_of(range(9), ("none", "average"))]
+    seen = [observe(system, view) for view in [views.node(0), *views_of(range(1, 9), ("none", "average"))]]
     together = small_views.small_losses(seen, 1)
     monkeypatch.setattr(small_views, "AT_ONCE", 1)
     for one, alone in zip(together, small_views.small_losses(seen, 1), strict=True):
@@ -130,6 +130,31 @@ def test_noise_that_cancels_over_rounds_covers_nothing(name, sigma, rounds, node
     squares = routes.squared(seen, parse_participation("every"))
     assert np.isinf(squares).tolist() == (seen.victims == bare).tolist()
     assert np.isinf(routes.dense(seen)).any(axis=(1, 2)).tolist() == (seen.victims == bare).tolist()
+
+
+@pytest.mark.parametrize("sigma", [0.95, 1e4, 1e8])
+@pytest.mark.parametrize(("net", "rounds"), [("path:7", 38), ("star:8", 9), ("ring:70", 6)])
+def test_noise_that_cancels_in_the_average_of_models_covers_nothing(net, rounds, sigma):
+    system = trace(algorithm("zip-dl", sigma=sigma), metropolis(net), rounds=rounds)
+    seen = observe(system, views.with_final_models(views.node(4), "average"))
+    assert np.isinf(routes.squared(seen, parse_participation(f"1x{rounds}"))).all()
+
+
+@pytest.mark.parametrize("sigma_pair", [1e2, 1e5, 9.4e6])
+def test_pair_noise_that_cancels_in_the_average_leaves_the_figure_of_own_noise(sigma_pair):
+    system = trace(algorithm("decor", sigma=1.0, sigma_pair=sigma_pair), metropolis("ring:8"), rounds=14)
+    seen = observe(system, views.with_final_models(views.node(0), "average"))
+    oracle = worst_case(routes.dense(seen, rank=1e-13), parse_participation("every"), 14)
+    found = routes.squared(seen, parse_participation("every"))
+    assert (found >= oracle * (1 - 1e-6)).all()
+    np.testing.assert_allclose(found, oracle, rtol=1e-3)
+
+
+def test_patterns_of_rounds_that_are_not_heard_do_not_hide_others():
+    net = dropout("path:3", rate=0.3, seed=4, announced=True)
+    seen = observe(trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=9), views.node(0))
+    scheme = parse_participation("3x3")
+    np.testing.assert_allclose(routes.squared(seen, scheme), worst_case(routes.dense(seen), scheme, 9), rtol=1e-6)
 
 
 def test_accounts_of_several_views_are_those_of_each():

@@ -10,6 +10,7 @@ import pytest
 from sottovoce import InputError, algorithm, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.exact import routes
+from sottovoce.privacy.interior_point import are_definite_
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import GAP, absolute_sum, bound, largest_bound, worst_case
 
@@ -112,3 +113,26 @@ def test_the_largest_over_patterns_is_that_of_every_pattern_searched_by_itself(g
     for v in range(6):
         for M_VTT in M_PVTT:
             assert primal(M_VTT[v], rng, starts=3) <= found[v] * (1 + 1e-9)
+
+
+ODD_CYCLE = np.array([[1, -0.5, -0.5], [-0.5, 1, -0.5], [-0.5, -0.5, 1]])
+TWO_ROUNDS = np.pad(np.ones((2, 2)), (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("known", "other"),
+    [(0 * ODD_CYCLE, ODD_CYCLE), (1e6 * TWO_ROUNDS, 1e8 * ODD_CYCLE), (1e-250 * TWO_ROUNDS, 1e80 * ODD_CYCLE)],
+)
+def test_a_certificate_that_has_nothing_to_share_out_bounds_nothing(known, other):
+    """Patterns of late rounds, of which nothing is heard, and of rounds that others do not have."""
+    found = largest_bound(np.stack([known, other]), 2)
+    assert 4.5 * other[0, 0] <= found[0] <= 4.5 * other[0, 0] * (1 + 2 * GAP)
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+def test_what_is_no_number_has_no_cholesky_factor(size):
+    some = np.stack([np.eye(size)] * 3)
+    some[1, -1, 0] = some[1, 0, -1] = np.nan
+    some[2] = np.inf
+    with np.errstate(invalid="ignore"):
+        assert are_definite_(some).tolist() == [True, False, False]

@@ -104,14 +104,14 @@ def filter_round(before: Spread, mixed: Mixture, first: sparse.csr_array | None 
     alive = S_PP.diagonal() > 0
     if alive.all():
         factor = cholesky_(S_PP, variances)
-        whiten = _inverse(factor)
+        whiten = inverse_factor(factor)
         gain = whiten @ cross_PX
     else:
         if first is None or first[np.flatnonzero(~alive)].nnz:
             raise Singular("a signal without noise")
         factor = cholesky_(S_PP[np.ix_(alive, alive)], variances[alive])
         whiten, gain = np.zeros_like(S_PP), np.zeros_like(cross_PX)
-        whiten[np.ix_(alive, alive)] = inverse = _inverse(factor)
+        whiten[np.ix_(alive, alive)] = inverse = inverse_factor(factor)
         gain[alive] = inverse @ cross_PX[alive]
     following = F @ (F @ P_XX.T).T + out_noise - gain.T @ gain
     after = Spread((following + following.T) / 2, F @ (F @ whole_XX.T).T + out_noise)
@@ -124,7 +124,7 @@ def _own(H: Array | sparse.csr_array, HU_PX: Array) -> Array:
     return np.asarray(product.sum(axis=1)).ravel()
 
 
-def _inverse(factor: Array) -> Array:
+def inverse_factor(factor: Array) -> Array:
     """Of a lower triangular matrix."""
     return np.asarray(lapack.dtrtri(factor, lower=1)[0]) if len(factor) else factor
 

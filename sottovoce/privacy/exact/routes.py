@@ -63,6 +63,9 @@ FEW_ROWS, FEW_COMPONENTS = 1_000, 64
 LARGEST_RATIO = 1e5
 """Of the noise of nodes, where it is on single messages."""
 
+NO_NOISE = 1e-24
+"""Share of the variance of terms, none of them cancelling, below which what is left of them is rounding."""
+
 CANCELLED = 1e15
 """mu^2 of a view with final models, for noise of size one, above which it counts as infinite: noise that cancels in an
 average is left as rounding, which protects nobody."""
@@ -84,7 +87,7 @@ def squared_of_each(
     sought together."""
     searches = [_search(observation, scheme, above) for observation in observations]
     found = [np.zeros(0)] * len(searches)
-    answers: dict[int, Array | None] = dict.fromkeys(range(len(searches)))
+    answers: dict[int, Array | Singular | None] = dict.fromkeys(range(len(searches)))
     while answers:
         filtered: dict[int, Observation] = {}
         asked: dict[int, _Asked] = {}
@@ -140,11 +143,13 @@ def is_small(observation: Observation) -> bool:
 
 def _search(
     observation: Observation, scheme: Participation, above: float | None
-) -> Generator[Observation | _Asked, Array | None, Array]:
+) -> Generator[Observation | _Asked, Array | Singular | None, Array]:
     """mu^2 of every victim; asks for M of a small view that it yields, and for the worst directions of each M."""
     _check_sizes_of_messages(observation)
     observation = without_implied_models(observation)
     if not any(part.noise.nnz for step in observation.steps for part in (step.observed, step.out)):
+        return np.where(_reached(observation), np.inf, 0.0)
+    if _average_has_no_noise(observation):
         return np.where(_reached(observation), np.inf, 0.0)
     if tells_all_noisy_gradients(observation):
         return loss_given_noisy_gradients(observation.system, observation.view, observation.victims, scheme)
@@ -158,6 +163,8 @@ def _search(
     small = None
     if above is None and reduced is not None and is_small(observation) and _route(reduced[0]) is kalman:
         small = yield reduced[0]
+    if isinstance(small, Singular):
+        small, reduced = None, None
     groups = _in_groups(observation, reduced, eta, None if scheme.times is None else scheme.apart)
     whole = ((group, M_VTT[None]) for group, M_VTT in groups)
     for group, M_RVJJ in whole if small is None else [(slice(None), small)]:
@@ -271,6 +278,23 @@ def _check_sizes_of_messages(observation: Observation) -> None:
 def _largest_noise(observation: Observation) -> float:
     parts = [part.noise for step in dict.fromkeys(observation.steps) for part in (step.observed, step.out)]
     return max((float(np.abs(part.data).max()) for part in parts if part.nnz), default=0.0)
+
+
+def _average_has_no_noise(observation: Observation) -> bool:
+    """Whether all noise cancels in the average of the final models: what rounding leaves of it protects nobody.
+
+    Coefficients of all noise before the last round are summed as they are, and as they would be if none cancelled.
+    """
+    if observation.view.final_models is not FinalModels.AVERAGE or len(observation.steps) < 2:
+        return False
+    state, _, noise = (part[-1:].toarray()[0] for part in observation.steps[-1].observed)
+    left, sizes = float(noise @ noise), np.abs(state)
+    terms = left
+    for step in observation.steps[-2::-1]:
+        left += float(np.sum((state @ step.out.noise) ** 2))
+        terms += float(np.sum((sizes @ abs(step.out.noise)) ** 2))
+        state, sizes = state @ step.out.state, sizes @ abs(step.out.state)
+    return left <= NO_NOISE * terms
 
 
 def whole(observation: Observation, groups: Groups) -> Array:

@@ -28,10 +28,13 @@ from numpy.typing import NDArray
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.threads import chunks, one_thread
 from sottovoce.privacy.exact.elimination import begins_alike, published
-from sottovoce.privacy.exact.kalman import Mixture, Spread, filter_round
-from sottovoce.privacy.exact.whitening import CONDITION, EPS, Array, Singular
+from sottovoce.privacy.exact.kalman import inverse_factor
+from sottovoce.privacy.exact.whitening import CONDITION, EPS, Array, Singular, cholesky_, rounding_error
 from sottovoce.privacy.observation import Observation, ObservedStep
 from sottovoce.privacy.views import View
+
+LARGEST = 3e8
+"""Multiplications for a view beyond which rows of observations, carried back in time, take less (`whitening`)."""
 
 AT_ONCE = 1 << 22
 """About how many entries the filters of views that are taken together may have."""
@@ -56,15 +59,16 @@ class _Asked(NamedTuple):
     last: ObservedStep
 
 
-def small_losses(observations: Sequence[Observation], apart: int) -> list[Array | None]:
-    """M of every victim for each view, R x V x J x J; None where a view needs another route.
+def small_losses(observations: Sequence[Observation], apart: int) -> list[Array | Singular | None]:
+    """M of every victim for each view, R x V x J x J; None where a view needs another route, and `Singular` where it
+    needs one that decides about rank.
 
     Only entries for two rounds that are a multiple of `apart` rounds from each other: `found[r, v, i, j]` is that of
     rounds `r + i apart` and `r + j apart`, and 0 where there is no such round. A view with final models and the same
     view without them are filtered once. No bit of a view's M depends on the views beside it.
     """
-    found: list[Array | None] = [None] * len(observations)
-    for group in _groups(observations):
+    found: list[Array | Singular | None] = [None] * len(observations)
+    for group in _groups(observations, apart):
         for number, M_RVJJ in _losses(group, apart):
             found[number] = M_RVJJ
     return found
@@ -74,7 +78,7 @@ Group = dict[Observation, list[_Asked]]
 """Views of one shape, as they are before models are seen, and who is asked for of each."""
 
 
-def _groups(observations: Sequence[Observation]) -> Iterable[Group]:
+def _groups(observations: Sequence[Observation], apart: int) -> Iterable[Group]:
     """Those views that can be filtered here, by shape; as many at once as memory allows."""
     known: dict[View, Observation] = {}
     asked: Group = {}
@@ -82,6 +86,8 @@ def _groups(observations: Sequence[Observation]) -> Iterable[Group]:
         first = observation.steps[0]
         X, before = first.out.state.shape
         if published(observation) is None or before != X or not first.takes_gradients:
+            continue
+        if len(observation.victims) * (X * len(observation.steps)) ** 2 > 2 * LARGEST * apart:
             continue
         without = replace(observation.view, final_models=FinalModels.NONE)
         base = known.setdefault(without, observation)
@@ -115,14 +121,14 @@ def _shape(observation: Observation) -> _Shape:
 
 
 @one_thread()
-def _losses(group: Group, apart: int) -> list[tuple[int, Array]]:
+def _losses(group: Group, apart: int) -> list[tuple[int, Array | Singular]]:
     bases = list(group)
     try:
         filters = _filters(bases)
     except np.linalg.LinAlgError:  # in one of them, at least
         return [] if len(bases) == 1 else [pair for base in bases for pair in _losses({base: group[base]}, apart)]
     told = _told_later(filters.H, filters.F) @ filters.K
-    found: list[tuple[int, Array]] = []
+    found: list[tuple[int, Array | Singular]] = []
     for some in chunks(len(bases), MULTIPLIED):
         M_RNVJJ = _products(filters, told, some, apart)
         for place, M_RVJJ in zip(range(len(bases))[some], np.moveaxis(M_RNVJJ, 1, 0), strict=True):
@@ -133,30 +139,33 @@ def _losses(group: Group, apart: int) -> list[tuple[int, Array]]:
 
 def _with_rounding(
     M_RVJJ: Array, filters: _Filters, place: int, base: Observation, asked: Sequence[_Asked], apart: int
-) -> Iterable[tuple[int, Array]]:
+) -> Iterable[tuple[int, Array | Singular]]:
     """M of a view, and of the same view with models, each with what covers rounding."""
     for number, last in asked:
         added, rounding = None, float(filters.rounding_N[place])
         if last.observed.state.shape[0] > base.steps[0].observed.state.shape[0]:
             try:
                 told_TQV, more = _told_by_models(filters, place, base, last)
-            except Singular:
+            except Singular as refusal:
+                yield number, refusal
                 continue
             added, rounding = _squares(told_TQV, apart), max(rounding, more)
         yield number, (M_RVJJ if added is None else M_RVJJ + added) * (1 + rounding)
 
 
 class _Filters(NamedTuple):
-    """What the head of this file calls H, E, F and K, T x N x ..., and what the last round began with.
+    """What the head of this file calls H, E, F and K, T x N x ..., and the covariance with which the last round began.
 
-    `rounding_N` bounds relative rounding; `sound_N` says which views are not too close to singular.
+    `terms` is as large as that would be if noise could not cancel. `rounding_N` bounds relative rounding; `sound_N`
+    says which views are not too close to singular.
     """
 
     H: Array
     E: Array
     F: Array
     K: Array
-    before_last: Spread
+    before_last: Array
+    terms: Array
     rounding_N: Array
     sound_N: NDArray[np.bool_]
 
@@ -165,7 +174,7 @@ def _filters(bases: Sequence[Observation]) -> _Filters:
     """The covariance of the state goes forward, given what was seen."""
     T, P, X, V = _shape(bases[0])
     N = len(bases)
-    moves_NYX, gradients_NYV, noise_NYY = _stacked(bases)
+    moves_NYX, gradients_NYV, noise_NYY, sizes_NYY = _stacked(bases)
     seen_NPV, back_NXY = gradients_NYV[:, :P], moves_NYX.transpose(0, 2, 1)
     spread_NXX = before_NXX = np.zeros((N, X, X))
     factors_TNPP, white = np.empty((T, N, P, P)), np.empty((T, N, P, X + X + V))
@@ -192,7 +201,8 @@ def _filters(bases: Sequence[Observation]) -> _Filters:
     F, K = heard @ H, heard @ E
     np.subtract(moves_NYX[:, P:], F, out=F)
     np.subtract(gradients_NYV[:, P:], K, out=K)
-    return _Filters(H, E, F, K, Spread(before_NXX, whole_NXX), 4 * T * (P + X) * EPS * ratio_N, sound_N)
+    terms_NXX = _largest_spread(np.abs(moves_NYX[:, P:]), sizes_NYY[:, P:, P:], T)
+    return _Filters(H, E, F, K, before_NXX, terms_NXX, 4 * T * (P + X) * EPS * ratio_N, sound_N)
 
 
 def _largest_spread(moves_NXX: Array, noise_NXX: Array, rounds: int) -> Array:
@@ -217,12 +227,14 @@ def _ignore_what_is_known_(joint_NYY: Array, gradients_NPV: Array) -> None:
     joint_NYY[view, row, row] = 1.0
 
 
-def _stacked(bases: Sequence[Observation]) -> tuple[Array, Array, Array]:
-    """Of each view what is seen of the state and, below it, how the state goes on; gradients likewise, and the
-    covariance of new noise. What pads observations is noise of size one that nothing else has.
+def _stacked(bases: Sequence[Observation]) -> tuple[Array, Array, Array, Array]:
+    """Of each view what is seen of the state and, below it, how the state goes on; gradients likewise; the covariance
+    of new noise, and what it would be if none of it cancelled.
+
+    What pads observations is noise of size one that nothing else has.
     """
     _, P, X, V = _shape(bases[0])
-    moves, gradients, noise = (np.zeros((len(bases), P + X, width)) for width in (X, V, P + X))
+    moves, gradients, noise, sizes = (np.zeros((len(bases), P + X, width)) for width in (X, V, P + X, P + X))
     for number, base in enumerate(bases):
         step = base.steps[0]
         seen = step.observed.state.shape[0]
@@ -230,10 +242,10 @@ def _stacked(bases: Sequence[Observation]) -> tuple[Array, Array, Array]:
             moves[number, rows], gradients[number, rows] = part.state.toarray(), part.gradient.toarray()
         sources = np.zeros((P + X, step.observed.noise.shape[1]))
         sources[:seen], sources[P:] = step.observed.noise.toarray(), step.out.noise.toarray()
-        noise[number] = sources @ sources.T
+        noise[number], sizes[number] = sources @ sources.T, np.abs(sources) @ np.abs(sources).T
         padding = np.arange(seen, P)
         noise[number, padding, padding] = 1.0
-    return moves, gradients, noise
+    return moves, gradients, noise, sizes
 
 
 def _products(filters: _Filters, told: Array, some: slice, apart: int) -> Array:
@@ -300,15 +312,19 @@ def _moved_between(F: Array, apart: int) -> Array:
 
 
 def _told_by_models(filters: _Filters, place: int, base: Observation, last: ObservedStep) -> tuple[Array, float]:
-    """What models tell of each round that the messages of the last one do not, and a bound on relative rounding."""
+    """What models tell of each round that the messages of the last one do not, and a bound on relative rounding.
+
+    Noise may cancel in an average of models. What rounding leaves of it is no noise: its size is told by the terms.
+    """
     T, (seen, X) = len(base.steps), base.steps[0].observed.state.shape
     H, E, Z = (part.toarray() for part in last.observed)
-    nothing = np.zeros((0, X))
-    found, error, _ = filter_round(
-        Spread(*(of_NXX[place] for of_NXX in filters.before_last)),
-        Mixture(H, nothing, Z @ Z.T, np.zeros((len(H), 0)), np.zeros((0, 0))),
-    )
-    models = found.whiten[seen:]
+    S_PP = H @ filters.before_last[place] @ H.T + Z @ Z.T
+    with np.errstate(over="ignore", invalid="ignore"):  # a state that explodes hides what is left of it
+        terms = np.abs(H) @ filters.terms[place] @ np.abs(H).T + np.abs(Z) @ np.abs(Z).T
+    factor = cholesky_(S_PP, np.concatenate([S_PP.diagonal()[:seen], terms.diagonal()[seen:]]))
+    if not np.isfinite(terms.diagonal()).all():
+        raise Singular("sums of large terms")
+    models = inverse_factor(factor)[seen:]
     of_state_TQX = np.zeros((T, len(models), X))
     moved = models @ H
     for t in range(T - 2, -1, -1):
@@ -316,4 +332,4 @@ def _told_by_models(filters: _Filters, place: int, base: Observation, last: Obse
         moved = moved @ filters.F[t, place]
     told_TQV = of_state_TQX @ filters.K[:, place]
     told_TQV[-1] = models @ E
-    return told_TQV, T * error
+    return told_TQV, T * rounding_error(factor)
