@@ -283,7 +283,8 @@ def _largest_noise(observation: Observation) -> float:
 def _average_has_no_noise(observation: Observation) -> bool:
     """Whether all noise cancels in the average of the final models: what rounding leaves of it protects nobody.
 
-    Coefficients of all noise before the last round are summed as they are, and as they would be if none cancelled.
+    Squared coefficients of noise before the last round are summed as they are, and as they would be if none cancelled,
+    until what is left is certain not to be rounding.
     """
     if observation.view.final_models is not FinalModels.AVERAGE or len(observation.steps) < 2:
         return False
@@ -293,8 +294,10 @@ def _average_has_no_noise(observation: Observation) -> bool:
     for step in observation.steps[-2::-1]:
         left += float(np.sum((state @ step.out.noise) ** 2))
         terms += float(np.sum((sizes @ abs(step.out.noise)) ** 2))
+        if left > NO_NOISE * terms:
+            return False
         state, sizes = state @ step.out.state, sizes @ abs(step.out.state)
-    return left <= NO_NOISE * terms
+    return True
 
 
 def whole(observation: Observation, groups: Groups) -> Array:
