@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sottovoce.core.final_models import FinalModels
 from sottovoce.privacy.rounding import round_up
 from sottovoce.privacy.views import LISTED
 
@@ -35,11 +36,15 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
     scope = "no observed node is worse off" if unobserved else "nobody is worse off"
     if len({one.victim for one in result.guarantees}) + len(result.view.members) < result.system.n:
         scope = "of the nodes that were asked about, none is worse off"
+    if math.isinf(best.mu):
+        scope = "part of what this adversary sees holds no noise that it does not know, so nothing protects them"
     if not best.observed:
         scope = "no observed message depends on this data, and final models are not covered"
     lines = [f"Headline: {figure}, {best.kind}, {_whom(result, best, labels)}; {scope}."]
     lines.append(f"It holds {result.coverage}.")
     lines.append(f"{best.final_models.sentence}.")
+    if math.isinf(best.mu) and best.view.final_models is not FinalModels.NONE:
+        lines.append("Noise may cancel in final models; without --and-final-models you see what messages alone tell.")
     if best.observed and unobserved:
         named = ", ".join(node_name(node, labels) for node in unobserved[:LISTED]) + (
             ", ..." * (len(unobserved) > LISTED)

@@ -26,8 +26,9 @@ RESPONSES = 1e9
 SHARED_SECONDS = 1e-10
 """For each triple of nodes, where neighbours share secrets: the covariance of all noise in a round is inverted."""
 
-LARGE = 10_000
-"""Nodes times rounds above which it is worth to estimate: less takes seconds."""
+LARGE = 50_000
+"""Nodes times rounds from which on a plan is estimated: less took less than a minute, whatever an estimate from sizes
+says of algorithms that are refused before their account is made."""
 
 
 @dataclass(frozen=True)
