@@ -125,7 +125,7 @@ class Question:
 
     @cached_property
     def adversary(self) -> View:
-        """The view."""
+        """Whom the plan protects against: the view, parsed."""
         return parse_view(self.view, labels=self.graph.names)
 
     @cached_property

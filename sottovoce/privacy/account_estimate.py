@@ -19,7 +19,7 @@ QUICK_SECONDS, LONG_SECONDS = 20.0, 60.0
 
 
 HOPS = (2, 1)
-"""How far from a view's own nodes are looked for of whom an account takes less."""
+"""Distances from a view's own nodes that are tried, until an account of the nodes within takes little."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class AccountEstimate:
         return tuple(kind for kind in self.kinds if self.cost_of([kind]).seconds <= QUICK_SECONDS)
 
     def hops(self, suits: Callable[[Cost], bool]) -> int | None:
-        """The most hops, of a few, within which nodes take no more than suits; None where even neighbours do."""
+        """The most hops, of a few, within which nodes take no more than suits; None where even neighbours take more."""
         found = ((hops, self.near(hops)) for hops in HOPS)
         return next((hops for hops, cost in found if cost is not None and suits(cost)), None)
 

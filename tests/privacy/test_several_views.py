@@ -140,6 +140,19 @@ def test_noise_that_cancels_in_the_average_of_models_covers_nothing(net, rounds,
     assert np.isinf(routes.squared(seen, parse_participation(f"1x{rounds}"))).all()
 
 
+def test_an_average_without_messages_and_one_of_nodes_without_noise_have_figures():
+    apart = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("edges:0--1,2--3"), rounds=3)
+    quiet = trace(algorithm("dp-d-sgd", sigma=[1.0, 0.0, 1.0, 1.0]), metropolis("complete:4"), rounds=3)
+    every = parse_participation("every")
+    for system, node in ((apart, 0), (quiet, 0), (quiet, 1)):
+        seen = observe(system, views.with_final_models(views.node(node), "average"))
+        oracle = routes.dense(seen)
+        there = np.isfinite(oracle).all(axis=(1, 2))
+        found = routes.squared(seen, every)
+        assert np.isfinite(found).tolist() == there.tolist()
+        np.testing.assert_allclose(found[there], worst_case(oracle[there], every, 3), rtol=1e-6)
+
+
 @pytest.mark.parametrize("sigma_pair", [1e2, 1e5, 9.4e6])
 def test_pair_noise_that_cancels_in_the_average_leaves_the_figure_of_own_noise(sigma_pair):
     system = trace(algorithm("decor", sigma=1.0, sigma_pair=sigma_pair), metropolis("ring:8"), rounds=14)

@@ -286,9 +286,14 @@ def _average_has_no_noise(observation: Observation) -> bool:
     Squared coefficients of noise before the last round are summed as they are, and as they would be if none cancelled,
     until what is left is certain not to be rounding.
     """
-    if observation.view.final_models is not FinalModels.AVERAGE or len(observation.steps) < 2:
+    seen = observation.steps[-1].observed
+    if (
+        observation.view.final_models is not FinalModels.AVERAGE
+        or len(observation.steps) < 2
+        or not seen.state.shape[0]
+    ):
         return False
-    state, _, noise = (part[-1:].toarray()[0] for part in observation.steps[-1].observed)
+    state, _, noise = (part[-1:].toarray()[0] for part in seen)
     left, sizes = float(noise @ noise), np.abs(state)
     terms = left
     for step in observation.steps[-2::-1]:
@@ -297,7 +302,7 @@ def _average_has_no_noise(observation: Observation) -> bool:
         if left > NO_NOISE * terms:
             return False
         state, sizes = state @ step.out.state, sizes @ abs(step.out.state)
-    return True
+    return terms > 0
 
 
 def whole(observation: Observation, groups: Groups) -> Array:
