@@ -42,6 +42,7 @@ from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.row_memory import kept_memory
 from sottovoce.core.sensitivity import check_nodes, in_units_of_largest, largest
 from sottovoce.core.sum_grid import IntegerSums, model_grid, sum_grid
+from sottovoce.core.threads import own_threads
 from sottovoce.core.topologies import Topology
 from sottovoce.core.transport import InProcess, Transport, mixed_weight
 from sottovoce.errors import InputError, SumFailed, Unaccountable
@@ -194,7 +195,8 @@ def iterate_rounds(
             for term in terms[: 0 if exact and (correlated or sums_over_all(algorithm)) else 1]:
                 inputs.expect(term, range(0 if correlated else first, rounds), exact=exact)
         for round in transport.rounds(first, rounds):
-            played = play_round(algorithm, topology, loop_state, inputs, round, transport)
+            with own_threads():
+                played = play_round(algorithm, topology, loop_state, inputs, round, transport)
             loop_state = played.loop_state
             yield played
             inputs.finish(round)

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -95,6 +95,23 @@ def _torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def own_threads() -> Iterator[None]:
+    """Within `threads`, a context in which torch takes one thread, but for what it divides (`torch_divides`).
+
+    After each operation torch's own threads wait in a loop for milliseconds, on the cores that ours need.
+    """
+    with _torch_threads(1) if _helpers.count else nullcontext():
+        yield
+
+
+@contextmanager
+def torch_divides() -> Iterator[None]:
+    """Within `threads`, a context in which torch divides each operation among all of them."""
+    with _torch_threads(workers()) if _helpers.count else nullcontext():
+        yield
+
+
 def workers() -> int:
     """How many threads `for_each` has here."""
     return 1 + _helpers.count
@@ -116,8 +133,9 @@ def for_each(act: Callable[[Block], object], blocks: Iterable[Block], *, alone: 
     left, pool = deque(blocks), _helpers.pool
     wanted = min(_helpers.count, len(left) - 1)
     if pool is None or wanted < 1 or alone:
-        for block in left:
-            act(block)
+        with torch_divides():
+            for block in left:
+                act(block)
         return
 
     def work() -> None:
@@ -128,7 +146,7 @@ def for_each(act: Callable[[Block], object], blocks: Iterable[Block], *, alone: 
                 return
             act(block)
 
-    with _torch_threads(1):
+    with own_threads():
         helping = [pool.submit(work) for _ in range(wanted)]
         try:
             work()

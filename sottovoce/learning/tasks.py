@@ -36,7 +36,7 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sampling import Sampling
 from sottovoce.core.sensitivity import largest, per_node
-from sottovoce.core.threads import chunks, for_each, workers
+from sottovoce.core.threads import chunks, for_each, torch_divides, workers
 from sottovoce.errors import InputError
 from sottovoce.learning.batches import Batches, parse_batches
 from sottovoce.learning.catalogue import PublicStatistic, Targets
@@ -316,7 +316,8 @@ class Gradients:
         drawn = self._examples(round)
         blocks = list(chunks(len(points), self._at_once(points, drawn)))
         if len(blocks) == 1:
-            rows, nonfinite = self._released(drawn, points, blocks[0])
+            with torch_divides():
+                rows, nonfinite = self._released(drawn, points, blocks[0])
             self.nonfinite += nonfinite
             return rows
         rows, counts = arrays.new_rows(points), list[int]()

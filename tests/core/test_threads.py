@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
 
+from sottovoce.algorithms.registry import algorithm
+from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.threads import chunks, for_each, threads, workers
+from sottovoce.core.topologies import metropolis
 from sottovoce.errors import InputError
 
 
@@ -44,6 +48,25 @@ def test_blocks_that_cannot_be_taken_at_once_stay_in_one_thread():
     with threads(3):
         for_each(lambda block: found.add(threading.get_ident()), range(50), alone=True)
     assert found == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("given", [None, 2])
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_torch_takes_one_thread_in_rounds_but_for_what_it_divides(given, blocks):
+    """Its threads wait in a loop for milliseconds, on the cores that ours need."""
+    net, seen, divided = metropolis("path:3"), [], []
+
+    def gradient(round: int, points: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        for_each(lambda block: divided.append(torch.get_num_threads()), range(blocks), alone=True)
+        return points
+
+    before = torch.get_num_threads()
+    with nullcontext() if given is None else threads(given):
+        for _ in iterate_rounds(algorithm("d-psgd"), net, torch.ones(3, 2), gradient, rounds=2):
+            assert torch.get_num_threads() == (given or before)
+    assert set(seen) == {1 if given else before}
+    assert set(divided) == {given or before}
 
 
 @pytest.mark.parametrize("count", [1, 2])
