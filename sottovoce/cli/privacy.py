@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 NOT_PROVEN = "nothing here is proven for what runs; add --kind any-training, or --convex where local steps are convex"
 """Where only kinds were asked for that rest on more than what is known."""
 
+OTHER_FORMATS = (".csv", ".tsv", ".npz", ".npy", ".parquet", ".xlsx")
+"""Names of files that promise another format than that of stored pairs."""
+
 
 def _kinds() -> Iterable[str]:
     from sottovoce.privacy.guarantee import Kind
@@ -175,6 +178,7 @@ def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]
     from sottovoce.core.limits import check_cost
     from sottovoce.core.participation import parse_participation
     from sottovoce.privacy.account_estimate import estimate_account
+    from sottovoce.privacy.accountant import headline_kinds
     from sottovoce.privacy.terms import Terms
 
     terms = Terms(parse_adjacency(setting.adjacency), parse_participation(setting.scheme), optimised=optimised)
@@ -182,6 +186,8 @@ def _announce(setting: Setting, system: "LinearSystem", kinds: "tuple[Kind, ...]
     check_cost(estimate.what, estimate.whole, estimate.smaller_work)
     if estimate.notice:
         print_note(f"sotto: {estimate.notice}")
+        if not set(kinds) & set(headline_kinds(system.algorithm, convex=setting.convex)):
+            print_note(f"sotto: there will be no headline: {NOT_PROVEN}")
 
 
 def _done_of(work: Activity) -> str:
@@ -229,6 +235,12 @@ def _only_of_pairs(all_pairs: bool, sample: int | None, out: Path | None) -> Non
     if out is not None and not all_pairs:
         raise InputError(
             "--out without --all-pairs", "only the figures of all pairs are stored", "add --all-pairs, or use --json"
+        )
+    if out is not None and out.suffix.lower() in OTHER_FORMATS:
+        raise InputError(
+            f"--out {out}",
+            "figures are stored as lines of JSON",
+            f"write --out {out.with_suffix('.jsonl')}, for example",
         )
     if sample is not None and not all_pairs:
         raise InputError("--sample without --all-pairs", "it samples the attackers of --all-pairs", "add --all-pairs")

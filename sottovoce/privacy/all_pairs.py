@@ -26,12 +26,13 @@ from sottovoce.core.participation import Participation
 from sottovoce.core.processes import signals_wait
 from sottovoce.core.sensitivity import relative
 from sottovoce.core.threads import WORKERS, one_thread
-from sottovoce.errors import InputError
+from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy import views
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.exact import routes
 from sottovoce.privacy.guarantee import Kind
-from sottovoce.privacy.observation import observe
+from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
+from sottovoce.privacy.observation import Observation, observe
 from sottovoce.regular_files import irregular
 from sottovoce.text import parse_json, read_text
 from sottovoce.tracing.linear_system import LinearSystem
@@ -79,8 +80,9 @@ def all_pairs(
         if attacker in done:
             return done[attacker]
         observation = observe(system, views.node(attacker, secure_sum=secure_sum))
+        squares = routes.squared(observation, scheme, above=rounded_up_by(n))
         found = np.zeros(n)
-        found[observation.victims] = np.sqrt(routes.squared(observation, scheme, above=rounded_up_by(n)))
+        found[observation.victims] = np.sqrt(np.minimum(squares, _told_by_noisy_gradients(observation, scheme)))
         return found
 
     kept = 0
@@ -97,6 +99,17 @@ def all_pairs(
     with one_thread(), ThreadPoolExecutor(WORKERS) as pool:
         _keep_each({pool.submit(row, who[place]): place for place in order}, keep)
     return out
+
+
+def _told_by_noisy_gradients(observation: Observation, scheme: Participation) -> _Mus | float:
+    """mu^2 that no exact loss is above, where noise is on gradients: a figure that is rounded up may be."""
+    system = observation.system
+    if rounded_up_by(system.n) is None or system.algorithm.averaging:
+        return np.inf
+    try:
+        return loss_given_noisy_gradients(system, observation.view, observation.victims, scheme)
+    except Unaccountable:
+        return np.inf
 
 
 def _keep_each(rows: Mapping[Future[_Mus], int], keep: Callable[[int, _Mus], None]) -> None:

@@ -93,8 +93,23 @@ def test_work_of_minutes_is_announced_with_what_is_quick(sotto, monkeypatch):
     assert "take --kind any-training --kind fixed-streams, fewer rounds, a smaller graph or one --victim, or" in err
 
 
+def test_long_work_without_a_headline_says_so_before_it_begins(sotto, monkeypatch):
+    monkeypatch.setattr(account_estimate, "LONG_SECONDS", 0.0)
+    assert "there will be no headline: nothing here is proven" in sotto(LINE, "--kind", "convex-training")[2]
+    assert "no headline" not in sotto(LINE, "--kind", "convex-training", "--convex")[2]
+    assert "no headline" not in sotto(LINE, "--kind", "any-training")[2]
+
+
+def test_pairs_are_not_stored_under_a_name_of_another_format(sotto, tmp_path):
+    code, _, err = sotto("account --graph ring:5 --rounds 3 --all-pairs", "--out", str(tmp_path / "p.csv"))
+    assert code == 2
+    assert "lines of JSON" in err
+    assert "p.jsonl" in err
+    assert not list(tmp_path.iterdir())
+
+
 def test_nodes_near_the_view_are_offered_where_they_take_less(sotto, monkeypatch):
-    line = "account --graph ring:40 --rounds 4 --view node:0 --kind convex-training"
+    line = "account --graph ring:40 --rounds 4 --view node:0 --kind convex-training --convex"
     monkeypatch.setattr(account_estimate, "LONG_SECONDS", 0.0)
     monkeypatch.setattr(account_estimate, "QUICK_SECONDS", 0.06)
     assert sotto(line)[2].endswith("of one core; --within 2 takes seconds\n")

@@ -26,6 +26,22 @@ def test_rows_are_what_account_says():
             assert mu[attacker, guarantee.victim] == pytest.approx(guarantee.mu)
 
 
+def test_no_pair_is_above_what_is_proven_where_figures_are_rounded_up(monkeypatch):
+    monkeypatch.setattr("sottovoce.privacy.all_pairs.MANY", 0)
+    exact = {
+        (a, one.victim): one.mu
+        for a in (0, 7)
+        for one in account(SYSTEM, f"node:{a}", kinds=["fixed-streams"]).guarantees
+    }
+    proven = account(SYSTEM, "everyone", kinds=["any-training"]).headline.mu
+    monkeypatch.setattr(
+        "sottovoce.privacy.exact.routes.squared", lambda seen, *_, **__: np.full(len(seen.victims), 99.0)
+    )
+    mu = all_pairs(SYSTEM, EVERY)
+    assert mu.max() == pytest.approx(proven, rel=1e-12)
+    assert all(mu[pair] >= found * (1 - 1e-12) for pair, found in exact.items())
+
+
 def test_a_store_is_resumed_after_any_cut(tmp_path):
     store, calls = tmp_path / "pairs.jsonl", []
     whole = all_pairs(SYSTEM, EVERY, store=store, progress=lambda done, of: calls.append((done, of)))
