@@ -14,6 +14,7 @@ from sottovoce.core.limits import check_cost
 from sottovoce.core.notebook_html import DELTA, html_table
 from sottovoce.core.participation import Participation, parse_participation
 from sottovoce.core.progress import counted
+from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
 from sottovoce.privacy.account_estimate import estimate_account
@@ -227,6 +228,7 @@ def account_for_each(
         yield _account_for(view, terms, wanted, None, together)
 
 
+@one_thread()
 def _account_for(
     view: View, terms: Terms, kinds: Sequence[Kind], victims: Sequence[int] | None, views: SeveralViews
 ) -> Account:

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from sottovoce import (
     Graph,
@@ -31,6 +32,7 @@ from sottovoce.privacy import amplification
 from sottovoce.privacy.amplification import epsilon_of_batches, sampled_epsilon
 from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.privacy.guarantee import TrainingProof
+from sottovoce.privacy.kind_bounds import KindBounds
 from tests.selection import in_turn
 
 
@@ -373,3 +375,18 @@ def test_little_own_noise_beside_much_shared_noise():
     assert stranger.mu**2 == pytest.approx(0.6, rel=1e-5)
     assert stranger.mu**2 >= 0.6
     assert account(system).mu ** 2 == pytest.approx(account(system, "node:0").mu ** 2)
+
+
+def test_accounts_take_one_thread_of_the_linear_algebra_library(monkeypatch):
+    """Two that share a factorisation wait for each other as soon as another program uses a core."""
+    seen, guarantees = set(), KindBounds.guarantees
+
+    def recorded(self, kind):
+        seen.update(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+        return guarantees(self, kind)
+
+    monkeypatch.setattr(KindBounds, "guarantees", recorded)
+    system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:5"), rounds=3)
+    with threadpool_limits(2, user_api="blas"):
+        account(system, "node:0")
+    assert seen == {1}

@@ -44,9 +44,12 @@ DIRECTIONS, COARSE = 1024, 128
 """How many directions of D are looked for at first, and where M may be a part in 10,000 above the truth; twice as many
 as long as all of them matter."""
 
-PASSES, TRANSFORMS = 12, 2.5
-"""How often directions are multiplied by D, and made orthonormal, in products of D with as many; and what Fourier
-transforms add to products of responses. By these it is told how far they are."""
+PASSES, TRANSFORMS = 4, 7.0
+"""How long it takes to multiply directions by D and to make them orthonormal, in products of D with as many; and how
+long transforms and products of responses take, in products. By these it is told how far they are."""
+
+USUAL = 1 / 4
+"""The share of all directions that is usually left."""
 
 ROWS = 1024
 """Rows of C, which has as many entries as G, that are alive at once."""
@@ -86,7 +89,7 @@ def settled_work(observation: Observation, rows: int, eta: float) -> float:
     """About how many multiplications `settled_` takes."""
     T, V, R, K = len(observation.steps), len(observation.victims), float(rows), _directions(eta)
     links, P = observation.steps[0].out.state.nnz, rows / T
-    return R**2 * P + R**3 + PASSES * R**2 * K + whitening.SPARSE * links * R + TRANSFORMS * V * T**2 * (P + K)
+    return R**2 * P + R**3 + PASSES * R**2 * K + whitening.SPARSE * links * R + TRANSFORMS * V * T**2 * (P + USUAL * K)
 
 
 def _directions(eta: float) -> int:
