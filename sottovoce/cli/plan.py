@@ -40,7 +40,8 @@ from sottovoce.privacy.rounding import sigma_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sottovoce.planning.planner import Entry, Plan, Question
+    from sottovoce.planning.question import Question
+    from sottovoce.planning.ranking import Entry, Plan
 
 
 def _algorithms() -> "Iterable[str]":
@@ -91,7 +92,8 @@ def plan_(
     """
     from sottovoce.core.graphs import graph as build
     from sottovoce.learning.declared_records import parse_records
-    from sottovoce.planning.planner import Question, plan
+    from sottovoce.planning.planner import plan
+    from sottovoce.planning.question import Question
 
     if serve or port:
         _serve(context, graph, port)
@@ -170,7 +172,7 @@ class _Rows:
 
     def add(self, entry: "Entry") -> None:
         """Another one."""
-        from sottovoce.planning.planner import noise_text
+        from sottovoce.planning.ranking import noise_text
 
         self._names[entry.algorithm] = None
         self._waiting.append(

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.limits import Cost, duration_text, is_affordable
+from sottovoce.planning.candidates import brief_traces
 from sottovoce.planning.noise_accumulation import ENTRIES, picked_nodes
-from sottovoce.planning.planner import Question, brief_traces
+from sottovoce.planning.question import Question
 from sottovoce.privacy.account_estimate import LONG_SECONDS, estimate_account
 from sottovoce.privacy.guarantee import parse_kind
 from sottovoce.privacy.terms import Terms

@@ -15,7 +15,8 @@ from sottovoce.cli.progress_lines import Activity
 from sottovoce.core import limits
 from sottovoce.core.graphs import graph
 from sottovoce.core.progress import expect_work, report_work
-from sottovoce.planning import plan_cost, planner
+from sottovoce.planning import candidates, plan_cost, planner
+from sottovoce.planning.question import Question
 from sottovoce.privacy import absorption_policy, account_cost, account_estimate, kind_bounds
 from sottovoce.privacy.exact import routes
 from tests.forked import Command
@@ -267,7 +268,7 @@ def test_a_plan_of_minutes_is_announced_with_algorithms_that_are_quick(sotto, mo
     assert sotto(line, "--algorithm", "dp-d-sgd")[2] == ""
     monkeypatch.setattr(plan_cost, "LARGE", 0)
     found = plan_cost.plan_cost(
-        planner.Question(
+        Question(
             graph=graph("regular:60,d=4,seed=0"), rounds=20, epsilon=4.0, delta=1e-5, records=10, dimension=10
         )
     )
@@ -288,9 +289,9 @@ def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto
     best = planner._best
 
     def first_only(question, one):
-        if one != planner.candidates()[0]:
+        if one != candidates.candidates()[0]:
             raise KeyboardInterrupt
-        return best(question, planner._Candidate("dp-d-sgd"))
+        return best(question, candidates.Candidate("dp-d-sgd"))
 
     def stopped_at(*reached):
         def search(*_, progress, **__):
@@ -303,7 +304,7 @@ def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto
     code, _, err = sotto("plan --graph ring:4 --records 10 --rounds 3 --epsilon 4")
     assert code == 130
     assert "sotto: dp-d-sgd: sigma" in err
-    assert f"stopped after 1 of {len(planner.candidates())} algorithms. Nothing is kept; --algorithm dp-d-sgd" in err
+    assert f"stopped after 1 of {len(candidates.candidates())} algorithms. Nothing is kept; --algorithm dp-d-sgd" in err
     monkeypatch.setattr("sottovoce.matrix_factorization.factorization.factorize", stopped_at(0.0234))
     assert "stopped at a gap of 2.3e-02. Nothing is kept; --gap 2.5e-02 ends there." in sotto("noise --graph ring:4")[2]
     monkeypatch.setattr("sottovoce.matrix_factorization.sampled_noise.sampled_noise", stopped_at(2, 8))

@@ -25,8 +25,10 @@ from sottovoce.core.graphs import graph
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.errors import InputError
+from sottovoce.planning.candidates import candidates
 from sottovoce.planning.noise_accumulation import noise_in_models
-from sottovoce.planning.planner import Question, candidates, plan, plan_one
+from sottovoce.planning.planner import plan, plan_one
+from sottovoce.planning.question import Question
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.guarantee import TrainingProof
