@@ -20,27 +20,36 @@ from dataclasses import replace
 import numpy as np
 
 from sottovoce.core.algorithm import Algorithm
-from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.participation import SAMPLED
+from sottovoce.core.progress import share_of_work
 from sottovoce.core.sensitivity import largest
 from sottovoce.core.threads import one_thread
 from sottovoce.core.topologies import Topology, weights_for
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.matrix_factorization.sampled_noise import numbers_of_parts
-from sottovoce.planning.candidates import FIRST_ROUNDS, PAIRED, Candidate, candidates, settings_for, with_secrets
+from sottovoce.planning.candidates import (
+    FIRST_ROUNDS,
+    PAIRED,
+    Candidate,
+    as_run,
+    asks_first_rounds,
+    candidates,
+    require_first_rounds,
+    settings_for,
+    with_secrets,
+)
 from sottovoce.planning.noise_accumulation import noise_in_models
+from sottovoce.planning.plan_progress import CountedPlan, PlanProgress
 from sottovoce.planning.question import Question
 from sottovoce.planning.ranking import Entry, Plan, PlannedSystem, Refused, rank
-from sottovoce.privacy.accountant import account
 from sottovoce.privacy.calibration import (
     Calibrated,
     Target,
     accounts_at,
     calibrated_system,
     in_proportion,
-    require_protection,
     with_sigma,
 )
 from sottovoce.privacy.sampled_batches import SampledCalibration, calibrate_sampled, saves_noise
@@ -48,7 +57,8 @@ from sottovoce.privacy.views import with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import ROUND_SECONDS, trace_coordinates, trace_possible
 
-Progress = Callable[[int, int], None]
+TRACED, ACCOUNTED = 0.1, 0.8
+"""The shares of an algorithm's time in which it is traced and accounted for; in the rest its noise is added up."""
 
 ENOUGH = 1000
 """Parameters with which a round is played to count its messages."""
@@ -61,27 +71,30 @@ OWN_C = "it takes a correlation of your own; mafalda finds the best one"
 @one_thread()
 def plan(
     question: Question,
-    progress: Progress | None = None,
+    progress: Callable[[PlanProgress], None] | None = None,
     found: Callable[[Entry], None] | None = None,
     algorithms: Sequence[str] | None = None,
+    seconds: Sequence[float] | None = None,
 ) -> Plan:
     """Calibrate, trace and rank all algorithms, or those that are named.
 
-    `found` gets each that meets the target as soon as it is known.
+    `found` gets each that meets the target as soon as it is known. `progress` hears how far it is: by the `seconds`
+    that each of the `candidates` takes, where they were estimated (`plan_cost`).
     """
     ranked, refused = [], []
     every = candidates(algorithms)
     rounds = Cost(seconds=ROUND_SECONDS * question.rounds * len(every))
     check_cost(f"a plan of {question.rounds:,} rounds for {len(every)} algorithms", rounds, "take fewer rounds")
-    for number, one in enumerate(every):
+    counted = CountedPlan(every, seconds, progress)
+    for one in every:
         try:
-            ranked.append(_best(question, one).entry)
+            with counted.candidate(one):
+                best = _best(question, one)
+            ranked.append(best.entry)
             if found is not None:
-                found(ranked[-1])
+                found(best.entry)
         except (InputError, Unaccountable) as error:
             refused.append(Refused(one.name, one.settings, str(error)))
-        if progress is not None:
-            progress(number + 1, len(every))
     ranked.sort(key=rank)
     return Plan(question, tuple(ranked), tuple(refused))
 
@@ -105,7 +118,10 @@ def _best(question: Question, one: Candidate) -> PlannedSystem:
         return _best_batches(question, one)
     if not spec.shares_noise:
         return _entry(question, one, lambda sigma: spec.build_at(sigma, given))
-    tried = [_entry(question, one, with_secrets(spec, given, times), secrets=times) for times in PAIRED]
+    tried = []
+    for times in PAIRED:
+        with share_of_work(1 / len(PAIRED)):
+            tried.append(_entry(question, one, with_secrets(spec, given, times), secrets=times))
     return min(tried, key=lambda found: found.error)
 
 
@@ -132,14 +148,11 @@ def _entry(
     weights = weights_for(build(1.0).requires, question.weights)
     net = question.topology(weights)
 
-    def as_run(sigma: float) -> Algorithm:
-        made = build(sigma)
-        return with_exact_noise(made, net) if made.secure_sum else made
-
-    built = as_run(1.0)
+    built = as_run(build(1.0), net)
     if secrets is None:
-        reference = trace_possible(with_sigma(built, 1.0), net, rounds=question.rounds)
-        unsampled = _calibrated(question, built, reference)
+        with share_of_work(TRACED):
+            reference = trace_possible(with_sigma(built, 1.0), net, rounds=question.rounds)
+        unsampled = _calibrated(question, one, reference)
         chance = _by_chance(question, reference, unsampled)
         paired: Mapping[str, object] = {}
     else:
@@ -147,7 +160,7 @@ def _entry(
         paired = one.spec.shared_noise(secrets * unsampled.sigma)
     sigma, found = unsampled
     assert found.headline is not None
-    ready = as_run(sigma) if chance is None else with_sigma(built, chance.sigma)
+    ready = as_run(build(sigma), net) if chance is None else with_sigma(built, chance.sigma)
     system = found.system if chance is None else chance.system
     average, node, why = _predicted(question, ready, system)
     entry = Entry(
@@ -168,22 +181,25 @@ def _by_chance(question: Question, reference: LinearSystem, unsampled: Calibrate
     return found if found is not None and saves_noise(found.sigma, unsampled.sigma) else None
 
 
-def _calibrated(question: Question, built: Algorithm, reference: LinearSystem) -> Calibrated:
-    """The least sigma. What the first rounds refuse, more of them refuse too, and much later: they are asked first."""
-    if built.noise.correlation is None and question.rounds > FIRST_ROUNDS:
-        first = reference.first_rounds(FIRST_ROUNDS)
-        require_protection(account(first, question.view, **question.terms(FIRST_ROUNDS)))
+def _calibrated(question: Question, one: Candidate, reference: LinearSystem) -> Calibrated:
+    """The least sigma; the first rounds are asked first."""
+    if asks_first_rounds(question, reference):
+        with share_of_work(ACCOUNTED * FIRST_ROUNDS / question.rounds):
+            require_first_rounds(question, one, reference.first_rounds(FIRST_ROUNDS))
     target = Target(question.epsilon, question.delta)
-    return calibrated_system(reference, question.view, target, **question.terms(question.rounds))
+    with share_of_work(ACCOUNTED):
+        return calibrated_system(reference, question.view, target, **question.terms(question.rounds))
 
 
 def _scaled(question: Question, build: Callable[[float], Algorithm], net: Topology) -> Calibrated:
     """The least sigma where secrets that neighbours share grow with it: mu falls as one over both."""
     target = Target(question.epsilon, question.delta)
-    traced = trace_possible(build(1.0), net, rounds=question.rounds)
+    with share_of_work(TRACED):
+        traced = trace_possible(build(1.0), net, rounds=question.rounds)
     view = question.adversary
     at = accounts_at(traced, lambda sigma: build(sigma).noise, **question.terms(question.rounds))
-    reference = at(1.0, view)
+    with share_of_work(ACCOUNTED):
+        reference = at(1.0, view)
     if reference.mu == 0:
         return Calibrated(0.0, reference)
     return in_proportion(lambda sigma: at(sigma, view), reference, target, margin=1e-9)

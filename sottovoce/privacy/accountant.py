@@ -13,9 +13,10 @@ from sottovoce.core.json_numbers import JSON
 from sottovoce.core.limits import check_cost
 from sottovoce.core.notebook_html import DELTA, html_table
 from sottovoce.core.participation import Participation, parse_participation
-from sottovoce.core.progress import counted
+from sottovoce.core.progress import counted, share_of_work
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
+from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.account_estimate import estimate_account
 from sottovoce.privacy.account_table import table_by_distance
 from sottovoce.privacy.assumptions import Assumption, at_other_noise
@@ -197,12 +198,30 @@ def account(
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz, optimised)
     estimate = estimate_account(system, view, wanted, terms, victims, covering=covering)
     check_cost(estimate.what, estimate.whole, "take fewer rounds, a smaller graph or fewer victims")
-    found = _account_for(view, terms, wanted, victims, SeveralViews(system, terms.scheme))
+    every = covering_views(view, system) if covering else ()
+    adversaries = (view, *(other for other in every if other != view))
+    own, *rest = _shares([_adversary_seconds(system, one, wanted, terms, victims) for one in adversaries])
+    with share_of_work(own):
+        found = _account_for(view, terms, wanted, victims, SeveralViews(system, terms.scheme))
     if not covering or found.headline is None:
         return found
-    every = covering_views(view, system)
-    others = [_headline_account(found, other, terms, victims) for other in every if other != view]
+    others = []
+    for other, share in zip(adversaries[1:], rest, strict=True):
+        with share_of_work(share):
+            others.append(_headline_account(found, other, terms, victims))
     return replace(_with_worst_headline(found, others), coverage=coverage((view, *every), system))
+
+
+def _adversary_seconds(
+    system: LinearSystem, view: View, kinds: Sequence[Kind], terms: Terms, victims: Sequence[int] | None
+) -> float:
+    return estimate_account(system, view, kinds, terms, victims, covering=False).whole.seconds
+
+
+def _shares(seconds: Sequence[float]) -> list[float]:
+    """What share of all work each part is, where it takes so many seconds."""
+    whole = sum(seconds)
+    return [one / whole if whole else 1 / len(seconds) for one in seconds]
 
 
 def account_for_each(
@@ -238,9 +257,10 @@ def _account_for(
     work = KindBounds(system, view, observation, terms, views)
     found: list[Guarantee] = []
     refusals: list[str] = []
-    for kind in kinds:
+    shares = _shares([account_cost(system, view, [kind], terms.scheme, victims).seconds for kind in kinds])
+    for kind, share in zip(kinds, shares, strict=True):
         try:
-            with counted(kind.value, len(observation.victims)):
+            with share_of_work(share), counted(kind.value, len(observation.victims)):
                 found += work.guarantees(kind)
         except Unaccountable as refusal:
             refusals.append(f"{kind}: {refusal}")
@@ -261,7 +281,8 @@ def _account_for_coalitions(
     for one in every:
         others = None if victims is None else [victim for victim in victims if victim not in one.members]
         if others != []:
-            accounts.append(_account_for(one, terms, asked, others, together))
+            with share_of_work(1 / len(every)):
+                accounts.append(_account_for(one, terms, asked, others, together))
     if not accounts:
         raise InputError(f"view {view}", "each such coalition contains all the victims", "name more victims")
     refusals = dict.fromkeys(refusal for found in accounts for refusal in found.refusals)

@@ -268,9 +268,7 @@ def test_a_plan_of_minutes_is_announced_with_algorithms_that_are_quick(sotto, mo
     assert sotto(line, "--algorithm", "dp-d-sgd")[2] == ""
     monkeypatch.setattr(plan_cost, "LARGE", 0)
     found = plan_cost.plan_cost(
-        Question(
-            graph=graph("regular:60,d=4,seed=0"), rounds=20, epsilon=4.0, delta=1e-5, records=10, dimension=10
-        )
+        Question(graph=graph("regular:60,d=4,seed=0"), rounds=20, epsilon=4.0, delta=1e-5, records=10, dimension=10)
     )
     assert {"decor", "dp-d-sgd", "mafalda"} <= found.seconds.keys()
     assert found.seconds["decor"] > 2 * found.seconds["dp-d-sgd"]  # two sizes of secrets, of every pair
