@@ -7,6 +7,7 @@ left out, which has a limit of its own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -46,6 +47,10 @@ ADVERSARY_SECONDS, ABOUT_NODE_SECONDS = 1e-3, 1.6e-5
 
 ASKED_SECONDS = 5.0
 """Of what takes longer by its sizes, the first rounds are asked whether anything is proven."""
+
+
+LEAST_SHARE = 0.01
+"""An estimate from sizes is taken to be too high by no more than this."""
 
 
 @dataclass(frozen=True)
@@ -120,27 +125,34 @@ def plan_cost(question: Question, algorithms: Sequence[str] | None = None) -> Pl
 def _of_candidate(question: Question, one: Candidate, brief: Brief) -> float | None:
     """Seconds; 0 where its first rounds are refused, None where it is refused for its size."""
     found = _untraced(question, brief.tracing) if brief.system is None else _seconds(question, brief.system)
-    if brief.system is not None and (found is None or found > ASKED_SECONDS):
-        if _is_refused_early(question, one, brief):
+    if found is None or found > ASKED_SECONDS:
+        share = _share_by_first_rounds(question, one, brief)
+        if share == 0:
             return 0.0
+        found = None if found is None else share * found
     if found is None:
         return None
     shared = SHARED_SECONDS * question.graph.n**3 if brief.times > 1 else 0.0
     return brief.times * (found + shared)
 
 
-def _is_refused_early(question: Question, one: Candidate, brief: Brief) -> bool:
-    """Whether nothing is proven of the first rounds, where that takes little to know."""
+def _share_by_first_rounds(question: Question, one: Candidate, brief: Brief) -> float:
+    """The share of an estimate from sizes that the first rounds take, at most 1; 0 where nothing is proven of them.
+
+    1 where they would take long themselves.
+    """
     first = brief.system
     if first is None or brief.times > 1 or not asks_first_rounds(question, first):
-        return False
-    if _account(question, first).seconds > ASKED_SECONDS:
-        return False
+        return 1.0
+    estimated = _account(question, first).seconds
+    if estimated > ASKED_SECONDS:
+        return 1.0
+    begun = time.process_time()
     try:
         require_first_rounds(question, one, first)
     except (InputError, Unaccountable):
-        return True
-    return False
+        return 0.0
+    return min(1.0, max(LEAST_SHARE, (time.process_time() - begun) / estimated))
 
 
 def _account(question: Question, system: LinearSystem) -> Cost:
