@@ -64,7 +64,9 @@ if TYPE_CHECKING:
     from sottovoce.matrix_factorization.result import Factorization
     from sottovoce.matrix_factorization.sampled_noise import sampled_noise
     from sottovoce.planning.noise_accumulation import noise_in_models
-    from sottovoce.planning.planner import Plan, Question, plan
+    from sottovoce.planning.planner import plan
+    from sottovoce.planning.question import Question
+    from sottovoce.planning.ranking import Plan
     from sottovoce.privacy import views
     from sottovoce.privacy.accountant import Account, account
     from sottovoce.privacy.amplification import sampled_epsilon
@@ -154,11 +156,9 @@ _MODULE_OF = {
     "matrix_factorization.result": ("Factorization",),
     "matrix_factorization.sampled_noise": ("sampled_noise",),
     "planning.noise_accumulation": ("noise_in_models",),
-    "planning.planner": (
-        "Plan",
-        "Question",
-        "plan",
-    ),
+    "planning.planner": ("plan",),
+    "planning.question": ("Question",),
+    "planning.ranking": ("Plan",),
     "privacy.accountant": (
         "Account",
         "account",

@@ -219,6 +219,36 @@ def progress_kept(what: str, kept: Callable[[], str]) -> Iterator[Callable[[int,
 
 
 @contextmanager
+def share_shown(what: str, stopped: Callable[[], str]) -> Iterator[Callable[[str, float], None]]:
+    """A bar or lines on stderr for work of unequal parts, told by words and by the share that is done.
+
+    On Ctrl-C says what `stopped` does.
+    """
+    with telling_when_stopped(stopped), _timed(what) as work, _share_bar(what) as show_bar:
+
+        def tell(words: str, share: float) -> None:
+            work.hear("", share, 1)
+            work.reached = f"{words}, {int(100 * share)} %, "
+            show_bar(words, share)
+
+        yield tell
+
+
+@contextmanager
+def _share_bar(what: str) -> Iterator[Callable[[str, float], None]]:
+    if not verbosity.shows_progress:
+        yield lambda words, share: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=RECENT) as bar:
+        task = bar.add_task(what, total=1.0)
+        yield lambda words, share: bar.update(task, description=words, completed=share)
+
+
+@contextmanager
 def _bar(what: str, rate: bool, note: Callable[[int], str] | None) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

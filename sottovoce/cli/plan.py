@@ -28,7 +28,7 @@ from sottovoce.cli.options import (
     Yes,
     offering,
 )
-from sottovoce.cli.output import PATIENCE, answer, print_note, progress_kept, show_elapsed, verbosity
+from sottovoce.cli.output import PATIENCE, answer, print_note, share_shown, show_elapsed, verbosity
 from sottovoce.cli.progress_lines import activity
 from sottovoce.cli.run_files import code_beside
 from sottovoce.cli.terminal import print_line
@@ -40,7 +40,9 @@ from sottovoce.privacy.rounding import sigma_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from sottovoce.planning.planner import Entry, Plan, Question
+    from sottovoce.planning.plan_progress import PlanProgress
+    from sottovoce.planning.question import Question
+    from sottovoce.planning.ranking import Entry, Plan
 
 
 def _algorithms() -> "Iterable[str]":
@@ -91,7 +93,8 @@ def plan_(
     """
     from sottovoce.core.graphs import graph as build
     from sottovoce.learning.declared_records import parse_records
-    from sottovoce.planning.planner import Question, plan
+    from sottovoce.planning.planner import plan
+    from sottovoce.planning.question import Question
 
     if serve or port:
         _serve(context, graph, port)
@@ -118,10 +121,10 @@ def plan_(
             weights=weights, convex=convex, colluders=colluders,
         )  # fmt: skip
     with show_elapsed("estimating what the plan takes"):
-        _announce(question, algorithm)
+        seconds = _announce(question, algorithm)
     rows = _Rows()
-    with progress_kept("algorithms", rows.kept) as tell, rows.shown_early():
-        found = plan(question, tell, rows.add, algorithm)
+    with share_shown("plan", rows.stopped) as tell, rows.shown_early():
+        found = plan(question, rows.counting(tell), rows.add, algorithm, seconds)
     if not found.ranked:
         reasons = "; ".join(dict.fromkeys(one.reason for one in found.refused))
         raise Unaccountable(f"no algorithm meets epsilon {question.epsilon:g} against {question.view}: {reasons}")
@@ -150,13 +153,16 @@ def _option(name: str) -> str:
     return "a run file" if name == "file" else f"--{name.removeprefix('as_').replace('_', '-')}"
 
 
-def _announce(question: "Question", algorithms: list[str] | None) -> None:
-    """Say before a plan of minutes how long it takes, and what would be quick."""
+def _announce(question: "Question", algorithms: list[str] | None) -> list[float]:
+    """Say before a plan of minutes how long it takes, and what would be quick; the seconds of each candidate."""
+    from sottovoce.core.limits import check_cost
     from sottovoce.planning.plan_cost import plan_cost
 
     cost = plan_cost(question, algorithms)
-    if cost is not None and cost.notice:
+    check_cost(cost.what, cost.whole, cost.smaller_work)
+    if cost.notice:
         print_note(f"sotto: {cost.notice}")
+    return [seconds or 0.0 for _, seconds in cost.each]
 
 
 class _Rows:
@@ -167,10 +173,11 @@ class _Rows:
 
     def __init__(self) -> None:
         self._begun, self._waiting, self._names = time.monotonic(), list[str](), dict[str, None]()
+        self._reached = "before the first of the algorithms"
 
     def add(self, entry: "Entry") -> None:
         """Another one."""
-        from sottovoce.planning.planner import noise_text
+        from sottovoce.planning.ranking import noise_text
 
         self._names[entry.algorithm] = None
         self._waiting.append(
@@ -193,11 +200,21 @@ class _Rows:
             self._show()
             raise
 
-    def kept(self) -> str:
-        """What is left of a plan that is stopped: rows that were not shown, and how to have those that were found."""
+    def counting(self, tell: "Callable[[str, float], None]") -> "Callable[[PlanProgress], None]":
+        """Passes on how far the plan is, in words and as a share of its time."""
+
+        def hear(now: "PlanProgress") -> None:
+            counted = f"{now.done:,} of {now.total:,} algorithms"
+            self._reached = f"after {counted}" + (f", in {now.algorithm}" if now.algorithm else "")
+            tell(f"{counted}{now.algorithm and f', {now.algorithm}'}", now.share)
+
+        return hear
+
+    def stopped(self) -> str:
+        """How far a plan is that is stopped, rows that were not shown, and how to have those that were found."""
         found = f" Found: {'; '.join(self._waiting)}." if self._waiting else ""
         again = " ".join(f"--algorithm {name}" for name in self._names)
-        return f"Nothing is kept{again and f'; {again} answers with what was found'}.{found}"
+        return f"stopped {self._reached}. Nothing is kept{again and f'; {again} answers with what was found'}.{found}"
 
 
 def _question_of_file(file: Path, data: Path | None, epsilon: float | None, context: typer.Context) -> "Question":
@@ -266,6 +283,13 @@ def _shared(found: "Plan", sentence: str, fact: "Callable[[Entry], str]") -> lis
     return [f"{', '.join(labels)}: {sentence.format(one)}." for one, labels in facts.items()]
 
 
+def _stands_for_coalitions(entry: "Entry") -> bool:
+    """Whether a figure about all nodes together stands for coalitions of the size that was asked about."""
+    from sottovoce.algorithms.registry import algorithm_spec
+
+    return entry.covers.colluders is None and algorithm_spec(entry.algorithm).setting("colluders") is not None
+
+
 def _words(found: "Plan") -> list[str]:
     question = found.question
     about = "one record" if parse_adjacency(question.adjacency) is Adjacency.RECORD else "all data of a node"
@@ -275,6 +299,14 @@ def _words(found: "Plan") -> list[str]:
         f"Recommended: {found.reason}.",
     ]
     lines += _shared(found, "The target is met {}", lambda entry: str(entry.covers))
+    counted_as_all = [entry.label for entry in found.ranked if _stands_for_coalitions(entry)]
+    if counted_as_all:
+        lines.append(
+            f"{', '.join(counted_as_all)}: coalitions of {question.colluders} among {question.graph.n:,} nodes over "
+            f"{question.rounds:,} rounds are too many to account for one by one. The figure is that of all nodes "
+            "together, so it holds for any number of colluders; smaller graphs and fewer rounds are accounted for "
+            f"with the {question.colluders} of --colluders."
+        )
     lines += _shared(found, "{}", lambda entry: entry.guarantee.final_models.sentence)
     for one in found.refused:
         shown = ",".join(f"{key}={value}" for key, value in one.settings.items())

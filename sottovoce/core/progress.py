@@ -34,6 +34,18 @@ Of some work nobody knows how much there is; what it is can be told all the same
 ...     report_stage("drawing the graph")
 >>> reached[10:]
 [('drawing the graph', 0, 0)]
+
+Whoever wants to know how far all of it is, says which share of it each part takes, one after the other. What is counted
+in a part is that share of the whole:
+
+>>> shares = []
+>>> with share_heard(lambda share: shares.append(round(share, 3))):
+...     with share_of_work(0.4), counted("victims", 2):
+...         report_progress(1)
+...     with share_of_work(0.6), share_of_work(0.5), counted("victims", 4):
+...         report_progress(1)
+>>> shares
+[0.0, 0.2, 0.4, 0.4, 0.4, 0.475, 0.7, 0.7, 1.0]
 """
 
 from __future__ import annotations
@@ -51,6 +63,9 @@ SEEN = 1e-3
 
 NEARLY = 0.99
 """The share of all that is counted that seems done at most before it is."""
+
+ShareListener = Callable[[float], None]
+"""Called with the share of all work that is done."""
 
 _listener: ContextVar[Listener | None] = ContextVar("who hears of progress", default=None)
 
@@ -82,6 +97,62 @@ class _Steps:
 
 _count: ContextVar[_Count | None] = ContextVar("what is counted", default=None)
 _steps: ContextVar[_Steps | None] = ContextVar("which steps are counted", default=None)
+
+
+@dataclass
+class _Scope:
+    """The part of all work that a context does, and how much of that part is done."""
+
+    listener: ShareListener
+    first: float = 0.0
+    width: float = 1.0
+    done: float = 0.0
+
+    def tell(self, share: float) -> None:
+        self.listener(self.first + self.width * share)
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("which share of all work is done", default=None)
+
+
+@contextmanager
+def share_heard(listener: ShareListener) -> Iterator[None]:
+    """A context of which this listener hears what share of its work is done."""
+    before = _scope.set(_Scope(listener))
+    try:
+        yield
+    finally:
+        _scope.reset(before)
+
+
+def share_is_heard() -> bool:
+    """Whether anybody hears what share of all work is done."""
+    return _scope.get() is not None
+
+
+@contextmanager
+def share_of_work(share: float) -> Iterator[None]:
+    """A context that does this share of the work around it, after other shares; done when it ends, however it does."""
+    outer = _scope.get()
+    if outer is None:
+        yield
+        return
+    share = min(share, 1 - outer.done)
+    before = _scope.set(_Scope(outer.listener, outer.first + outer.width * outer.done, outer.width * share))
+    try:
+        yield
+    finally:
+        _scope.reset(before)
+        outer.done += share
+        outer.tell(outer.done)
+
+
+def _tell(what: str, done: float, total: int) -> None:
+    listener, scope = _listener.get(), _scope.get()
+    if listener is not None:
+        listener(what, done, total)
+    if scope is not None and total:
+        scope.tell(scope.done + (1 - scope.done) * done / total)
 
 
 @contextmanager
@@ -123,22 +194,21 @@ def counted_in_steps(share: int, steps: int) -> Iterator[None]:
 def report_steps(more: int) -> None:
     """So many more steps are done; nothing is told where none are counted."""
     steps = _steps.get()
-    if steps is None or (listener := _listener.get()) is None or steps.count is not _count.get():
+    if steps is None or steps.count is not _count.get():
         return
     steps.done = min(steps.done + more, steps.total - 1)
     count = steps.count
-    listener(count.what, min(count.done + steps.share * steps.done / steps.total, count.total), count.total)
+    _tell(count.what, min(count.done + steps.share * steps.done / steps.total, count.total), count.total)
 
 
 def report_progress(more: int) -> None:
     """So much more is done."""
-    count, listener = _count.get(), _listener.get()
+    count = _count.get()
     if count is not None and more and count.done == count.total:
         return
     if count is not None:
         count.done = min(count.total, count.done + more)
-        if listener is not None:
-            listener(count.what, count.reached, count.total)
+        _tell(count.what, count.reached, count.total)
 
 
 def expect_work(units: float) -> None:
@@ -154,10 +224,9 @@ def report_work(units: float) -> None:
     if count is None or not count.work or count.done == count.total:
         return
     count.worked = min(count.worked + units, count.work)
-    listener = _listener.get()
-    if listener is not None and count.worked - count.told >= SEEN * count.work:
+    if count.worked - count.told >= SEEN * count.work:
         count.told = count.worked
-        listener(count.what, count.reached, count.total)
+        _tell(count.what, count.reached, count.total)
 
 
 def report_stage(what: str) -> None:

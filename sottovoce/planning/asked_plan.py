@@ -17,7 +17,8 @@ from sottovoce.core.graphs import graph
 from sottovoce.core.json_numbers import to_json
 from sottovoce.core.sensitivity import largest
 from sottovoce.errors import InputError
-from sottovoce.planning.planner import Question, plan_one
+from sottovoce.planning.planner import plan_one
+from sottovoce.planning.question import Question
 from sottovoce.privacy.accountant import account
 from sottovoce.privacy.guarantee import Guarantee, Kind
 from sottovoce.privacy.views import parse_view

@@ -1,24 +1,37 @@
 """What a plan takes, estimated before it begins, and which of its algorithms are quick.
 
-Each algorithm is traced for a few rounds; what more of them take follows from sizes. The search for correlated noise is
+Each algorithm is traced for a few rounds; what more of them take follows from sizes, unless the first ones are
+refused. The search for correlated noise is
 left out, which has a limit of its own.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sottovoce.core.adjacency import parse_adjacency
-from sottovoce.core.limits import Cost, duration_text, is_affordable
+from sottovoce.core.compression import RandomK
+from sottovoce.core.limits import Cost, duration_text, is_affordable, limits_are_lifted
+from sottovoce.errors import InputError, Unaccountable
+from sottovoce.planning.candidates import (
+    Brief,
+    Candidate,
+    asks_first_rounds,
+    brief_trace,
+    candidates,
+    require_first_rounds,
+)
 from sottovoce.planning.noise_accumulation import ENTRIES, picked_nodes
-from sottovoce.planning.planner import Question, brief_traces
+from sottovoce.planning.question import Question
 from sottovoce.privacy.account_estimate import LONG_SECONDS, estimate_account
+from sottovoce.privacy.covering_views import as_sums, coalitions, covering_views
 from sottovoce.privacy.guarantee import parse_kind
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
-from sottovoce.tracing.policy import REACHED_BYTES
+from sottovoce.tracing.policy import COORDINATES, REACHED_BYTES
 
 RESPONSES = 1e9
 """Responses of models to noise that are multiplied by a weight in a second."""
@@ -26,65 +39,136 @@ RESPONSES = 1e9
 SHARED_SECONDS = 1e-10
 """For each triple of nodes, where neighbours share secrets: the covariance of all noise in a round is inverted."""
 
-LARGE = 50_000
-"""Nodes times rounds from which on a plan is estimated. Below, estimates from sizes are far too high for those that
-are refused before their account is made; plans took less than a minute, but for secure sums on hundreds of nodes."""
+DRAWN_SECONDS, DRAWN_LINK_SECONDS = 1e-3, 2.5e-6
+"""For each round, and each weight in it, of a coordinate of which compression keeps a part: rounds differ."""
+
+ADVERSARY_SECONDS, ABOUT_NODE_SECONDS = 1e-3, 1.6e-5
+"""For each adversary that is accounted for, and for each of its victims, whatever else they take."""
+
+ASKED_SECONDS = 5.0
+"""Of what takes longer by its sizes, the first rounds are asked whether anything is proven."""
+
+
+LEAST_SHARE = 0.01
+"""An estimate from sizes is taken to be too high by no more than this."""
 
 
 @dataclass(frozen=True)
 class PlanCost:
-    """What is planned, and the seconds that each algorithm takes, all of its settings together."""
+    """What is planned, and the seconds that each candidate takes: its name, and None where it is not begun unasked."""
 
     what: str
-    seconds: dict[str, float]
+    each: tuple[tuple[str, float | None], ...]
     sought: frozenset[str]
     """Those whose correlation is sought first, which takes longer."""
 
     @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds that each algorithm takes, all of its settings together."""
+        found: dict[str, float] = {}
+        for name, one in self.each:
+            if one:
+                found[name] = found.get(name, 0.0) + one
+        return found
+
+    @property
+    def whole(self) -> Cost:
+        """All that is begun."""
+        return Cost(seconds=sum(self.seconds.values()))
+
+    @property
     def quick(self) -> tuple[str, ...]:
         """The algorithms that take a minute together, the quickest first; empty where these are none or all."""
-        found, whole = [], 0.0
-        for name in sorted(self.seconds.keys() - self.sought, key=lambda name: (self.seconds[name], name)):
-            whole += self.seconds[name]
+        found, whole, seconds = [], 0.0, self.seconds
+        for name in sorted(seconds.keys() - self.sought, key=lambda name: (seconds[name], name)):
+            whole += seconds[name]
             if whole > LONG_SECONDS:
                 break
             found.append(name)
-        return tuple(found) if len(found) < len(self.seconds) else ()
+        return tuple(found) if len(found) < len(seconds) else ()
+
+    def smaller_work(self) -> str:
+        """What to type to take less."""
+        options = [self._options] if self.quick else []
+        return f"take {', '.join([*options, 'fewer rounds'])} or a smaller graph"
 
     @property
     def notice(self) -> str:
         """A sentence for those who are about to wait for minutes; empty where nobody is."""
-        whole = sum(self.seconds.values())
+        whole, each = self.whole.seconds, self.seconds
         if whole <= LONG_SECONDS:
             return ""
-        longest = max(self.seconds, key=lambda name: self.seconds[name])
-        most = f", {longest} alone {duration_text(self.seconds[longest])}"
-        options = " ".join(f"--algorithm {name}" for name in self.quick)
-        seconds = duration_text(sum(self.seconds[name] for name in self.quick))
-        less = f"{options} takes about {seconds}" if options else "fewer rounds take less"
+        longest = max(each, key=lambda name: each[name])
+        most = f", {longest} alone {duration_text(each[longest])}" if len(each) > 1 else ""
+        seconds = duration_text(sum(each[name] for name in self.quick))
+        less = f"{self._options} takes about {seconds}" if self.quick else "fewer rounds take less"
         return f"{self.what} takes about {duration_text(whole)} of one core{most}; {less}"
 
+    @property
+    def _options(self) -> str:
+        return " ".join(f"--algorithm {name}" for name in self.quick)
 
-def plan_cost(question: Question, algorithms: Sequence[str] | None = None) -> PlanCost | None:
-    """What a plan takes, from sizes; None where that is seconds anyway."""
-    if question.graph.n * question.rounds < LARGE:
-        return None
-    seconds: dict[str, float] = {}
+
+def plan_cost(question: Question, algorithms: Sequence[str] | None = None) -> PlanCost:
+    """What a plan takes, from sizes, and from the first rounds of what would take long."""
+    each: list[tuple[str, float | None]] = []
     sought: set[str] = set()
-    for one in brief_traces(question, algorithms):
-        found = _untraced(question, one.tracing) if one.system is None else _seconds(question, one.system)
-        if found is not None:
-            shared = SHARED_SECONDS * question.graph.n**3 if one.times > 1 else 0.0
-            seconds[one.algorithm] = seconds.get(one.algorithm, 0.0) + one.times * (found + shared)
-        if one.system is not None and one.system.correlation is not None:
-            sought.add(one.algorithm)
+    for one in candidates(algorithms):
+        brief = brief_trace(question, one)
+        each.append((one.name, 0.0 if brief is None else _of_candidate(question, one, brief)))
+        if brief is not None and brief.system is not None and brief.system.correlation is not None:
+            sought.add(one.name)
     what = f"a plan for {question.graph.name}, {question.rounds:,} rounds,"
-    return PlanCost(what, seconds, frozenset(sought)) if seconds else None
+    return PlanCost(what, tuple(each), frozenset(sought))
+
+
+def _of_candidate(question: Question, one: Candidate, brief: Brief) -> float | None:
+    """Seconds; 0 where its first rounds are refused, None where it is refused for its size."""
+    found = _untraced(question, brief.tracing) if brief.system is None else _seconds(question, brief.system)
+    if found is None or found > ASKED_SECONDS:
+        share = _share_by_first_rounds(question, one, brief)
+        if share == 0:
+            return 0.0
+        found = None if found is None else share * found
+    if found is None:
+        return None
+    shared = SHARED_SECONDS * question.graph.n**3 if brief.times > 1 else 0.0
+    return brief.times * (found + shared)
+
+
+def _share_by_first_rounds(question: Question, one: Candidate, brief: Brief) -> float:
+    """The share of an estimate from sizes that the first rounds take, at most 1; 0 where nothing is proven of them.
+
+    1 where they would take long themselves.
+    """
+    first = brief.system
+    if first is None or brief.times > 1 or not asks_first_rounds(question, first):
+        return 1.0
+    estimated = _account(question, first).seconds
+    if estimated > ASKED_SECONDS:
+        return 1.0
+    begun = time.process_time()
+    try:
+        require_first_rounds(question, one, first)
+    except (InputError, Unaccountable):
+        return 0.0
+    return min(1.0, max(LEAST_SHARE, (time.process_time() - begun) / estimated))
+
+
+def _account(question: Question, system: LinearSystem) -> Cost:
+    """What the account of a system takes, by those kinds and against those adversaries that a plan asks about."""
+    asked = question.terms(system.rounds)
+    terms = Terms(parse_adjacency(question.adjacency), question.scheme(system.rounds))
+    view = as_sums(with_final_models(question.adversary, question.final_models), system)
+    kinds = [parse_kind(kind) for kind in asked["kinds"]]
+    count = sum(len(coalitions(one, system)) for one in covering_views(view, system))
+    each = Cost(seconds=count * (ADVERSARY_SECONDS + ABOUT_NODE_SECONDS * system.n))
+    return estimate_account(system, view, kinds, terms).whole + each
 
 
 def _untraced(question: Question, tracing: Cost) -> float | None:
     """For an algorithm that mixes often in a round: it is traced, and noise goes through all pairs that it joins."""
-    if not is_affordable(tracing):
+    if not (is_affordable(tracing) or limits_are_lifted()):
         return None
     entries, n = tracing.memory / REACHED_BYTES, question.graph.n
     return tracing.seconds + question.rounds * min(n, ENTRIES / n) * 2 * entries / RESPONSES
@@ -94,11 +178,11 @@ def _seconds(question: Question, traced: LinearSystem) -> float | None:
     """For an algorithm of which some rounds are traced; None where its account would be refused for its size."""
     first, *_, last = (*traced.steps, traced.steps[-1])
     system = replace(traced, steps=(first, *(last,) * (question.rounds - 1)))
-    asked = question.terms(question.rounds)
-    terms = Terms(parse_adjacency(question.adjacency), question.scheme(question.rounds))
-    view = with_final_models(question.adversary, question.final_models)
-    account = estimate_account(system, view, [parse_kind(kind) for kind in asked["kinds"]], terms).whole
-    if not is_affordable(account):
+    account = _account(question, system)
+    if not (is_affordable(account) or limits_are_lifted()):
         return None
     weights = sum(part.nnz for part in last.split(last.state_out)[::2])
-    return account.seconds + question.rounds * picked_nodes(system) * weights / RESPONSES
+    drawn = 0.0
+    if isinstance(system.algorithm.compression, RandomK):
+        drawn = COORDINATES * question.rounds * (DRAWN_SECONDS + DRAWN_LINK_SECONDS * weights)
+    return account.seconds + drawn + question.rounds * picked_nodes(system) * weights / RESPONSES

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from sottovoce.core.limits import Cost, duration_text, is_affordable
 from sottovoce.privacy.account_cost import account_cost
-from sottovoce.privacy.covering_views import coalitions, covering_views
+from sottovoce.privacy.covering_views import as_sums, coalitions, covering_views
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View
@@ -76,6 +76,7 @@ def estimate_account(
     covering: bool = True,
 ) -> AccountEstimate:
     """What `account` takes, from sizes alone."""
+    view = as_sums(view, system)
     every = covering_views(view, system) if covering else (view,)
     adversaries = [one for other in every for one in coalitions(other, system)]
 

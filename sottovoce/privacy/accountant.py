@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.final_models import FinalModels
@@ -13,10 +13,11 @@ from sottovoce.core.json_numbers import JSON
 from sottovoce.core.limits import check_cost
 from sottovoce.core.notebook_html import DELTA, html_table
 from sottovoce.core.participation import Participation, parse_participation
-from sottovoce.core.progress import counted
+from sottovoce.core.progress import counted, share_is_heard, share_of_work
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.absorption_policy import Policy
+from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.account_estimate import estimate_account
 from sottovoce.privacy.account_table import table_by_distance
 from sottovoce.privacy.assumptions import Assumption, at_other_noise
@@ -32,6 +33,8 @@ from sottovoce.tracing.noise_scaling import ROUNDING as NOISE_ROUNDING
 
 if TYPE_CHECKING:
     from sottovoce.core.algorithm import Algorithm
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True, repr=False)
@@ -198,12 +201,31 @@ def account(
     terms = Terms(parse_adjacency(adjacency), parse_participation(participation), convex, lipschitz, optimised)
     estimate = estimate_account(system, view, wanted, terms, victims, covering=covering)
     check_cost(estimate.what, estimate.whole, "take fewer rounds, a smaller graph or fewer victims")
-    found = _account_for(view, terms, wanted, victims, SeveralViews(system, terms.scheme))
+    every = covering_views(view, system) if covering else ()
+    adversaries = (view, *(other for other in every if other != view))
+    own, *rest = _shares(adversaries, lambda one: _adversary_seconds(system, one, wanted, terms, victims))
+    with share_of_work(own):
+        found = _account_for(view, terms, wanted, victims, SeveralViews(system, terms.scheme))
     if not covering or found.headline is None:
         return found
-    every = covering_views(view, system)
-    others = [_headline_account(found, other, terms, victims) for other in every if other != view]
+    others = []
+    for other, share in zip(adversaries[1:], rest, strict=True):
+        with share_of_work(share):
+            others.append(_headline_account(found, other, terms, victims))
     return replace(_with_worst_headline(found, others), coverage=coverage((view, *every), system))
+
+
+def _adversary_seconds(
+    system: LinearSystem, view: View, kinds: Sequence[Kind], terms: Terms, victims: Sequence[int] | None
+) -> float:
+    return estimate_account(system, view, kinds, terms, victims, covering=False).whole.seconds
+
+
+def _shares(parts: Sequence[Part], estimate: Callable[[Part], float]) -> list[float]:
+    """What share of all work each part is, by the seconds that it takes; not estimated where nobody hears of it."""
+    seconds = [estimate(part) for part in parts] if share_is_heard() else []
+    whole = sum(seconds)
+    return [one / whole for one in seconds] if whole else [1 / max(1, len(parts))] * len(parts)
 
 
 def account_for_each(
@@ -240,9 +262,10 @@ def _account_for(
     work = KindBounds(system, view, observation, terms, views)
     found: list[Guarantee] = []
     refusals: list[str] = []
-    for kind in kinds:
+    shares = _shares(kinds, lambda kind: account_cost(system, view, [kind], terms.scheme, victims).seconds)
+    for kind, share in zip(kinds, shares, strict=True):
         try:
-            with counted(kind.value, len(observation.victims)):
+            with share_of_work(share), counted(kind.value, len(observation.victims)):
                 found += work.guarantees(kind)
         except Unaccountable as refusal:
             refusals.append(f"{kind}: {refusal}")
@@ -263,7 +286,8 @@ def _account_for_coalitions(
     for one in every:
         others = None if victims is None else [victim for victim in victims if victim not in one.members]
         if others != []:
-            accounts.append(_account_for(one, terms, asked, others, together))
+            with share_of_work(1 / len(every)):
+                accounts.append(_account_for(one, terms, asked, others, together))
     if not accounts:
         raise InputError(f"view {view}", "each such coalition contains all the victims", "name more victims")
     refusals = dict.fromkeys(refusal for found in accounts for refusal in found.refusals)

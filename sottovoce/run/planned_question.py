@@ -8,7 +8,7 @@ from sottovoce.config import Experiment
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import folder_of
 from sottovoce.learning.own_code import find_model
-from sottovoce.planning.planner import Question
+from sottovoce.planning.question import Question
 from sottovoce.run.build import node_data
 from sottovoce.run.build_tables import named_after_tables, with_table_facts
 from sottovoce.run.build_topology import topology_of

@@ -15,8 +15,9 @@ from sottovoce.cli.progress_lines import Activity
 from sottovoce.core import limits
 from sottovoce.core.graphs import graph
 from sottovoce.core.progress import expect_work, report_work
-from sottovoce.planning import plan_cost, planner
-from sottovoce.privacy import absorption_policy, account_cost, account_estimate, kind_bounds
+from sottovoce.planning import candidates, plan_cost, planner
+from sottovoce.planning.question import Question
+from sottovoce.privacy import absorption_policy, account_cost, account_estimate, covering_views, kind_bounds
 from sottovoce.privacy.exact import routes
 from tests.forked import Command
 from tests.run.test_checkpoint import until
@@ -280,11 +281,8 @@ def test_calibrate_takes_kinds_and_says_what_was_done_when_it_is_stopped(sotto, 
 def test_a_plan_of_minutes_is_announced_with_algorithms_that_are_quick(sotto, monkeypatch):
     line = "plan --graph regular:60,d=4,seed=0 --records 10 --rounds 20 --epsilon 4 --adjacency record"
     assert sotto(line, "--algorithm", "dp-d-sgd")[2] == ""
-    monkeypatch.setattr(plan_cost, "LARGE", 0)
     found = plan_cost.plan_cost(
-        planner.Question(
-            graph=graph("regular:60,d=4,seed=0"), rounds=20, epsilon=4.0, delta=1e-5, records=10, dimension=10
-        )
+        Question(graph=graph("regular:60,d=4,seed=0"), rounds=20, epsilon=4.0, delta=1e-5, records=10, dimension=10)
     )
     assert {"decor", "dp-d-sgd", "mafalda"} <= found.seconds.keys()
     assert found.seconds["decor"] > 2 * found.seconds["dp-d-sgd"]  # two sizes of secrets, of every pair
@@ -303,9 +301,9 @@ def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto
     best = planner._best
 
     def first_only(question, one):
-        if one != planner.candidates()[0]:
+        if one != candidates.candidates()[0]:
             raise KeyboardInterrupt
-        return best(question, planner._Candidate("dp-d-sgd"))
+        return best(question, candidates.Candidate("dp-d-sgd"))
 
     def stopped_at(*reached):
         def search(*_, progress, **__):
@@ -318,9 +316,63 @@ def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto
     code, _, err = sotto("plan --graph ring:4 --records 10 --rounds 3 --epsilon 4")
     assert code == 130
     assert "sotto: dp-d-sgd: sigma" in err
-    assert f"stopped after 1 of {len(planner.candidates())} algorithms. Nothing is kept; --algorithm dp-d-sgd" in err
+    assert f"stopped after 1 of {len(candidates.candidates())} algorithms. Nothing is kept; --algorithm dp-d-sgd" in err
     monkeypatch.setattr("sottovoce.matrix_factorization.factorization.factorize", stopped_at(0.0234))
     assert "stopped at a gap of 2.3e-02. Nothing is kept; --gap 2.5e-02 ends there." in sotto("noise --graph ring:4")[2]
     monkeypatch.setattr("sottovoce.matrix_factorization.sampled_noise.sampled_noise", stopped_at(2, 8))
     err = sotto("noise --graph ring:4 --sampled 0.1 --rounds 8 --epsilon 2")[2]
     assert "stopped after 2 of 8 numbers of parts. What was found is stored; the same command" in err
+
+
+PLAN = "plan --graph regular:20,d=4,seed=0 --records 10 --rounds 6 --epsilon 4"
+
+
+def test_a_plan_of_more_than_ten_minutes_asks_for_yes(sotto, monkeypatch):
+    costs = {"dp-d-sgd": 3.0, "decor": 900.0}
+    monkeypatch.setattr(plan_cost, "_of_candidate", lambda question, one, brief: costs[one.name])
+    asked = f"{PLAN} --algorithm decor --algorithm dp-d-sgd"
+    code, out, err = sotto(asked)
+    assert (code, out) == (2, "")
+    assert "without --yes at most 10 minutes are used" in err
+    assert "take --algorithm dp-d-sgd, fewer rounds or a smaller graph, or add --yes" in err
+    code, _, err = sotto(f"{asked} --yes")
+    assert (code, "takes about 15 minutes" in err) == (0, True)
+
+
+def test_what_the_first_rounds_refuse_takes_no_time_and_is_asked_once(monkeypatch):
+    monkeypatch.setattr(plan_cost, "ASKED_SECONDS", 0.5)
+    question = Question(graph=graph("ring:8"), rounds=100, epsilon=4.0, delta=1e-5, records=100, dimension=10)
+    found = plan_cost.plan_cost(question, ["zip-dl", "dp-d-sgd"])
+    assert dict(found.each)["zip-dl"] == 0.0
+    assert dict(found.each)["dp-d-sgd"] > 0
+    monkeypatch.setattr(candidates, "account", None)
+    refused = planner.plan(question, algorithms=["zip-dl"]).refused
+    assert "nothing is added to gradients" in refused[0].reason
+
+
+def test_an_estimate_counts_the_coalitions_of_secure_sums():
+    question = Question(
+        graph=graph("regular:60,d=4,seed=0"), rounds=20, epsilon=4.0, delta=1e-5, records=9, dimension=9
+    )
+    found = plan_cost.plan_cost(question, ["secure-gossip", "dp-d-sgd"]).seconds
+    assert found["secure-gossip"] > 20 * found["dp-d-sgd"]
+
+
+def test_progress_of_a_plan_is_weighed_and_moves_within_an_algorithm():
+    question = Question(graph=graph("regular:20,d=4,seed=0"), rounds=6, epsilon=4.0, delta=1e-5, records=9, dimension=9)
+    heard = []
+    planner.plan(question, heard.append, algorithms=["dp-d-sgd", "secure-gossip"], seconds=[1.0, 3.0])
+    shares = [now.share for now in heard]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert next(now for now in heard if now.done == 1).share == pytest.approx(0.25)
+    assert len({now.share for now in heard if now.algorithm == "secure-gossip"}) > 15  # a coalition for each node
+
+
+def test_a_plan_says_why_more_colluders_are_covered_than_were_asked_about(sotto, monkeypatch):
+    asked = f"{PLAN} --algorithm secure-gossip"
+    assert "too many to account for one by one" not in sotto(asked)[1]
+    monkeypatch.setattr(covering_views, "COALITION_ROUNDS", 100)
+    out = sotto(asked)[1]
+    assert "coalitions of 1 among 20 nodes over 6 rounds are too many to account for one by one" in out
+    assert "any number" in out

@@ -21,7 +21,8 @@ from sottovoce.learning.datasets import Dataset
 from sottovoce.learning.lazy_rows import Examples
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
-from sottovoce.planning.planner import Question, plan
+from sottovoce.planning.planner import plan
+from sottovoce.planning.question import Question
 from sottovoce.privacy import views
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.guarantee import PrivacyFigure

@@ -28,7 +28,7 @@ from sottovoce.learning.datasets import Dataset, from_arrays
 from sottovoce.learning.engines import Stack
 from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import Task, task
-from sottovoce.planning.planner import Question
+from sottovoce.planning.question import Question
 from sottovoce.privacy import views
 from sottovoce.report.page import write_page_of
 from sottovoce.report.wording import adversary

@@ -15,7 +15,8 @@ from scipy.special import log_ndtr
 
 from sottovoce import account, algorithm, calibrate, metropolis, trace
 from sottovoce.core.graphs import graph
-from sottovoce.planning.planner import Question, plan
+from sottovoce.planning.planner import plan
+from sottovoce.planning.question import Question
 from sottovoce.privacy.covering_views import Coverage
 
 DELTA, NODES = 1e-5, 8

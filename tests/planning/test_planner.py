@@ -24,12 +24,19 @@ from sottovoce import (
 from sottovoce.core.graphs import graph
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.noise_key import NoiseKey
+from sottovoce.core.participation import Participation
 from sottovoce.errors import InputError
+from sottovoce.planning.candidates import candidates
 from sottovoce.planning.noise_accumulation import noise_in_models
-from sottovoce.planning.planner import Question, candidates, plan, plan_one
+from sottovoce.planning.planner import plan, plan_one
+from sottovoce.planning.question import Question
+from sottovoce.privacy import views
 from sottovoce.privacy.assumptions import AssumptionKind
 from sottovoce.privacy.calibration import with_sigma
+from sottovoce.privacy.exact import routes
 from sottovoce.privacy.guarantee import TrainingProof
+from sottovoce.privacy.observation import observe
+from sottovoce.privacy.worst_case import worst_case
 
 ROUNDS, DRAWS = 8, 4000
 
@@ -199,7 +206,7 @@ def test_questions_that_make_no_sense_are_refused(wrong):
 def test_the_command_prints_a_table_and_a_document(small, sotto, monkeypatch):
     asked = []
 
-    def planned(question, progress, found, algorithms):
+    def planned(question, progress, found, algorithms, seconds):
         asked.append(question)
         for entry in small.ranked:
             found(entry)
@@ -240,3 +247,17 @@ def test_poisson_batches_are_dealt_into_the_parts_that_suit_correlated_noise_bes
     assert dealt.settings["batches"] in ("cyclic-poisson:0.5x1", "cyclic-poisson:1.0x2")
     assert dealt.error_node <= plain.error_node * (1 + 1e-6)
     assert dealt.epsilon(1e-5) <= 1.0
+
+
+def test_sums_that_can_be_solved_for_all_noise_are_accounted_for_in_closed_form(monkeypatch):
+    """An exact loss of all sums together takes minutes on hundreds of nodes, and is that of the noisy gradients."""
+
+    def slow(*_):
+        raise AssertionError("the sums were accounted for one by one")
+
+    net = metropolis("regular:30,d=4,seed=0")
+    system = trace(with_exact_noise(algorithm("secure-gossip", sigma=1.0), net), net, rounds=4)
+    seen = observe(system, views.everyone(secrets_of=tuple(range(30))))
+    by_filter = worst_case(routes.losses(seen), Participation(), 4)
+    monkeypatch.setattr(routes, "_in_groups", slow)
+    assert routes.squared(seen, Participation()) == pytest.approx(by_filter, rel=1e-6)

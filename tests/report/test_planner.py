@@ -16,7 +16,8 @@ from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.topologies import weigh
 from sottovoce.planning.asked_plan import DELTA, participation_of
 from sottovoce.planning.plan_grid import ALGORITHMS, BATCHES, EPSILONS, GRAPHS, ROUNDS, plan_point, planned_graphs
-from sottovoce.planning.planner import Question, plan_one
+from sottovoce.planning.planner import plan_one
+from sottovoce.planning.question import Question
 from sottovoce.privacy.accountant import account
 from sottovoce.privacy.gaussian_dp import epsilon_of, mu_of
 from sottovoce.privacy.guarantee import Kind

@@ -63,6 +63,9 @@ FEW_ROWS, FEW_COMPONENTS = 1_000, 64
 LARGEST_RATIO = 1e5
 """Of the noise of nodes, where it is on single messages."""
 
+SOLVED, FULL_RANK = 4_000_000, 1e-10
+"""Entries up to which the sums of a round are solved for noise, and the least ratio of their singular values then."""
+
 NO_NOISE = 1e-24
 """Share of the variance of terms, none of them cancelling, below which what is left of them is rounding."""
 
@@ -217,16 +220,14 @@ def tells_all_noisy_gradients(observation: Observation) -> bool:
     """Whether the view is exactly that of all noisy gradients, which has a closed form.
 
     It is when all hear everything, the state after each round follows from what was just said, noise travels with its
-    gradient, and every gradient stands alone in some message.
+    gradient, and every gradient stands alone in some message, or in some combination of secure sums.
     """
     view = observation.view
-    if view.kind is not ViewKind.EVERYONE or view.secure_sum or observation.system.algorithm.averaging:
+    if view.kind is not ViewKind.EVERYONE or observation.system.algorithm.averaging:
         return False
-    for step in dict.fromkeys(observation.steps):
-        gradient = step.observed.gradient
-        alone = gradient[np.flatnonzero(np.diff(gradient.indptr) == 1)]
-        if step.takes_gradients and len(np.unique(alone.indices)) < gradient.shape[1]:
-            return False
+    shown = _solves_for_noise if view.secure_sum else _shows_single_gradients
+    if not all(shown(step) for step in dict.fromkeys(observation.steps) if step.takes_gradients):
+        return False
     if open_by_steps(observation) is not None:
         return False
     try:
@@ -234,6 +235,21 @@ def tells_all_noisy_gradients(observation: Observation) -> bool:
     except Unaccountable:
         return False
     return True
+
+
+def _shows_single_gradients(step: ObservedStep) -> bool:
+    gradient = step.observed.gradient
+    alone = gradient[np.flatnonzero(np.diff(gradient.indptr) == 1)]
+    return len(np.unique(alone.indices)) == gradient.shape[1]
+
+
+def _solves_for_noise(step: ObservedStep) -> bool:
+    """Whether what is said in a round, less states, can be solved for all of its noise, with room for rounding."""
+    rows, sources = step.observed.noise.shape
+    if not 0 < sources <= rows or rows * sources > SOLVED:
+        return False
+    sizes = np.linalg.svd(step.observed.noise.toarray(), compute_uv=False)
+    return bool(sizes[-1] > FULL_RANK * sizes[0])
 
 
 def sees_one_fresh_sum(observation: Observation) -> bool:
