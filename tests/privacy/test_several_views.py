@@ -9,6 +9,7 @@ from sottovoce import Unaccountable, account, algorithm, dropout, metropolis, tr
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.accountant import account_for_each
 from sottovoce.privacy.exact import kalman, routes, several, small_views
+from sottovoce.privacy.exact.average import separated
 from sottovoce.privacy.exact.several import SeveralViews
 from sottovoce.privacy.guarantee import KINDS
 from sottovoce.privacy.observation import observe
@@ -161,6 +162,63 @@ def test_pair_noise_that_cancels_in_the_average_leaves_the_figure_of_own_noise(s
     found = routes.squared(seen, parse_participation("every"))
     assert (found >= oracle * (1 - 1e-6)).all()
     np.testing.assert_allclose(found, oracle, rtol=1e-3)
+
+
+def _losses_with_pair_noise(net, rounds, members, sigma_pair):
+    """M of all victims from B itself, made without the accountant: no pair noise is in the average, by definition.
+
+    The factor is one of B, not of its covariance, so that its condition costs half as many digits.
+    """
+    n, weights = net.n, [net.at(t).weights.toarray() for t in range(rounds)]
+    there = [np.ones(n) if net.at(t).active is None else net.at(t).active.astype(float) for t in range(rounds)]
+    honest, unknown = np.setdiff1d(np.arange(n), members), np.ones(n)
+    unknown[members] = 0
+    pairs = np.argwhere(np.triu(net.graph.adjacency.toarray(), 1))
+    shared = np.zeros((n, len(pairs)))
+    shared[pairs[:, 0], np.arange(len(pairs))], shared[pairs[:, 1], np.arange(len(pairs))] = sigma_pair, -sigma_pair
+    sources = [np.hstack([np.diag(who * unknown), shared * (who * unknown)[pairs].prod(axis=1)]) for who in there]
+    A, B = [], []
+    for t in range(rounds):
+        told = np.eye(n)[np.setdiff1d(np.flatnonzero(weights[t][members].any(axis=0)), members)]
+        noise, signal = np.zeros((len(told), rounds, sources[0].shape[1])), np.zeros((len(told), rounds, n))
+        for s in range(t, -1, -1):
+            noise[:, s], signal[:, s] = told @ sources[s], told * there[s]
+            told = told @ weights[s - 1]
+        A.append(signal)
+        B.append(noise)
+    average = np.array(there) * unknown / n
+    A_RTV = np.concatenate([*A, average[None]])[:, :, honest]
+    B_RZ = np.concatenate([*B, np.hstack([average, np.zeros((rounds, len(pairs)))])[None]]).reshape(len(A_RTV), -1)
+    sizes = np.linalg.norm(B_RZ, axis=1)
+    factor = np.linalg.qr((B_RZ / sizes[:, None]).T, mode="r")
+    white = np.linalg.solve(factor.T, (A_RTV / sizes[:, None, None]).reshape(len(A_RTV), -1)).reshape(A_RTV.shape)
+    return np.einsum("rsv,rtv->vst", white, white)
+
+
+@pytest.mark.parametrize("sigma_pair", [3.0, 1e3, 1e6, 1e8, 1e9])
+@pytest.mark.parametrize("changes", [False, True])
+def test_pair_noise_that_cancels_in_the_average_counts_nowhere_on_larger_graphs(changes, sigma_pair):
+    """The filter, which larger coalitions take, knew it by its squares: figures were down to a tenth of the loss."""
+    graph, rounds = "regular:80,d=10,seed=0", 12
+    net = dropout(graph, rate=0.2, seed=2, announced=True) if changes else metropolis(graph)
+    system = trace(algorithm("decor", sigma=1.0, sigma_pair=sigma_pair), net, rounds=rounds)
+    seen = observe(system, views.with_final_models(views.coalition(0, 5, 9), "average"))
+    M_VTT = _losses_with_pair_noise(net, rounds, [0, 5, 9], sigma_pair)
+    every = parse_participation("every")
+    oracle = worst_case(M_VTT, every, rounds)
+    by_filter = routes.whole(seen, kalman.kalman(separated(seen).observation))
+    for found in (routes.squared(seen, every), worst_case(by_filter, every, rounds)):
+        assert (found >= oracle * (1 - 1e-9)).all()
+        np.testing.assert_allclose(found, oracle, rtol=1e-9 + 1e-12 * sigma_pair)
+
+
+def test_an_average_of_which_little_cancels_is_left_as_it_is():
+    for name, settings in (("dp-d-sgd", {}), ("decor", {"sigma_pair": 3.0})):
+        system = trace(algorithm(name, sigma=1.0, **settings), metropolis("ring:80"), rounds=4)
+        seen = observe(system, views.with_final_models(views.node(0), "average"))
+        found = separated(seen)
+        assert found.observation is seen
+        assert 1 <= found.factor < 1 + 1e-11
 
 
 def test_patterns_of_rounds_that_are_not_heard_do_not_hide_others():

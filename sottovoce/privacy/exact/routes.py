@@ -29,8 +29,9 @@ from sottovoce.core.noise import ZeroSum
 from sottovoce.core.participation import Participation
 from sottovoce.core.progress import report_progress
 from sottovoce.errors import Unaccountable
+from sottovoce.privacy.exact.average import Separated, separated
 from sottovoce.privacy.exact.conjugate import conjugate
-from sottovoce.privacy.exact.deflation import UNCOVERED, deflated, well_conditioned
+from sottovoce.privacy.exact.deflation import UNCOVERED, deflated
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
 from sottovoce.privacy.exact.gram import gram
 from sottovoce.privacy.exact.kalman import kalman
@@ -168,6 +169,8 @@ def _search(
         small = yield reduced[0]
     if isinstance(small, Singular):
         small, reduced = None, None
+    elif small is not None:
+        small = small * separated(observation).factor
     groups = _in_groups(observation, reduced, eta, None if scheme.times is None else scheme.apart)
     whole = ((group, M_VTT[None]) for group, M_VTT in groups)
     for group, M_RVJJ in whole if small is None else [(slice(None), small)]:
@@ -176,7 +179,7 @@ def _search(
         if covered.any():
             some = M_RVJJ if covered.all() else M_RVJJ[:, covered]
             found[covered] = yield _Asked(some, observation.gradient_rounds, gap)
-        if observation.view.final_models is not FinalModels.NONE:
+        if observation.view.final_models is not FinalModels.NONE and not separated(observation).apart:
             found[found * _largest_noise(observation) ** 2 > CANCELLED] = np.inf
         out[group] = found
     return np.minimum(out, _largest_of_averaging(observation, scheme))
@@ -335,6 +338,8 @@ def in_groups(observation: Observation) -> Groups:
 
 
 def _takes_deflation(observation: Observation) -> bool:
+    if np.isinf(separated(observation).factor):
+        return True
     sources = sum(step.observed.noise.shape[1] for step in observation.steps)
     return observation.system.algorithm.averaging and observation.steps[0].out.state.shape[0] * sources <= DEFLATED
 
@@ -344,7 +349,7 @@ def _reduced(observation: Observation, *, always: bool = False) -> tuple[Observa
 
     Small views are left as they are, unless they are `always` to be reduced, as the route `reversible` needs them.
     """
-    conditioned = well_conditioned(observation)
+    conditioned = separated(observation).observation
     if is_small(observation) and not always:
         return conditioned, np.zeros(len(observation.victims))
     return eliminate_known_messages(conditioned)
@@ -370,6 +375,7 @@ def _in_groups(
             groups = gram(smaller, eta) if route is gram else route(smaller)
         for group, M_VTT in groups:
             np.einsum("vtt->vt", M_VTT)[:] += direct[group, None]
+            M_VTT *= separated(observation).factor
             yield group, M_VTT
     except Singular:
         yield slice(None), _deflated(observation)
@@ -379,8 +385,9 @@ def _deflated(observation: Observation) -> Array:
     """Deflation with everyone as a victim: what is rounding is told by all signals, not by those of a few."""
     whole = observe(observation.system, observation.view)
     averaging = observation.system.algorithm.averaging
-    found = deflated(whole if averaging else well_conditioned(whole))
-    M_VTT = found.losses
+    apart = Separated(whole, 1.0, False) if averaging else separated(whole)
+    found = deflated(apart.observation)
+    M_VTT = found.losses * (apart.factor if apart.apart else 1.0)
     if averaging and not (found.clear and exact_rank(whole) == found.rank):
         bound = _largest_of_averaging(whole, Participation())
         M_VTT = np.where(np.isfinite(bound)[:, None, None], bound[:, None, None], M_VTT)
