@@ -9,7 +9,7 @@ from sottovoce import Unaccountable, account, algorithm, dropout, metropolis, tr
 from sottovoce.core.participation import parse_participation
 from sottovoce.privacy.accountant import account_for_each
 from sottovoce.privacy.exact import kalman, routes, several, small_views
-from sottovoce.privacy.exact.average import separated
+from sottovoce.privacy.exact.average import _adds_up, separated
 from sottovoce.privacy.exact.several import SeveralViews
 from sottovoce.privacy.guarantee import KINDS
 from sottovoce.privacy.observation import observe
@@ -219,6 +219,7 @@ def test_an_average_of_which_little_cancels_is_left_as_it_is():
         found = separated(seen)
         assert found.observation is seen
         assert 1 <= found.factor < 1 + 1e-11
+        assert _adds_up(seen.steps) == (name == "dp-d-sgd")
 
 
 def test_patterns_of_rounds_that_are_not_heard_do_not_hide_others():

@@ -76,7 +76,7 @@ def separated(observation: Observation) -> Separated:
     """The view, well-conditioned, with the average of the final models apart if noise cancels in it."""
     observation = well_conditioned(observation)
     unchanged = Separated(observation, 1.0, False)
-    if not _sees_an_average(observation):
+    if not _sees_an_average(observation) or _adds_up(observation.steps):
         return unchanged
     steps, last = observation.steps, observation.steps[-1]
     shares = _shares(steps)
@@ -111,6 +111,15 @@ def _sees_an_average(observation: Observation) -> bool:
     if observation.system.final_models is not FinalModels.AVERAGE or observation.system.correlation is not None:
         return False
     return bool(observation.steps[-1].observed.state[-1:].nnz)
+
+
+def _adds_up(steps: Sequence[ObservedStep]) -> bool:
+    """Whether all noise goes into the average with one sign, so that none of it cancels."""
+    shown, each = steps[-1].observed, dict.fromkeys(steps[:-1])
+    noise = [shown.noise[-1:].data, *(step.out.noise.data for step in each)]
+    carried = [shown.state[-1:].data, *(step.out.state.data for step in each)]
+    same = all((part >= 0).all() for part in noise) or all((part <= 0).all() for part in noise)
+    return same and all((part >= 0).all() for part in carried)
 
 
 def _shares(steps: Sequence[ObservedStep]) -> list[Array]:
