@@ -153,7 +153,7 @@ def _chosen(observation: Observation, victims: Sequence[int] | None) -> tuple[in
 
 
 def _check_size(observation: Observation) -> None:
-    rows = sum(step.observed.state.shape[0] for step in observation.steps)
+    rows = observation.rows
     unknowns = len(observation.victims) * observation.gradient_rounds
     sources = sum(len(step.noise_columns) for step in observation.steps)
     for count, most, what in ((unknowns, ENTRIES, "unknowns"), (sources, NOISE_ENTRIES, "noise sources")):

@@ -216,6 +216,6 @@ def audit_gradients(
 
 def _affordable_rounds(finished_run: FinishedRun, name: str, victim: int) -> int:
     observation = finished_run.beginning(read_view(name), [victim])
-    rows = max(1, *(step.observed.state.shape[0] for step in observation.steps))
+    rows = max(1, *(step.observed.state.shape[0] for step in observation.distinct_steps))
     columns = 1 + len(observation.steps[-1].noise_columns)
     return min(finished_run.training_run.rounds, max(1, math.isqrt(int(ENTRIES / (rows * columns)))))

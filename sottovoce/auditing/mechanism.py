@@ -159,7 +159,7 @@ class CanaryTrial(NamedTuple):
     def parts(self, into: bool) -> Iterator[Received]:
         """All repetitions with, or without, the canary: run after run, each with a seed of its own."""
         K = self.canary_TK.shape[1]
-        rows = sum(step.observed.state.shape[0] for step in self.observation.steps)
+        rows = self.observation.rows
         most = max(1, AT_ONCE // (K * max(self.observation.system.n, rows, 1)))
         sizes = [most] * (self.repetitions // most) + [self.repetitions % most] * (self.repetitions % most > 0)
         seeds = np.random.SeedSequence([self.seed, int(into)]).generate_state(len(sizes), np.uint64)
@@ -250,7 +250,7 @@ def _check(observation: Observation, repetitions: int, distinguisher: str, one_r
         )
     if one_run and distinguisher == "trained":
         raise InputError("a trained distinguisher in one run", "it learns from other runs", "use likelihood-ratio")
-    rows = sum(step.observed.state.shape[0] for step in observation.steps)
+    rows = observation.rows
     columns = observation.gradient_rounds + sum(len(step.noise_columns) for step in observation.steps)
     if rows * columns > ENTRIES:
         raise InputError(

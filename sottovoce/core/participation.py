@@ -60,10 +60,14 @@ class Participation:
         >>> [p.tolist() for p in parse_participation("2x3").patterns(8)]
         [[0, 3], [1, 4], [2, 5], [3, 6], [4, 7]]
         """
+        return [np.arange(rounds)[pattern] for pattern in self._slices(rounds)]
+
+    def _slices(self, rounds: int) -> list[slice]:
+        """The patterns as slices of all rounds."""
         if self.times is None:
-            return [np.arange(rounds)]
+            return [slice(None)]
         length, starts = self.times * self.apart, range(self.count(rounds))
-        return [np.arange(start, min(rounds, start + length), self.apart) for start in starts]
+        return [slice(start, start + length, self.apart) for start in starts]
 
     def possible(self, rounds: int) -> list[NDArray[np.intp]]:
         """Patterns in which a change can really show: `patterns`, and of shuffled epochs the first rounds of all."""
@@ -79,7 +83,7 @@ class Participation:
         T = len(each_TV)
         if self.shuffled:
             return np.add.reduce([each_TV[first : first + self.apart].max(axis=0) for first in range(0, T, self.apart)])
-        return np.max([each_TV[pattern].sum(axis=0) for pattern in self.patterns(T)], axis=0)
+        return np.asarray(np.max([each_TV[pattern].sum(axis=0) for pattern in self._slices(T)], axis=0))
 
     def count(self, rounds: int) -> int:
         """How many patterns there are.

@@ -58,6 +58,18 @@ def submatrix(
     return sparse.csr_array((matrix.data[there], place[there], ends), shape=(len(ends) - 1, width))
 
 
+def last_row(matrix: sparse.csr_array) -> NDArray[np.float64]:
+    """The last row with all its zeros; zeros alone where there is no row.
+
+    >>> last_row(sparse.csr_array([[0.0, 2.0, 3.0], [1.0, 0.0, 4.0]])).tolist()
+    [1.0, 0.0, 4.0]
+    """
+    found = np.zeros(matrix.shape[1])
+    begin = matrix.indptr[-2:][0]
+    np.add.at(found, matrix.indices[begin:], matrix.data[begin:])
+    return found
+
+
 def begins_with(matrix: sparse.csr_array, first: sparse.csr_array) -> bool:
     """Whether the first rows of a matrix are stored as those of another one.
 

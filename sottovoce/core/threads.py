@@ -33,6 +33,15 @@ class _Helpers(threading.local):
 
 _helpers = _Helpers()
 
+
+class _Products(threading.local):
+    """Whether this thread has limited products to one thread already."""
+
+    are_limited = False
+
+
+_products = _Products()
+
 WORKERS = min(4, os.cpu_count() or 1)
 """Threads of our own: sparse and batched products leave the others free to run."""
 
@@ -55,9 +64,19 @@ def _controller() -> ThreadpoolController:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A context, or a decorator, in which numpy's and scipy's products take one thread."""
-    with _controller().limit(limits=1, user_api="blas"):
+    """A context, or a decorator, in which numpy's and scipy's products take one thread.
+
+    Within itself it has nothing to do, and costs nothing.
+    """
+    if _products.are_limited:
         yield
+        return
+    with _controller().limit(limits=1, user_api="blas"):
+        _products.are_limited = True
+        try:
+            yield
+        finally:
+            _products.are_limited = False
 
 
 @contextmanager

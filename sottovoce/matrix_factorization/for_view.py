@@ -144,7 +144,7 @@ def _search_cost(observation: Observation, views: int) -> Cost:
 
 
 def _rows(observation: Observation) -> int:
-    return sum(step.observed.state.shape[0] for step in observation.steps)
+    return observation.rows
 
 
 def _orthonormal(observation: Observation) -> ObservedView:

@@ -63,8 +63,8 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
     weight = _smallest_weight(system)
     if weight < SMALLEST:
         return Closedness(False, reason=f"node {open_node} may react to what reaches it by a weight of {weight:.3g}")
-    rows = sum(step.observed.state.shape[0] for step in observation.steps)
-    sources = sum(step.observed.noise.shape[1] for step in observation.steps)
+    rows = observation.rows
+    sources = observation.sources
     state = observation.steps[0].observed.state.shape[1]
     if (min(rows, sources) + 2 * state) * sources > UNROLLED:
         return Closedness(False, reason=f"node {open_node} reacts to what the view has not seen")

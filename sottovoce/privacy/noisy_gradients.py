@@ -120,10 +120,10 @@ def _covered(covariance: Array) -> Array:
 
 
 @once_for_each
-def _leaving(system: LinearSystem) -> tuple[NDArray[np.bool_], ...]:
+def _leaving(system: LinearSystem) -> NDArray[np.bool_]:
     """For every round that takes gradients, which nodes' go anywhere: no view changes it."""
     rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
-    return map_equal_steps(lambda round: _leaves(*round), rounds)
+    return np.array(map_equal_steps(lambda round: _leaves(*round), rounds)).reshape(-1, system.n)
 
 
 def _leaves(step: StepMatrices, is_last: bool) -> NDArray[np.bool_]:

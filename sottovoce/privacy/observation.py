@@ -6,6 +6,7 @@ remains is the linear system that its loss is computed from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -97,7 +98,7 @@ class Observation:
         if graph is None or not members:
             return [None] * len(self.victims)
         hops = csgraph.dijkstra(_hearing(graph), unweighted=True, indices=members, min_only=True)
-        return [int(h) if np.isfinite(h) else None for h in hops[self.victims]]
+        return [int(h) if math.isfinite(h) else None for h in hops[self.victims].tolist()]
 
     @cached_property
     def picks(self) -> tuple[sparse.csr_array, ...]:
@@ -109,10 +110,25 @@ class Observation:
             raise Unaccountable(f"{self.view}: only messages were recorded; leave out the final models")
         return map_equal_steps(lambda step: _pick(step, self.view, self.victims), self.system.steps)
 
-    @property
+    @cached_property
+    def distinct_steps(self) -> tuple[ObservedStep, ...]:
+        """The rounds that differ, in their order."""
+        return tuple(dict.fromkeys(self.steps))
+
+    @cached_property
     def gradient_rounds(self) -> int:
         """In how many rounds gradients enter."""
         return sum(step.takes_gradients for step in self.steps)
+
+    @cached_property
+    def rows(self) -> int:
+        """How much is observed, over all rounds."""
+        return sum(step.observed.state.shape[0] for step in self.steps)
+
+    @cached_property
+    def sources(self) -> int:
+        """How many noise sources are unknown, over all rounds."""
+        return sum(step.observed.noise.shape[1] for step in self.steps)
 
 
 @once_for_each

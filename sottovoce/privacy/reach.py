@@ -20,6 +20,7 @@ from sottovoce.privacy.observation import Observation
 def reaching_gradients(observation: Observation) -> NDArray[np.bool_]:
     """Which (gradient round, victim) reach the view, directly or through another's query point."""
     n, V = observation.steps[0].out.state.shape[0], len(observation.victims)
+    seen = {step: tuple(map(columns_touched, step.observed[:2])) for step in observation.distinct_steps}
     wanted = np.zeros(n, dtype=bool)  # components of the state that reach it
     out: list[NDArray[np.bool_]] = []
     later, settled = None, False
@@ -29,9 +30,10 @@ def reaching_gradients(observation: Observation) -> NDArray[np.bool_]:
             out += out[-1:] if step.takes_gradients else []  # nothing changes from here on while rounds are equal
             continue
         later = (step, wanted)
-        carried = columns_touched(step.out.state, wanted) | columns_touched(step.observed.state)
+        of_state, of_gradient = seen[step]
+        carried = columns_touched(step.out.state, wanted) | of_state
         if step.takes_gradients:
-            reaches = columns_touched(step.out.gradient, wanted) | columns_touched(step.observed.gradient)
+            reaches = columns_touched(step.out.gradient, wanted) | of_gradient
             out.append(reaches)
             if step.point is not None:
                 asked = np.zeros(step.point.shape[0], dtype=bool)

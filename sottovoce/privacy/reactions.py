@@ -46,7 +46,7 @@ def knows_every_state(observation: Observation) -> bool:
 
     False, too, where that cannot be shown.
     """
-    steps = dict.fromkeys(observation.steps)
+    steps = observation.distinct_steps
     if any(_holds_more(_fresh(step.out), _fresh(step.observed)).any() for step in steps):
         return False
     return _known_throughout(observation, np.arange(observation.system.n))
@@ -70,7 +70,7 @@ def _known_throughout(observation: Observation, nodes: NDArray[np.intp]) -> bool
     So do those in the largest set of components of the state in which each goes on from others of the set, and what is
     new in it is a combination of what is new in observations that hold no other state. It is sought from above.
     """
-    steps = tuple(dict.fromkeys(observation.steps))
+    steps = observation.distinct_steps
     X = steps[0].out.state.shape[0]
     if any(step.out.state.shape != (X, X) or _entries(step) > SMALL for step in steps):
         return len(nodes) == 0

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypedDict
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import NoNoise, PerNode
 from sottovoce.core.participation import Participation
+from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.accountant import Account, account_for_each
@@ -82,6 +83,7 @@ class RunAccountant:
         """All kinds of guarantees against a view; of each view once."""
         return self.accounts([view])[0]
 
+    @one_thread()
     def accounts(self, views: Sequence[View]) -> tuple[Account, ...]:
         """All kinds of guarantees against each of some views; of each view once, and what views share once."""
         missing = []

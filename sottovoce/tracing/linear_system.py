@@ -22,6 +22,7 @@ from sottovoce.core.noise import PerNode
 from sottovoce.core.noise_sources import Sources
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.sensitivity import largest, relative
+from sottovoce.core.sparsity import submatrix
 from sottovoce.core.topologies import Topology
 
 if TYPE_CHECKING:
@@ -101,14 +102,19 @@ class StepMatrices:
         return {}
 
     def _split(self, matrix: sparse.csr_array) -> tuple[sparse.csr_array, sparse.csr_array, sparse.csr_array]:
-        by_input = matrix.tocsc()
+        if not matrix.has_sorted_indices:
+            matrix = matrix.sorted_indices()
+        column = np.arange(matrix.shape[1])
         a, b = self.state_size, self.state_size + self.gradients
-        unit = self.step_size * largest(self.sensitivity)
-        gradient, noise = by_input[:, a:b] / self.step_size, by_input[:, b:] / unit
+        state, gradient, noise = (
+            submatrix(matrix, None, (begin <= column) & (column < end))
+            for begin, end in ((0, a), (a, b), (b, matrix.shape[1]))
+        )
+        gradient, noise = gradient / self.step_size, noise / (self.step_size * largest(self.sensitivity))
         shares = relative(self.sensitivity)
         if shares is not None and self.gradients:
-            gradient = sparse.csc_array(gradient @ sparse.diags_array(shares))
-        return by_input[:, :a].tocsr(), gradient.tocsr(), noise.tocsr()
+            gradient = sparse.csr_array(gradient @ sparse.diags_array(shares))
+        return state, gradient, noise
 
 
 class Labels(NamedTuple):

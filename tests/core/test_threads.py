@@ -7,10 +7,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from sottovoce.algorithms.registry import algorithm
 from sottovoce.core.loop import iterate_rounds
-from sottovoce.core.threads import chunks, for_each, threads, workers
+from sottovoce.core.threads import chunks, for_each, one_thread, threads, workers
 from sottovoce.core.topologies import metropolis
 from sottovoce.errors import InputError
 
@@ -93,3 +94,16 @@ def test_chunks_cover_everything():
     assert list(chunks(10, 4)) == [slice(0, 4), slice(4, 8), slice(8, 10)]
     assert list(chunks(2, 0)) == [slice(0, 1), slice(1, 2)]
     assert list(chunks(0, 2)) == []
+
+
+def test_one_thread_within_one_thread_changes_nothing_until_the_outer_one_ends():
+    with threadpool_limits(2, user_api="blas"):
+        with one_thread():
+            with one_thread():
+                assert _blas_threads() == {1}
+            assert _blas_threads() == {1}
+        assert _blas_threads() == {2}
+
+
+def _blas_threads():
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}

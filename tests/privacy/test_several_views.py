@@ -219,7 +219,7 @@ def test_an_average_of_which_little_cancels_is_left_as_it_is():
         found = separated(seen)
         assert found.observation is seen
         assert 1 <= found.factor < 1 + 1e-11
-        assert _adds_up(seen.steps) == (name == "dp-d-sgd")
+        assert _adds_up(seen) == (name == "dp-d-sgd")
 
 
 def test_patterns_of_rounds_that_are_not_heard_do_not_hide_others():

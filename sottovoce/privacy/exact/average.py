@@ -32,6 +32,7 @@ from scipy import sparse
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.memo import once_for_each
+from sottovoce.core.sparsity import last_row
 from sottovoce.privacy.exact.deflation import well_conditioned
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
 
@@ -48,6 +49,9 @@ is."""
 
 LOST = 16 * UNIT
 """Share of that variance that bounds what rounding leaves of it in a filter: a hundred times what was measured."""
+
+NO_NOISE = 1e-24
+"""Share of the variance of terms, none of them cancelling, below which what is left of them is rounding."""
 
 LARGEST_SHARE = 1e-2
 """Of what protects the average, above which what is set to zero is not known well enough."""
@@ -76,7 +80,7 @@ def separated(observation: Observation) -> Separated:
     """The view, well-conditioned, with the average of the final models apart if noise cancels in it."""
     observation = well_conditioned(observation)
     unchanged = Separated(observation, 1.0, False)
-    if not _sees_an_average(observation) or _adds_up(observation.steps):
+    if not _sees_an_average(observation) or _adds_up(observation):
         return unchanged
     steps, last = observation.steps, observation.steps[-1]
     shares = _shares(steps)
@@ -104,20 +108,47 @@ def separated(observation: Observation) -> Separated:
     return Separated(replace(observation, steps=(*apart, end)), (1 - share) ** -2, True)
 
 
+def average_has_no_noise(observation: Observation) -> bool:
+    """Whether all noise cancels in the average of the final models: what rounding leaves of it protects nobody.
+
+    Squared coefficients of noise before the last round are summed as they are, and as they would be if none cancelled,
+    until what is left is certain not to be rounding.
+    """
+    seen = observation.steps[-1].observed
+    if (
+        observation.view.final_models is not FinalModels.AVERAGE
+        or len(observation.steps) < 2
+        or not seen.state.shape[0]
+        or _adds_up(observation)
+    ):
+        return False
+    state, _, noise = map(last_row, seen)
+    left, sizes = float(noise @ noise), np.abs(state)
+    terms = left
+    for step in observation.steps[-2::-1]:
+        left += float(np.sum((state @ step.out.noise) ** 2))
+        terms += float(np.sum((sizes @ abs(step.out.noise)) ** 2))
+        if left > NO_NOISE * terms:
+            return False
+        state, sizes = state @ step.out.state, sizes @ abs(step.out.state)
+    return terms > 0
+
+
 def _sees_an_average(observation: Observation) -> bool:
     """Whether the last observation is an average of models, after more rounds than one."""
     if observation.view.final_models is not FinalModels.AVERAGE or len(observation.steps) < 2:
         return False
     if observation.system.final_models is not FinalModels.AVERAGE or observation.system.correlation is not None:
         return False
-    return bool(observation.steps[-1].observed.state[-1:].nnz)
+    return bool(last_row(observation.steps[-1].observed.state).any())
 
 
-def _adds_up(steps: Sequence[ObservedStep]) -> bool:
-    """Whether all noise goes into the average with one sign, so that none of it cancels."""
-    shown, each = steps[-1].observed, dict.fromkeys(steps[:-1])
-    noise = [shown.noise[-1:].data, *(step.out.noise.data for step in each)]
-    carried = [shown.state[-1:].data, *(step.out.state.data for step in each)]
+@once_for_each
+def _adds_up(observation: Observation) -> bool:
+    """Whether all noise goes into the last observation, the average, with one sign, so that none of it cancels."""
+    shown, each = observation.steps[-1].observed, dict.fromkeys(observation.steps[:-1])
+    noise = [last_row(shown.noise), *(step.out.noise.data for step in each)]
+    carried = [last_row(shown.state), *(step.out.state.data for step in each)]
     same = all((part >= 0).all() for part in noise) or all((part <= 0).all() for part in noise)
     return same and all((part >= 0).all() for part in carried)
 
@@ -128,7 +159,7 @@ def _shares(steps: Sequence[ObservedStep]) -> list[Array]:
     One object for all rounds where that is the same: when nothing is lost or gained from round to round, as far as
     rounding allows to tell.
     """
-    last = steps[-1].observed.state[-1:].toarray()[0]
+    last = last_row(steps[-1].observed.state)
     inner = steps[1:-1]
     if all(_drift(step, last) <= _rounding(step) for step in dict.fromkeys(inner)):
         return [last] * (len(inner) + 1)
@@ -173,7 +204,7 @@ def _rows(steps: Sequence[ObservedStep], shares: Sequence[Array]) -> list[_Row]:
     """What every round adds to the average."""
     fixed = all(share is shares[-1] for share in shares)
     last, known = steps[-1], dict[ObservedStep, tuple[Array, Array, Array]]()
-    gradient, noise = (part[-1:].toarray()[0] for part in last.observed[1:])
+    gradient, noise = map(last_row, last.observed[1:])
     widest = float(np.abs(shares[-1]).max(initial=0.0))
     sizes = np.maximum(np.abs(noise), widest * np.asarray(abs(last.out.noise).sum(axis=0)).ravel())
     rounding, drift = _rounding(last), 2 * UNIT

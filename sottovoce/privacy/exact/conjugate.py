@@ -72,7 +72,7 @@ def _forward(observation: Observation, part: str, inputs: list[Array]) -> Array:
 
 def _times_G(observation: Observation, W_RC: Array) -> Array:
     """`B B^T W`: back in time for `B^T W`, forth for B; a few columns at once."""
-    size = max(1, int(NUMBERS / sum(step.observed.noise.shape[1] for step in observation.steps)))
+    size = max(1, int(NUMBERS / observation.sources))
     return np.concatenate(
         [
             _forward(observation, "noise", _back(observation, W_RC[:, at : at + size]))

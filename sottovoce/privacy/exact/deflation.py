@@ -150,7 +150,7 @@ class Entering:
 
     def __init__(self, observation: Observation, *, turned: bool = False) -> None:
         self._seen, self._turned = observation, turned
-        self._Z = 0 if turned else sum(step.observed.noise.shape[1] for step in observation.steps)
+        self._Z = 0 if turned else observation.sources
         self._G = 0 if turned else len(observation.victims) * observation.gradient_rounds
         correlation = observation.system.correlation
         self._correlated: list[tuple[Array, NDArray[np.intp]]] = []

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from sottovoce.core.memo import once_for_each
-from sottovoce.core.sparsity import begins_with
+from sottovoce.core.sparsity import begins_with, submatrix
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep
 from sottovoce.privacy.reactions import knows_every_state, nothing_fresh
 
@@ -32,14 +32,15 @@ def eliminate_known_messages(observation: Observation) -> tuple[Observation, NDA
     All rounds are alike, but that models may be published after the last one.
     """
     untouched = observation, np.zeros(len(observation.victims))
-    step, models = observation.steps[0], published(observation)
-    if models is None or observation.system.correlation is not None:
+    step = observation.steps[0]
+    if not has_equal_rounds(observation) or observation.system.correlation is not None:
         return untouched
     if step.out.state.shape[0] != step.out.state.shape[1]:  # a first round that begins to remember
         return untouched
     if not np.any(np.diff(step.observed.state.indptr) == 1):
         return untouched
-    step, models = _moving(replace(step, out=_subtract(step, step.out), point=None), _subtract(step, models))
+    models = _subtract(step, _published(observation))
+    step, models = _moving(replace(step, out=_subtract(step, step.out), point=None), models)
     alone = _alone(step.observed, step.out, models)
     direct = np.zeros(len(observation.victims))
     if alone.any():
@@ -50,15 +51,17 @@ def eliminate_known_messages(observation: Observation) -> tuple[Observation, NDA
 
 
 @once_for_each
-def published(observation: Observation) -> Inputs | None:
-    """What is seen after the last round beyond what is seen of every round, if all are alike but for that."""
+def has_equal_rounds(observation: Observation) -> bool:
+    """Whether all rounds are alike, but that more may be seen after the last one."""
     first, last = observation.steps[0], observation.steps[-1]
-    if any(step is not first for step in observation.steps[1:-1]):
-        return None
-    if last is not first and not begins_alike(first, last):
-        return None
-    seen = first.observed.state.shape[0]
-    return Inputs(*(part[seen:] for part in last.observed))
+    return all(step is first for step in observation.steps[1:-1]) and begins_alike(first, last)
+
+
+def _published(observation: Observation) -> Inputs:
+    """What is seen after the last of equal rounds beyond what is seen of every round."""
+    seen, last = observation.steps[0].observed.state.shape[0], observation.steps[-1].observed
+    models = np.arange(last.state.shape[0]) >= seen
+    return Inputs(*(submatrix(part, models, None) for part in last))
 
 
 def _publishing(step: ObservedStep, models: Inputs) -> ObservedStep:
@@ -77,16 +80,16 @@ def without_implied_models(observation: Observation) -> Observation:
     if len(observation.steps) < 2:
         return observation
     before, last = observation.steps[-2:]
-    models = published(observation)
-    if before is last or models is None:
+    if before is last or not has_equal_rounds(observation):
         return observation
     alike = replace(observation, steps=(*observation.steps[:-1], before))
-    return alike if nothing_fresh(models, before.observed) and knows_every_state(alike) else observation
+    implied = nothing_fresh(_published(observation), before.observed) and knows_every_state(alike)
+    return alike if implied else observation
 
 
 def begins_alike(before: ObservedStep, last: ObservedStep) -> bool:
     """Whether a round is another one, entry by entry, but for more that may be seen at its end."""
-    return (
+    return before is last or (
         np.array_equal(before.noise_columns, last.noise_columns)
         and before.takes_gradients == last.takes_gradients
         and (before.out is last.out or _equal(before.out, last.out))

@@ -234,7 +234,7 @@ def _factor(observation: Observation, effects: Effects) -> tuple[Array, NDArray[
 
 def _few(observation: Observation, rows: int) -> bool:
     """Whether the signals of the victims, whitened one by one, cost less than going back in time for all of them."""
-    links, count = max(step.out.state.nnz for step in observation.steps), len(observation.victims)
+    links, count = max(step.out.state.nnz for step in observation.distinct_steps), len(observation.victims)
     return rows * count < links and rows * count * observation.gradient_rounds < whitening.AT_ONCE
 
 

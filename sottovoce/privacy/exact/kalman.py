@@ -86,7 +86,7 @@ def _filters(observation: Observation) -> tuple[list[Filter], float]:
 def _filter_work(observation: Observation) -> float:
     """About how many multiplications the filters of all rounds take."""
     T, step = len(observation.steps), observation.steps[-1]
-    X, rows = step.out.state.shape[0], float(starts(observation.steps)[-1])
+    X, rows = step.out.state.shape[0], float(observation.rows)
     return 2 * rows * X**2 + 4 * SPARSE * T * step.out.state.nnz * X
 
 

@@ -25,7 +25,7 @@ Integers = NDArray[np.int64]
 
 def exact_rank(observation: Observation) -> int | None:
     """The rank of B, the map from noise to observations; None where there are too many sources of noise."""
-    sources = sum(step.observed.noise.shape[1] for step in observation.steps)
+    sources = observation.sources
     if sources > LARGEST or observation.system.correlation is not None:
         return None
     state = np.zeros((observation.steps[0].observed.state.shape[1], sources), dtype=np.int64)

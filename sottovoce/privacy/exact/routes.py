@@ -25,11 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.final_models import FinalModels
+from sottovoce.core.memo import once_for_each
 from sottovoce.core.noise import ZeroSum
 from sottovoce.core.participation import Participation
 from sottovoce.core.progress import report_progress
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.exact.average import Separated, separated
+from sottovoce.privacy.exact.average import Separated, average_has_no_noise, separated
 from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import UNCOVERED, deflated
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
@@ -39,7 +40,7 @@ from sottovoce.privacy.exact.rank import exact_rank
 from sottovoce.privacy.exact.reversible import reversible
 from sottovoce.privacy.exact.small_views import small_losses
 from sottovoce.privacy.exact.stationary import ETA
-from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings, starts
+from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, observe
 from sottovoce.privacy.reactions import knows_every_state, open_by_steps
@@ -66,9 +67,6 @@ LARGEST_RATIO = 1e5
 
 SOLVED, FULL_RANK = 4_000_000, 1e-10
 """Entries up to which the sums of a round are solved for noise, and the least ratio of their singular values then."""
-
-NO_NOISE = 1e-24
-"""Share of the variance of terms, none of them cancelling, below which what is left of them is rounding."""
 
 CANCELLED = 1e15
 """mu^2 of a view with final models, for noise of size one, above which it counts as infinite: noise that cancels in an
@@ -141,8 +139,7 @@ def _apart(scheme: Participation) -> int:
 
 def is_small(observation: Observation) -> bool:
     """Whether a filter takes less time than to eliminate any observations first."""
-    rows, components = starts(observation.steps)[-1], observation.steps[0].out.state.shape[0]
-    return bool(rows <= FEW_ROWS and components <= FEW_COMPONENTS)
+    return observation.rows <= FEW_ROWS and observation.steps[0].out.state.shape[0] <= FEW_COMPONENTS
 
 
 def _search(
@@ -151,16 +148,17 @@ def _search(
     """mu^2 of every victim; asks for M of a small view that it yields, and for the worst directions of each M."""
     _check_sizes_of_messages(observation)
     observation = without_implied_models(observation)
-    if not any(part.noise.nnz for step in observation.steps for part in (step.observed, step.out)):
+    if not any(part.noise.nnz for step in observation.distinct_steps for part in (step.observed, step.out)):
         return np.where(_reached(observation), np.inf, 0.0)
-    if _average_has_no_noise(observation):
+    if average_has_no_noise(observation):
         return np.where(_reached(observation), np.inf, 0.0)
-    if tells_all_noisy_gradients(observation):
-        return loss_given_noisy_gradients(observation.system, observation.view, observation.victims, scheme)
+    of_noisy_gradients = loss_of_noisy_gradients(observation, scheme)
+    if of_noisy_gradients is not None:
+        return of_noisy_gradients
     if sees_one_fresh_sum(observation):
         return _of_fresh_sums(observation, scheme)
     reduced = None if _takes_deflation(observation) else _reduced(observation, always=above is not None)
-    if reduced is not None and not starts(reduced[0].steps)[-1]:
+    if reduced is not None and not reduced[0].rows:
         return scheme.largest_sum(np.broadcast_to(reduced[1], (observation.gradient_rounds, len(reduced[1]))))
     out = np.zeros(len(observation.victims))
     eta, gap = (ETA, GAP) if above is None else (1.6 * above, 0.4 * above)
@@ -170,7 +168,7 @@ def _search(
     if isinstance(small, Singular):
         small, reduced = None, None
     elif small is not None:
-        small = small * separated(observation).factor
+        small *= separated(observation).factor
     groups = _in_groups(observation, reduced, eta, None if scheme.times is None else scheme.apart)
     whole = ((group, M_VTT[None]) for group, M_VTT in groups)
     for group, M_RVJJ in whole if small is None else [(slice(None), small)]:
@@ -219,33 +217,34 @@ def _touched(part: Inputs, touched: Array) -> NDArray[np.bool_]:
     return np.asarray(there > 0)
 
 
-def tells_all_noisy_gradients(observation: Observation) -> bool:
-    """Whether the view is exactly that of all noisy gradients, which has a closed form.
+def loss_of_noisy_gradients(observation: Observation, scheme: Participation) -> Array | None:
+    """mu^2 of every victim if the view is exactly that of all noisy gradients, which has a closed form; None if not.
 
     It is when all hear everything, the state after each round follows from what was just said, noise travels with its
     gradient, and every gradient stands alone in some message, or in some combination of secure sums.
     """
     view = observation.view
     if view.kind is not ViewKind.EVERYONE or observation.system.algorithm.averaging:
-        return False
+        return None
     shown = _solves_for_noise if view.secure_sum else _shows_single_gradients
-    if not all(shown(step) for step in dict.fromkeys(observation.steps) if step.takes_gradients):
-        return False
+    if not all(shown(step) for step in observation.distinct_steps if step.takes_gradients):
+        return None
     if open_by_steps(observation) is not None:
-        return False
+        return None
     try:
-        loss_given_noisy_gradients(observation.system, observation.view, observation.victims[:1], Participation(1))
+        return loss_given_noisy_gradients(observation.system, view, observation.victims, scheme)
     except Unaccountable:
-        return False
-    return True
+        return None
 
 
+@once_for_each
 def _shows_single_gradients(step: ObservedStep) -> bool:
     gradient = step.observed.gradient
     alone = gradient[np.flatnonzero(np.diff(gradient.indptr) == 1)]
     return len(np.unique(alone.indices)) == gradient.shape[1]
 
 
+@once_for_each
 def _solves_for_noise(step: ObservedStep) -> bool:
     """Whether what is said in a round, less states, can be solved for all of its noise, with room for rounding."""
     rows, sources = step.observed.noise.shape
@@ -257,7 +256,7 @@ def _solves_for_noise(step: ObservedStep) -> bool:
 
 def sees_one_fresh_sum(observation: Observation) -> bool:
     """Whether all that is new in a round is one sum of its own gradients and noise: then rounds stand alone."""
-    steps = dict.fromkeys(observation.steps)
+    steps = observation.distinct_steps
     if observation.system.correlation is not None or any(step.observed.state.shape[0] > 1 for step in steps):
         return False
     return not any(step.observed.state.nnz for step in steps) or knows_every_state(observation)
@@ -295,33 +294,8 @@ def _check_sizes_of_messages(observation: Observation) -> None:
 
 
 def _largest_noise(observation: Observation) -> float:
-    parts = [part.noise for step in dict.fromkeys(observation.steps) for part in (step.observed, step.out)]
+    parts = [part.noise for step in observation.distinct_steps for part in (step.observed, step.out)]
     return max((float(np.abs(part.data).max()) for part in parts if part.nnz), default=0.0)
-
-
-def _average_has_no_noise(observation: Observation) -> bool:
-    """Whether all noise cancels in the average of the final models: what rounding leaves of it protects nobody.
-
-    Squared coefficients of noise before the last round are summed as they are, and as they would be if none cancelled,
-    until what is left is certain not to be rounding.
-    """
-    seen = observation.steps[-1].observed
-    if (
-        observation.view.final_models is not FinalModels.AVERAGE
-        or len(observation.steps) < 2
-        or not seen.state.shape[0]
-    ):
-        return False
-    state, _, noise = (part[-1:].toarray()[0] for part in seen)
-    left, sizes = float(noise @ noise), np.abs(state)
-    terms = left
-    for step in observation.steps[-2::-1]:
-        left += float(np.sum((state @ step.out.noise) ** 2))
-        terms += float(np.sum((sizes @ abs(step.out.noise)) ** 2))
-        if left > NO_NOISE * terms:
-            return False
-        state, sizes = state @ step.out.state, sizes @ abs(step.out.state)
-    return terms > 0
 
 
 def whole(observation: Observation, groups: Groups) -> Array:
@@ -340,8 +314,8 @@ def in_groups(observation: Observation) -> Groups:
 def _takes_deflation(observation: Observation) -> bool:
     if np.isinf(separated(observation).factor):
         return True
-    sources = sum(step.observed.noise.shape[1] for step in observation.steps)
-    return observation.system.algorithm.averaging and observation.steps[0].out.state.shape[0] * sources <= DEFLATED
+    components = observation.steps[0].out.state.shape[0]
+    return observation.system.algorithm.averaging and components * observation.sources <= DEFLATED
 
 
 def _reduced(observation: Observation, *, always: bool = False) -> tuple[Observation, Array]:
@@ -397,13 +371,13 @@ def _deflated(observation: Observation) -> Array:
 def _route(observation: Observation) -> Callable[[Observation], Groups]:
     """By memory, then by the number of multiplications, which are few in small views; only `gram` takes correlated
     noise."""
-    T, rows = len(observation.steps), int(starts(observation.steps)[-1])
-    X = max(max(step.out.state.shape) for step in observation.steps)
+    T, rows, each_step = len(observation.steps), observation.rows, observation.distinct_steps
+    X = max(max(step.out.state.shape) for step in each_step)
     if not rows or not observation.gradient_rounds:
         return quiet_warnings
     if rows > GRAM_ROWS and X > FILTER_STATE:
         return conjugate
-    each, links = rows / T, max(step.out.state.nnz for step in observation.steps)
+    each, links = rows / T, max(step.out.state.nnz for step in each_step)
     by_gram = rows**2 * X + 2 / 3 * rows**3
     by_filter = T * (2 * each * X**2 + 40 * links * X) + rows * T * each * X
     cheaper = rows > GRAM_ROWS or (by_filter < by_gram and X <= FILTER_STATE) or is_small(observation)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.threads import chunks, one_thread
-from sottovoce.privacy.exact.elimination import begins_alike, published
+from sottovoce.privacy.exact.elimination import begins_alike, has_equal_rounds
 from sottovoce.privacy.exact.kalman import inverse_factor
 from sottovoce.privacy.exact.whitening import CONDITION, EPS, Array, Singular, cholesky_, rounding_error
 from sottovoce.privacy.observation import Observation, ObservedStep
@@ -85,7 +85,7 @@ def _groups(observations: Sequence[Observation], apart: int) -> Iterable[Group]:
     for number, observation in enumerate(observations):
         first = observation.steps[0]
         X, before = first.out.state.shape
-        if published(observation) is None or before != X or not first.takes_gradients:
+        if not has_equal_rounds(observation) or before != X or not first.takes_gradients:
             continue
         if len(observation.victims) * (X * len(observation.steps)) ** 2 > 2 * LARGEST * apart:
             continue
@@ -127,7 +127,7 @@ def _losses(group: Group, apart: int) -> list[tuple[int, Array | Singular]]:
         filters = _filters(bases)
     except np.linalg.LinAlgError:  # in one of them, at least
         return [] if len(bases) == 1 else [pair for base in bases for pair in _losses({base: group[base]}, apart)]
-    told = _told_later(filters.H, filters.F) @ filters.K
+    told = _told_later(filters)
     found: list[tuple[int, Array | Singular]] = []
     for some in chunks(len(bases), MULTIPLIED):
         M_RNVJJ = _products(filters, told, some, apart)
@@ -141,16 +141,20 @@ def _with_rounding(
     M_RVJJ: Array, filters: _Filters, place: int, base: Observation, asked: Sequence[_Asked], apart: int
 ) -> Iterable[tuple[int, Array | Singular]]:
     """M of a view, and of the same view with models, each with what covers rounding."""
+    rounding = float(filters.rounding_N[place])
     for number, last in asked:
-        added, rounding = None, float(filters.rounding_N[place])
-        if last.observed.state.shape[0] > base.steps[0].observed.state.shape[0]:
-            try:
-                told_TQV, more = _told_by_models(filters, place, base, last)
-            except Singular as refusal:
-                yield number, refusal
-                continue
-            added, rounding = _squares(told_TQV, apart), max(rounding, more)
-        yield number, (M_RVJJ if added is None else M_RVJJ + added) * (1 + rounding)
+        if last.observed.state.shape[0] == base.steps[0].observed.state.shape[0]:
+            yield number, M_RVJJ * (1 + rounding)
+            continue
+        try:
+            told_TQV, more = _told_by_models(filters, place, base, last)
+        except Singular as refusal:
+            yield number, refusal
+            continue
+        found = _squares(told_TQV, apart)
+        found += M_RVJJ
+        found *= 1 + max(rounding, more)
+        yield number, found
 
 
 class _Filters(NamedTuple):
@@ -288,14 +292,16 @@ def _squares(told_TQV: Array, apart: int) -> Array:
     return told_RVJQ @ told_RVJQ.transpose(0, 1, 3, 2)
 
 
-def _told_later(H: Array, F: Array) -> Array:
-    """Psi of the round after each, T x N x X x X."""
-    found = np.empty((len(H), *F.shape[1:]))
-    later = found[-1] = 0.0 * F[-1]
+def _told_later(filters: _Filters) -> Array:
+    """`Psi_{t+1} K_t` of each round, T x N x X x V."""
+    H, F, K = filters.H, filters.F, filters.K
+    found = np.empty_like(K)
+    found[-1] = 0.0
+    later = np.zeros_like(F[-1])
     for t in range(len(H) - 1, 0, -1):
         later = F[t].transpose(0, 2, 1) @ later @ F[t]
         later += H[t].transpose(0, 2, 1) @ H[t]
-        found[t - 1] = later
+        np.matmul(later, K[t - 1], out=found[t - 1])
     return found
 
 

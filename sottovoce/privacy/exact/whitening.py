@@ -100,8 +100,8 @@ def starts(steps: tuple[ObservedStep, ...]) -> NDArray[np.intp]:
 
 def products_work(observation: Observation) -> float:
     """About how many multiplications `products` takes."""
-    T, rows = len(observation.steps), float(starts(observation.steps)[-1])
-    links = max(step.out.state.nnz for step in observation.steps)
+    T, rows = len(observation.steps), float(observation.rows)
+    links = max(step.out.state.nnz for step in observation.distinct_steps)
     return rows * T * (SPARSE / 2 * links + observation.gradient_rounds * len(observation.victims) / 3)
 
 
