@@ -176,22 +176,20 @@ class _Filters(NamedTuple):
 
 def _filters(bases: Sequence[Observation]) -> _Filters:
     """The covariance of the state goes forward, given what was seen."""
-    T, P, X, V = _shape(bases[0])
+    T, P, X, _ = _shape(bases[0])
     N = len(bases)
     moves_NYX, gradients_NYV, noise_NYY, sizes_NYY = _stacked(bases)
     seen_NPV, back_NXY = gradients_NYV[:, :P], moves_NYX.transpose(0, 2, 1)
     spread_NXX = before_NXX = np.zeros((N, X, X))
-    factors_TNPP, white = np.empty((T, N, P, P)), np.empty((T, N, P, X + X + V))
-    right = np.concatenate([np.empty((N, P, X)), moves_NYX[:, :P], seen_NPV], axis=2)
+    factors_TNPP, inverses_TNPP, gains_TNPX = (np.empty((T, N, P, width)) for width in (P, P, X))
     for t in range(T):
         before_NXX = spread_NXX
         joint_NYY = moves_NYX @ spread_NXX @ back_NXY + noise_NYY
         if t == 0:
             _ignore_what_is_known_(joint_NYY, seen_NPV)
         factors_TNPP[t] = np.linalg.cholesky(joint_NYY[:, :P, :P])
-        right[:, :, :X] = joint_NYY[:, :P, P:]
-        white[t] = np.linalg.solve(factors_TNPP[t], right)
-        gain_NPX = white[t, :, :, :X]
+        inverses_TNPP[t] = _inverse_of_lower(factors_TNPP[t])
+        gain_NPX = np.matmul(inverses_TNPP[t], joint_NYY[:, :P, P:], out=gains_TNPX[t])
         left_NXX = joint_NYY[:, P:, P:] - gain_NPX.transpose(0, 2, 1) @ gain_NPX
         spread_NXX = (left_NXX + left_NXX.transpose(0, 2, 1)) / 2
     pivots_TNP = np.einsum("tnpp->tnp", factors_TNPP) ** 2
@@ -200,13 +198,18 @@ def _filters(bases: Sequence[Observation]) -> _Filters:
     with np.errstate(over="ignore", invalid="ignore"):
         variances_NY = np.einsum("nyy->ny", moves_NYX @ whole_NXX @ back_NXY + noise_NYY)
     sound_N = np.all(pivots_TNP >= CONDITION * variances_NY[:, :P], axis=(0, 2))
-    gains, H, E = np.split(white, [X, 2 * X], axis=3)
-    heard = gains.transpose(0, 1, 3, 2)
-    F, K = heard @ H, heard @ E
-    np.subtract(moves_NYX[:, P:], F, out=F)
-    np.subtract(gradients_NYV[:, P:], K, out=K)
+    inputs_NYW = np.concatenate([moves_NYX, gradients_NYV], axis=2)
+    shown_TNPW = inverses_TNPP @ inputs_NYW[:, :P]
+    left_TNXW = gains_TNPX.transpose(0, 1, 3, 2) @ shown_TNPW
+    np.subtract(inputs_NYW[:, P:], left_TNXW, out=left_TNXW)
+    (H, E), (F, K) = (np.split(part, [X], axis=3) for part in (shown_TNPW, left_TNXW))
     terms_NXX = _largest_spread(np.abs(moves_NYX[:, P:]), sizes_NYY[:, P:, P:], T)
     return _Filters(H, E, F, K, before_NXX, terms_NXX, 4 * T * (P + X) * EPS * ratio_N, sound_N)
+
+
+def _inverse_of_lower(factors_NPP: Array) -> Array:
+    """Of lower triangular matrices, from the upper ones: in these no rows are exchanged, so it is back substitution."""
+    return np.asarray(np.linalg.inv(factors_NPP.transpose(0, 2, 1)).transpose(0, 2, 1))
 
 
 def _largest_spread(moves_NXX: Array, noise_NXX: Array, rounds: int) -> Array:
@@ -259,18 +262,18 @@ def _products(filters: _Filters, told: Array, some: slice, apart: int) -> Array:
     shown_TNVX = told.transpose(0, 1, 3, 2) @ F
     shown_TNVX += E.transpose(0, 1, 3, 2) @ H
     R, J = min(apart, T), -(-T // apart)
-    left_RNJVX, M_RNVJJ = np.empty((R, N, J, V, X)), np.zeros((R, N, V, J, J))
+    before, left = np.empty((2, R, N, J * V, X))  # of the gradients of every earlier round, V rows for each
+    M_RNVJJ = np.zeros((R, N, V, J, J))
     between = _moved_between(F, apart)
     for j in range(1, J):
         begin, r = (j - 1) * apart, min(R, T - j * apart)
-        moved = between[begin : begin + r]
-        earlier = left_RNJVX[:r, :, : j - 1]
-        if j > 1:
-            onwards = (moved @ F[begin : begin + r]).transpose(0, 1, 3, 2)
-            earlier[:] = (earlier.reshape(r, N, -1, X) @ onwards).reshape(earlier.shape)
-        left_RNJVX[:r, :, j - 1] = (moved @ K[begin : begin + r]).transpose(0, 1, 3, 2)
+        moved, earlier = between[begin : begin + r], slice(0, (j - 1) * V)
+        before, left = left, before
+        onwards = (moved @ F[begin : begin + r]).transpose(0, 1, 3, 2)
+        np.matmul(before[:r, :, earlier], onwards, out=left[:r, :, earlier])
+        left[:r, :, earlier.stop : j * V] = (moved @ K[begin : begin + r]).transpose(0, 1, 3, 2)
         shown = shown_TNVX[begin + apart : begin + apart + r]
-        pairs = np.einsum("rnjvx,rnvx->rnvj", left_RNJVX[:r, :, :j], shown)
+        pairs = np.einsum("rnjvx,rnvx->rnvj", left[:r, :, : j * V].reshape(r, N, j, V, X), shown)
         M_RNVJJ[:r, :, :, :j, j] = M_RNVJJ[:r, :, :, j, :j] = pairs
     own_TNV = (E**2).sum(axis=2) + np.einsum("tnxv,tnxv->tnv", K, told)
     np.einsum("rnvjj->rnvj", M_RNVJJ)[:] = _by_residue(own_TNV, apart).transpose(0, 2, 3, 1)
