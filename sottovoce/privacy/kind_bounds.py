@@ -15,6 +15,7 @@ from sottovoce.core.algorithm import sums_over_all
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.fine_grid import fine_grid
 from sottovoce.core.message_grid import MessageGrid, message_grid
+from sottovoce.core.participation import Participation
 from sottovoce.core.sum_grid import sum_grid
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.absorption import Coupling, all_step_with_noise, couple
@@ -251,8 +252,12 @@ class KindBounds:
         return None, reasons
 
     def _reacts_freely(self) -> bool:
-        """Whether Delta bounds the difference of a victim's gradients in every round, whatever it reacts to."""
-        return self.adjacency is Adjacency.USER and self.scheme.times is None
+        """Whether Delta bounds the difference of a victim's gradients in every round, whatever it reacts to.
+
+        A victim that reacts to its own past changes in rounds in which its changed data takes no part, too, so that
+        only the figure for all rounds covers it.
+        """
+        return self.adjacency is Adjacency.USER and self.scheme == Participation()
 
     def _convex_training(self) -> _Bound:
         """The absorption bound."""

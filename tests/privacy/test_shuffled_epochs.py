@@ -26,6 +26,7 @@ from sottovoce.core.secret_source import SecretSource
 from sottovoce.learning.batches import parse_batches
 from sottovoce.privacy.gaussian_dp import delta_of
 from sottovoce.privacy.guarantee import Kind
+from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
 
 EPOCHS, APART = 3, 2
@@ -192,3 +193,17 @@ def test_simulate_meets_a_target(batch):
     assert 1.99 < run.guarantees.headline.epsilon <= 2.0
     with pytest.raises(Unaccountable, match="not clipped"):
         simulate(built, metropolis("ring:4"), job.gradients(batch), rounds=2, epsilon=2.0)
+
+
+def test_a_victim_that_reacts_to_its_own_past_changes_in_rounds_without_its_changed_data_too():
+    """ZIP-DL's everyone view is closed at user level only: once in each epoch is not enough for it, as for K times."""
+    system = trace(algorithm("zip-dl", sigma=0.01), metropolis("ring:7"), rounds=2)
+    A, B = observe(system, views.everyone()).dense()
+    inverse = np.linalg.pinv(B @ B.T, rcond=1e-12)
+    shift = A[:, 0, 0] + A[:, 1, 0]  # data that shows in the first round, and a reaction in the second
+    reached = np.sqrt(shift @ inverse @ shift)
+    assert account(system, participation="every").mu >= reached * (1 - 1e-9)
+    for scheme in ("shuffle:2", "1x2"):
+        found = account(system, participation=scheme)
+        assert found.headline is None
+        assert found.of(0, "fixed-streams").mu < reached  # which is no proof for training
