@@ -7,10 +7,12 @@ import pytest
 
 from sottovoce import Unaccountable, account, algorithm, dropout, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
+from sottovoce.core.topologies import weigh
 from sottovoce.privacy.accountant import account_for_each
 from sottovoce.privacy.exact import kalman, routes, several, small_views
 from sottovoce.privacy.exact.average import _adds_up, separated
 from sottovoce.privacy.exact.several import SeveralViews
+from sottovoce.privacy.exact.whitening import Singular
 from sottovoce.privacy.guarantee import KINDS
 from sottovoce.privacy.observation import observe
 from sottovoce.privacy.worst_case import worst_case
@@ -274,3 +276,18 @@ def test_what_cannot_be_accounted_for_does_not_spoil_what_can(monkeypatch):
     with pytest.raises(Unaccountable, match="node 1 is refused"):
         work.squared(work.observe(views.node(1)))
     assert work.squared(work.observe(views.node(2))).all()
+
+
+@pytest.mark.parametrize("ratio", [1e1, 1e5, 1e7, 3e8, 1e9])
+def test_noise_that_cancels_in_a_secure_sum_does_not_count_by_what_rounding_leaves_of_it(ratio):
+    """On a complete graph the pair noise of others cancels in their sum: T sums of n - 1 noisy gradients are left."""
+    T, n = 6, 5
+    net = weigh(f"complete:{n}", "metropolis,lazy=0.5")
+    system = trace(algorithm("decor", sigma=1.0, sigma_pair=ratio), net, rounds=T)
+    view = views.node(0, secure_sum=True)
+    found = account(system, view, kinds=["fixed-streams"], covering=False)
+    for guarantee in found.guarantees:
+        assert np.sqrt(T / (n - 1)) * (1 - 1e-12) < guarantee.mu < np.sqrt(T / (n - 1)) * (1 + 1e-4)
+    if ratio > 1e4:
+        with pytest.raises(Singular):
+            list(kalman.kalman(observe(system, view)))

@@ -39,10 +39,11 @@ class Filter(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """The covariance of the state: given what was observed, and by itself. Rounding is a share of the second."""
+    """The covariance of the state given what was observed; and what it would be by itself if no terms could cancel:
+    rounding is a share of that."""
 
     left_XX: Array
-    whole_XX: Array
+    terms_XX: Array
 
 
 def kalman(observation: Observation, apart: int = 1) -> Groups:
@@ -95,27 +96,28 @@ def filter_round(before: Spread, mixed: Mixture, first: sparse.csr_array | None 
 
     Before the `first` gradients are taken, observations may be known for sure, but for those that hold one of them.
     """
-    H, F, seen_noise, cross, out_noise = mixed
-    P_XX, whole_XX = before
+    H, F, seen_noise, cross, out_noise, sizes = mixed
+    P_XX, terms_XX = before
     HP_PX = H @ P_XX
-    variances = seen_noise.diagonal() + _own(H, H @ whole_XX)
+    terms = sizes.seen_noise + _own(sizes.seen, sizes.seen @ terms_XX)
     S_PP = HP_PX @ H.T + seen_noise
     cross_PX = HP_PX @ F.T + cross
     alive = S_PP.diagonal() > 0
     if alive.all():
-        factor = cholesky_(S_PP, variances)
+        factor = cholesky_(S_PP, terms)
         whiten = inverse_factor(factor)
         gain = whiten @ cross_PX
     else:
         if first is None or first[np.flatnonzero(~alive)].nnz:
             raise Singular("a signal without noise")
-        factor = cholesky_(S_PP[np.ix_(alive, alive)], variances[alive])
+        terms = terms[alive]
+        factor = cholesky_(S_PP[np.ix_(alive, alive)], terms)
         whiten, gain = np.zeros_like(S_PP), np.zeros_like(cross_PX)
         whiten[np.ix_(alive, alive)] = inverse = inverse_factor(factor)
         gain[alive] = inverse @ cross_PX[alive]
     following = F @ (F @ P_XX.T).T + out_noise - gain.T @ gain
-    after = Spread((following + following.T) / 2, F @ (F @ whole_XX.T).T + out_noise)
-    return Filter(whiten, gain), rounding_error(factor), after
+    after = Spread((following + following.T) / 2, sizes.on @ (sizes.on @ terms_XX.T).T + sizes.out_noise)
+    return Filter(whiten, gain), rounding_error(factor, terms if sizes.cancel else None), after
 
 
 def _own(H: Array | sparse.csr_array, HU_PX: Array) -> Array:
@@ -129,6 +131,16 @@ def inverse_factor(factor: Array) -> Array:
     return np.asarray(lapack.dtrtri(factor, lower=1)[0]) if len(factor) else factor
 
 
+class Sizes(NamedTuple):
+    """A step's matrices with absolute entries; variances of what is seen; and whether that makes any difference."""
+
+    seen: Array | sparse.csr_array
+    on: Array | sparse.csr_array
+    seen_noise: Array
+    out_noise: Array
+    cancel: bool
+
+
 class Mixture(NamedTuple):
     """A step's matrices: what is seen of the state, how it goes on, and covariances of new noise in both and across."""
 
@@ -137,9 +149,15 @@ class Mixture(NamedTuple):
     seen_noise: Array
     cross: Array
     out_noise: Array
+    sizes: Sizes
 
 
 def mixture(step: ObservedStep) -> Mixture:
+    """Of a round. Terms of noise cancel where some have another sign than others."""
+    H, F = dense_if_small(step.observed.state), dense_if_small(step.out.state)
     Ez, Kz = step.observed.noise, step.out.noise
-    covariances = ((Ez @ Ez.T).toarray(), (Ez @ Kz.T).toarray(), (Kz @ Kz.T).toarray())
-    return Mixture(dense_if_small(step.observed.state), dense_if_small(step.out.state), *covariances)
+    seen_noise, cross, out_noise = ((one @ other.T).toarray() for one, other in ((Ez, Ez), (Ez, Kz), (Kz, Kz)))
+    sizes = Sizes(H, F, seen_noise.diagonal(), out_noise, False)
+    if any((part.data < 0).any() for part in (step.observed.state, step.out.state, Ez, Kz)):
+        sizes = Sizes(abs(H), abs(F), (abs(Ez) @ abs(Ez).T).diagonal(), (abs(Kz) @ abs(Kz).T).toarray(), True)
+    return Mixture(H, F, seen_noise, cross, out_noise, sizes)

@@ -160,8 +160,8 @@ def _with_rounding(
 class _Filters(NamedTuple):
     """What the head of this file calls H, E, F and K, T x N x ..., and the covariance with which the last round began.
 
-    `terms` is as large as that would be if noise could not cancel. `rounding_N` bounds relative rounding; `sound_N`
-    says which views are not too close to singular.
+    `terms` is as large as that would be if noise could not cancel, and `cancel_N` says where it can. `rounding_N`
+    bounds relative rounding; `sound_N` says which views are not too close to singular, beside their terms.
     """
 
     H: Array
@@ -170,6 +170,7 @@ class _Filters(NamedTuple):
     K: Array
     before_last: Array
     terms: Array
+    cancel_N: NDArray[np.bool_]
     rounding_N: Array
     sound_N: NDArray[np.bool_]
 
@@ -193,18 +194,21 @@ def _filters(bases: Sequence[Observation]) -> _Filters:
         left_NXX = joint_NYY[:, P:, P:] - gain_NPX.transpose(0, 2, 1) @ gain_NPX
         spread_NXX = (left_NXX + left_NXX.transpose(0, 2, 1)) / 2
     pivots_TNP = np.einsum("tnpp->tnp", factors_TNPP) ** 2
-    ratio_N = ((factors_TNPP**2).sum(axis=3) / pivots_TNP).max(axis=(0, 2))
-    whole_NXX = _largest_spread(moves_NYX[:, P:], noise_NYY[:, P:, P:], T)
+    sizes_NYX = np.abs(moves_NYX)
+    cancel_N = np.any(sizes_NYX != moves_NYX, axis=(1, 2)) | np.any(sizes_NYY != noise_NYY, axis=(1, 2))
+    terms_NXX = _largest_spread(sizes_NYX[:, P:], sizes_NYY[:, P:, P:], T)
     with np.errstate(over="ignore", invalid="ignore"):
-        variances_NY = np.einsum("nyy->ny", moves_NYX @ whole_NXX @ back_NXY + noise_NYY)
-    sound_N = np.all(pivots_TNP >= CONDITION * variances_NY[:, :P], axis=(0, 2))
+        terms_NYY = sizes_NYX @ terms_NXX @ sizes_NYX.transpose(0, 2, 1) + sizes_NYY
+        terms_NP = np.einsum("nyy->ny", terms_NYY)[:, :P]
+        sound_N = np.all(pivots_TNP >= CONDITION * terms_NP, axis=(0, 2))
+        summed_TNP = np.where(cancel_N[:, None], terms_NP, (factors_TNPP**2).sum(axis=3))
+        ratio_N = (summed_TNP / pivots_TNP).max(axis=(0, 2))
     inputs_NYW = np.concatenate([moves_NYX, gradients_NYV], axis=2)
     shown_TNPW = inverses_TNPP @ inputs_NYW[:, :P]
     left_TNXW = gains_TNPX.transpose(0, 1, 3, 2) @ shown_TNPW
     np.subtract(inputs_NYW[:, P:], left_TNXW, out=left_TNXW)
     (H, E), (F, K) = (np.split(part, [X], axis=3) for part in (shown_TNPW, left_TNXW))
-    terms_NXX = _largest_spread(np.abs(moves_NYX[:, P:]), sizes_NYY[:, P:, P:], T)
-    return _Filters(H, E, F, K, before_NXX, terms_NXX, 4 * T * (P + X) * EPS * ratio_N, sound_N)
+    return _Filters(H, E, F, K, before_NXX, terms_NXX, cancel_N, 4 * T * (P + X) * EPS * ratio_N, sound_N)
 
 
 def _inverse_of_lower(factors_NPP: Array) -> Array:
@@ -251,7 +255,7 @@ def _stacked(bases: Sequence[Observation]) -> tuple[Array, Array, Array, Array]:
         sources[:seen], sources[P:] = step.observed.noise.toarray(), step.out.noise.toarray()
         noise[number], sizes[number] = sources @ sources.T, np.abs(sources) @ np.abs(sources).T
         padding = np.arange(seen, P)
-        noise[number, padding, padding] = 1.0
+        noise[number, padding, padding] = sizes[number, padding, padding] = 1.0
     return moves, gradients, noise, sizes
 
 
@@ -341,4 +345,4 @@ def _told_by_models(filters: _Filters, place: int, base: Observation, last: Obse
         moved = moved @ filters.F[t, place]
     told_TQV = of_state_TQX @ filters.K[:, place]
     told_TQV[-1] = models @ E
-    return told_TQV, T * rounding_error(factor)
+    return told_TQV, T * rounding_error(factor, terms.diagonal() if filters.cancel_N[place] else None)

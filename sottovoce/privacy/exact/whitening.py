@@ -87,9 +87,13 @@ def cholesky_(G_RR: Array, variances: Array | None = None) -> Array:
     return np.asarray(factor)
 
 
-def rounding_error(factor: Array) -> float:
-    """A bound on the relative error that rounding leaves in quantities whitened by this factor."""
-    ratios = np.einsum("ij,ij->i", factor, factor) / factor.diagonal() ** 2
+def rounding_error(factor: Array, terms: Array | None = None) -> float:
+    """A bound on the relative error that rounding leaves in quantities whitened by this factor.
+
+    `terms` are the variances of what was summed, if that is more than what is left of it in the factored covariance.
+    """
+    variances = np.einsum("ij,ij->i", factor, factor) if terms is None else terms
+    ratios = variances / factor.diagonal() ** 2
     return 4 * len(factor) * EPS * float(ratios.max(initial=0.0))
 
 
