@@ -28,7 +28,8 @@ from sottovoce.privacy.exact.deflation import Entering, Left
 from sottovoce.privacy.observation import Observation, observe, with_own_messages
 from sottovoce.privacy.reach import reaching_gradients
 from sottovoce.privacy.reactions import open_by_steps
-from sottovoce.privacy.views import View
+from sottovoce.privacy.smallest_weight import SMALLEST, smallest_weight
+from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
 
 Array = NDArray[np.float64]
@@ -36,10 +37,6 @@ Array = NDArray[np.float64]
 
 UNROLLED = 40_000_000
 """Largest number of entries of a basis of the noise, and of the state over it, for the check over all rounds."""
-
-SMALLEST = 1e-9
-"""What the weights of a round may make of a value, at least, for the check over all rounds: it compares sizes, and
-cannot tell smaller ones from rounding."""
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,14 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
     `observed` is what the view sees, if that is known already.
     """
     observation = observe(system, view, own=True) if observed is None else with_own_messages(observed)
-    open_node = open_by_steps(observation)
-    if open_node is None:
+    open_node, weight = open_by_steps(observation), smallest_weight(system)
+    gossips_once = all(len(step.mixings) == 1 for step in dict.fromkeys(system.steps))
+    hears_all = view.kind is ViewKind.EVERYONE and not view.secure_sum
+    if open_node is None and (gossips_once or hears_all or weight >= SMALLEST):
         return Closedness(True)
-    weight = _smallest_weight(system)
     if weight < SMALLEST:
-        return Closedness(False, reason=f"node {open_node} may react to what reaches it by a weight of {weight:.3g}")
+        found = "a node" if open_node is None else f"node {open_node}"
+        return Closedness(False, reason=f"{found} may react to what reaches it by a weight of {weight:.3g}")
     rows = observation.rows
     sources = observation.sources
     state = observation.steps[0].observed.state.shape[1]
@@ -97,15 +96,6 @@ def is_plainly_open(observation: Observation, reaching_TV: NDArray[np.bool_]) ->
     asked = asked[np.diff(point.indptr)[asked] == 1]
     at = point.indptr[asked]
     return bool(rows_touching(first.out.noise, ~seen)[point.indices[at[point.data[at] != 0]]].any())
-
-
-def _smallest_weight(system: LinearSystem) -> float:
-    """The least share of a value that a round can leave, over all gossip steps, relative to the largest weights."""
-    smallest = 1.0
-    for step in dict.fromkeys(system.steps):
-        sizes = [np.abs(mixing.weights.data[mixing.weights.data != 0]) for mixing in step.mixings]
-        smallest = min(smallest, float(np.prod([size.min() / size.max() for size in sizes if size.size])))
-    return smallest
 
 
 @one_thread()

@@ -25,6 +25,9 @@ from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equa
 
 Array = NDArray[np.float64]
 
+ROUNDING = 1e-12
+"""Share of the terms of a sum below which a difference is rounding."""
+
 
 def loss_given_noisy_gradients(
     system: LinearSystem,
@@ -39,10 +42,7 @@ def loss_given_noisy_gradients(
     points where they are taken.
     """
     system = published(system, view)
-    precisions = map_equal_steps(
-        lambda step: _precision(system, step, view), [step for step in system.steps if step.gradients]
-    )
-    per_round_TV = np.where(_leaving(system), precisions, 0.0)[:, victims]
+    per_round_TV = _per_round(system, view, victims)
     if reaching_TV is not None:
         per_round_TV = np.where(reaching_TV, per_round_TV, 0.0)
     if system.correlation is not None:
@@ -51,6 +51,28 @@ def loss_given_noisy_gradients(
             losses_V[places] = _correlated_loss(correlation, scheme, system.rounds)
         return losses_V * per_round_TV.max(axis=0)
     return scheme.largest_sum(per_round_TV)
+
+
+def matrices_given_noisy_gradients(system: LinearSystem, view: View, victims: NDArray[np.intp]) -> Array:
+    """M of each victim for the same adversary, V x T x T: no view that hears less has more."""
+    system = published(system, view)
+    per_round_TV = _per_round(system, view, victims)
+    M_VTT = np.zeros((len(victims), len(per_round_TV), len(per_round_TV)))
+    if system.correlation is None:
+        np.einsum("vtt->vt", M_VTT)[:] = per_round_TV.T
+        return M_VTT
+    for correlation, places in groups_of(system.correlation, victims):
+        C = correlation.matrix(system.rounds)
+        M_VTT[places] = (C.T @ C) * per_round_TV.max(axis=0)[places, None, None]
+    return M_VTT
+
+
+def _per_round(system: LinearSystem, view: View, victims: NDArray[np.intp]) -> Array:
+    """What the noisy gradients of each round tell of each victim, T x V."""
+    precisions = map_equal_steps(
+        lambda step: _precision(system, step, view), [step for step in system.steps if step.gradients]
+    )
+    return np.where(_leaving(system), precisions, 0.0)[:, victims]
 
 
 def _correlated_loss(correlation: Correlation, scheme: Participation, rounds: int) -> float:
@@ -163,6 +185,6 @@ def _checked_spread(algorithm: Algorithm, step: StepMatrices) -> sparse.csr_arra
     for matrix in (step.state_out, *(sent.rows for sent in step.sent)):
         _, gradient, noise = step.split(matrix)
         gap = abs(noise[:, : spread.shape[1]] - gradient @ spread)
-        if gap.nnz and float(gap.max()) > 1e-12 * float(abs(noise).max()):
+        if gap.nnz and float(gap.max()) > ROUNDING * float((abs(gradient) @ abs(spread)).max()):
             raise Unaccountable(f"{algorithm.name}: noise does not travel with the gradient it was added to")
     return spread

@@ -21,22 +21,24 @@ from scipy import linalg, sparse
 from sottovoce.core.class_correlation import groups_of
 from sottovoce.core.memo import once_for_each
 from sottovoce.core.progress import expect_work, report_work
+from sottovoce.core.sparsity import columns_touched, submatrix
 from sottovoce.core.threads import one_thread
+from sottovoce.privacy.exact.rank import rank_of_gossip
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, reduced_inputs, selected_messages
 from sottovoce.tracing.linear_system import StepMatrices, TracedMessages, map_equal_steps
 
 Array = NDArray[np.float64]
 
-NEW = 1e-11
-"""Part of a unit row outside the others below which it is one of them."""
-
 ROUNDING = 4 * np.finfo(float).eps
 
 DOUBT = 100.0
-"""A row within this many times its rounding error is nothing."""
+"""A row within this many times its rounding error is nothing, and a part of one outside the others is nothing new."""
 
-CLEAR = 1e7
-"""A direction that exceeds its rounding error by less than this is not known well enough for an exact figure."""
+CLEAR = 1e-7
+"""Rounding error of a direction, as a share of it, above which it is not known well enough for an exact figure."""
+
+COVERED = 16.0
+"""So many times the largest rounding error of a direction, as a share of it, is added to M."""
 
 UNCOVERED = 1e-7
 """Share of a signal that may lie outside the noise, as rounding, before the loss is infinite."""
@@ -51,7 +53,7 @@ class Unknown:
         self._room = np.zeros((noise_XZ.shape[1], 64))
         self.white = np.zeros((0, gradient_XG.shape[1]))
         self.uncovered = np.zeros(gradient_XG.shape[1], dtype=bool)
-        self.clear = True
+        self.doubt = 0.0
 
     @property
     def basis(self) -> Array:
@@ -71,14 +73,16 @@ class Unknown:
         self._bare(gradient[~there], signal[~there])
         if not there.any():
             return np.zeros((noise.shape[1], 0))
-        self.clear = self.clear and bool(np.all(sizes[there] > CLEAR * error[there]))
         scale = 1 / sizes[there, None]
-        return self._add(noise[there] * scale, gradient[there] * scale, signal[there] * scale[:, 0])
+        rounding = max(ROUNDING, float(np.max(error[there] * scale[:, 0])))
+        return self._add(noise[there] * scale, gradient[there] * scale, signal[there] * scale[:, 0], rounding)
 
-    def _add(self, unit_PZ: Array, signal_PG: Array, size_P: Array) -> Array:
+    def _add(self, unit_PZ: Array, signal_PG: Array, size_P: Array, rounding: float) -> Array:
         Q_ZP, R_PP, order = linalg.qr(unit_PZ.T, mode="economic", pivoting=True, check_finite=False)
-        K = int(np.sum(np.abs(np.diag(R_PP)) > NEW))
-        self.clear = self.clear and bool(np.abs(R_PP[K - 1, K - 1]) > CLEAR * ROUNDING)
+        parts = np.abs(np.diag(R_PP))
+        K = max(1, int(np.sum(parts > DOUBT * rounding)))
+        dropped = 1.0 if np.any(parts[K:] > DOUBT * ROUNDING) else 0.0
+        self.doubt = max(self.doubt, rounding / parts[K - 1], dropped)
         first, others = order[:K], order[K:]
         white = linalg.solve_triangular(R_PP[:K, :K].T, signal_PG[first], lower=True, check_finite=False)
         self._bare(signal_PG[others] - R_PP[:K, K:].T @ white, size_P[others])
@@ -102,7 +106,7 @@ class Unknown:
         """What is left of rows of the state, the directions just seen taken out too."""
         noise, gradient = rows @ self.noise, rows @ self.gradient
         size = np.maximum(np.linalg.norm(noise, axis=1), np.abs(gradient).max(axis=1, initial=0.0))
-        error = DOUBT * self._error(rows, noise) + NEW * size
+        error = DOUBT * (self._error(rows, noise) + ROUNDING * size)
         known = noise @ new_ZK
         gradient = gradient - known @ self.white[len(self.white) - new_ZK.shape[1] :]
         return Left(np.linalg.norm(noise - known @ new_ZK.T, axis=1), gradient, error)
@@ -193,7 +197,7 @@ class Entering:
 
 class Deflated(NamedTuple):
     """M of every victim, V x T x T, infinite throughout where noise does not cover a signal; the number of directions
-    of the noise that were found, and whether all of them stand clear of rounding.
+    of the noise that were found; and whether all of them stand clear of rounding.
     """
 
     losses: Array
@@ -215,7 +219,7 @@ def deflated(observation: Observation) -> Deflated:
     white_KTV = unknown.white.reshape(-1, T, V)
     M_VTT = np.einsum("ksv,ktv->vst", white_KTV, white_KTV)
     M_VTT[unknown.uncovered.reshape(T, V).any(axis=0)] = np.inf
-    return Deflated(M_VTT, len(unknown.white), unknown.clear)
+    return Deflated(M_VTT * (1 + COVERED * unknown.doubt), len(unknown.white), unknown.doubt < CLEAR)
 
 
 def _round_work(step: ObservedStep, Z: int, G: int) -> float:
@@ -238,14 +242,20 @@ def _basis_step(observation: Observation, whole: StepMatrices, step: ObservedSte
     n = observation.system.n
     if len(whole.sent) < 2 or not _is_gossip(whole):
         return step
-    unknown = Unknown(np.eye(n), np.zeros((n, 0)))
-    for sent, mixing in zip(whole.sent, whole.mixings, strict=True):
-        chosen = selected_messages(
-            sent._replace(rows=sparse.eye_array(n, format="csr")), mixing, observation.view, False
-        )
+    each = [
+        selected_messages(sent._replace(rows=sparse.eye_array(n, format="csr")), mixing, observation.view, False)
+        for sent, mixing in zip(whole.sent, whole.mixings, strict=True)
+    ]
+    unknown, heard = Unknown(np.eye(n), np.zeros((n, 0))), np.zeros(n, dtype=bool)
+    reach = sparse.eye_array(n, format="csr")
+    for chosen, mixing in zip(each, whole.mixings, strict=True):
         nothing = np.zeros((chosen.shape[0], n)), np.zeros((chosen.shape[0], 0))
         unknown.move(mixing.weights, np.zeros((n, n)), np.zeros((n, 0)), unknown.see(chosen, *nothing))
+        heard |= columns_touched(sparse.csr_array(abs(chosen) @ reach))
+        reach = sparse.csr_array(abs(mixing.weights) @ reach)
     basis = sparse.csr_array(unknown.basis.T)
+    if unknown.doubt > CLEAR or rank_of_gossip(zip(each, whole.mixings, strict=True)) != basis.shape[0]:
+        basis = submatrix(sparse.eye_array(n, format="csr"), heard, None)  # each first message by itself tells no less
     messages = reduced_inputs(whole, whole.sent[0].rows, observation.view, observation.victims)
     return replace(step, observed=Inputs(*(sparse.csr_array(basis @ part) for part in messages)))
 

@@ -32,18 +32,19 @@ from sottovoce.core.progress import report_progress
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.exact.average import Separated, average_has_no_noise, separated
 from sottovoce.privacy.exact.conjugate import conjugate
-from sottovoce.privacy.exact.deflation import UNCOVERED, deflated
+from sottovoce.privacy.exact.deflation import UNCOVERED, Deflated, deflated
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
 from sottovoce.privacy.exact.gram import gram
 from sottovoce.privacy.exact.kalman import kalman
-from sottovoce.privacy.exact.rank import exact_rank
+from sottovoce.privacy.exact.rank import Rank, exact_rank
 from sottovoce.privacy.exact.reversible import reversible
 from sottovoce.privacy.exact.small_views import small_losses
 from sottovoce.privacy.exact.stationary import ETA
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings
-from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
+from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, matrices_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, observe
 from sottovoce.privacy.reactions import knows_every_state, open_by_steps
+from sottovoce.privacy.smallest_weight import SMALLEST, smallest_weight
 from sottovoce.privacy.views import ViewKind
 from sottovoce.privacy.worst_case import GAP, worst_case_by_residue
 from sottovoce.tracing.linear_system import map_equal_steps
@@ -356,16 +357,46 @@ def _in_groups(
 
 
 def _deflated(observation: Observation) -> Array:
-    """Deflation with everyone as a victim: what is rounding is told by all signals, not by those of a few."""
+    """Deflation with everyone as a victim: what is rounding is told by all signals, not by those of a few.
+
+    Directions of the noise that it takes for rounding must be none. That is so if it finds as many as there are;
+    else all noisy gradients, which tell no less, stand for the view.
+    """
     whole = observe(observation.system, observation.view)
     averaging = observation.system.algorithm.averaging
     apart = Separated(whole, 1.0, False) if averaging else separated(whole)
     found = deflated(apart.observation)
     M_VTT = found.losses * (apart.factor if apart.apart else 1.0)
-    if averaging and not (found.clear and exact_rank(whole) == found.rank):
-        bound = _largest_of_averaging(whole, Participation())
-        M_VTT = np.where(np.isfinite(bound)[:, None, None], bound[:, None, None], M_VTT)
+    exact = _rank_of(apart.observation if apart.apart else whole, found)
+    if exact is None:
+        M_VTT = _matrices_of_noisy_gradients(whole)
+    else:
+        M_VTT[exact.uncovered.reshape(-1, len(whole.victims)).any(axis=0)] = np.inf
     return M_VTT[np.searchsorted(whole.victims, observation.victims)]
+
+
+def _rank_of(observation: Observation, found: Deflated) -> Rank | None:
+    """What is known of a view without rounding, if deflation has found the same; None if it is in doubt.
+
+    Where that cannot be computed for training, no weights may be so small that rounding hides what they leave.
+    """
+    if not found.clear:
+        return None
+    averaging = observation.system.algorithm.averaging
+    exact = exact_rank(observation, stored=averaging)
+    if exact is not None and exact.rank == found.rank:
+        return exact
+    if averaging or (exact is not None and exact.certain) or smallest_weight(observation.system) < SMALLEST:
+        return None
+    return Rank(found.rank, np.zeros(len(observation.victims) * observation.gradient_rounds, dtype=bool), False)
+
+
+def _matrices_of_noisy_gradients(observation: Observation) -> Array:
+    try:
+        return matrices_given_noisy_gradients(observation.system, observation.view, observation.victims)
+    except Unaccountable:
+        T = observation.gradient_rounds
+        return np.full((len(observation.victims), T, T), np.inf)
 
 
 def _route(observation: Observation) -> Callable[[Observation], Groups]:
