@@ -195,10 +195,8 @@ def _done_of(work: Activity) -> str:
     finished = [kind for kind in _kinds() if kind in work.finished]
     at = ""
     if work.unfinished is not None:
-        kind, victims, total = work.unfinished
-        at = f"; {kind} {int(victims):,} of {total:,} victims"
-        if victims != int(victims):
-            at = f"; {kind} about {victims / total:.0%}"
+        kind, how_far = work.unfinished
+        at = f"; {kind} {how_far} of its work" if how_far.endswith("%") else f"; {kind} {how_far} victims"
     again = " ".join(f"--kind {kind}" for kind in finished)
     done = ", ".join(finished) or "no kind"
     return f"done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}."
