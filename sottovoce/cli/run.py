@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sottovoce.run.sweep import SweepRun
     from sottovoce.run.sweep_results import SweepRow
 
-BEFORE = "data and guarantees, before the first round"
+BEFORE = "starting"
 
 
 @app.command()

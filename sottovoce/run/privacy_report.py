@@ -19,6 +19,7 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.core.fine_grid import released_step
 from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
+from sottovoce.core.progress import counted, next_counted
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
@@ -136,11 +137,13 @@ class PrivacyReport:
             return []
         earlier = _stages(total, self.every, self._most_stages(last))[-2::-1]
         mus: list[float | None]
-        if last.mu is None:
-            mus, epsilons = [None] * len(earlier), [self._sampled_after(rounds, last.view) for rounds in earlier]
-        else:
-            capped = list(accumulate((self._mu_after(rounds, last) for rounds in earlier), min, initial=last.mu))[1:]
-            mus, epsilons = [*capped], epsilons_of(capped, self.delta).tolist()
+        with counted("epsilon over rounds", len(earlier)):
+            if last.mu is None:
+                mus, epsilons = [None] * len(earlier), [self._sampled_after(rounds, last.view) for rounds in earlier]
+            else:
+                each = (self._mu_after(rounds, last) for rounds in earlier)
+                capped = list(accumulate(each, min, initial=last.mu))[1:]
+                mus, epsilons = [*capped], epsilons_of(capped, self.delta).tolist()
         found = zip((total, *earlier), (last.mu, *mus), accumulate(epsilons, min, initial=last.epsilon), strict=True)
         stages: list[dict[str, JSON]] = [
             {"round": at, "epsilon": to_json(epsilon), "mu": to_json(mu)} for at, mu, epsilon in found
@@ -195,7 +198,8 @@ class PrivacyReport:
     def _mu_after(self, rounds: int, last: PrivacyFigure) -> float:
         """The headline's mu, by the same proof and for the same adversaries, after the first rounds."""
         try:
-            return max(self.accountant.headline_after(rounds, view).mu for view in self._held_against(last))
+            with next_counted():
+                return max(self.accountant.headline_after(rounds, view).mu for view in self._held_against(last))
         except Unaccountable:
             return math.inf
 
@@ -203,7 +207,8 @@ class PrivacyReport:
     def _sampled_after(self, rounds: int, view: View) -> float:
         """Epsilon that counts on chance, after the first rounds."""
         try:
-            sampled = _sampled(self._run, self.accountant.first_rounds(rounds), view, self.delta)
+            with next_counted():
+                sampled = _sampled(self._run, self.accountant.first_rounds(rounds), view, self.delta)
         except Unaccountable:
             return math.inf
         return math.inf if sampled is None else sampled.epsilon

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, TypedDict
@@ -10,6 +11,7 @@ from typing import NamedTuple, TypedDict
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import NoNoise, PerNode
 from sottovoce.core.participation import Participation
+from sottovoce.core.progress import counted, next_counted
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.account_cost import account_cost
@@ -96,10 +98,13 @@ class RunAccountant:
             else:
                 self._accounts[view] = known
         self._check_cost(sum(map(self.cost, missing), Cost()), missing)
-        for view, found in zip(missing, self._account_for_each(self.system, missing, self.kinds), strict=True):
-            self._accounts[view] = found
-            if self.stored is not None:
-                self.stored.add(found)
+        each = self._account_for_each(self.system, missing, self.kinds)
+        with counted("accounts of adversaries", len(missing)) if len(missing) > 1 else nullcontext():
+            for view in missing:
+                with next_counted():
+                    self._accounts[view] = next(each)
+                if self.stored is not None:
+                    self.stored.add(self._accounts[view])
         return tuple(self._accounts[view] for view in views)
 
     def cost(self, view: View) -> Cost:
