@@ -143,10 +143,20 @@ class RunAccountant:
     def first_rounds(self, rounds: int) -> LinearSystem:
         """The system of the first rounds; traced anew where more of it is affordable than of the whole run."""
         run = self.training_run
-        extents = {affordable_extent(run.algorithm, run.topology, rounds=count) for count in (rounds, run.rounds)}
-        if len(extents) == 1:
+        if self._is_traced_alike(rounds):
             return self.system.first_rounds(rounds)
         return trace_affordable(run.algorithm, run.topology, rounds=rounds)
+
+    @property
+    def traces_less_than_first_rounds(self) -> bool:
+        """Whether the whole run is too large to trace as much of it as of its first rounds."""
+        return not self._is_traced_alike(1)
+
+    def _is_traced_alike(self, rounds: int) -> bool:
+        """Whether as much is affordable of the whole run as of its first rounds."""
+        run = self.training_run
+        extents = {affordable_extent(run.algorithm, run.topology, rounds=count) for count in (rounds, run.rounds)}
+        return len(extents) == 1
 
     def at_sigma(self, sigma: PerNode, known: Account | None = None) -> RunAccountant:
         """The accountant of the same run with another sigma, or with one for each node.
