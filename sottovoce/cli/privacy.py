@@ -130,11 +130,17 @@ def account_(
         )
         sampled, unsampled = sampled_figure_of(setting, system)
     nodes, chance = declared_nodes(setting, sigma), counts_on_chance(sampled, result.headline, setting.delta)
-    document = {
-        **settings_document(setting, sigma), **result.document(setting.delta), "nodes": nodes,
-        "sampled": None if sampled is None else sampled.document(),
-    }  # fmt: skip
-    answer(document, as_json, table_by_distance(result.guarantees, setting.delta))
+    document: dict[str, object] = {}
+    table: Table = []
+    with show_elapsed(f"epsilon of {len(result.guarantees):,} guarantees"):
+        if as_json:
+            document = {
+                **settings_document(setting, sigma), **result.document(setting.delta), "nodes": nodes,
+                "sampled": None if sampled is None else sampled.document(),
+            }  # fmt: skip
+        else:
+            table = table_by_distance(result.guarantees, setting.delta)
+    answer(document, as_json, table)
     if published and not as_json:
         print_sentence()
         answer({}, False, _as_published(result))

@@ -207,6 +207,23 @@ def test_graphs_weights_and_tracing_say_what_is_done_and_how_far_it_is(sotto, mo
     ]  # fmt: skip
 
 
+def test_a_search_for_correlated_noise_and_clipped_growth_say_what_is_done(sotto, monkeypatch):
+    heard, hear = [], Activity.hear
+
+    def note(work, part, done, total):
+        hear(work, part, done, total)
+        heard.append((part, done))
+
+    monkeypatch.setattr(Activity, "hear", note)
+    assert sotto("account --graph ring:7 --rounds 5 --algorithm mafalda --kind any-training")[0] == 0
+    assert ("searching for the best noise correlation over 5 rounds", 0) in heard
+    heard.clear()
+    assert sotto("account --graph ring:8 --rounds 5 --view node:0 --and-final-models all --kind any-training")[0] == 0
+    shares = [done for part, done in heard if part == "any-training"]
+    assert (shares[0], shares[-1], shares == sorted(set(shares))) == (0, 7, True)
+    assert len(shares) > 5  # rounds of cases that are followed
+
+
 def test_a_single_victim_has_remaining_time_too(sotto, monkeypatch, clock):
     """The rounds that its sweeps go through are counted: of a large graph they take as long as many victims do."""
     lines, hear = [], Activity.hear
