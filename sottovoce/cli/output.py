@@ -29,6 +29,10 @@ CLEAR_LINE = "\r\x1b[2K\x1b[?25h"
 """What a terminal needs when progress is shown no more: an empty line, and the cursor that a bar hides."""
 
 
+SHORTEST_BAR, LONGEST_BAR = 4, 40
+"""Characters of a bar: the longest unless the words beside it leave less room."""
+
+
 @dataclass
 class Verbosity:
     """What is printed on stderr besides errors: `quiet` nothing, `verbose` also each step and how long it takes."""
@@ -249,26 +253,33 @@ def _bar(work: Activity, note: Callable[[], str]) -> Iterator[None]:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn, Task
     from rich.progress_bar import ProgressBar
+    from rich.table import Column
     from rich.text import Text
+
+    console = Console(stderr=True)
 
     class Words(ProgressColumn):
         def __init__(self, words: Callable[[], str]) -> None:
             self._words = words
-            super().__init__()
+            super().__init__(Column(no_wrap=True))
 
         def render(self, task: Task) -> Text:
-            return Text(visible(self._words()))
+            return Text(self.text)
+
+        @property
+        def text(self) -> str:
+            return visible(self._words())
 
     class Bar(ProgressColumn):
         def render(self, task: Task) -> ProgressBar:
+            room = console.width - sum(len(column.text) + 1 for column in (before, after))
             total = work.total or None
-            return ProgressBar(total, work.done, width=40, pulse=total is None, animation_time=task.get_time())
+            width = max(SHORTEST_BAR, min(LONGEST_BAR, room))
+            return ProgressBar(total, work.done, width=width, pulse=total is None, animation_time=task.get_time())
 
-    columns = (
-        Words(lambda: ": ".join(filter(None, (work.what, work.part)))), Bar(), Words(lambda: work.how_far),
-        Words(note), Words(lambda: work.left_text),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    before = Words(lambda: ": ".join(filter(None, (work.what, work.part))))
+    after = Words(lambda: ", ".join(filter(None, (work.how_far, note(), work.left_text))))
+    with Progress(before, Bar(), after, console=console, transient=True) as bar:
         bar.add_task(work.what, total=None)
         yield
 

@@ -98,7 +98,7 @@ def test_a_bar_shows_what_the_activity_tells(monkeypatch):
             report_progress(2)
             wait_until_shown(shown, "digits: accounts", "2 of 7")
         tell(3, 8)
-        wait_until_shown(shown, "3 of 8 epsilon 3 of 9")
+        wait_until_shown(shown, "3 of 8, epsilon 3 of 9")
 
 
 def wait_until_shown(shown, *words):
