@@ -132,7 +132,8 @@ def account_(
     nodes, chance = declared_nodes(setting, sigma), counts_on_chance(sampled, result.headline, setting.delta)
     document: dict[str, object] = {}
     table: Table = []
-    with show_elapsed(f"epsilon of {len(result.guarantees):,} guarantees"):
+    lines = [f"No headline: {NOT_PROVEN}."]
+    with show_elapsed(f"epsilon of {len(result.guarantees):,} guarantees and the headline"):
         if as_json:
             document = {
                 **settings_document(setting, sigma), **result.document(setting.delta), "nodes": nodes,
@@ -140,6 +141,10 @@ def account_(
             }  # fmt: skip
         else:
             table = table_by_distance(result.guarantees, setting.delta)
+            if chance and sampled is not None:
+                lines = sampled_words(result, sampled, setting.delta)
+            elif result.headline is not None:
+                lines = headline_words(result, result.headline, setting.delta, setting.labels)
     answer(document, as_json, table)
     if published and not as_json:
         print_sentence()
@@ -147,11 +152,6 @@ def account_(
     if result.headline is None and not chance and (result.refusals or not result.guarantees):
         raise Unaccountable("; ".join([*result.refusals, *unsampled]))
     if not as_json:
-        lines = [f"No headline: {NOT_PROVEN}."]
-        if chance and sampled is not None:
-            lines = sampled_words(result, sampled, setting.delta)
-        elif result.headline is not None:
-            lines = headline_words(result, result.headline, setting.delta, setting.labels)
         lines += [f"Sampling is not counted: {reason}." for reason in unsampled]
         for line in [*lines, *node_lines(setting, nodes)]:
             print_sentence(line)
