@@ -32,7 +32,7 @@ def node_name(node: int | None, labels: Sequence[str] | None) -> str:
 def headline_words(result: "Account", best: "Guarantee", delta: float, labels: Sequence[str] | None) -> list[str]:
     """The headline with all that it rests on."""
     figure = f"epsilon {round_up(best.epsilon(delta))} at delta {delta:g} (mu {round_up(best.mu)})"
-    unobserved = sorted({g.victim for g in result.guarantees if g.victim is not None and not g.observed})
+    unobserved = sorted({g.victim for g in result.guarantees if g.mu == 0 and g.victim is not None and not g.observed})
     scope = "no observed node is worse off" if unobserved else "nobody is worse off"
     if len({one.victim for one in result.guarantees}) + len(result.view.members) < result.system.n:
         scope = "of the nodes that were asked about, none is worse off"

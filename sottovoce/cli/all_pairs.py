@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sottovoce.cli.options import Setting, settings_document
-from sottovoce.cli.output import answer, facts, print_note, progress_kept
+from sottovoce.cli.output import answer, facts, print_note, progress_kept, show_elapsed
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.privacy.rounding import round_up
 
@@ -36,12 +36,17 @@ def answer_for_pairs(
     delta, averaging = setting.delta, system.algorithm.averaging
     scheme = parse_participation(setting.scheme)
     attackers = list(range(system.n)) if sample is None else all_pairs.sampled_attackers(system.n, sample, setting.seed)
-    _check_pairs_cost(setting, system, scheme, attackers)
-    whole = account(system, adjacency=setting.adjacency, participation=setting.scheme)
-    with progress_kept("attackers", lambda: _what_is_kept(out)) as advance:
+
+    def begin(left: list[int]) -> None:
+        _check_pairs_cost(setting, system, scheme, left, len(attackers) - len(left))
+
+    with progress_kept("attackers", lambda count: _what_is_kept(out, count)) as advance:
         mu = all_pairs.all_pairs(
-            system, scheme, secure_sum=setting.secure_sum, attackers=attackers, store=out, progress=advance
-        )
+            system, scheme, secure_sum=setting.secure_sum, attackers=attackers, store=out, begin=begin,
+            progress=advance,
+        )  # fmt: skip
+    with show_elapsed("accounting for everyone"):
+        whole = account(system, adjacency=setting.adjacency, participation=setting.scheme)
     others = mu[np.asarray(attackers)[:, None] != np.arange(system.n)]
     least, mean, most = (float(x) for x in (others.min(), others.mean(), others.max()))
     figures = {"mu_min": least, "mu_mean": mean, "mu_max": most, "epsilon_max": epsilon_of(most, delta)}
@@ -78,24 +83,37 @@ def answer_for_pairs(
     answer(document, as_json, table, *lines, legend, all_pairs.heat_map(mu))
 
 
-def _check_pairs_cost(setting: Setting, system: "LinearSystem", scheme: "Participation", attackers: list[int]) -> None:
-    """Refuse what takes too long, and announce what takes minutes, with a sample as what is quick."""
-    from sottovoce.core.limits import check_cost, duration_text
+def _check_pairs_cost(
+    setting: Setting, system: "LinearSystem", scheme: "Participation", left: list[int], stored: int
+) -> None:
+    """Refuse what takes too long, and announce what takes minutes, with a sample as what is quick.
+
+    About attackers that are `left`, besides those whose figures are stored.
+    """
+    from sottovoce.core.limits import SECONDS, check_cost, duration_text
     from sottovoce.privacy.account_estimate import LONG_SECONDS
     from sottovoce.privacy.all_pairs import pairs_cost
 
-    cost = pairs_cost(system, scheme, attackers, secure_sum=setting.secure_sum)
-    count = "1 attacker" if len(attackers) == 1 else f"{len(attackers):,} attackers"
+    cost = pairs_cost(system, scheme, left, secure_sum=setting.secure_sum)
+    count = "1 attacker" if len(left) == 1 else f"{len(left):,} attackers"
+    count += f" ({stored:,} more are stored already)" if stored else ""
     what = f"accounting for all pairs of {count} on {system.topology.name}, {system.rounds:,} rounds,"
-    fewer = max(1, int(len(attackers) * LONG_SECONDS / max(cost.seconds, LONG_SECONDS)))
-    sample = f"--sample {fewer}" if fewer < len(attackers) else ""
-    check_cost(what, cost, f"take {sample}{', ' * bool(sample)}fewer rounds or a smaller graph")
+
+    def sample(seconds: float) -> str:
+        """The option for as many attackers as so many seconds allow; empty where that is no fewer, or none."""
+        fewer = int(len(left) * seconds / max(cost.seconds, seconds))
+        return f"--sample {fewer}" if 0 < fewer < len(left) and not stored else ""
+
+    smaller = ", ".join(filter(None, (sample(SECONDS), "fewer rounds or a smaller graph")))
+    check_cost(what, cost, f"take {smaller}")
     if cost.seconds > LONG_SECONDS:
-        quick = f"; {sample} takes a minute" if sample else ""
+        quick = f"; {sample(LONG_SECONDS)} takes a minute" if sample(LONG_SECONDS) else ""
         print_note(f"sotto: {what} takes about {duration_text(cost.seconds)} of one core{quick}")
 
 
-def _what_is_kept(out: Path | None) -> str:
+def _what_is_kept(out: Path | None, count: int) -> str:
     if out is None:
         return "Nothing is kept without --out FILE."
+    if not count:
+        return f"{out} has no attacker yet."
     return f"{out} has all attackers that were done; the same command goes on from there."

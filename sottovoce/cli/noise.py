@@ -139,7 +139,7 @@ def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path |
             f"--out with {target.rounds} rounds", f"a file holds C for at most {LONGEST} rounds", "leave out --out"
         )
     kept = "What was found is stored; the same command takes it from there." if cache else "Nothing is kept."
-    with progress_kept("numbers of parts", lambda: kept) as tell:
+    with progress_kept("numbers of parts", lambda _: kept) as tell:
         found = sampled_noise(
             net, rounds=target.rounds, share=target.share, epsilon=target.epsilon, delta=target.delta,
             objective=target.objective, gap=target.gap, cache=cache, progress=tell,

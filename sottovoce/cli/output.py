@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from sottovoce.cli.progress_lines import Activity, activity, lines_written
 from sottovoce.cli.terminal import print_line, print_message
@@ -27,8 +28,9 @@ PATIENCE = 2.0
 CLEAR_LINE = "\r\x1b[2K\x1b[?25h"
 """What a terminal needs when progress is shown no more: an empty line, and the cursor that a bar hides."""
 
-RECENT = 120.0
-"""Seconds back to which rounds tell how fast the next ones are."""
+
+SHORTEST_BAR, LONGEST_BAR = 4, 40
+"""Characters of a bar: the longest unless the words beside it leave less room."""
 
 
 @dataclass
@@ -193,28 +195,42 @@ def progress(
 ) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr with remaining time, on request rounds a second and a note; where it is no terminal, lines.
 
-    `first` is what is done before anything is counted.
+    `first` is what is done before anything is counted, unless those who do it say what it is.
     """
-    with _timed(what) as work:
-        work.reached = first and f"{first}, "
-        if not verbosity.shows_progress:
-            yield work.tell
-            return
-        with _bar(what, rate, note) as tell:
-            yield tell
+    with _timed(what) as work, progress_heard(_until_counted(work)), _bar(work, partial(_pace, work, rate, note)):
+        work.part = first
+        yield work.tell
+
+
+def _until_counted(work: Activity) -> Callable[[str, float, int], None]:
+    """Hears of what comes before anything of the whole is counted; what is a part of that is not told of."""
+
+    def hear(part: str, done: float, total: int) -> None:
+        if work.part or not work.total:
+            work.hear(part, done, total)
+
+    return hear
+
+
+def _pace(work: Activity, rate: bool, note: Callable[[int], str] | None) -> str:
+    """How fast the whole is, where that is asked for, and a note about how far it is."""
+    if work.part or not work.total:
+        return ""
+    pace = "" if not rate or work.rate is None else f"{work.rate:.1f} rounds/s"
+    return ", ".join(filter(None, (pace, "" if note is None else note(int(work.done)))))
 
 
 @contextmanager
-def progress_kept(what: str, kept: Callable[[], str]) -> Iterator[Callable[[int, int], None]]:
-    """`progress`; on Ctrl-C says how far it was, and what is kept of that."""
-    reached = f"before the first of the {what}"
+def progress_kept(what: str, kept: Callable[[int], str]) -> Iterator[Callable[[int, int], None]]:
+    """`progress`; on Ctrl-C says how far it was, and what is kept of so many."""
+    reached, count = f"before the first of the {what}", 0
 
     def both(done: int, total: int) -> None:
-        nonlocal reached
-        reached = f"after {done:,} of {total:,} {what}"
+        nonlocal reached, count
+        reached, count = f"after {done:,} of {total:,} {what}", done
         tell(done, total)
 
-    with telling_when_stopped(lambda: f"stopped {reached}. {kept()}"), progress(what) as tell:
+    with telling_when_stopped(lambda: f"stopped {reached}. {kept(count)}"), progress(what) as tell:
         yield both
 
 
@@ -224,48 +240,48 @@ def share_shown(what: str, stopped: Callable[[], str]) -> Iterator[Callable[[str
 
     On Ctrl-C says what `stopped` does.
     """
-    with telling_when_stopped(stopped), _timed(what) as work, _share_bar(what) as show_bar:
-
-        def tell(words: str, share: float) -> None:
-            work.hear("", share, 1)
-            work.reached = f"{words}, {int(100 * share)} %, "
-            show_bar(words, share)
-
-        yield tell
+    with telling_when_stopped(stopped), _timed(what) as work, _bar(work, lambda: ""):
+        yield work.hear_share
 
 
 @contextmanager
-def _share_bar(what: str) -> Iterator[Callable[[str, float], None]]:
+def _bar(work: Activity, note: Callable[[], str]) -> Iterator[None]:
+    """On a terminal: what is done, a bar, how much of it, a note and the remaining time, as the activity tells them."""
     if not verbosity.shows_progress:
-        yield lambda words, share: None
+        yield
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress, ProgressColumn, Task
+    from rich.progress_bar import ProgressBar
+    from rich.table import Column
+    from rich.text import Text
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=RECENT) as bar:
-        task = bar.add_task(what, total=1.0)
-        yield lambda words, share: bar.update(task, description=words, completed=share)
+    console = Console(stderr=True)
 
+    class Words(ProgressColumn):
+        def __init__(self, words: Callable[[], str]) -> None:
+            self._words = words
+            super().__init__(Column(no_wrap=True))
 
-@contextmanager
-def _bar(what: str, rate: bool, note: Callable[[int], str] | None) -> Iterator[Callable[[int, int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        def render(self, task: Task) -> Text:
+            return Text(self.text)
 
-    speed = (TextColumn("{task.fields[speed]}"),) if rate else ()
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), *speed, TimeRemainingColumn())
+        @property
+        def text(self) -> str:
+            return visible(self._words())
 
-    with Progress(*columns, console=Console(stderr=True), transient=True, speed_estimate_period=RECENT) as bar:
-        task = bar.add_task(what, total=None, speed="")
+    class Bar(ProgressColumn):
+        def render(self, task: Task) -> ProgressBar:
+            room = console.width - sum(len(column.text) + 1 for column in (before, after))
+            total = work.total or None
+            width = max(SHORTEST_BAR, min(LONGEST_BAR, room))
+            return ProgressBar(total, work.done, width=width, pulse=total is None, animation_time=task.get_time())
 
-        def tell(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-            recent = bar.tasks[0].speed if rate else None  # the remaining time is found with it, too
-            told = ("" if recent is None else f"{recent:.1f} rounds/s", "" if note is None else note(done))
-            bar.update(task, speed=", ".join(filter(None, told)))
-
-        yield tell
+    before = Words(lambda: ": ".join(filter(None, (work.what, work.part))))
+    after = Words(lambda: ", ".join(filter(None, (work.how_far, note(), work.left_text))))
+    with Progress(before, Bar(), after, console=console, transient=True) as bar:
+        bar.add_task(work.what, total=None)
+        yield
 
 
 @contextmanager
@@ -278,7 +294,7 @@ def gap_shown(target: float) -> Iterator[Callable[[float], None]]:
     def tell(gap: float) -> None:
         nonlocal reached
         reached = gap
-        work.reached = f"gap {gap:.2e}, until {target:g}, "
+        work.part = f"gap {gap:.2e}, until {target:g}"
         if shown and time.monotonic() - work.begun > PATIENCE:
             print_message(f"gap {gap:.2e}, until {target:g}   ", end="\r")
 

@@ -1,6 +1,6 @@
 """`sotto plan`: which algorithm to take, before anything is trained."""
 
-import time
+import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -172,8 +172,8 @@ class _Rows:
     """
 
     def __init__(self) -> None:
-        self._begun, self._waiting, self._names = time.monotonic(), list[str](), dict[str, None]()
-        self._reached = "before the first of the algorithms"
+        self._waiting, self._names, self._at_once = list[str](), dict[str, None](), verbosity.verbose
+        self._reached, self._lock = "before the first of the algorithms", threading.Lock()
 
     def add(self, entry: "Entry") -> None:
         """Another one."""
@@ -183,22 +183,29 @@ class _Rows:
         self._waiting.append(
             f"{entry.label}: sigma {sigma_text(entry.sigma, 4)}, noise in a node {noise_text(entry.error_node)}"
         )
-        if verbosity.verbose or (verbosity.shows_progress and time.monotonic() - self._begun > PATIENCE):
+        if self._at_once:
             self._show()
 
     def _show(self) -> None:
-        for line in self._waiting:
-            print_note(f"sotto: {line}")
-        self._waiting.clear()
+        """Those that wait, and from here on each when it is there."""
+        self._at_once = True
+        with self._lock:
+            while self._waiting:
+                print_note(f"sotto: {self._waiting.pop(0)}")
 
     @contextmanager
     def shown_early(self) -> "Iterator[None]":
-        """Shows those that wait when it is stopped."""
+        """Shows those that wait after two seconds, or when it is stopped."""
+        patience = threading.Timer(PATIENCE, self._show)
+        if verbosity.shows_progress:
+            patience.start()
         try:
             yield
         except KeyboardInterrupt:
             self._show()
             raise
+        finally:
+            patience.cancel()
 
     def counting(self, tell: "Callable[[str, float], None]") -> "Callable[[PlanProgress], None]":
         """Passes on how far the plan is, in words and as a share of its time."""

@@ -130,22 +130,28 @@ def account_(
         )
         sampled, unsampled = sampled_figure_of(setting, system)
     nodes, chance = declared_nodes(setting, sigma), counts_on_chance(sampled, result.headline, setting.delta)
-    document = {
-        **settings_document(setting, sigma), **result.document(setting.delta), "nodes": nodes,
-        "sampled": None if sampled is None else sampled.document(),
-    }  # fmt: skip
-    answer(document, as_json, table_by_distance(result.guarantees, setting.delta))
+    document: dict[str, object] = {}
+    table: Table = []
+    lines = [f"No headline: {NOT_PROVEN}."]
+    with show_elapsed(f"epsilon of {len(result.guarantees):,} guarantees and the headline"):
+        if as_json:
+            document = {
+                **settings_document(setting, sigma), **result.document(setting.delta), "nodes": nodes,
+                "sampled": None if sampled is None else sampled.document(),
+            }  # fmt: skip
+        else:
+            table = table_by_distance(result.guarantees, setting.delta)
+            if chance and sampled is not None:
+                lines = sampled_words(result, sampled, setting.delta)
+            elif result.headline is not None:
+                lines = headline_words(result, result.headline, setting.delta, setting.labels)
+    answer(document, as_json, table)
     if published and not as_json:
         print_sentence()
         answer({}, False, _as_published(result))
     if result.headline is None and not chance and (result.refusals or not result.guarantees):
         raise Unaccountable("; ".join([*result.refusals, *unsampled]))
     if not as_json:
-        lines = [f"No headline: {NOT_PROVEN}."]
-        if chance and sampled is not None:
-            lines = sampled_words(result, sampled, setting.delta)
-        elif result.headline is not None:
-            lines = headline_words(result, result.headline, setting.delta, setting.labels)
         lines += [f"Sampling is not counted: {reason}." for reason in unsampled]
         for line in [*lines, *node_lines(setting, nodes)]:
             print_sentence(line)
@@ -195,10 +201,8 @@ def _done_of(work: Activity) -> str:
     finished = [kind for kind in _kinds() if kind in work.finished]
     at = ""
     if work.unfinished is not None:
-        kind, victims, total = work.unfinished
-        at = f"; {kind} {int(victims):,} of {total:,} victims"
-        if victims != int(victims):
-            at = f"; {kind} about {victims / total:.0%}"
+        kind, how_far = work.unfinished
+        at = f"; {kind} {how_far} of its work" if how_far.endswith("%") else f"; {kind} {how_far} victims"
     again = " ".join(f"--kind {kind}" for kind in finished)
     done = ", ".join(finished) or "no kind"
     return f"done when stopped: {done}{at}. Nothing is kept{again and f'; {again} answers with that'}."

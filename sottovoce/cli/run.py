@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from sottovoce.run.sweep import SweepRun
     from sottovoce.run.sweep_results import SweepRow
 
-BEFORE = "data and guarantees, before the first round"
+BEFORE = "starting"
 
 
 @app.command()
@@ -249,6 +249,8 @@ def _spent_text(folder: Path) -> Callable[[int], str]:
         spent, headline = privacy().epsilon_after(rounds), privacy().headline
         if spent is None or headline is None:
             return "epsilon: none is proven"
+        if not privacy().over_rounds:
+            return f"epsilon {round_up(headline.epsilon)} at the end"
         return f"epsilon {round_up(spent)} of {round_up(headline.epsilon)}"
 
     return text

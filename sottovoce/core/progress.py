@@ -28,11 +28,19 @@ is done. What nobody reports, at the end, belongs to it:
 >>> reached[6:]
 [('victims', 0, 8), ('victims', 2.0, 8), ('victims', 7.0, 8), ('victims', 8, 8)]
 
+Where things that are counted take counted steps themselves, only the things are told of:
+
+>>> with progress_heard(lambda what, done, total: reached.append((what, done, total))), counted("accounts", 2):
+...     with next_counted(), counted("victims", 3):
+...         report_progress(2)
+>>> reached[10:]
+[('accounts', 0, 2), ('accounts', 1, 2), ('accounts', 2, 2)]
+
 Of some work nobody knows how much there is; what it is can be told all the same:
 
 >>> with progress_heard(lambda what, done, total: reached.append((what, done, total))):
 ...     report_stage("drawing the graph")
->>> reached[10:]
+>>> reached[13:]
 [('drawing the graph', 0, 0)]
 
 Whoever wants to know how far all of it is, says which share of it each part takes, one after the other. What is counted
@@ -175,6 +183,22 @@ def counted(what: str, total: int) -> Iterator[None]:
         report_progress(total)
     finally:
         _count.reset(before)
+
+
+@contextmanager
+def next_counted() -> Iterator[None]:
+    """A context that does the next one of what is counted, and tells of nothing else."""
+    if _count.get() is None:
+        yield
+        return
+    listener, scope, count = _listener.set(None), _scope.set(None), _count.set(None)
+    try:
+        yield
+    finally:
+        _listener.reset(listener)
+        _scope.reset(scope)
+        _count.reset(count)
+    report_progress(1)
 
 
 @contextmanager

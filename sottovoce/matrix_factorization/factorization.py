@@ -14,6 +14,7 @@ from sottovoce.core.correlation import Triangular
 from sottovoce.core.json_numbers import JSON
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.participation import Participation, parse_participation
+from sottovoce.core.progress import report_stage
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.matrix_factorization import cache as result_cache
@@ -277,6 +278,7 @@ def _factorize(
     started = time.perf_counter()
     if stored is None:
         settings.check_cost()
+    report_stage(f"searching for the best noise correlation over {settings.rounds:,} rounds")
     work = _workload(topology, settings)
     if isinstance(stored, Factorization) and (known := _checked(stored, work, settings)) is not None:
         return known

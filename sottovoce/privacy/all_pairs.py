@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import TypeAlias, TypedDict, TypeGuard
+from typing import NamedTuple, TypeAlias, TypedDict, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,40 +58,48 @@ def all_pairs(
     secure_sum: bool = False,
     attackers: Sequence[int] | None = None,
     store: Path | None = None,
+    begin: Callable[[list[int]], None] | None = None,
     progress: Progress | None = None,
 ) -> NDArray[np.float64]:
     """mu of the exact loss (fixed streams): a row for each attacker (None: every node), a column for each node.
 
     Row a, column u is what a learns about u; 0 where they are the same. Rounded up by at most `rounded_up_by(n)`.
+    `begin` is called with those attackers that are not in the store, before anything is computed or written.
     """
     n = system.n
     scheme.check(sum(bool(step.gradients) for step in system.steps))
     who = range(n) if attackers is None else attackers
     out = np.zeros((len(who), n))
     title = _title(system, scheme, secure_sum)
-    done = dict(_stored(store, title, n)) if store is not None else {}
+    lines = [] if store is None else _stored(store, title, n)
+    done = {line.attacker: line.mu for line in lines}
+    left = [place for place in range(len(who)) if who[place] not in done]
+    if begin is not None:
+        begin([who[place] for place in left])
+    if store is not None:
+        _prepare(store, title, lines)
+    for place in set(range(len(who))).difference(left):
+        out[place] = done[who[place]]
 
     # those who are dear are often neighbours: mixed, the time that is left follows from the time so far
-    order = sorted(range(len(who)), key=lambda place: who[place] not in done)
-    begun = len(done.keys() & set(who))
-    order[begun:] = np.random.default_rng(0).permutation(order[begun:]).tolist()
+    order = np.random.default_rng(0).permutation(left).astype(int).tolist()
 
     def row(attacker: int) -> NDArray[np.float64]:
-        if attacker in done:
-            return done[attacker]
         observation = observe(system, views.node(attacker, secure_sum=secure_sum))
         squares = routes.squared(observation, scheme, above=rounded_up_by(n))
         found = np.zeros(n)
         found[observation.victims] = np.sqrt(np.minimum(squares, _told_by_noisy_gradients(observation, scheme)))
         return found
 
-    kept = 0
+    kept = len(who) - len(left)
+    if progress is not None:
+        progress(kept, len(who))
 
     def keep(place: int, found: NDArray[np.float64]) -> None:
         nonlocal kept
         with signals_wait(lambda: None):  # no line is cut short, and what is stored is told
             out[place], kept = found, kept + 1
-            if store is not None and who[place] not in done:
+            if store is not None:
                 _append(store, _signed_row(title, who[place], found))
             if progress is not None:
                 progress(kept, len(who))
@@ -185,22 +193,34 @@ def _title(system: LinearSystem, scheme: Participation, secure_sum: bool) -> dic
     }
 
 
-def _stored(store: Path, title: dict[str, JSON], n: int) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Rows that are there already; a last line that was cut short is dropped. A new store gets its title."""
+class _StoredRow(NamedTuple):
+    """A row that is there already, and its line."""
+
+    attacker: int
+    mu: NDArray[np.float64]
+    line: str
+
+
+def _stored(store: Path, title: dict[str, JSON], n: int) -> list[_StoredRow]:
+    """Rows that are there already; lines that were cut short, or that nobody here has signed, are none."""
+    text, found = _text(store), []
+    if text:
+        first, *lines = text.splitlines()
+        _same(store, _read(first), title)
+        for line in lines:
+            row = _read(line)
+            if _is_row(row, n) and is_signed(_content(title, row), row["signature"]):
+                found.append(_StoredRow(row["attacker"], np.array([from_json(mu) for mu in row["mu"]]), line))
+    return found
+
+
+def _prepare(store: Path, title: dict[str, JSON], rows: Sequence[_StoredRow]) -> None:
+    """Make the store begin with its title and hold these rows only; one that does already is left alone."""
     text = _text(store)
     if not text:
         _append(store, title)
-        return
-    first, *lines = text.splitlines()
-    _same(store, _read(first), title)
-    kept = [first]
-    for line in lines:
-        row = _read(line)
-        if _is_row(row, n) and is_signed(_content(title, row), row["signature"]):
-            kept.append(line)
-            yield row["attacker"], np.array([from_json(mu) for mu in row["mu"]])
-    if len(kept) <= len(lines) or not text.endswith("\n"):
-        write_text(store, "".join(line + "\n" for line in kept))
+    elif text.count("\n") != 1 + len(rows) or not text.endswith("\n"):
+        write_text(store, "".join(line + "\n" for line in (text.splitlines()[0], *(row.line for row in rows))))
 
 
 def _text(store: Path) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sottovoce.core.participation import Participation
+from sottovoce.core.progress import expect_work, report_work
 from sottovoce.privacy.absorption import Coupling
 from sottovoce.tracing.linear_system import map_equal_steps
 
@@ -68,7 +69,9 @@ def late_cost(rounds: tuple[Coupling, ...], victims: NDArray[np.intp], scheme: P
     saved_PTV = np.array([_absorbed_at_once(rounds, victims, part) for part in parts_PT])
     best_PV = np.full((len(patterns), len(victims)), np.inf)
     tried = [(late, number) for late in (*range(min(LATE, T)), T) for number in range(len(patterns))]
-    for some in _groups(tried, max(1, int(COLUMNS / (len(rounds[0].fresh) * len(victims)))), T):
+    groups = list(_groups(tried, max(1, int(COLUMNS / (len(rounds[0].fresh) * len(victims)))), T))
+    expect_work(sum(len(some) * max(late for late, _ in some) for some in groups))
+    for some in groups:
         late, number = (np.array(values) for values in zip(*some, strict=True))
         cost_CV = saved_PTV[number, T - late] + _late(rounds, victims, parts_PT[number], T - late, growth)
         np.minimum.at(best_PV, number, cost_CV)
@@ -110,6 +113,7 @@ def _late(
             share = np.where(absorbed > 0, absorbed / coupling.fresh[:, None], 0.0)
         cost = cost + (share**2).sum(axis=0)
         p = coupling.transfer @ (p - absorbed)
+        report_work(C)
     return cost.reshape(C, V)
 
 

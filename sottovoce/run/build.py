@@ -14,6 +14,7 @@ from sottovoce.core.graphs import Graph
 from sottovoce.core.noise import PerNode
 from sottovoce.core.noise_key import public_seed
 from sottovoce.core.own_code import is_code
+from sottovoce.core.progress import report_stage
 from sottovoce.core.topologies import Topology
 from sottovoce.errors import InputError
 from sottovoce.learning.datasets import Dataset, folder_of
@@ -80,6 +81,7 @@ def _uncalibrated(
 ) -> TrainingRun:
     """The run, with noise of size 1 where a target decides it."""
     check_algorithm(experiment)
+    report_stage("reading data")
     experiment = experiment if tables is not None else with_table_facts(experiment, folder)
     net = named_after_tables(experiment, topology_of(experiment, folder, recorded), folder)
     gradients = gradients_of(experiment, node_data(experiment, net, folder_of(folder), tables))

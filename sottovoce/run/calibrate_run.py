@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.noise import CombinedNoise
+from sottovoce.core.progress import report_stage
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.accountant import Account
@@ -36,6 +37,7 @@ def calibrate_run(
     """
     if not training_run.clipped:
         raise Unaccountable(UNCLIPPED)
+    report_stage(f"finding the noise for epsilon {epsilon:g}")
     target = Target(epsilon, delta)
     adversary = with_final_models(parse_view(view, labels=training_run.topology.names), final_models)
     reference = RunAccountant(replace(training_run, algorithm=with_sigma(training_run.algorithm, 1.0)))

@@ -36,6 +36,7 @@ from sottovoce.core.json_numbers import to_json
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise_key import NoiseKey
 from sottovoce.core.processes import Terminated
+from sottovoce.core.progress import report_stage
 from sottovoce.core.random_streams import RandomSource
 from sottovoce.core.threads import threads
 from sottovoce.core.topologies import Topology
@@ -111,10 +112,12 @@ def run_experiment(
     accountant = coordinator.on_every_rank(lambda: build_accountant(experiment, data))
     training_run = accountant.training_run
     coordinator.on_every_rank(lambda: _check_memory(training_run, coordinator.size))
+    report_stage("fingerprint of data and settings")
     digest = coordinator.on_every_rank(lambda: fingerprint(experiment, training_run))
     coordinator.require_equal({"data, graph or noise": digest})
     recorder = coordinator.on_every_rank(lambda: recorder_in(folder, training_run, experiment.record))
     transport = coordinator.transport(training_run.topology, training_run.seed, keep_received=recorder.is_active)
+    report_stage("privacy guarantees")
     privacy = coordinator.on_rank_zero(partial(_privacy_document, files, experiment, accountant, digest))
     loss_after = _loss_after(experiment, accountant)
     if ledger is not None and not coordinator.on_rank_zero(files.private.exists):
@@ -143,6 +146,7 @@ def run_experiment(
         recorder = recorder_in(folder, part, experiment.record, coordinator.rank)
         with coordinator.propagate_errors():
             training = _Training(experiment, part, files, digest, coordinator, PrivacyDocument.read(privacy), entry)
+            report_stage("the first round")
             end = training.play(checkpoint, progress, call_all(on_round, recorder))
             average = average_model(part, end.state, coordinator)
             scores = part.task.score(average, experiment.metrics.test_rows)

@@ -19,6 +19,7 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.core.fine_grid import released_step
 from sottovoce.core.json_numbers import JSON, to_json
 from sottovoce.core.noise import CombinedNoise, Noise, NoNoise, PerNode, ZeroSum
+from sottovoce.core.progress import counted, next_counted
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy import views
@@ -45,11 +46,12 @@ from sottovoce.run.training_run import TrainingRun
 from sottovoce.tracing.linear_system import LinearSystem
 
 STAGES = 20
-"""At so many rounds at most epsilon is reported, in runs of up to NODE_ROUNDS nodes times rounds."""
+"""At so many rounds at most epsilon is reported."""
 
 STAGE_SECONDS = 20.0
 """Where several adversaries are asked, so many accounts are made in all, or more if they take no longer than this by
-an estimate: the rounds must not depend on the machine."""
+an estimate: the rounds must not depend on the machine. In runs of more than NODE_ROUNDS nodes times rounds, as many as
+take no longer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,22 +127,25 @@ class PrivacyReport:
         return math.inf if self.headline is None else self.headline.epsilon
 
     def over_rounds(self) -> list[dict[str, JSON]]:
-        """The headline, as it would be if the run had ended earlier; empty where none is proven and in large runs.
+        """The headline, as it would be if the run had ended earlier; empty where none is proven, or it takes long.
 
         Neither mu nor epsilon can decrease with rounds, so each figure is capped by the next. Rounds are those with
         metrics, of many some, and the first. Where the headline is the worst of several adversaries, another one may
         have been the worst before, so all of them are asked.
         """
         last, total = self.headline, self._run.rounds
-        if last is None or self._run.topology.n * total > NODE_ROUNDS:
+        most = 0 if last is None else self._most_stages(last)
+        if last is None or not most:
             return []
-        earlier = _stages(total, self.every, self._most_stages(last))[-2::-1]
+        earlier = _stages(total, self.every, most)[-2::-1]
         mus: list[float | None]
-        if last.mu is None:
-            mus, epsilons = [None] * len(earlier), [self._sampled_after(rounds, last.view) for rounds in earlier]
-        else:
-            capped = list(accumulate((self._mu_after(rounds, last) for rounds in earlier), min, initial=last.mu))[1:]
-            mus, epsilons = [*capped], epsilons_of(capped, self.delta).tolist()
+        with counted("epsilon over rounds", len(earlier)):
+            if last.mu is None:
+                mus, epsilons = [None] * len(earlier), [self._sampled_after(rounds, last.view) for rounds in earlier]
+            else:
+                each = (self._mu_after(rounds, last) for rounds in earlier)
+                capped = list(accumulate(each, min, initial=last.mu))[1:]
+                mus, epsilons = [*capped], epsilons_of(capped, self.delta).tolist()
         found = zip((total, *earlier), (last.mu, *mus), accumulate(epsilons, min, initial=last.epsilon), strict=True)
         stages: list[dict[str, JSON]] = [
             {"round": at, "epsilon": to_json(epsilon), "mu": to_json(mu)} for at, mu, epsilon in found
@@ -185,17 +190,20 @@ class PrivacyReport:
 
     def _most_stages(self, last: PrivacyFigure) -> int:
         """At how many rounds epsilon is reported at most."""
-        held = self._held_against(last)
-        if len(held) == 1:
+        held, is_large = self._held_against(last), self._run.topology.n * self._run.rounds > NODE_ROUNDS
+        if is_large and self.accountant.traces_less_than_first_rounds:
+            return 0
+        if len(held) == 1 and not is_large:
             return STAGES
         seconds = sum(self.accountant.headline_cost(view).seconds for view in held)
-        return max(STAGES // len(held), min(STAGES, int(STAGE_SECONDS / seconds)))
+        return max(0 if is_large else STAGES // len(held), min(STAGES, int(STAGE_SECONDS / max(seconds, 1e-3))))
 
     @one_thread()
     def _mu_after(self, rounds: int, last: PrivacyFigure) -> float:
         """The headline's mu, by the same proof and for the same adversaries, after the first rounds."""
         try:
-            return max(self.accountant.headline_after(rounds, view).mu for view in self._held_against(last))
+            with next_counted():
+                return max(self.accountant.headline_after(rounds, view).mu for view in self._held_against(last))
         except Unaccountable:
             return math.inf
 
@@ -203,7 +211,8 @@ class PrivacyReport:
     def _sampled_after(self, rounds: int, view: View) -> float:
         """Epsilon that counts on chance, after the first rounds."""
         try:
-            sampled = _sampled(self._run, self.accountant.first_rounds(rounds), view, self.delta)
+            with next_counted():
+                sampled = _sampled(self._run, self.accountant.first_rounds(rounds), view, self.delta)
         except Unaccountable:
             return math.inf
         return math.inf if sampled is None else sampled.epsilon

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple, TypedDict
@@ -10,6 +11,7 @@ from typing import NamedTuple, TypedDict
 from sottovoce.core.limits import Cost, check_cost
 from sottovoce.core.noise import NoNoise, PerNode
 from sottovoce.core.participation import Participation
+from sottovoce.core.progress import counted, next_counted
 from sottovoce.core.threads import one_thread
 from sottovoce.errors import Unaccountable
 from sottovoce.privacy.account_cost import account_cost
@@ -96,10 +98,13 @@ class RunAccountant:
             else:
                 self._accounts[view] = known
         self._check_cost(sum(map(self.cost, missing), Cost()), missing)
-        for view, found in zip(missing, self._account_for_each(self.system, missing, self.kinds), strict=True):
-            self._accounts[view] = found
-            if self.stored is not None:
-                self.stored.add(found)
+        each = self._account_for_each(self.system, missing, self.kinds)
+        with counted("accounts of adversaries", len(missing)) if len(missing) > 1 else nullcontext():
+            for view in missing:
+                with next_counted():
+                    self._accounts[view] = next(each)
+                if self.stored is not None:
+                    self.stored.add(self._accounts[view])
         return tuple(self._accounts[view] for view in views)
 
     def cost(self, view: View) -> Cost:
@@ -138,10 +143,20 @@ class RunAccountant:
     def first_rounds(self, rounds: int) -> LinearSystem:
         """The system of the first rounds; traced anew where more of it is affordable than of the whole run."""
         run = self.training_run
-        extents = {affordable_extent(run.algorithm, run.topology, rounds=count) for count in (rounds, run.rounds)}
-        if len(extents) == 1:
+        if self._is_traced_alike(rounds):
             return self.system.first_rounds(rounds)
         return trace_affordable(run.algorithm, run.topology, rounds=rounds)
+
+    @property
+    def traces_less_than_first_rounds(self) -> bool:
+        """Whether the whole run is too large to trace as much of it as of its first rounds."""
+        return not self._is_traced_alike(1)
+
+    def _is_traced_alike(self, rounds: int) -> bool:
+        """Whether as much is affordable of the whole run as of its first rounds."""
+        run = self.training_run
+        extents = {affordable_extent(run.algorithm, run.topology, rounds=count) for count in (rounds, run.rounds)}
+        return len(extents) == 1
 
     def at_sigma(self, sigma: PerNode, known: Account | None = None) -> RunAccountant:
         """The accountant of the same run with another sigma, or with one for each node.

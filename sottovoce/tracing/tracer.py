@@ -91,7 +91,7 @@ def trace(
     algorithm, loop_state = start_run(algorithm, topology, LinearRows((_nodes(topology), 0)), rounds)
     steps: list[StepMatrices] = []
     known: _Known | None = None
-    with counted("rounds", rounds):
+    with counted("traced rounds", rounds):
         expect_work(2 + COMPARING if topology.static and rounds > 1 else rounds)
         for round in range(rounds):
             now = _Known.of(loop_state, topology, algorithm, round)

@@ -11,6 +11,7 @@ import threading
 import numpy as np
 import pytest
 
+from sottovoce.cli import output, plan
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.core import limits
 from sottovoce.core.graphs import graph
@@ -79,7 +80,7 @@ def test_a_stopped_account_says_what_was_done(sotto, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(kind_bounds, "least_cost", stop_halfway)
-    assert "done when stopped: any-training; convex-training about 50%. Nothing is kept" in sotto(LINE)[2]
+    assert "done when stopped: any-training; convex-training 50 % of its work. Nothing is kept" in sotto(LINE)[2]
 
 
 def test_work_of_minutes_is_announced_with_what_is_quick(sotto, monkeypatch):
@@ -87,7 +88,7 @@ def test_work_of_minutes_is_announced_with_what_is_quick(sotto, monkeypatch):
     monkeypatch.setattr(account_estimate, "QUICK_SECONDS", 0.0005)
     code, _, err = sotto(LINE)
     assert code == 0
-    assert "takes about 0 seconds of one core; --kind any-training --kind fixed-streams takes seconds" in err
+    assert "takes about 1 second of one core; --kind any-training --kind fixed-streams takes seconds" in err
     monkeypatch.setattr(limits, "SECONDS", 0.0005)
     code, _, err = sotto(LINE)
     assert code == 2
@@ -122,19 +123,61 @@ def test_nodes_near_the_view_are_offered_where_they_take_less(sotto, monkeypatch
     assert (everyone[0], "--within" in everyone[2]) == (2, False)
 
 
-def test_remaining_time_follows_the_pace_of_the_part_at_hand(monkeypatch):
-    clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr("sottovoce.cli.progress_lines.time.monotonic", lambda: next(clock))
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only where a test says so."""
+    now = [0.0]
+    monkeypatch.setattr("sottovoce.cli.progress_lines.time.monotonic", lambda: now[0])
+    return now
+
+
+def heard_after(clock, work, seconds, *reached):
+    clock[0] += seconds
+    work.hear(*reached)
+    return work.left
+
+
+def test_remaining_time_follows_the_pace_of_the_part_at_hand(clock):
     work = Activity("accounting", begun=0.0)
     assert work.left is None
-    work.hear("any-training", 0, 100)
-    assert work.left is None
-    work.hear("any-training", 25, 100)
-    assert work.left == pytest.approx(30)
-    work.hear("any-training", 100, 100)
+    assert heard_after(clock, work, 3, "any-training", 0, 100) is None
+    assert heard_after(clock, work, 4, "any-training", 10, 100) is None  # too little was measured
+    assert heard_after(clock, work, 4, "any-training", 20, 100) == pytest.approx(32)
+    assert heard_after(clock, work, 24, "any-training", 99, 100) is None  # less than a second
+    heard_after(clock, work, 1, "any-training", 100, 100)
     assert (work.left, work.finished) == (None, ["any-training"])
-    work.hear("convex-training", 0, 50)
-    assert work.left is None
+    assert heard_after(clock, work, 1, "convex-training", 0, 50) is None
+    assert heard_after(clock, work, 10, "convex-training", 25, 50) == pytest.approx(10)
+
+
+def test_remaining_time_does_not_grow_while_nothing_more_is_done_and_work_begun_anew_is_measured_anew(clock):
+    work = Activity("accounting", begun=0.0)
+    work.hear("fixed-streams", 0, 100)
+    assert heard_after(clock, work, 10, "fixed-streams", 23.5, 100) == pytest.approx(10 * 76.5 / 23.5)
+    clock[0] += 30
+    assert work.line() == "sotto: accounting: fixed-streams 23 %, 40 s, about 3 seconds left"
+    clock[0] += 30
+    assert work.line() == "sotto: accounting: fixed-streams 23 %, 70 s"
+    assert heard_after(clock, work, 0, "fixed-streams", 0.5, 100) is None
+    assert heard_after(clock, work, 10, "fixed-streams", 5.5, 100) == pytest.approx(10 * 94.5 / 5)
+
+
+def test_remaining_time_of_unequal_parts_follows_the_recent_pace(clock):
+    work = Activity("plan", begun=0.0)
+    work.hear_share("1 of 3 algorithms, slow", 0.0)
+    for share, words in ((0.05, "slow"), (0.1, "slow"), (0.3, "quick"), (0.5, "quick"), (0.7, "quick")):
+        clock[0] += 10
+        work.hear_share(words, share)
+    assert work.left == pytest.approx(0.3 / 0.02)
+    assert work.line() == "sotto: plan: quick 70 %, 50 s, about 15 seconds left"
+
+
+def test_attackers_that_were_stored_do_not_count_for_the_pace(clock):
+    work = Activity("attackers", begun=0.0)
+    work.tell(34, 148)
+    clock[0] += 10
+    work.tell(35, 148)
+    assert work.left == pytest.approx(1130)
 
 
 def test_graphs_weights_and_tracing_say_what_is_done_and_how_far_it_is(sotto, monkeypatch, tmp_path):
@@ -150,10 +193,10 @@ def test_graphs_weights_and_tracing_say_what_is_done_and_how_far_it_is(sotto, mo
     assert [line for _, _, total, line in heard if total == 0] == [
         f"{what}: drawing about 120 edges", f"{what}: metropolis weights",
     ]  # fmt: skip
-    traced = [done for part, done, _, _ in heard if part == "rounds"]
+    traced = [done for part, done, _, _ in heard if part == "traced rounds"]
     assert (traced[0], traced[-1], len(traced)) == (0, 6, 8)  # a round in three parts, and another to compare with
     assert traced == sorted(set(traced))
-    assert any(line.startswith(f"{what}: rounds 41 %") for *_, line in heard)
+    assert any(line.startswith(f"{what}: traced rounds 41 %") for *_, line in heard)
     monkeypatch.setattr("sottovoce.core.edge_lists.TOLD", 2)
     (tmp_path / "edges.txt").write_text("0 1\n1 2\n2 3\n3 4\n4 0\n")
     heard.clear()
@@ -164,9 +207,26 @@ def test_graphs_weights_and_tracing_say_what_is_done_and_how_far_it_is(sotto, mo
     ]  # fmt: skip
 
 
-def test_a_single_victim_has_remaining_time_too(sotto, monkeypatch):
+def test_a_search_for_correlated_noise_and_clipped_growth_say_what_is_done(sotto, monkeypatch):
+    heard, hear = [], Activity.hear
+
+    def note(work, part, done, total):
+        hear(work, part, done, total)
+        heard.append((part, done))
+
+    monkeypatch.setattr(Activity, "hear", note)
+    assert sotto("account --graph ring:7 --rounds 5 --algorithm mafalda --kind any-training")[0] == 0
+    assert ("searching for the best noise correlation over 5 rounds", 0) in heard
+    heard.clear()
+    assert sotto("account --graph ring:8 --rounds 5 --view node:0 --and-final-models all --kind any-training")[0] == 0
+    shares = [done for part, done in heard if part == "any-training"]
+    assert (shares[0], shares[-1], shares == sorted(set(shares))) == (0, 7, True)
+    assert len(shares) > 5  # rounds of cases that are followed
+
+
+def test_a_single_victim_has_remaining_time_too(sotto, monkeypatch, clock):
     """The rounds that its sweeps go through are counted: of a large graph they take as long as many victims do."""
-    clock, lines, hear = [0.0], [], Activity.hear
+    lines, hear = [], Activity.hear
 
     def a_second_later(work, part, done, total):
         clock[0] += 1.0
@@ -174,7 +234,6 @@ def test_a_single_victim_has_remaining_time_too(sotto, monkeypatch):
         hear(work, part, done, total)
         lines.append((part, done, work.left, work.line()))
 
-    monkeypatch.setattr("sottovoce.cli.progress_lines.time.monotonic", lambda: clock[0])
     monkeypatch.setattr(Activity, "hear", a_second_later)
     monkeypatch.setattr(account_cost, "OPTIMISED_SECONDS", 0.0)  # as on large graphs: two sweeps
     monkeypatch.setattr(absorption_policy, "ALONE", 0)
@@ -182,7 +241,8 @@ def test_a_single_victim_has_remaining_time_too(sotto, monkeypatch):
     assert (code, err) == (0, "")
     steps = [(done, left, line) for part, done, left, line in lines if part == "convex-training" and 0 < done < 1]
     assert [done for done, _, _ in steps] == pytest.approx(np.arange(1, 21) / 21)  # forth, and twice back and forth
-    assert [left for _, left, _ in steps] == pytest.approx(np.arange(20, 0, -1))
+    assert [left for _, left, _ in steps[:4]] == [None] * 4
+    assert [left for _, left, _ in steps[4:]] == pytest.approx(np.arange(16, 0, -1))
     assert re.fullmatch(
         r"sotto: accounting for node:0: convex-training 47 %, \d+ s, about 11 seconds left", steps[9][2]
     )
@@ -215,6 +275,24 @@ def test_pairs_of_a_sample_say_so(sotto, monkeypatch):
     assert "take --sample 1, fewer rounds" in sotto(line)[2]
 
 
+def test_an_estimate_of_pairs_is_about_those_that_are_not_stored(sotto, monkeypatch, tmp_path):
+    line = f"account --graph ring:8 --rounds 3 --all-pairs --out {tmp_path / 'pairs'}"
+    assert sotto(line, "--sample", "3")[2] == ""
+    costs = []
+
+    def pairs_cost(system, scheme, attackers, **settings):
+        costs.append(len(attackers))
+        return limits.Cost(seconds=30.0 * len(attackers))
+
+    monkeypatch.setattr("sottovoce.privacy.all_pairs.pairs_cost", pairs_cost)
+    code, _, err = sotto(line)
+    assert (code, costs) == (0, [5])
+    assert "all pairs of 5 attackers (3 more are stored already) on ring:8 metropolis, 3 rounds, takes about" in err
+    assert err.endswith("takes about 2 minutes of one core\n")  # 150 seconds of the 240 that all would take
+    monkeypatch.setattr(limits, "SECONDS", 100.0)
+    assert "take --sample 3, fewer rounds" in sotto("account --graph ring:8 --rounds 3 --all-pairs")[2]
+
+
 def test_pairs_that_are_stopped_say_what_is_kept(sotto, monkeypatch, tmp_path):
     def stop(*_, **__):
         raise KeyboardInterrupt
@@ -224,7 +302,7 @@ def test_pairs_that_are_stopped_say_what_is_kept(sotto, monkeypatch, tmp_path):
     assert "stopped before the first of the attackers. Nothing is kept without --out FILE." in sotto(line)[2]
     code, _, err = sotto(line, "--out", str(tmp_path / "pairs"))
     assert code == 130
-    assert "has all attackers that were done; the same command goes on from there" in err
+    assert f"stopped before the first of the attackers. {tmp_path / 'pairs'} has no attacker yet." in err
 
 
 def only_three_attackers_are_quick():
@@ -291,7 +369,7 @@ def test_a_plan_of_minutes_is_announced_with_algorithms_that_are_quick(sotto, mo
     monkeypatch.setattr(plan_cost, "LONG_SECONDS", 1.01 * found.seconds[quick])
     code, out, err = sotto(line, "--json", "--algorithm", "decor", "--algorithm", quick)
     assert code == 0
-    assert f"decor alone 0 seconds; --algorithm {quick} takes about 0 seconds" in err
+    assert f"decor alone 1 second; --algorithm {quick} takes about 1 second" in err
     assert {one["algorithm"] for one in json.loads(out)["ranked"]} == {"decor", quick}
     code, _, err = sotto(line, "--algorithm", "nonsense")
     assert (code, "nonsense" in err) == (2, True)
@@ -322,6 +400,30 @@ def test_a_stopped_plan_shows_its_rows_and_a_stopped_search_how_far_it_was(sotto
     monkeypatch.setattr("sottovoce.matrix_factorization.sampled_noise.sampled_noise", stopped_at(2, 8))
     err = sotto("noise --graph ring:4 --sampled 0.1 --rounds 8 --epsilon 2")[2]
     assert "stopped after 2 of 8 numbers of parts. What was found is stored; the same command" in err
+
+
+def test_rows_of_a_plan_are_shown_as_soon_as_they_are_there(sotto, monkeypatch):
+    """Also those that were found in its first seconds, while the next algorithm takes long."""
+    best, shown = planner._best, threading.Event()
+    seen = []
+
+    def print_note(line):
+        seen.append(line)
+        shown.set()
+
+    def slow_second(question, one):
+        if one.name == "dp2sgd":
+            assert shown.wait(60)
+            assert [line.split(":")[1] for line in seen] == [" dp-d-sgd"]
+        return best(question, one)
+
+    monkeypatch.setattr(plan, "PATIENCE", 0.01)
+    monkeypatch.setattr(plan, "print_note", print_note)
+    monkeypatch.setattr(planner, "_best", slow_second)
+    monkeypatch.setattr(output.Verbosity, "shows_progress", True)
+    code, out, _ = sotto(PLAN, "--algorithm", "dp-d-sgd", "--algorithm", "dp2sgd")
+    assert (code, "Recommended" in out) == (0, True)
+    assert [line.split(":")[1] for line in seen] == [" dp-d-sgd", " dp2sgd"]
 
 
 PLAN = "plan --graph regular:20,d=4,seed=0 --records 10 --rounds 6 --epsilon 4"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import threading
+from functools import partial
 
 import pytest
-import rich.progress
+import rich.console
 
 from sottovoce.cli import options, output, progress_lines
 from sottovoce.cli.progress_lines import Activity, activity, lines_written
+from sottovoce.core.progress import counted, report_progress, report_stage
 
 
 def test_lines_tell_of_the_innermost_work_whether_or_not_it_tells_how_far_it_is(monkeypatch):
@@ -66,20 +69,44 @@ def test_a_command_writes_lines_on_stderr_and_its_answer_on_stdout(sotto, monkey
 
 
 def test_rate_and_remaining_time_are_those_of_the_same_rounds_whatever_was_done_before(monkeypatch):
-    clock, made = [0.0], []
+    clock = [0.0]
+    monkeypatch.setattr("sottovoce.cli.progress_lines.time.monotonic", lambda: clock[0])
+    work = Activity("clinics", begun=0.0)
+    hear, pace = output._until_counted(work), partial(output._pace, work, True, lambda done: f"epsilon {done}")
+    hear("attackers", 0, 3)
+    clock[0] = 60.0
+    hear("attackers", 1, 3)
+    assert (work.line(), pace()) == ("sotto: clinics: attackers 1 of 3, 60 s, about 2 minutes left", "")
+    work.tell(5, 40)
+    assert (pace(), work.left) == ("epsilon 5", None)
+    for done in range(6, 21):
+        clock[0] += 0.5
+        work.tell(done, 40)
+        hear("metropolis weights", 0, 0)  # a part of the rounds that are counted
+    assert (pace(), work.left) == ("2.0 rounds/s, epsilon 20", 10)
 
-    class Timed(rich.progress.Progress):
-        def __init__(self, *columns, **options):
-            super().__init__(*columns, get_time=lambda: clock[0], auto_refresh=False, **options)
-            made.append(self)
 
-    monkeypatch.setattr(rich.progress, "Progress", Timed)
-    with output._bar("clinics", True, lambda done: f"epsilon {done}") as tell:
-        clock[0] = 60.0
-        tell(5, 40)
-        (task,) = made[0].tasks
-        assert (task.fields["speed"], task.time_remaining) == ("epsilon 5", None)
-        for done in range(6, 21):
-            clock[0] += 0.5
-            tell(done, 40)
-        assert (task.fields["speed"], task.time_remaining) == ("2.0 rounds/s, epsilon 20", 10)
+def test_a_bar_shows_what_the_activity_tells(monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(output.Verbosity, "shows_progress", True)
+    on_terminal = partial(rich.console.Console, file=shown, force_terminal=True, width=99)
+    monkeypatch.setattr(rich.console, "Console", on_terminal)
+    with output.progress("digits", first="data", note=lambda done: f"epsilon {done} of 9") as tell:
+        report_stage("calibrating noise")
+        wait_until_shown(shown, "digits: calibrating noise")
+        with counted("accounts", 7):
+            report_progress(2)
+            wait_until_shown(shown, "digits: accounts", "2 of 7")
+        tell(3, 8)
+        wait_until_shown(shown, "3 of 8, epsilon 3 of 9")
+
+
+def wait_until_shown(shown, *words):
+    """The bar is drawn again ten times a second."""
+    plain = ""
+    for _ in range(600):
+        plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.getvalue()).rpartition("\r")[2]
+        if all(word in plain for word in words):
+            return
+        threading.Event().wait(0.05)
+    pytest.fail(f"{words} not in {plain!r}")

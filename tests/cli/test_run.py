@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sottovoce import InputError, Unaccountable
+from sottovoce.cli.run import _spent_text
 from sottovoce.run.parallel import run_experiments
 from sottovoce.run.sweep import SweepRun, expand_sweep
 from tests.distributed.test_launch import children
@@ -76,6 +77,20 @@ def test_a_run_that_is_stopped_says_what_is_saved_and_goes_on(sotto, here, monke
     assert "the rounds until now are saved in runs/try: go on with --resume." in err
     stop_at.clear()
     assert sotto("run try.toml --resume")[0] == 0
+
+
+def test_what_is_spent_is_told_for_the_end_where_it_is_known_for_no_other_round(sotto, here, monkeypatch):
+    monkeypatch.setattr("sottovoce.run.privacy_report.NODE_ROUNDS", 1)
+    for name, seconds in (("told", 20.0), ("untold", 0.0)):
+        monkeypatch.setattr("sottovoce.run.privacy_report.STAGE_SECONDS", seconds)
+        assert sotto(f"run try.toml --set name={name}")[0] == 0
+    first, last, at_the_end = (
+        _spent_text(here / "runs" / name)(rounds) for name, rounds in (("told", 1), ("told", 3), ("untold", 1))
+    )
+    epsilon = last.split()[-1]
+    assert last == f"epsilon {epsilon} of {epsilon}"
+    assert (first.endswith(f" of {epsilon}"), first < last) == (True, True)
+    assert at_the_end == f"epsilon {epsilon} at the end"
 
 
 def test_settings_that_are_kept_repeat_the_run(sotto, here):

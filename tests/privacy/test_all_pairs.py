@@ -64,6 +64,28 @@ def test_a_store_that_lacks_its_last_line_end_is_resumed(tmp_path):
     assert len(store.read_text().splitlines()) == 16
 
 
+def test_attackers_that_are_stored_are_counted_first_and_the_rest_is_named_before_it_begins(tmp_path):
+    store, calls = tmp_path / "pairs.jsonl", []
+    some = sampled_attackers(15, 4, seed=3)
+    all_pairs(SYSTEM, EVERY, attackers=some, store=store)
+    before = store.read_text()
+
+    def refuse(left):
+        calls.append(left)
+        raise InputError("too much", "it takes long", "take less")
+
+    with pytest.raises(InputError, match="too much"):
+        all_pairs(SYSTEM, EVERY, store=store, begin=refuse, progress=lambda *reached: calls.append(reached))
+    assert calls == [[attacker for attacker in range(15) if attacker not in some]]
+    assert store.read_text() == before
+    with pytest.raises(InputError, match="too much"):
+        all_pairs(SYSTEM, EVERY, store=tmp_path / "new", begin=refuse)
+    assert not (tmp_path / "new").exists()
+    calls.clear()
+    all_pairs(SYSTEM, EVERY, store=store, begin=calls.append, progress=lambda *reached: calls.append(reached))
+    assert calls[1:] == [(done, 15) for done in range(4, 16)]
+
+
 def test_what_is_stored_is_not_computed_again(tmp_path, monkeypatch):
     store = tmp_path / "pairs.jsonl"
     whole = all_pairs(SYSTEM, EVERY, store=store)

@@ -20,6 +20,7 @@ from sottovoce.core.final_models import FinalModels
 from sottovoce.core.grid import with_exact_noise
 from sottovoce.core.json_numbers import to_json
 from sottovoce.core.noise_key import public_seed
+from sottovoce.core.progress import progress_heard
 from sottovoce.learning import models
 from sottovoce.learning.datasets import Dataset, load
 from sottovoce.learning.lazy_rows import Examples
@@ -32,6 +33,7 @@ from sottovoce.privacy.gaussian_dp import epsilon_of
 from sottovoce.run import attackers as choice
 from sottovoce.run.build import build_run
 from sottovoce.run.calibrate_run import calibrate_run
+from sottovoce.run.execute import run_experiment
 from sottovoce.run.privacy_report import report_privacy
 from sottovoce.run.run_accountant import RunAccountant
 from sottovoce.run.training_run import prepare_run
@@ -153,9 +155,17 @@ def test_epsilon_over_rounds_grows_to_the_headline(name, settings, batch):
     assert name == "d-psgd" or 0 < figures[0] < figures[-1] < math.inf
 
 
-def test_long_runs_do_not_tell_epsilon_over_rounds(monkeypatch):
+def test_long_runs_tell_epsilon_over_rounds_where_that_takes_seconds(monkeypatch):
+    found = report_privacy(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers="none")
+    told = found.over_rounds()
+    assert len(told) > 1
     monkeypatch.setattr("sottovoce.run.privacy_report.NODE_ROUNDS", 19)
-    assert report_privacy(begun(algorithm("dp-d-sgd", sigma=2.0), RING), attackers="none").over_rounds() == []
+    assert found.over_rounds() == told
+    monkeypatch.setattr("sottovoce.run.privacy_report.STAGE_SECONDS", 0.0)
+    assert found.over_rounds() == []
+    monkeypatch.setattr("sottovoce.run.privacy_report.STAGE_SECONDS", 20.0)
+    monkeypatch.setattr(RunAccountant, "traces_less_than_first_rounds", True)
+    assert found.over_rounds() == []
 
 
 @pytest.mark.parametrize(
@@ -766,3 +776,22 @@ def test_each_figure_of_a_run_is_accounted_for_once(monkeypatch):
     assert [view for sigma, _, view in accounted if sigma == 1.0] == ["everyone"]
     assert sum(sigma == document["sigma"] for sigma, _, _ in accounted) == printed - 1
     assert len(accounted) == printed
+
+
+def test_a_run_tells_what_it_does_before_the_first_round(tmp_path):
+    settings = {
+        "name": "told", "data": {"name": "digits", "rows": 60},
+        "training": {"rounds": 3, "clip": "per-example", "bound": 1.0},
+        "topology": {"graph": "ring:4"}, "algorithm": {"name": "dp-d-sgd"},
+        "privacy": {"epsilon": 4.0, "adjacency": "record", "attackers": "all"},
+    }  # fmt: skip
+    heard = []
+    with progress_heard(lambda *reached: heard.append(reached)):
+        run_experiment(parse_experiment(settings, "here"), tmp_path / "told")
+    assert list(dict.fromkeys(what for what, _, _ in heard if what != "metropolis weights")) == [
+        "reading data", "finding the noise for epsilon 4", "traced rounds", "any-training", "fixed-streams",
+        "fingerprint of data and settings", "privacy guarantees", "accounts of adversaries",
+        "epsilon over rounds", "the first round",
+    ]  # fmt: skip
+    accounts = [(done, total) for what, done, total in heard if what == "accounts of adversaries"]
+    assert accounts == [(done, 8) for done in range(9)]  # four nodes, with and without the average of final models
