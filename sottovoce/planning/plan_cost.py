@@ -26,7 +26,7 @@ from sottovoce.planning.candidates import (
 from sottovoce.planning.noise_accumulation import ENTRIES, picked_nodes
 from sottovoce.planning.question import Question
 from sottovoce.privacy.account_estimate import LONG_SECONDS, estimate_account
-from sottovoce.privacy.covering_views import as_sums, coalitions, covering_views
+from sottovoce.privacy.covering_views import as_sums
 from sottovoce.privacy.guarantee import parse_kind
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import with_final_models
@@ -41,9 +41,6 @@ SHARED_SECONDS = 1e-10
 
 DRAWN_SECONDS, DRAWN_LINK_SECONDS = 1e-3, 2.5e-6
 """For each round, and each weight in it, of a coordinate of which compression keeps a part: rounds differ."""
-
-ADVERSARY_SECONDS, ABOUT_NODE_SECONDS = 1e-3, 1.6e-5
-"""For each adversary that is accounted for, and for each of its victims, whatever else they take."""
 
 ASKED_SECONDS = 5.0
 """Of what takes longer by its sizes, the first rounds are asked whether anything is proven."""
@@ -161,9 +158,7 @@ def _account(question: Question, system: LinearSystem) -> Cost:
     terms = Terms(parse_adjacency(question.adjacency), question.scheme(system.rounds))
     view = as_sums(with_final_models(question.adversary, question.final_models), system)
     kinds = [parse_kind(kind) for kind in asked["kinds"]]
-    count = sum(len(coalitions(one, system)) for one in covering_views(view, system))
-    each = Cost(seconds=count * (ADVERSARY_SECONDS + ABOUT_NODE_SECONDS * system.n))
-    return estimate_account(system, view, kinds, terms).whole + each
+    return estimate_account(system, view, kinds, terms).whole
 
 
 def _untraced(question: Question, tracing: Cost) -> float | None:

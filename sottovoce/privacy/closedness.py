@@ -57,6 +57,12 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
     `observed` is what the view sees, if that is known already.
     """
     observation = observe(system, view, own=True) if observed is None else with_own_messages(observed)
+    return closedness_by_steps(observation) or _unrolled(observation)
+
+
+def closedness_by_steps(observation: Observation) -> Closedness | None:
+    """Whether a view, with its own messages, is closed; None where the check over all rounds decides."""
+    system = observation.system
     open_node = open_by_steps(observation)
     if open_node is None:
         return Closedness(True)
@@ -68,7 +74,7 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
     state = observation.steps[0].observed.state.shape[1]
     if (min(rows, sources) + 2 * state) * sources > UNROLLED:
         return Closedness(False, reason=f"node {open_node} reacts to what the view has not seen")
-    return _unrolled(observation)
+    return None
 
 
 def is_plainly_open(observation: Observation, reaching_TV: NDArray[np.bool_]) -> bool:
