@@ -25,7 +25,7 @@ from sottovoce.core.threads import WORKERS
 from sottovoce.privacy.absorption import may_couple
 from sottovoce.privacy.absorption_policy import IN_CACHE, ITERATIONS, SWEEPS, Policy
 from sottovoce.privacy.clipped_growth import AT_ONCE, LATE
-from sottovoce.privacy.closedness import closedness_by_steps
+from sottovoce.privacy.closedness import may_be_closed
 from sottovoce.privacy.covering_views import hides_in_sums
 from sottovoce.privacy.exact.reversible import ROWS
 from sottovoce.privacy.exact.stationary import ETA
@@ -44,7 +44,6 @@ from sottovoce.privacy.exact.work import (
     weighing_work,
 )
 from sottovoce.privacy.guarantee import Kind
-from sottovoce.privacy.observation import observe
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
@@ -165,12 +164,7 @@ def _takes_exact_loss(system: LinearSystem, view: View, kinds: Sequence[Kind], e
     unheard = min(_seen(step, view) for step in _sizes(system).steps) < system.n - len(view.members)
     if _adds_noise_to_gradients(system, view) and unheard:
         return False
-    return exact.seconds <= ASKED_SECONDS or _may_be_closed(system, view)
-
-
-def _may_be_closed(system: LinearSystem, view: View) -> bool:
-    found = closedness_by_steps(observe(system, view, own=True))
-    return found is None or found.closed
+    return exact.seconds <= ASKED_SECONDS or may_be_closed(system, view)
 
 
 class _Sizes(NamedTuple):
@@ -232,7 +226,7 @@ def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation)
     sought = (scheme.times or G, scheme.count(T) * V)
     found = _route_cost(system, heard, left, scheme)
     found += Cost(memory=min(24.0 * V * G**2, 24.0 * G**2 + 4e9), seconds=search_work(sought[1], sought[0]) / PRODUCTS)
-    if left.rows and _implies_messages(system, view):
+    if left.rows > _published(system, view) and _implies_messages(system, view):
         found += _deflation_cost(system, max(_seen(step, view) for step in steps))
     return found
 
@@ -240,13 +234,18 @@ def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation)
 def _heard_sizes(system: LinearSystem, view: View, V: int) -> Sizes:
     """About how large a view is, as it is observed."""
     T, sizes, correlated = system.rounds, _sizes(system), system.correlation is not None
-    published = {FinalModels.NONE: 0, FinalModels.AVERAGE: 1, FinalModels.ALL: system.n}[view.final_models]
+    published = _published(system, view)
     return Sizes(
         rounds=T, gradient_rounds=sizes.gradient_rounds,
         rows=T * max(_seen(step, view) for step in sizes.steps) + published,
         state=sizes.state, links=sizes.links, sources=sizes.sources, victims=V,
         alike=len(sizes.steps) == 1 and not published and not correlated, correlated=correlated,
     )  # fmt: skip
+
+
+def _published(system: LinearSystem, view: View) -> int:
+    """How many models, or averages of them, a view sees after the last round."""
+    return {FinalModels.NONE: 0, FinalModels.AVERAGE: 1, FinalModels.ALL: system.n}[view.final_models]
 
 
 def _sizes_left(system: LinearSystem, view: View, heard: Sizes) -> Sizes:

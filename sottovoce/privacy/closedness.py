@@ -57,10 +57,16 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
     `observed` is what the view sees, if that is known already.
     """
     observation = observe(system, view, own=True) if observed is None else with_own_messages(observed)
-    return closedness_by_steps(observation) or _unrolled(observation)
+    return _by_steps(observation) or _unrolled(observation)
 
 
-def closedness_by_steps(observation: Observation) -> Closedness | None:
+def may_be_closed(system: LinearSystem, view: View) -> bool:
+    """Whether a view is closed, or only the check over all rounds can tell."""
+    found = _by_steps(observe(system, view, own=True))
+    return found is None or found.closed
+
+
+def _by_steps(observation: Observation) -> Closedness | None:
     """Whether a view, with its own messages, is closed; None where the check over all rounds decides."""
     system = observation.system
     open_node = open_by_steps(observation)

@@ -53,6 +53,16 @@ def loss_given_noisy_gradients(
     return scheme.largest_sum(per_round_TV)
 
 
+def may_bound(system: LinearSystem) -> bool:
+    """Whether noise enters with the gradients, so that noisy gradients bound every view."""
+    try:
+        for step in dict.fromkeys(step for step in system.steps if step.gradients):
+            _local_spread(system.algorithm, step)
+    except Unaccountable:
+        return False
+    return True
+
+
 def _correlated_loss(correlation: Correlation, scheme: Participation, rounds: int) -> float:
     """mu^2 of the worst change at noise of size 1. Where a change shows no more often than C has bands, columns add."""
     if scheme.times is not None and correlation.bands(rounds) <= scheme.apart:
