@@ -118,9 +118,11 @@ def size_text(count: float) -> str:
 def duration_text(seconds: float) -> str:
     """A time in the unit that fits it.
 
-    >>> duration_text(42), duration_text(600), duration_text(36_000), duration_text(1e9)
-    ('42 seconds', '10 minutes', '10 hours', '11,574 days')
+    >>> duration_text(0.2), duration_text(42), duration_text(600), duration_text(36_000), duration_text(1e9)
+    ('a second', '42 seconds', '10 minutes', '10 hours', '11,574 days')
     """
+    if seconds < 1.5:
+        return "a second"
     for unit, length, most in (("seconds", 1, 120), ("minutes", 60, 7200), ("hours", 3600, 172_800)):
         if seconds < most:
             return f"{seconds / length:.0f} {unit}"

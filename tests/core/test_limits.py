@@ -60,7 +60,7 @@ def test_it_is_carried_out_when_asked_for(sotto, monkeypatch):
     monkeypatch.setattr(limits, "SECONDS", 1e-9)
     code, out, err = sotto(line)
     assert (code, out) == (2, "")
-    assert "takes about 0 seconds; without --yes at most 0 seconds are used; " in err
+    assert "takes about a second; without --yes at most a second are used; " in err
     assert err.endswith(", or add --yes\n")
     assert sotto(line, "--yes") == whole
     assert sotto(line)[0] == 2, "the next command asks again"
