@@ -196,6 +196,59 @@ def test_estimates_know_what_all_final_models_take(graph, rounds, seconds, gigab
     assert account_cost(everybody, view, [Kind.FIXED_STREAMS], EVERY).seconds < 0.5  # whoever hears all knows all
 
 
+@pytest.mark.parametrize(
+    ("name", "graph", "rounds", "view", "seconds"),
+    [
+        ("dp-d-sgd", "regular:4000,d=10,seed=0", 100, "node:0", 3.0),  # one whitening for all rounds
+        ("dp-d-sgd", "regular:1000,d=40,seed=0", 50, "node:0", 2.7),
+        ("dp-d-sgd", "regular:200,d=10,seed=0", 400, "node:0", 6.7),  # a filter
+        ("zip-dl", "ring:50", 100, "everyone", 1.1),
+        ("decor", "ring:50", 100, "node:0", 0.03),  # small views are filtered together
+    ],
+)
+def test_estimates_of_each_route_are_near_what_was_measured(name, graph, rounds, view, seconds):
+    """Within a factor of three of processor seconds; some were sixty times as high."""
+    shared = {"sigma_pair": 4.0} if name == "decor" else {}
+    system = trace(algorithm(name, sigma=1.0, **shared), metropolis(graph), rounds=rounds)
+    cost = account_cost(system, views.parse_view(view), [Kind.FIXED_STREAMS], EVERY)
+    assert seconds / 3 < cost.seconds < 3 * seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "graph", "rounds", "view"),
+    [
+        ("dp-d-sgd", "regular:300,d=10,seed=0", 40, "node:0"),
+        ("dp-d-sgd", "regular:80,d=10,seed=0", 150, "node:0"),
+        ("dp-d-sgd", "star:40", 30, "node:0"),
+        ("dp-d-sgd", "ring:40", 30, "node:3"),
+        ("zip-dl", "ring:30", 80, "everyone"),
+        ("mafalda", "ring:30", 20, "node:0"),
+    ],
+)
+def test_estimates_see_the_route_that_is_taken(monkeypatch, name, graph, rounds, view):
+    """Sizes that are estimated lead to the same decision as those of the view itself."""
+    asked, route_of = [], work.route_of
+    note = lambda sizes: asked.append(route_of(sizes)) or asked[-1]  # noqa: E731
+    whole = {"rounds": rounds} if name == "mafalda" else {}
+    system = trace(algorithm(name, sigma=1.0, **whole), metropolis(graph), rounds=rounds)
+    adversary = views.parse_view(view)
+    monkeypatch.setattr("sottovoce.privacy.account_cost.route_of", note)
+    account_cost(system, adversary, [Kind.FIXED_STREAMS], EVERY)
+    estimated, asked[:] = set(asked), []
+    monkeypatch.setattr(routes, "route_of", note)
+    routes.squared(observe(system, adversary), EVERY)
+    assert set(asked) == estimated
+
+
+def test_any_training_takes_no_exact_loss_where_the_view_is_open(monkeypatch):
+    system = trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:60"), rounds=60)
+    both = [account_cost(system, views.everyone(), [kind], EVERY).seconds for kind in (KINDS[0], Kind.FIXED_STREAMS)]
+    assert both[0] == pytest.approx(both[1])  # not asked: it takes less than a second
+    monkeypatch.setattr("sottovoce.privacy.account_cost.ASKED_SECONDS", 0.0)
+    again = trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:60"), rounds=60)
+    assert account_cost(again, views.everyone(), [Kind.ANY_TRAINING], EVERY).seconds < both[0] / 5
+
+
 def test_everyone_is_the_composition_of_gaussians():
     for spec in ("ring:7", "path:4", "florentine"):
         np.testing.assert_allclose(mu2(seen("dp-d-sgd", metropolis(spec), views.everyone(), 9, sigma=3.0)), 1.0)
