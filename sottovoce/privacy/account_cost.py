@@ -1,8 +1,7 @@
 """What an account takes, estimated from sizes alone: how many nodes, rounds, messages and sources of noise there are.
 
-Seconds are those of one core of 2020, where measured work took from a fifth of them to a tenth more than all of them;
-policies of the absorption bound that settle early take from a tenth of them. They follow from public settings, so that
-they may decide which figures a run reports.
+Seconds are those of one core of 2020, where work of more than a few seconds took from a third of them to three times
+as many. They follow from public settings, so that they may decide which figures a run reports.
 
 Shapes: V victims, T rounds, N nodes, P messages that are seen in a round, R in all rounds, S noise sources of a round,
 X state.
