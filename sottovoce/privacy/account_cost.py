@@ -64,7 +64,7 @@ ADVERSARY_SECONDS, ABOUT_NODE_SECONDS = 1e-3, 1.6e-5
 ASKED_SECONDS = 5.0
 """Whether a view is closed is asked where the exact loss, which is computed then, takes longer than this."""
 
-USUAL_SHARE = 0.2
+USUAL_SHARE = 0.15
 """The share of the most iterations after which policies have usually settled."""
 
 SPARSE_MULTIPLICATIONS, ENTRY_SECONDS, DEFLATION_MULTIPLICATIONS = 1e9, 1e-8, 1e10

@@ -127,11 +127,11 @@ def test_pairs_are_not_stored_under_a_name_of_another_format(sotto, tmp_path):
 def test_nodes_near_the_view_are_offered_where_they_take_less(sotto, monkeypatch):
     line = "account --graph ring:40 --rounds 4 --view node:0 --kind convex-training --convex"
     monkeypatch.setattr(account_estimate, "LONG_SECONDS", 0.0)
-    monkeypatch.setattr(account_estimate, "QUICK_SECONDS", 0.012)
+    monkeypatch.setattr(account_estimate, "QUICK_SECONDS", 0.0095)
     assert sotto(line)[2].endswith("of one core; --within 2 takes seconds\n")
-    monkeypatch.setattr(limits, "SECONDS", 0.0115)
+    monkeypatch.setattr(limits, "SECONDS", 0.009)
     assert "take --within 1, fewer rounds, a smaller graph or one --victim, or add --yes" in sotto(line)[2]
-    monkeypatch.setattr(limits, "SECONDS", 0.0113)
+    monkeypatch.setattr(limits, "SECONDS", 0.0089)
     assert "take fewer rounds, a smaller graph or one --victim" in sotto(line, "--within", "1")[2]
     everyone = sotto("account --graph ring:40 --rounds 400 --sigma 2 --algorithm zip-dl")
     assert (everyone[0], "--within" in everyone[2]) == (2, False)
