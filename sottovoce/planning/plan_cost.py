@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.compression import RandomK
 from sottovoce.core.limits import Cost, duration_text, is_affordable, limits_are_lifted
+from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.planning.candidates import (
     Brief,
@@ -101,6 +102,7 @@ class PlanCost:
         return " ".join(f"--algorithm {name}" for name in self.quick)
 
 
+@one_thread()
 def plan_cost(question: Question, algorithms: Sequence[str] | None = None) -> PlanCost:
     """What a plan takes, from sizes, and from the first rounds of what would take long.
 

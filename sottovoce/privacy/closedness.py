@@ -60,6 +60,7 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
     return _by_steps(observation) or _unrolled(observation)
 
 
+@one_thread()
 def may_be_closed(system: LinearSystem, view: View) -> bool:
     """Whether a view is closed, or only the check over all rounds can tell."""
     found = _by_steps(observe(system, view, own=True))
