@@ -56,10 +56,13 @@ def integer_weights(mixing: Mixing) -> IntegerWeights:
     mixing.require("row-stochastic")
     weights = sparse.csr_array(mixing.weights + sparse.csr_array(sparse.eye_array(mixing.n)))  # with a whole diagonal
     numerators, denominators = np.zeros(weights.nnz, dtype=np.int64), []
+    fractions: dict[float, Fraction] = {}
     for v in range(mixing.n):
         row = slice(weights.indptr[v], weights.indptr[v + 1])
         own = weights.indices[row] == v
-        others = [_fraction(float(weight), v) for weight in weights.data[row][~own]]
+        given = weights.data[row][~own].tolist()
+        fractions |= {weight: _fraction(weight, v) for weight in given if weight not in fractions}
+        others = [fractions[weight] for weight in given]
         common = math.lcm(*(fraction.denominator for fraction in others))
         _check_common(common, v)
         counts = [int(fraction * common) for fraction in others]

@@ -1,19 +1,18 @@
 """What a plan takes, estimated before it begins, and which of its algorithms are quick.
 
 Each algorithm is traced for a few rounds; what more of them take follows from sizes, unless the first ones are
-refused. The search for correlated noise is
-left out, which has a limit of its own.
+refused. The search for correlated noise is left out, which has a limit of its own.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sottovoce.core.adjacency import parse_adjacency
 from sottovoce.core.compression import RandomK
 from sottovoce.core.limits import Cost, duration_text, is_affordable, limits_are_lifted
+from sottovoce.core.threads import one_thread
 from sottovoce.errors import InputError, Unaccountable
 from sottovoce.planning.candidates import (
     Brief,
@@ -25,32 +24,26 @@ from sottovoce.planning.candidates import (
 )
 from sottovoce.planning.noise_accumulation import ENTRIES, picked_nodes
 from sottovoce.planning.question import Question
+from sottovoce.privacy.absorption import all_step_with_noise
 from sottovoce.privacy.account_estimate import LONG_SECONDS, estimate_account
-from sottovoce.privacy.covering_views import as_sums, coalitions, covering_views
+from sottovoce.privacy.covering_views import as_sums
 from sottovoce.privacy.guarantee import parse_kind
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
 from sottovoce.tracing.policy import COORDINATES, REACHED_BYTES
 
-RESPONSES = 1e9
+RESPONSES = 3e9
 """Responses of models to noise that are multiplied by a weight in a second."""
 
 SHARED_SECONDS = 1e-10
 """For each triple of nodes, where neighbours share secrets: the covariance of all noise in a round is inverted."""
 
-DRAWN_SECONDS, DRAWN_LINK_SECONDS = 1e-3, 2.5e-6
+DRAWN_SECONDS, DRAWN_LINK_SECONDS = 2e-3, 1.2e-6
 """For each round, and each weight in it, of a coordinate of which compression keeps a part: rounds differ."""
-
-ADVERSARY_SECONDS, ABOUT_NODE_SECONDS = 1e-3, 1.6e-5
-"""For each adversary that is accounted for, and for each of its victims, whatever else they take."""
 
 ASKED_SECONDS = 5.0
 """Of what takes longer by its sizes, the first rounds are asked whether anything is proven."""
-
-
-LEAST_SHARE = 0.01
-"""An estimate from sizes is taken to be too high by no more than this."""
 
 
 @dataclass(frozen=True)
@@ -109,50 +102,56 @@ class PlanCost:
         return " ".join(f"--algorithm {name}" for name in self.quick)
 
 
+@one_thread()
 def plan_cost(question: Question, algorithms: Sequence[str] | None = None) -> PlanCost:
-    """What a plan takes, from sizes, and from the first rounds of what would take long."""
-    each: list[tuple[str, float | None]] = []
-    sought: set[str] = set()
-    for one in candidates(algorithms):
-        brief = brief_trace(question, one)
-        each.append((one.name, 0.0 if brief is None else _of_candidate(question, one, brief)))
-        if brief is not None and brief.system is not None and brief.system.correlation is not None:
-            sought.add(one.name)
+    """What a plan takes, from sizes, and from the first rounds of what would take long.
+
+    Where users are told what is quick, those are asked too: none is named that is refused.
+    """
+    briefs = [(one, brief_trace(question, one)) for one in candidates(algorithms)]
+    seconds = [0.0 if brief is None else _of_candidate(question, one, brief) for one, brief in briefs]
+    sought = frozenset(
+        one.name for one, brief in briefs if brief and brief.system and brief.system.correlation is not None
+    )
     what = f"a plan for {question.graph.name}, {question.rounds:,} rounds,"
-    return PlanCost(what, tuple(each), frozenset(sought))
+
+    def cost() -> PlanCost:
+        each = tuple((one.name, taken) for (one, _), taken in zip(briefs, seconds, strict=True))
+        return PlanCost(what, each, sought)
+
+    found = cost()
+    if found.whole.seconds <= LONG_SECONDS:
+        return found
+    for number, (one, brief) in enumerate(briefs):
+        if one.name in found.quick and brief is not None and _is_refused(question, one, brief):
+            seconds[number] = 0.0
+    return cost()
 
 
 def _of_candidate(question: Question, one: Candidate, brief: Brief) -> float | None:
     """Seconds; 0 where its first rounds are refused, None where it is refused for its size."""
     found = _untraced(question, brief.tracing) if brief.system is None else _seconds(question, brief.system)
-    if found is None or found > ASKED_SECONDS:
-        share = _share_by_first_rounds(question, one, brief)
-        if share == 0:
-            return 0.0
-        found = None if found is None else share * found
+    if (found is None or found > ASKED_SECONDS) and _is_refused(question, one, brief):
+        return 0.0
     if found is None:
         return None
     shared = SHARED_SECONDS * question.graph.n**3 if brief.times > 1 else 0.0
     return brief.times * (found + shared)
 
 
-def _share_by_first_rounds(question: Question, one: Candidate, brief: Brief) -> float:
-    """The share of an estimate from sizes that the first rounds take, at most 1; 0 where nothing is proven of them.
-
-    1 where they would take long themselves.
-    """
+def _is_refused(question: Question, one: Candidate, brief: Brief) -> bool:
+    """Whether nothing is proven of the first rounds; not asked where they would take long themselves, nor where every
+    gradient has noise of its own, which protects it."""
     first = brief.system
-    if first is None or brief.times > 1 or not asks_first_rounds(question, first):
-        return 1.0
-    estimated = _account(question, first).seconds
-    if estimated > ASKED_SECONDS:
-        return 1.0
-    begun = time.process_time()
+    if first is None or brief.times > 1 or not asks_first_rounds(question, first) or all_step_with_noise(first):
+        return False
+    if _account(question, first).seconds > ASKED_SECONDS:
+        return False
     try:
         require_first_rounds(question, one, first)
     except (InputError, Unaccountable):
-        return 0.0
-    return min(1.0, max(LEAST_SHARE, (time.process_time() - begun) / estimated))
+        return True
+    return False
 
 
 def _account(question: Question, system: LinearSystem) -> Cost:
@@ -161,9 +160,7 @@ def _account(question: Question, system: LinearSystem) -> Cost:
     terms = Terms(parse_adjacency(question.adjacency), question.scheme(system.rounds))
     view = as_sums(with_final_models(question.adversary, question.final_models), system)
     kinds = [parse_kind(kind) for kind in asked["kinds"]]
-    count = sum(len(coalitions(one, system)) for one in covering_views(view, system))
-    each = Cost(seconds=count * (ADVERSARY_SECONDS + ABOUT_NODE_SECONDS * system.n))
-    return estimate_account(system, view, kinds, terms).whole + each
+    return estimate_account(system, view, kinds, terms).whole
 
 
 def _untraced(question: Question, tracing: Cost) -> float | None:

@@ -71,6 +71,21 @@ class Coupling:
 
 def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
     """The rounds of a system as the coupling sees them; refuses what the bound is not proven for."""
+    local = _steps_to_couple(system, view)
+    steps = system.publishing(view.final_models).steps
+    return map_equal_steps(lambda step: _couple_step(system.n, local[step], view), steps)
+
+
+def may_couple(system: LinearSystem, view: View) -> bool:
+    """Whether the bound is proven for a view, as far as no sums are looked at."""
+    try:
+        _steps_to_couple(system, view)
+    except Unaccountable:
+        return False
+    return True
+
+
+def _steps_to_couple(system: LinearSystem, view: View) -> dict[StepMatrices, _LocalSteps]:
     if view.kind is not ViewKind.COALITION:
         raise Unaccountable(f"it bounds what single nodes and coalitions learn, and the view is {view}")
     if system.correlation is not None:
@@ -78,9 +93,7 @@ def couple(system: LinearSystem, view: View) -> tuple[Coupling, ...]:
             f"{system.algorithm.name}: noise that is correlated over rounds is not fresh, so it cannot absorb a "
             "difference"
         )
-    system = system.publishing(view.final_models)
-    local = _local_steps(system)
-    return map_equal_steps(lambda step: _couple_step(system.n, local[step], view), system.steps)
+    return _local_steps(system.publishing(view.final_models))
 
 
 @once_for_each

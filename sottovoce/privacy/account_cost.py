@@ -1,8 +1,7 @@
 """What an account takes, estimated from sizes alone: how many nodes, rounds, messages and sources of noise there are.
 
-Seconds are those of one core of 2020, where measured work took from a fifth of them to a tenth more than all of them;
-policies of the absorption bound that settle early take from a tenth of them. They follow from public settings, so that
-they may decide which figures a run reports.
+Seconds are those of one core of 2020, where work of more than a few seconds took from a third of them to three times
+as many. They follow from public settings, so that they may decide which figures a run reports.
 
 Shapes: V victims, T rounds, N nodes, P messages that are seen in a round, R in all rounds, S noise sources of a round,
 X state.
@@ -22,17 +21,33 @@ from sottovoce.core.memo import once_for_each
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.participation import Participation
 from sottovoce.core.threads import WORKERS
+from sottovoce.privacy.absorption import may_couple
 from sottovoce.privacy.absorption_policy import IN_CACHE, ITERATIONS, SWEEPS, Policy
 from sottovoce.privacy.clipped_growth import AT_ONCE, LATE
+from sottovoce.privacy.closedness import may_be_closed
 from sottovoce.privacy.covering_views import hides_in_sums
 from sottovoce.privacy.exact.reversible import ROWS
-from sottovoce.privacy.exact.routes import FILTER_STATE, GRAM_ROWS
+from sottovoce.privacy.exact.stationary import ETA
+from sottovoce.privacy.exact.work import (
+    Route,
+    Sizes,
+    carrying_work,
+    conjugate_work,
+    filter_work,
+    goes_with_others,
+    gram_work,
+    is_small,
+    products_work,
+    route_of,
+    search_work,
+    weighing_work,
+)
 from sottovoce.privacy.guarantee import Kind
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
-MULTIPLICATIONS = 3e9
-"""Multiplications a second, in products of dense matrices."""
+MULTIPLICATIONS, PRODUCTS = 3e9, 1.5e10
+"""Multiplications a second: of many small things, and in large products of dense matrices."""
 
 ROUND_SECONDS, COUPLING_SECONDS = 1e-4, 3e-5
 """Seconds that a round takes whatever its size, in an account and in one iteration of the absorption bound."""
@@ -40,9 +55,17 @@ ROUND_SECONDS, COUPLING_SECONDS = 1e-4, 3e-5
 LINK_SECONDS, NODE_SECONDS = 8e-10, 1.2e-8
 """Seconds for one victim and one weight of the graph, and for one victim and one node, in a round of an iteration."""
 
-SEARCH, ROUND_SEARCH, ROUGH_SEARCH = 600, 3, 100
-"""Multiplications for each entry of M in the search for the worst change, and for each entry and round of a change; and
-for each entry where it may be rounded up."""
+ROUGH_SEARCH = 100
+"""Multiplications for each entry of M in the search for a worst change that may be rounded up."""
+
+ADVERSARY_SECONDS, ABOUT_NODE_SECONDS = 1e-3, 1.6e-5
+"""For each adversary that is accounted for, and for each of its victims and each kind, whatever else they take."""
+
+ASKED_SECONDS = 5.0
+"""Whether a view is closed is asked where the exact loss, which is computed then, takes longer than this."""
+
+USUAL_SHARE = 0.15
+"""The share of the most iterations after which policies have usually settled."""
 
 SPARSE_MULTIPLICATIONS, ENTRY_SECONDS, DEFLATION_MULTIPLICATIONS = 1e9, 1e-8, 1e10
 """For a basis of all noise: multiplications a second by sparse matrices, seconds for an entry of the state in a round,
@@ -84,29 +107,34 @@ def _known_costs(system: LinearSystem) -> dict[tuple[View, tuple[Kind, ...], Par
 def _account_cost(
     system: LinearSystem, view: View, kinds: Sequence[Kind], scheme: Participation, V: int, optimised: bool, rough: bool
 ) -> Cost:
-    T = system.rounds
-    whole = Cost(memory=T * (200.0 + 24 * system.n), seconds=ROUND_SECONDS * T)
+    T, each = system.rounds, ADVERSARY_SECONDS + ABOUT_NODE_SECONDS * V * len(kinds)
+    whole = Cost(memory=T * (200.0 + 24 * system.n), seconds=ROUND_SECONDS * T + each)
     if system.only_gradients:
         return whole
-    if _takes_exact_loss(system, view, kinds):
-        whole += (_rough_cost if rough and _has_filter(system, view) else _exact_cost)(system, view, V, scheme)
-    if _is_coupled(system, view):
+    if _has_exact_loss(system, view):
+        exact = (_rough_cost if rough and _has_filter(system, view) else _exact_cost)(system, view, V, scheme)
+        whole += exact if _takes_exact_loss(system, view, kinds, exact) else Cost()
+    if may_couple(system, view):
         alike = _sizes(system).alike and view.final_models is not FinalModels.ALL  # whoever sees models hears all
         if Kind.ANY_TRAINING in kinds and system.n * V <= AT_ONCE and not alike:
             late = _coupling_cost(system, V, scheme, min(LATE, T) ** 2 / 2 + T)
             whole += Cost(memory=64.0 * V * system.n, seconds=late.seconds)
         if Kind.CONVEX_TRAINING in kinds:
-            whole += _policy_cost(system, V, scheme, policy_for(system, V, scheme, optimised=optimised))
+            policy = policy_for(system, V, scheme, optimised=optimised)
+            most = _most_policy_cost(system, V, scheme, policy)
+            share = USUAL_SHARE if policy is Policy.OPTIMISED else 1.0
+            whole += Cost(memory=most.memory, seconds=share * most.seconds)
     return whole
 
 
 def policy_for(system: LinearSystem, victims: int, scheme: Participation, *, optimised: bool) -> Policy:
     """Which policies of the absorption bound are affordable for so many victims."""
-    affordable = _policy_cost(system, victims, scheme, Policy.OPTIMISED).seconds <= OPTIMISED_SECONDS
+    affordable = _most_policy_cost(system, victims, scheme, Policy.OPTIMISED).seconds <= OPTIMISED_SECONDS
     return Policy.OPTIMISED if optimised or affordable else Policy.SWEPT
 
 
-def _policy_cost(system: LinearSystem, V: int, scheme: Participation, policy: Policy) -> Cost:
+def _most_policy_cost(system: LinearSystem, V: int, scheme: Participation, policy: Policy) -> Cost:
+    """What policies take that settle after the most iterations."""
     passes = 2 * ITERATIONS if policy is Policy.OPTIMISED else 2 * SWEEPS + 1
     at_once = min(V, max(1, IN_CACHE // system.n)) * WORKERS
     memory = 8.0 * (9 if policy is Policy.OPTIMISED else 5) * at_once * system.rounds * system.n
@@ -117,18 +145,25 @@ def _count(system: LinearSystem, victims: Sequence[int] | None) -> int:
     return system.n if victims is None else len(victims) if isinstance(victims, Sized) else 1
 
 
-def _takes_exact_loss(system: LinearSystem, view: View, kinds: Sequence[Kind]) -> bool:
-    """Whether the exact loss is computed: for its own kind, and for any training where the view may be closed.
+def _has_exact_loss(system: LinearSystem, view: View) -> bool:
+    """Whether an exact loss has to be sought: there is noise, and no closed form."""
+    return bool(_sizes(system).sources) and not _has_closed_form(system, view)
 
-    It is not where some node is not heard, whose own noise nobody else has, and where there is no noise at all.
+
+def _takes_exact_loss(system: LinearSystem, view: View, kinds: Sequence[Kind], exact: Cost) -> bool:
+    """Whether the exact loss is computed, which costs so much: for its own kind, and for any training where the view
+    may be closed.
+
+    It is not where some node is not heard, whose own noise nobody else has.
     """
-    sizes = _sizes(system)
-    if not sizes.sources or _has_closed_form(system, view):
-        return False
     if Kind.FIXED_STREAMS in kinds or Kind.AS_PUBLISHED in kinds:
         return True
-    unheard = min(_seen(step, view) for step in sizes.steps) < system.n - len(view.members)
-    return Kind.ANY_TRAINING in kinds and not (_is_coupled(system, view) and unheard)
+    if Kind.ANY_TRAINING not in kinds or system.algorithm.averaging:
+        return False
+    unheard = min(_seen(step, view) for step in _sizes(system).steps) < system.n - len(view.members)
+    if _adds_noise_to_gradients(system, view) and unheard:
+        return False
+    return exact.seconds <= ASKED_SECONDS or may_be_closed(system, view)
 
 
 class _Sizes(NamedTuple):
@@ -139,6 +174,7 @@ class _Sizes(NamedTuple):
     sources: int
     state: int
     links: int
+    gradient_rounds: int
     alike: bool
     only_local_noise: bool
     hidden_in_sums: bool
@@ -155,6 +191,7 @@ def _sizes(system: LinearSystem) -> _Sizes:
         sources=max(step.noise_size for step in steps),
         state=max(step.state_size for step in steps),
         links=max(int(step.split(step.state_out)[0].nnz) for step in steps),
+        gradient_rounds=sum(bool(step.gradients) for step in system.steps),
         alike=len(steps) == 1 and all(size is not None and bool(np.all(size == size[0])) for size in sizes),
         only_local_noise=not system.algorithm.averaging and bool(local) and not noise.edge(first),
         hidden_in_sums=hides_in_sums(system),
@@ -171,8 +208,8 @@ def _has_closed_form(system: LinearSystem, view: View) -> bool:
     return view.kind is ViewKind.EVERYONE and not view.secure_sum and _sizes(system).only_local_noise
 
 
-def _is_coupled(system: LinearSystem, view: View) -> bool:
-    """Whether the bounds by coupling may apply."""
+def _adds_noise_to_gradients(system: LinearSystem, view: View) -> bool:
+    """Whether nodes hear states to which noise was added before they were sent, and fresh noise in every round."""
     if _sizes(system).hidden_in_sums:
         return False
     return view.kind is ViewKind.COALITION and system.correlation is None and _sizes(system).only_local_noise
@@ -180,23 +217,60 @@ def _is_coupled(system: LinearSystem, view: View) -> bool:
 
 def _exact_cost(system: LinearSystem, view: View, V: int, scheme: Participation) -> Cost:
     """The exact loss, by the route that `exact.routes` takes, and the worst change of every victim."""
-    T, (steps, S, X, links, *_) = system.rounds, _sizes(system)
-    seen = _surprising if len(steps) == 1 and _is_coupled(system, view) else _seen
-    P = max(seen(step, view) for step in steps)
-    if len(steps) == 1 and _stand_alone(system, view, P):
+    heard = _heard_sizes(system, view, V)
+    left = _sizes_left(system, view, heard)
+    T, G, steps = left.rounds, left.gradient_rounds, _sizes(system).steps
+    if _stand_alone(system, view, left.rows):
         return Cost(memory=24.0 * V * T, seconds=V * T * scheme.count(T) / MULTIPLICATIONS)
-    R = float(T * P) + (system.n if view.final_models is FinalModels.ALL else 1)
-    if R <= GRAM_ROWS:
-        memory, work = 24 * R**2, R**2 * X + R**3
-    else:
-        memory = 8 * (3.0 * min(X, FILTER_STATE) ** 2 + 12.0 * P * S)
-        work = T * (2.0 * P * X**2 + 40.0 * links * X + P**3 / 3 + 1.0 * P**2 * S) + R * T * P * X
-    M, changes = float(V * T**2), float(V * scheme.count(T) * (scheme.times or T) ** 2)
-    work += 2 * M * R + changes * (SEARCH + ROUND_SEARCH * (scheme.times or T))
-    found = Cost(memory=memory + min(24 * M, 24 * T**2 + 4e9), seconds=work / MULTIPLICATIONS)
-    if P and _implies_messages(system, view):
+    sought = (scheme.times or G, scheme.count(T) * V)
+    found = _route_cost(system, heard, left, scheme)
+    found += Cost(memory=min(24.0 * V * G**2, 24.0 * G**2 + 4e9), seconds=search_work(sought[1], sought[0]) / PRODUCTS)
+    if left.rows > _published(system, view) and _implies_messages(system, view):
         found += _deflation_cost(system, max(_seen(step, view) for step in steps))
     return found
+
+
+def _heard_sizes(system: LinearSystem, view: View, V: int) -> Sizes:
+    """About how large a view is, as it is observed."""
+    T, sizes, correlated = system.rounds, _sizes(system), system.correlation is not None
+    published = _published(system, view)
+    return Sizes(
+        rounds=T, gradient_rounds=sizes.gradient_rounds,
+        rows=T * max(_seen(step, view) for step in sizes.steps) + published,
+        state=sizes.state, links=sizes.links, sources=sizes.sources, victims=V,
+        alike=len(sizes.steps) == 1 and not published and not correlated, correlated=correlated,
+    )  # fmt: skip
+
+
+def _published(system: LinearSystem, view: View) -> int:
+    """How many models, or averages of them, a view sees after the last round."""
+    return {FinalModels.NONE: 0, FinalModels.AVERAGE: 1, FinalModels.ALL: system.n}[view.final_models]
+
+
+def _sizes_left(system: LinearSystem, view: View, heard: Sizes) -> Sizes:
+    """About what is left of a view when known messages are eliminated, as they are unless it is small."""
+    steps = _sizes(system).steps
+    if len(steps) > 1 or not _adds_noise_to_gradients(system, view):
+        return heard
+    eliminated = system.rounds * (_seen(steps[0], view) - _surprising(steps[0], view))
+    left = heard._replace(rows=heard.rows - eliminated)
+    return heard if is_small(heard) and left.rows else left
+
+
+def _route_cost(system: LinearSystem, heard: Sizes, left: Sizes, scheme: Participation) -> Cost:
+    """M of all victims."""
+    route, apart, R = route_of(left), 1 if scheme.times is None else scheme.apart, float(left.rows)
+    if route is Route.NOTHING:
+        return Cost()
+    if route is Route.CONJUGATE:
+        return Cost(memory=24.0 * R * left.gradient_rounds, seconds=conjugate_work(left) / PRODUCTS)
+    if route is Route.GRAM:
+        turns_back = left.alike and len(system.steps[0].mixings) == 1 and _is_symmetric(system.steps[0])
+        return Cost(memory=24 * R**2, seconds=gram_work(left, ETA, turns_back) / PRODUCTS)
+    P, X = R / left.rounds, left.state
+    together = is_small(heard) and goes_with_others(left, apart)
+    work = carrying_work(left, apart) if together else weighing_work(left) + products_work(left)
+    return Cost(memory=8 * (3.0 * X**2 + 12.0 * P * left.sources), seconds=(filter_work(left) + work) / PRODUCTS)
 
 
 def _implies_messages(system: LinearSystem, view: View) -> bool:
@@ -220,7 +294,7 @@ def _deflation_cost(system: LinearSystem, P: int) -> Cost:
 def _has_filter(system: LinearSystem, view: View) -> bool:
     """Whether one filter may serve all rounds, and takes less than another route."""
     step = system.steps[0]
-    if len(_sizes(system).steps) > 1 or len(step.mixings) > 1 or not _is_coupled(system, view):
+    if len(_sizes(system).steps) > 1 or len(step.mixings) > 1 or not _adds_noise_to_gradients(system, view):
         return False
     if view.secure_sum or view.final_models is not FinalModels.NONE:
         return False
@@ -248,10 +322,10 @@ def _stand_alone(system: LinearSystem, view: View, left: int) -> bool:
 
     They do where no message is `left` that hears somebody unheard, and where sums show states that are all equal.
     """
-    step = system.steps[0]
-    if view.final_models is not FinalModels.NONE or view.kind is not ViewKind.COALITION or len(step.mixings) > 1:
+    step, published = system.steps[0], view.final_models is not FinalModels.NONE
+    if published or view.kind is not ViewKind.COALITION or len(step.mixings) > 1 or len(_sizes(system).steps) > 1:
         return False
-    if _is_coupled(system, view) and not view.secure_sum:
+    if _adds_noise_to_gradients(system, view) and not view.secure_sum:
         return left == 0
     weights = step.mixings[0].weights
     alike = weights.nnz == system.n**2 and bool(np.all(weights.data == weights.data[0]))

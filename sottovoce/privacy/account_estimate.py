@@ -10,6 +10,7 @@ from sottovoce.core.limits import Cost, duration_text, is_affordable
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.covering_views import as_sums, coalitions, covering_views
 from sottovoce.privacy.guarantee import Kind
+from sottovoce.privacy.kind_bounds import may_apply
 from sottovoce.privacy.terms import Terms
 from sottovoce.privacy.views import View
 from sottovoce.tracing.linear_system import LinearSystem
@@ -30,13 +31,19 @@ class AccountEstimate:
     whole: Cost
     kinds: tuple[Kind, ...]
     cost_of: Callable[[Sequence[Kind]], Cost]
+    applies: Callable[[Kind], bool]
     near: Callable[[int], Cost | None]
     """What nodes within so many hops of the view's own take; None where they are not fewer than were asked about."""
 
     @cached_property
     def quick(self) -> tuple[Kind, ...]:
-        """The kinds that take seconds; computed only where somebody is told."""
-        return tuple(kind for kind in self.kinds if self.cost_of([kind]).seconds <= QUICK_SECONDS)
+        """The kinds that apply and take seconds, where others that apply take longer; computed where somebody is told.
+
+        None where all that apply are quick, and still take long for all adversaries together.
+        """
+        offered = [kind for kind in self.kinds if self.applies(kind)]
+        found = tuple(kind for kind in offered if self.cost_of([kind]).seconds <= QUICK_SECONDS)
+        return found if len(found) < len(offered) and self.cost_of(found).seconds <= QUICK_SECONDS else ()
 
     def hops(self, suits: Callable[[Cost], bool]) -> int | None:
         """The most hops, of a few, within which nodes take no more than suits; None where even neighbours take more."""
@@ -45,25 +52,22 @@ class AccountEstimate:
 
     def smaller_work(self) -> str:
         """What to type to take less."""
-        hops = self.hops(is_affordable)
-        options = [self._options] if 0 < len(self.quick) < len(self.kinds) else []
-        options += [] if hops is None else [f"--within {hops}"]
-        return f"take {', '.join([*options, 'fewer rounds'])}, a smaller graph or one --victim"
+        return f"take {', '.join([*self._options(is_affordable), 'fewer rounds'])}, a smaller graph or one --victim"
 
     @property
     def notice(self) -> str:
         """A sentence for those who are about to wait for minutes; empty where nobody is."""
         if self.whole.seconds <= LONG_SECONDS:
             return ""
-        hops = self.hops(lambda cost: cost.seconds <= QUICK_SECONDS)
-        quick = [self._options] if 0 < len(self.quick) < len(self.kinds) else []
-        quick += [] if hops is None else [f"--within {hops}"]
-        seconds = f"; {' or '.join(quick)} takes seconds" if quick else ""
-        return f"{self.what} takes about {duration_text(self.whole.seconds)} of one core{seconds}"
+        quick = self._options(lambda cost: cost.seconds <= QUICK_SECONDS)
+        less = f"{' or '.join(quick)} takes seconds" if quick else "fewer rounds or one --victim take less"
+        return f"{self.what} takes about {duration_text(self.whole.seconds)} of one core; {less}"
 
-    @property
-    def _options(self) -> str:
-        return " ".join(f"--kind {kind}" for kind in self.quick)
+    def _options(self, suits: Callable[[Cost], bool]) -> list[str]:
+        """Options that take less: the kinds that are quick, and nodes near the view that take no more than suits."""
+        hops = self.hops(suits)
+        kinds = [" ".join(f"--kind {kind}" for kind in self.quick)] if self.quick else []
+        return kinds + ([] if hops is None else [f"--within {hops}"])
 
 
 def estimate_account(
@@ -94,5 +98,8 @@ def estimate_account(
     def cost_of(some: Sequence[Kind]) -> Cost:
         return cost_about(some, victims)
 
+    def applies(kind: Kind) -> bool:
+        return may_apply(kind, system, adversaries[0])
+
     what = f"the account of {system.algorithm.name} on {system.topology.name}, {system.rounds:,} rounds, for {view}"
-    return AccountEstimate(what, cost_of(kinds), tuple(kinds), cost_of, near)
+    return AccountEstimate(what, cost_of(kinds), tuple(kinds), cost_of, applies, near)

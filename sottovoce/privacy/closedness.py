@@ -28,7 +28,7 @@ from sottovoce.privacy.exact.deflation import Entering, Left
 from sottovoce.privacy.observation import Observation, observe, with_own_messages
 from sottovoce.privacy.reach import reaching_gradients
 from sottovoce.privacy.reactions import open_by_steps
-from sottovoce.privacy.smallest_weight import SMALLEST, smallest_weight
+from sottovoce.privacy.smallest_weight import SMALLEST, gossips_once, smallest_weight
 from sottovoce.privacy.views import View, ViewKind
 from sottovoce.tracing.linear_system import LinearSystem
 
@@ -54,10 +54,24 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
     `observed` is what the view sees, if that is known already.
     """
     observation = observe(system, view, own=True) if observed is None else with_own_messages(observed)
-    open_node, weight = open_by_steps(observation), smallest_weight(system)
-    gossips_once = all(len(step.mixings) == 1 for step in dict.fromkeys(system.steps))
-    hears_all = view.kind is ViewKind.EVERYONE and not view.secure_sum
-    if open_node is None and (gossips_once or hears_all or weight >= SMALLEST):
+    return _by_steps(observation) or _unrolled(observation)
+
+
+@one_thread()
+def may_be_closed(system: LinearSystem, view: View) -> bool:
+    """Whether a view is closed, or only the check over all rounds can tell."""
+    found = _by_steps(observe(system, view, own=True))
+    return found is None or found.closed
+
+
+def _by_steps(observation: Observation) -> Closedness | None:
+    """Whether a view, with its own messages, is closed; None where the check over all rounds decides."""
+    system, view = observation.system, observation.view
+    open_node, hears_all = open_by_steps(observation), view.kind is ViewKind.EVERYONE and not view.secure_sum
+    if open_node is None and (hears_all or gossips_once(system)):
+        return Closedness(True)
+    weight = smallest_weight(system)
+    if open_node is None and weight >= SMALLEST:
         return Closedness(True)
     if weight < SMALLEST:
         found = "a node" if open_node is None else f"node {open_node}"
@@ -67,7 +81,7 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
     state = observation.steps[0].observed.state.shape[1]
     if (min(rows, sources) + 2 * state) * sources > UNROLLED:
         return Closedness(False, reason=f"node {open_node} reacts to what the view has not seen")
-    return _unrolled(observation)
+    return None
 
 
 def is_plainly_open(observation: Observation, reaching_TV: NDArray[np.bool_]) -> bool:

@@ -18,19 +18,19 @@ from sottovoce.core.message_grid import MessageGrid, message_grid
 from sottovoce.core.participation import Participation
 from sottovoce.core.sum_grid import sum_grid
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.absorption import Coupling, all_step_with_noise, couple
+from sottovoce.privacy.absorption import Coupling, all_step_with_noise, couple, may_couple
 from sottovoce.privacy.absorption_policy import Policy, least_cost
 from sottovoce.privacy.account_cost import policy_for
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.clipped_growth import UNBOUNDED, late_cost, may_gain
-from sottovoce.privacy.closedness import closedness, is_plainly_open
+from sottovoce.privacy.closedness import closedness, is_plainly_open, may_be_closed
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
 from sottovoce.privacy.discrete_noise import discrete_factor
 from sottovoce.privacy.exact.several import SeveralViews
 from sottovoce.privacy.final_models import covered_final_models
 from sottovoce.privacy.guarantee import Guarantee, Kind, TrainingProof
-from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients
+from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, may_bound
 from sottovoce.privacy.observation import Observation, observe
 from sottovoce.privacy.reach import reaching_gradients
 from sottovoce.privacy.terms import Terms
@@ -54,6 +54,30 @@ class _Reactions(NamedTuple):
 
     reaching: NDArray[np.bool_]
     plainly_open: bool
+
+
+def may_apply(kind: Kind, system: LinearSystem, view: View) -> bool:
+    """Whether a kind of guarantee may be offered, as far as can be told before anything is computed."""
+    try:
+        if kind is not Kind.ANY_TRAINING:
+            _require_messages(system)
+        if kind in (Kind.ANY_TRAINING, Kind.CONVEX_TRAINING):
+            _require_training(system)
+    except Unaccountable:
+        return False
+    if kind is Kind.CONVEX_TRAINING:
+        return may_couple(system, view)
+    return kind is not Kind.ANY_TRAINING or may_bound(system) or may_couple(system, view) or may_be_closed(system, view)
+
+
+def _require_messages(system: LinearSystem) -> None:
+    if system.only_gradients:
+        raise Unaccountable(system.only_gradients)
+
+
+def _require_training(system: LinearSystem) -> None:
+    if system.algorithm.averaging:
+        raise Unaccountable(f"{system.algorithm.name} averages and does not train; its proof is fixed-streams")
 
 
 class KindBounds:
@@ -170,17 +194,9 @@ class KindBounds:
             self._exact[view] = self._views.squared(seen)
         return self._exact[view]
 
-    def _require_messages(self) -> None:
-        if self.system.only_gradients:
-            raise Unaccountable(self.system.only_gradients)
-
-    def _require_training(self) -> None:
-        if self.system.algorithm.averaging:
-            raise Unaccountable(f"{self.system.algorithm.name} averages and does not train; its proof is fixed-streams")
-
     def _fixed_streams(self) -> _Bound:
         """The exact loss of fixed streams."""
-        self._require_messages()
+        _require_messages(self.system)
         if self.system.algorithm.averaging:
             assumed: tuple[AssumptionKind, ...] = (AssumptionKind.BOUNDED_VALUES,)
         else:
@@ -192,7 +208,7 @@ class KindBounds:
 
         The exact loss of a closed view is what a change of fixed streams costs: nothing that is proven is below it.
         """
-        self._require_training()
+        _require_training(self.system)
         options, reasons = [], []
         is_open = bool(self.system.only_gradients) or self._reactions.plainly_open
         closed = None if is_open else self._closed_view(or_all_messages=False)[0]
@@ -219,7 +235,7 @@ class KindBounds:
         return loss_given_noisy_gradients(self.system, self.view, self.observation.victims, self.scheme, reaching)
 
     def _clipped_growth(self) -> NDArray[np.float64]:
-        self._require_messages()
+        _require_messages(self.system)
         growth = 2.0 if self.adjacency is Adjacency.USER else UNBOUNDED
         published = self.view.final_models is not FinalModels.NONE
         hearing_more = replace(  # sums and averages are made of what it would hear and see
@@ -261,8 +277,8 @@ class KindBounds:
 
     def _convex_training(self) -> _Bound:
         """The absorption bound."""
-        self._require_training()
-        self._require_messages()
+        _require_training(self.system)
+        _require_messages(self.system)
         views = dict.fromkeys([self.view, replace(self.view, secure_sum=False)])
         victims = self.observation.victims
         policy = policy_for(self.system, len(victims), self.scheme, optimised=self.optimised)
@@ -280,7 +296,7 @@ class KindBounds:
         """Every formula of the papers that applies, with a word where it is below the exact loss."""
         from sottovoce.privacy.published_bounds import published
 
-        self._require_messages()
+        _require_messages(self.system)
         found = published(self.system, self.view, lipschitz=self.lipschitz, victims=self.observation.victims.tolist())
         if not found:
             raise Unaccountable(f"no paper has a formula for {self.system.algorithm.name} and the view {self.view}")

@@ -7,7 +7,7 @@ import numpy as np
 from sottovoce.core.memo import once_for_each
 from sottovoce.core.mixing import Mixing
 from sottovoce.core.threads import one_thread
-from sottovoce.tracing.linear_system import LinearSystem
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices
 
 SMALLEST = 1e-9
 """What the weights of a round may make of a value, at least, where sizes are compared with those of rounding errors."""
@@ -28,9 +28,21 @@ def smallest_weight(system: LinearSystem) -> float:
     """
     smallest = 1.0
     for step in dict.fromkeys(system.steps):
-        share = _singular_share if len(step.mixings) > 1 else _smallest_share
-        smallest = min(smallest, float(np.prod([share(mixing) for mixing in step.mixings])))
+        gossip = _gossip(step)
+        share = _singular_share if len(gossip) > 1 else _smallest_share
+        smallest = min(smallest, float(np.prod([share(mixing) for mixing in gossip])))
     return smallest
+
+
+def gossips_once(system: LinearSystem) -> bool:
+    """Whether no round has more than one gossip step."""
+    return all(len(_gossip(step)) <= 1 for step in dict.fromkeys(system.steps))
+
+
+def _gossip(step: StepMatrices) -> list[Mixing]:
+    """The weights of all messages of a round that are not for all to see, as sums and published models are."""
+    both = zip(step.sent, step.mixings, strict=True)
+    return [mixing for sent, mixing in both if not sent.sender.size or sent.sender[0] != -1]
 
 
 def _smallest_share(mixing: Mixing) -> float:

@@ -111,7 +111,7 @@ def test_estimates_grow_with_what_they_are_about():
     system = trace(algorithm("dp-d-sgd", sigma=1.0), metropolis("ring:200"), rounds=60)
     node, everyone = parse_view("node:0"), parse_view("everyone")
     all_kinds = account_cost(system, node, KINDS, Participation()).seconds
-    assert 3 < all_kinds < 30
+    assert 1 < all_kinds < 9
     assert account_cost(system, node, KINDS[:1], Participation()).seconds < 0.2 * all_kinds
     assert account_cost(system, everyone, KINDS, Participation()).seconds < 0.1
     silent = trace(algorithm("d-psgd"), system.topology, rounds=system.rounds)

@@ -27,11 +27,10 @@ from sottovoce.errors import Unaccountable
 from sottovoce.privacy.account_cost import account_cost
 from sottovoce.privacy.covering_views import as_sums
 from sottovoce.privacy.exact import gram as gram_route
-from sottovoce.privacy.exact import routes, stationary
+from sottovoce.privacy.exact import routes, stationary, work
 from sottovoce.privacy.exact.conjugate import conjugate
 from sottovoce.privacy.exact.deflation import Deflated, deflated
 from sottovoce.privacy.exact.elimination import eliminate_known_messages, without_implied_models
-from sottovoce.privacy.exact.gram import _few
 from sottovoce.privacy.exact.kalman import kalman
 from sottovoce.privacy.exact.whitening import Singular
 from sottovoce.privacy.guarantee import KINDS, Kind
@@ -197,6 +196,59 @@ def test_estimates_know_what_all_final_models_take(graph, rounds, seconds, gigab
     assert account_cost(everybody, view, [Kind.FIXED_STREAMS], EVERY).seconds < 0.5  # whoever hears all knows all
 
 
+@pytest.mark.parametrize(
+    ("name", "graph", "rounds", "view", "seconds"),
+    [
+        ("dp-d-sgd", "regular:4000,d=10,seed=0", 100, "node:0", 3.0),  # one whitening for all rounds
+        ("dp-d-sgd", "regular:1000,d=40,seed=0", 50, "node:0", 2.7),
+        ("dp-d-sgd", "regular:200,d=10,seed=0", 400, "node:0", 6.7),  # a filter
+        ("zip-dl", "ring:50", 100, "everyone", 1.1),
+        ("decor", "ring:50", 100, "node:0", 0.03),  # small views are filtered together
+    ],
+)
+def test_estimates_of_each_route_are_near_what_was_measured(name, graph, rounds, view, seconds):
+    """Within a factor of three of processor seconds; some were sixty times as high."""
+    shared = {"sigma_pair": 4.0} if name == "decor" else {}
+    system = trace(algorithm(name, sigma=1.0, **shared), metropolis(graph), rounds=rounds)
+    cost = account_cost(system, views.parse_view(view), [Kind.FIXED_STREAMS], EVERY)
+    assert seconds / 3 < cost.seconds < 3 * seconds
+
+
+@pytest.mark.parametrize(
+    ("name", "graph", "rounds", "view"),
+    [
+        ("dp-d-sgd", "regular:300,d=10,seed=0", 40, "node:0"),
+        ("dp-d-sgd", "regular:80,d=10,seed=0", 150, "node:0"),
+        ("dp-d-sgd", "star:40", 30, "node:0"),
+        ("dp-d-sgd", "ring:40", 30, "node:3"),
+        ("zip-dl", "ring:30", 80, "everyone"),
+        ("mafalda", "ring:30", 20, "node:0"),
+    ],
+)
+def test_estimates_see_the_route_that_is_taken(monkeypatch, name, graph, rounds, view):
+    """Sizes that are estimated lead to the same decision as those of the view itself."""
+    asked, route_of = [], work.route_of
+    note = lambda sizes: asked.append(route_of(sizes)) or asked[-1]  # noqa: E731
+    whole = {"rounds": rounds} if name == "mafalda" else {}
+    system = trace(algorithm(name, sigma=1.0, **whole), metropolis(graph), rounds=rounds)
+    adversary = views.parse_view(view)
+    monkeypatch.setattr("sottovoce.privacy.account_cost.route_of", note)
+    account_cost(system, adversary, [Kind.FIXED_STREAMS], EVERY)
+    estimated, asked[:] = set(asked), []
+    monkeypatch.setattr(routes, "route_of", note)
+    routes.squared(observe(system, adversary), EVERY)
+    assert set(asked) == estimated
+
+
+def test_any_training_takes_no_exact_loss_where_the_view_is_open(monkeypatch):
+    system = trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:60"), rounds=60)
+    both = [account_cost(system, views.everyone(), [kind], EVERY).seconds for kind in (KINDS[0], Kind.FIXED_STREAMS)]
+    assert both[0] == pytest.approx(both[1])  # not asked: it takes less than a second
+    monkeypatch.setattr("sottovoce.privacy.account_cost.ASKED_SECONDS", 0.0)
+    again = trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:60"), rounds=60)
+    assert account_cost(again, views.everyone(), [Kind.ANY_TRAINING], EVERY).seconds < both[0] / 5
+
+
 def test_everyone_is_the_composition_of_gaussians():
     for spec in ("ring:7", "path:4", "florentine"):
         np.testing.assert_allclose(mu2(seen("dp-d-sgd", metropolis(spec), views.everyone(), 9, sigma=3.0)), 1.0)
@@ -321,20 +373,25 @@ def test_row_stochastic_and_directed_weights_are_accounted_for():
 def test_routes_by_size_and_little_memory(monkeypatch, net):
     view_of = seen("dp-d-sgd", net, views.node(0), 8)
     plain = routes.dense(view_of)
-    assert routes._route(view_of).__name__ == "kalman"
-    monkeypatch.setattr(routes, "FEW_ROWS", 0)
-    monkeypatch.setattr("sottovoce.privacy.exact.whitening.AT_ONCE", 50)
+    assert work.route_of(work.sizes_of(view_of)) is work.Route.KALMAN
+    monkeypatch.setattr(work, "FEW_ROWS", 0)
+    monkeypatch.setattr(work, "RESPONSES", 50)
     monkeypatch.setattr("sottovoce.privacy.exact.whitening.LOSSES_AT_ONCE", 400)
-    for rows, state, route in ((5, 100, "kalman"), (10**6, 5, "gram"), (5, 5, "conjugate")):
-        monkeypatch.setattr(routes, "GRAM_ROWS", rows)
-        monkeypatch.setattr(routes, "FILTER_STATE", state)
-        assert routes._route(view_of).__name__ == route
-        np.testing.assert_allclose(routes.losses(view_of), plain, atol=1e-6 if route == "conjugate" else 1e-10)
+    for rows, state, route in (
+        (5, 100, work.Route.KALMAN),
+        (10**6, 5, work.Route.GRAM),
+        (5, 5, work.Route.CONJUGATE),
+    ):
+        monkeypatch.setattr(work, "GRAM_ROWS", rows)
+        monkeypatch.setattr(work, "FILTER_STATE", state)
+        assert work.route_of(work.sizes_of(view_of)) is route
+        near = 1e-6 if route is work.Route.CONJUGATE else 1e-10
+        np.testing.assert_allclose(routes.losses(view_of), plain, atol=near)
 
 
 def _settled(view_of, monkeypatch, eta=1e-6):
     """M by the whitening of the last round, with no exact route to fall back upon."""
-    monkeypatch.setattr(stationary, "CHEAP", 0)
+    monkeypatch.setattr(work, "CHEAP", 0)
     monkeypatch.setattr(gram_route, "products", None)
     return routes.whole(view_of, routes.gram(view_of, eta))
 
@@ -353,8 +410,8 @@ def test_one_whitening_for_all_rounds_is_never_below_the_truth_and_hardly_above(
 ):
     view_of = seen(name, net, view, rounds)
     truth = routes.dense(view_of)
-    monkeypatch.setattr(stationary, "DIRECTIONS", directions)
-    monkeypatch.setattr(stationary, "COARSE", directions)
+    monkeypatch.setattr(work, "DIRECTIONS", directions)
+    monkeypatch.setattr(work, "COARSE", directions)
     monkeypatch.setattr(stationary, "AT_ONCE", 12 * rounds**2)
     for eta in (1e-6, 1e-3):
         M = _settled(view_of, monkeypatch, eta)
@@ -371,9 +428,9 @@ def test_every_route_tells_how_far_it_is_before_the_first_victims_are_done(route
     """All victims are often found together, in minutes."""
     name = "anti-pgd" if route == "correlated" else "dp-d-sgd"
     view_of = seen(name, metropolis("regular:60,d=3,seed=1"), views.node(0), 40)
-    monkeypatch.setattr(stationary, "CHEAP", 0 if route == "settled" else 1e300)
+    monkeypatch.setattr(work, "CHEAP", 0 if route == "settled" else 1e300)
     monkeypatch.setattr("sottovoce.privacy.exact.whitening.IN_CACHE", 12)
-    monkeypatch.setattr("sottovoce.privacy.exact.whitening.AT_ONCE", 5e4)
+    monkeypatch.setattr(work, "RESPONSES", 5e4)
     groups = {"kalman": kalman, "conjugate": conjugate, "deflated": lambda one: iter([deflated(one)])}
     V, told = len(view_of.victims), []
     with progress_heard(lambda what, done, total: told.append(done)), counted("fixed-streams", V):
@@ -410,7 +467,7 @@ def test_lags_that_turn_back_have_the_covariance_of_all_noise(name, eliminated):
 def test_figures_that_may_be_rounded_up_are_by_no_more_than_that(net, monkeypatch):
     view_of = seen("dp-d-sgd", net, views.node(0), 40)
     exact = routes.squared(view_of, EVERY)
-    monkeypatch.setattr(stationary, "CHEAP", 0)
+    monkeypatch.setattr(work, "CHEAP", 0)
     rough = routes.squared(view_of, EVERY, above=1e-2)
     assert (rough >= exact * (1 - 2e-5)).all()
     assert (rough <= exact * 1.01**2).all()
@@ -436,7 +493,7 @@ def test_what_one_whitening_lacks_is_proven_or_refused(monkeypatch):
 
     monkeypatch.setattr(stationary, "_leading", too_few)
     assert stationary.lacking_(factor.copy(), last, 0.0, stationary.ETA) is None
-    monkeypatch.setattr(stationary, "CHEAP", 0)
+    monkeypatch.setattr(work, "CHEAP", 0)
     np.testing.assert_allclose(routes.whole(view_of, routes.gram(view_of)), routes.dense(view_of), atol=1e-10)
 
 
@@ -444,7 +501,7 @@ def test_what_one_whitening_lacks_is_proven_or_refused(monkeypatch):
 def test_one_victim_alone_has_the_figure_it_has_among_all(net):
     system = trace(algorithm("dp-d-sgd", sigma=1.0), net, rounds=4)
     few = observe(system, views.node(0), victims=[3])
-    assert _few(few, 8)
+    assert work.are_few(work.sizes_of(few)._replace(rows=8))
     np.testing.assert_allclose(
         routes.whole(few, routes.gram(few))[0], routes.dense(observe(system, views.node(0)))[2], atol=1e-10
     )

@@ -18,20 +18,18 @@ from scipy.linalg import lapack
 
 from sottovoce.core.class_correlation import groups_of
 from sottovoce.core.progress import expect_work, report_work
-from sottovoce.privacy.exact import whitening
-from sottovoce.privacy.exact.stationary import ETA, alike, settled_, settled_work
+from sottovoce.privacy.exact import whitening, work
+from sottovoce.privacy.exact.stationary import ETA, settled_
 from sottovoce.privacy.exact.whitening import (
-    SPARSE,
     Array,
     Groups,
     Singular,
     cholesky_,
     products,
-    products_work,
     quiet_warnings,
     rounding_error,
-    search_work,
 )
+from sottovoce.privacy.exact.work import are_few, gram_work, search_work, settles, sizes_of
 from sottovoce.privacy.observation import Observation, ObservedStep
 
 BOTH = ("gradient", "noise")
@@ -46,6 +44,7 @@ class Effects:
 
     def __init__(self, observation: Observation) -> None:
         self.steps = observation.steps
+        self._sizes = sizes_of(observation)
         self.end = len(self.steps) - (len(self.steps) > 2 and self.steps[-1] is not self.steps[-2])
         self.tail = self.end - 1
         while self.tail > 0 and self.steps[self.tail - 1] is self.steps[self.tail]:
@@ -102,9 +101,12 @@ class Effects:
     @cached_property
     def work(self) -> float:
         """About how many multiplications the covariance of all observations takes, of noise that is not correlated."""
-        step, rows = self.steps[self.tail], float(self.starts[-1])
-        P, sources = step.observed.noise.shape
-        return rows * (SPARSE * step.out.state.nnz + (2 * P if self.turns_back else rows) * sources)
+        return work.covariance_work(self._sizes, self.turns_back)
+
+    @cached_property
+    def correlated_work(self) -> float:
+        """The same of correlated noise."""
+        return work.correlated_work(self._sizes)
 
     def noise_by_lag(self) -> Iterator[Array]:
         """The effects of noise lag by lag, where all rounds are alike; those of a few gradients are kept on the way.
@@ -161,14 +163,16 @@ def _times(dense: Array, matrix: sparse.csr_array) -> Array:
 def gram(observation: Observation, eta: float = ETA) -> Groups:
     """M from the covariance of all observations; where one whitening serves all rounds, up to 1 + eta times M."""
     effects = Effects(observation)
-    expect_work(_work(observation, effects, eta))
+    sizes = sizes_of(observation)
+    expect_work(gram_work(sizes, eta, effects.turns_back) + search_work(sizes.victims, sizes.gradient_rounds))
     factor, alive = _factor(observation, effects)
+    sizes = sizes._replace(rows=len(factor))
     report_work(len(factor) ** 3 / 3)
     if not alive.any():
         yield from quiet_warnings(observation)
         return
     rounding = rounding_error(factor)
-    if alive.all() and alike(observation, len(factor)) and not _few(observation, len(factor)):
+    if alive.all() and settles(sizes) and not are_few(sizes):
         groups = settled_(observation, factor, rounding, eta)
         if groups is not None:
             del factor, effects
@@ -180,7 +184,7 @@ def gram(observation: Observation, eta: float = ETA) -> Groups:
     report_work(len(inverse_RR) ** 3 / 3)
     if not alive.all():
         inverse_RR = _with_gaps(inverse_RR, alive)
-    if _few(observation, len(inverse_RR)):
+    if are_few(sizes._replace(rows=len(inverse_RR))):
         white_RTV = (inverse_RR @ _signals(observation, effects)).reshape(
             len(inverse_RR), observation.gradient_rounds, -1
         )
@@ -195,23 +199,6 @@ def gram(observation: Observation, eta: float = ETA) -> Groups:
     for group, M_VTT in products(observation, weigh):
         M_VTT *= 1 + rounding
         yield group, M_VTT
-
-
-def _work(observation: Observation, effects: Effects, eta: float) -> float:
-    """About how many multiplications all of it takes, by the way that it goes."""
-    rows, T = float(effects.starts[-1]), len(observation.steps)
-    whole = rows**3 / 3 + search_work(observation)
-    whole += effects.work if observation.system.correlation is None else _correlated_work(effects)
-    if _few(observation, int(rows)):
-        return whole + rows**3 / 3 + rows**2 * T * len(observation.victims)
-    if alike(observation, int(rows)):
-        return whole + settled_work(observation, int(rows), eta)
-    return whole + rows**3 / 3 + products_work(observation)
-
-
-def _correlated_work(effects: Effects) -> float:
-    rows, T = float(effects.starts[-1]), len(effects.steps)
-    return rows * T * effects.steps[0].observed.noise.shape[1] * (T + rows)
 
 
 def _factor(observation: Observation, effects: Effects) -> tuple[Array, NDArray[np.bool_]]:
@@ -230,12 +217,6 @@ def _factor(observation: Observation, effects: Effects) -> tuple[Array, NDArray[
             raise Singular("a signal without noise")
         G_RR = G_RR[np.ix_(alive, alive)]
     return cholesky_(G_RR), alive
-
-
-def _few(observation: Observation, rows: int) -> bool:
-    """Whether the signals of the victims, whitened one by one, cost less than going back in time for all of them."""
-    links, count = max(step.out.state.nnz for step in observation.distinct_steps), len(observation.victims)
-    return rows * count < links and rows * count * observation.gradient_rounds < whitening.AT_ONCE
 
 
 def _signals(observation: Observation, effects: Effects) -> Array:
@@ -355,7 +336,7 @@ def _correlated_covariance(effects: Effects, inverse_TT: Array, sources_S: NDArr
     R, T = effects.starts[-1], len(effects.steps)
     S = len(sources_S)
     G_RR = np.zeros((R, R))
-    size = max(1, int(whitening.AT_ONCE / (R * T)))
+    size = max(1, int(work.RESPONSES / (R * T)))
     for first in range(0, S, size):
         group = sources_S[first : first + size]
         plain = np.zeros((T, len(group), R))
@@ -363,5 +344,5 @@ def _correlated_covariance(effects: Effects, inverse_TT: Array, sources_S: NDArr
             plain[s, :, effects.starts[s] :] = effects.column("noise", s)[:, group].T
         mixed = np.tensordot(inverse_TT, plain, axes=(0, 0)).reshape(-1, R)
         G_RR += mixed.T @ mixed
-        report_work(_correlated_work(effects) * len(group) / effects.steps[0].observed.noise.shape[1])
+        report_work(effects.correlated_work * len(group) / effects.steps[0].observed.noise.shape[1])
     return G_RR

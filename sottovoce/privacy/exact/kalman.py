@@ -15,18 +15,16 @@ from sottovoce.core.arrays import dense_if_small
 from sottovoce.core.progress import expect_work, report_work
 from sottovoce.core.threads import one_thread
 from sottovoce.privacy.exact.whitening import (
-    SPARSE,
     Array,
     Groups,
     Singular,
     Weigh,
     cholesky_,
     products,
-    products_work,
     rounding_error,
-    search_work,
     starts,
 )
+from sottovoce.privacy.exact.work import filter_work, kalman_work, search_work, sizes_of, weighing_work
 from sottovoce.privacy.observation import Observation, ObservedStep
 from sottovoce.tracing.linear_system import map_equal_steps
 
@@ -48,9 +46,10 @@ class Spread(NamedTuple):
 
 def kalman(observation: Observation, apart: int = 1) -> Groups:
     """M from the innovations: what each round tells that was not known before. Of rounds `apart`, see `products`."""
-    expect_work(_filter_work(observation) + products_work(observation) + search_work(observation))
+    sizes = sizes_of(observation)
+    expect_work(kalman_work(sizes) + search_work(sizes.victims, sizes.gradient_rounds))
     filters, rounding = _filters(observation)
-    for group, M_VTT in products(observation, _weigh(observation, filters), apart):
+    for group, M_VTT in products(observation, _weigh(observation, filters), apart, weighing_work(sizes)):
         M_VTT *= 1 + rounding
         yield group, M_VTT
 
@@ -74,7 +73,7 @@ def _filters(observation: Observation) -> tuple[list[Filter], float]:
     nothing = np.zeros((observation.steps[0].observed.state.shape[1],) * 2)
     now = Spread(nothing, nothing)
     filters: list[Filter] = []
-    rounding, begun, each = 0.0, False, _filter_work(observation) / len(observation.steps)
+    rounding, begun, each = 0.0, False, filter_work(sizes_of(observation)) / len(observation.steps)
     mixtures = map_equal_steps(mixture, observation.steps)
     for step, mixed in zip(observation.steps, mixtures, strict=True):
         found, error, now = filter_round(now, mixed, None if begun else step.observed.gradient)
@@ -82,13 +81,6 @@ def _filters(observation: Observation) -> tuple[list[Filter], float]:
         report_work(each)
         rounding, begun = max(rounding, error), begun or step.takes_gradients
     return filters, len(observation.steps) * rounding
-
-
-def _filter_work(observation: Observation) -> float:
-    """About how many multiplications the filters of all rounds take."""
-    T, step = len(observation.steps), observation.steps[-1]
-    X, rows = step.out.state.shape[0], float(observation.rows)
-    return 2 * rows * X**2 + 4 * SPARSE * T * step.out.state.nnz * X
 
 
 def filter_round(before: Spread, mixed: Mixture, first: sparse.csr_array | None = None) -> tuple[Filter, float, Spread]:

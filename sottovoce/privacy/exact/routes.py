@@ -18,7 +18,7 @@ Shapes: V victims, T gradient rounds, R observations, S noise sources, X state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +41,7 @@ from sottovoce.privacy.exact.reversible import reversible
 from sottovoce.privacy.exact.small_views import small_losses
 from sottovoce.privacy.exact.stationary import ETA
 from sottovoce.privacy.exact.whitening import Array, Groups, Singular, quiet_warnings
+from sottovoce.privacy.exact.work import Route, is_small, route_of, sizes_of
 from sottovoce.privacy.noisy_gradients import loss_given_noisy_gradients, matrices_given_noisy_gradients
 from sottovoce.privacy.observation import Inputs, Observation, ObservedStep, observe
 from sottovoce.privacy.reactions import knows_every_state, open_by_steps
@@ -52,16 +53,6 @@ from sottovoce.tracing.linear_system import map_equal_steps
 DEFLATED = 1e8
 """Largest number of entries that the hidden state may have as a map from noise where averaging, whose noise is always
 poor, takes the route by deflation."""
-
-GRAM_ROWS = 12_000
-"""Up to this many observations the Gram route may be taken: its matrices have their square in entries."""
-
-FILTER_STATE = 6_000
-"""Up to this many components of the state the filter may be taken."""
-
-
-FEW_ROWS, FEW_COMPONENTS = 1_000, 64
-"""Up to this many observations of a state of so many components a filter takes less time than to eliminate any."""
 
 LARGEST_RATIO = 1e5
 """Of the noise of nodes, where it is on single messages."""
@@ -138,11 +129,6 @@ def _apart(scheme: Participation) -> int:
     return 1 if scheme.times is None else scheme.apart
 
 
-def is_small(observation: Observation) -> bool:
-    """Whether a filter takes less time than to eliminate any observations first."""
-    return observation.rows <= FEW_ROWS and observation.steps[0].out.state.shape[0] <= FEW_COMPONENTS
-
-
 def _search(
     observation: Observation, scheme: Participation, above: float | None
 ) -> Generator[Observation | _Asked, Array | Singular | None, Array]:
@@ -164,7 +150,7 @@ def _search(
     out = np.zeros(len(observation.victims))
     eta, gap = (ETA, GAP) if above is None else (1.6 * above, 0.4 * above)
     small = None
-    if above is None and reduced is not None and is_small(observation) and _route(reduced[0]) is kalman:
+    if above is None and reduced is not None and _is_filtered_with_others(observation, reduced[0]):
         small = yield reduced[0]
     if isinstance(small, Singular):
         small, reduced = None, None
@@ -325,7 +311,7 @@ def _reduced(observation: Observation, *, always: bool = False) -> tuple[Observa
     Small views are left as they are, unless they are `always` to be reduced, as the route `reversible` needs them.
     """
     conditioned = separated(observation).observation
-    if is_small(observation) and not always:
+    if is_small(sizes_of(observation)) and not always:
         return conditioned, np.zeros(len(observation.victims))
     return eliminate_known_messages(conditioned)
 
@@ -342,13 +328,7 @@ def _in_groups(
         return
     smaller, direct = reduced
     try:  # what is singular shows before the first group
-        route = _route(smaller)
-        groups = reversible(smaller, eta, apart is None) if eta > ETA and route is not quiet_warnings else None
-        if groups is None and route is kalman:
-            groups = kalman(smaller, apart or 1)
-        elif groups is None:
-            groups = gram(smaller, eta) if route is gram else route(smaller)
-        for group, M_VTT in groups:
+        for group, M_VTT in _by_route(smaller, eta, apart):
             np.einsum("vtt->vt", M_VTT)[:] += direct[group, None]
             M_VTT *= separated(observation).factor
             yield group, M_VTT
@@ -399,20 +379,22 @@ def _matrices_of_noisy_gradients(observation: Observation) -> Array:
         return np.full((len(observation.victims), T, T), np.inf)
 
 
-def _route(observation: Observation) -> Callable[[Observation], Groups]:
-    """By memory, then by the number of multiplications, which are few in small views; only `gram` takes correlated
-    noise."""
-    T, rows, each_step = len(observation.steps), observation.rows, observation.distinct_steps
-    X = max(max(step.out.state.shape) for step in each_step)
-    if not rows or not observation.gradient_rounds:
-        return quiet_warnings
-    if rows > GRAM_ROWS and X > FILTER_STATE:
-        return conjugate
-    each, links = rows / T, max(step.out.state.nnz for step in each_step)
-    by_gram = rows**2 * X + 2 / 3 * rows**3
-    by_filter = T * (2 * each * X**2 + 40 * links * X) + rows * T * each * X
-    cheaper = rows > GRAM_ROWS or (by_filter < by_gram and X <= FILTER_STATE) or is_small(observation)
-    return kalman if cheaper and observation.system.correlation is None else gram
+def _is_filtered_with_others(observation: Observation, smaller: Observation) -> bool:
+    """Whether a view is small, and goes from round to round together with other small ones."""
+    return is_small(sizes_of(observation)) and route_of(sizes_of(smaller)) is Route.KALMAN
+
+
+def _by_route(observation: Observation, eta: float, apart: int | None) -> Groups:
+    """M by the route that fits the sizes of a view."""
+    route = route_of(sizes_of(observation))
+    if route is Route.NOTHING:
+        return quiet_warnings(observation)
+    found = reversible(observation, eta, apart is None) if eta > ETA else None
+    if found is not None:
+        return found
+    if route is Route.GRAM:
+        return gram(observation, eta)
+    return kalman(observation, apart or 1) if route is Route.KALMAN else conjugate(observation)
 
 
 # --- oracle --------------------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from sottovoce.core.final_models import FinalModels
 from sottovoce.core.participation import Participation
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.exact.routes import is_small, squared_of_each
+from sottovoce.privacy.exact.routes import squared_of_each
+from sottovoce.privacy.exact.work import is_small, sizes_of
 from sottovoce.privacy.observation import Observation, observe, observe_models
 from sottovoce.privacy.views import View
 from sottovoce.tracing.linear_system import LinearSystem
@@ -61,11 +62,11 @@ class SeveralViews:
     def _batch(self, first: Observation) -> list[Observation]:
         """The observation, and as many of those that wait as fit beside it, if they are small."""
         found, entries = [first], _entries(first)
-        if first not in self._waiting.values() or not is_small(first):
+        if first not in self._waiting.values() or not is_small(sizes_of(first)):
             return found
         for view in self._waiting:
             other = self.observe(view)
-            if other is first or other in self._losses or not is_small(other):
+            if other is first or other in self._losses or not is_small(sizes_of(other)):
                 continue
             entries += _entries(other)
             if entries > AT_ONCE:

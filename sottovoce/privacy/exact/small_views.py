@@ -30,11 +30,9 @@ from sottovoce.core.threads import chunks, one_thread
 from sottovoce.privacy.exact.elimination import begins_alike, has_equal_rounds
 from sottovoce.privacy.exact.kalman import inverse_factor
 from sottovoce.privacy.exact.whitening import CONDITION, EPS, Array, Singular, cholesky_, rounding_error
+from sottovoce.privacy.exact.work import goes_with_others, sizes_of
 from sottovoce.privacy.observation import Observation, ObservedStep
 from sottovoce.privacy.views import View
-
-LARGEST = 3e8
-"""Multiplications for a view beyond which rows of observations, carried back in time, take less (`whitening`)."""
 
 AT_ONCE = 1 << 22
 """About how many entries the filters of views that are taken together may have."""
@@ -87,7 +85,7 @@ def _groups(observations: Sequence[Observation], apart: int) -> Iterable[Group]:
         X, before = first.out.state.shape
         if not has_equal_rounds(observation) or before != X or not first.takes_gradients:
             continue
-        if len(observation.victims) * (X * len(observation.steps)) ** 2 > 2 * LARGEST * apart:
+        if not goes_with_others(sizes_of(observation), apart):
             continue
         without = replace(observation.view, final_models=FinalModels.NONE)
         base = known.setdefault(without, observation)

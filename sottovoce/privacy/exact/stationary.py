@@ -32,24 +32,11 @@ from sottovoce.core.progress import report_work
 from sottovoce.core.threads import WORKERS, one_thread
 from sottovoce.privacy.exact import whitening
 from sottovoce.privacy.exact.whitening import Array, Groups, responses, shares
+from sottovoce.privacy.exact.work import PASSES, TRANSFORMS, directions
 from sottovoce.privacy.observation import Observation
 
 ETA = 1e-6
 """How far, relatively, M may be above the truth, unless more is allowed."""
-
-CHEAP = 3e9
-"""Multiplications that exact passes may take."""
-
-DIRECTIONS, COARSE = 1024, 128
-"""How many directions of D are looked for at first, and where M may be a part in 10,000 above the truth; twice as many
-as long as all of them matter."""
-
-PASSES, TRANSFORMS = 4, 7.0
-"""How long it takes to multiply directions by D and to make them orthonormal, in products of D with as many; and how
-long transforms and products of responses take, in products. By these it is told how far they are."""
-
-USUAL = 1 / 4
-"""The share of all directions that is usually left."""
 
 ROWS = 1024
 """Rows of C, which has as many entries as G, that are alive at once."""
@@ -61,15 +48,6 @@ AT_ONCE = 6e7
 """About how many entries of M, and of responses, may be alive at once."""
 
 EPSILON = float(np.finfo(float).eps)
-
-
-def alike(observation: Observation, rows: int) -> bool:
-    """Whether all rounds are alike, and a pass back in time for each observation would cost more than this."""
-    step, T = observation.steps[0], len(observation.steps)
-    if observation.system.correlation is not None or any(other is not step for other in observation.steps):
-        return False
-    passes = T * (10 * step.out.state.nnz + T * len(observation.victims) / 3)
-    return step.takes_gradients and max(CHEAP, rows**3) < rows * passes
 
 
 def settled_(observation: Observation, factor_RR: Array, rounding: float, eta: float) -> Groups | None:
@@ -85,17 +63,6 @@ def settled_(observation: Observation, factor_RR: Array, rounding: float, eta: f
     return _losses(observation, last_PR, Y_RK, (1 + eta) * (1 + rounding + _transforming(Y_RK, len(observation.steps))))
 
 
-def settled_work(observation: Observation, rows: int, eta: float) -> float:
-    """About how many multiplications `settled_` takes."""
-    T, V, R, K = len(observation.steps), len(observation.victims), float(rows), _directions(eta)
-    links, P = observation.steps[0].out.state.nnz, rows / T
-    return R**2 * P + R**3 + PASSES * R**2 * K + whitening.SPARSE * links * R + TRANSFORMS * V * T**2 * (P + USUAL * K)
-
-
-def _directions(eta: float) -> int:
-    return DIRECTIONS if eta < 1e-4 else COARSE
-
-
 def _last(factor: Array, count: int) -> Array:
     """The last rows of the factor's inverse."""
     units = np.eye(len(factor), count, count - len(factor))
@@ -109,7 +76,7 @@ def lacking_(factor_RR: Array, last_PR: Array, rounding: float, eta: float) -> A
     E_RR = _lacks_(factor_RR, last_PR)
     margin = rounding + 8 * R * EPSILON * carried * _widest(E_RR)
     h_K, Q_RK = _leading(E_RR, eta)
-    report_work(float(PASSES * R**2 * _directions(eta)))
+    report_work(float(PASSES * R**2 * directions(eta)))
     some = h_K > 0.8 * eta
     h_K, Q_RK = h_K[some], np.ascontiguousarray(Q_RK[:, some])
     if np.any(h_K >= 1):
@@ -164,7 +131,7 @@ def _toeplitz(last_PR: Array, rows: slice) -> Array:
 @one_thread()
 def _leading(E_RR: Array, eta: float) -> tuple[Array, Array]:
     """The larger eigenvalues of `D = I - E` and their directions, by subspace iteration from a random start."""
-    R, size = len(E_RR), _directions(eta)
+    R, size = len(E_RR), directions(eta)
     Q_RK = np.zeros((R, 0))
     while 2 * size < R:
         more = np.random.default_rng(size).standard_normal((R, size - Q_RK.shape[1]))

@@ -29,6 +29,7 @@ from sottovoce.core.memo import once_for_each
 from sottovoce.core.progress import report_work
 from sottovoce.core.threads import WORKERS, one_thread, physical_memory
 from sottovoce.errors import SottovoceError
+from sottovoce.privacy.exact import work
 from sottovoce.privacy.observation import Observation, ObservedStep
 from sottovoce.tracing.linear_system import map_equal_steps
 
@@ -36,9 +37,6 @@ Array = NDArray[np.float64]
 
 CONDITION = 1e-6
 """A covariance with a pivot below this share of its diagonal is left to the orthogonal route."""
-
-AT_ONCE = 1.2e8
-"""About how many whitened responses may be alive at once."""
 
 IN_CACHE = 128
 """Observations carried back in time together: more of them fall out of the processor's cache."""
@@ -48,10 +46,6 @@ LOSSES_AT_ONCE = physical_memory() / 32
 
 ALONE = 1e8
 """Up to so many products a thread is through with them before another one has begun."""
-
-SPARSE, SEARCH = 10.0, 500.0
-"""How long a product with an entry of a sparse matrix, and the search for the worst change by an entry of M, take, in
-products of dense matrices: by these it is told how far they are."""
 
 EPS = float(np.finfo(float).eps)
 
@@ -102,35 +96,24 @@ def starts(steps: tuple[ObservedStep, ...]) -> NDArray[np.intp]:
     return np.concatenate([[0], np.cumsum([step.observed.state.shape[0] for step in steps])]).astype(np.intp)
 
 
-def products_work(observation: Observation) -> float:
-    """About how many multiplications `products` takes."""
-    T, rows = len(observation.steps), float(observation.rows)
-    links = max(step.out.state.nnz for step in observation.distinct_steps)
-    return rows * T * (SPARSE / 2 * links + observation.gradient_rounds * len(observation.victims) / 3)
-
-
-def search_work(observation: Observation) -> float:
-    """About how many multiplications the worst changes take, which are sought in M."""
-    T = observation.gradient_rounds
-    return (SEARCH + 4 * T) * len(observation.victims) * T**2
-
-
-def products(observation: Observation, weigh: Weigh, apart: int = 1) -> Groups:
+def products(observation: Observation, weigh: Weigh, apart: int = 1, weighing: float = 0.0) -> Groups:
     """M of all victims, from the rows of `L^-1`; as many victims at once as memory allows.
 
     Only entries for two gradient rounds that are a multiple of `apart` rounds from each other: the others are left 0.
+    `weighing` is how much work `weigh` is, for all observations.
     """
     V, T = len(observation.victims), observation.gradient_rounds
     size = max(1, min(V, int(LOSSES_AT_ONCE / T**2)))
     passes = -(-V // size)
     size = -(-V // passes)
     at = starts(observation.steps)
-    rows = max(1, min(IN_CACHE, int(AT_ONCE / (size * T))))
+    rows = max(1, min(IN_CACHE, int(work.RESPONSES / (size * T))))
     widest = max(rows, int(np.diff(at).max()))
     blocks = list(_consecutive(at, rows))
     workers = min(WORKERS, len(blocks)) if size * T**2 * float(at[-1]) > ALONE * apart else 1
     rooms = [np.empty(T * size * widest) for _ in range(workers)]
-    each = products_work(observation) / passes / max(1, sum(block.stop * len(block) for block in blocks))
+    whole = work.products_work(work.sizes_of(observation)) + weighing
+    each = whole / passes / max(1, sum(block.stop * len(block) for block in blocks))
     with one_thread(), ThreadPoolExecutor(workers) as pool:
         spread = pool.map if workers > 1 else map
         for first in range(0, V, size):
