@@ -323,7 +323,8 @@ def _with_worst_headline(found: Account, others: Sequence[Account | None]) -> Ac
     accounts = [found, *(other for other in others if other is not None)]
     for other in accounts:
         if other.headline is None:
-            refusals = (*found.refusals, *(f"{other.view}: {refusal}" for refusal in other.refusals))
+            more = [refusal for refusal in other.refusals if refusal not in found.refusals]
+            refusals = (*found.refusals, *(f"{other.view}: {refusal}" for refusal in more))
             return replace(found, headline=None, refusals=refusals)
     worst = max(accounts, key=lambda one: one.mu)
     return replace(found, headline=worst.headline)
