@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.account_words import headline_words
+from sottovoce.cli.account_words import headline_words, table_words
 from sottovoce.cli.all_pairs import answer_for_pairs
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
@@ -87,7 +87,6 @@ def account_(
     as_json: Json = False,
 ) -> None:
     """Show what a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
-    from sottovoce.privacy.account_table import table_by_distance
     from sottovoce.privacy.accountant import account
 
     if runs:
@@ -134,7 +133,7 @@ def account_(
         **settings_document(setting, sigma), **result.document(setting.delta), "nodes": nodes,
         "sampled": None if sampled is None else sampled.document(),
     }  # fmt: skip
-    answer(document, as_json, table_by_distance(result.guarantees, setting.delta))
+    answer(document, as_json, result.table(setting.delta))
     if published and not as_json:
         print_sentence()
         answer({}, False, _as_published(result))
@@ -145,7 +144,7 @@ def account_(
         if chance and sampled is not None:
             lines = sampled_words(result, sampled, setting.delta)
         elif result.headline is not None:
-            lines = headline_words(result, result.headline, setting.delta, setting.labels)
+            lines = table_words(result) + headline_words(result, result.headline, setting.delta, setting.labels)
         lines += [f"Sampling is not counted: {reason}." for reason in unsampled]
         for line in [*lines, *node_lines(setting, nodes)]:
             print_sentence(line)
