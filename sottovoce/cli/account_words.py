@@ -97,3 +97,23 @@ def table_words(result: "Account") -> list[str]:
         f"The table is about an outsider, who hears every message and {outsider}. Its last row and the headline are "
         f"about members, who {member} and so learn more."
     ]
+
+
+def join_distances(table: list[list[str]]) -> list[list[str]]:
+    """A table of guarantees in which distances one after the other that have the same figures are one row.
+
+    >>> head = ["kind", "distance", "victims", "mu"]
+    >>> join_distances([head, ["any-training", "1", "2", "0.5"], ["any-training", "2", "2", "0.1"],
+    ...                 ["any-training", "3", "2", "0.1"], ["any-training", "4", "1", "0.1"]])[2:]
+    [['any-training', '2 to 4', '5', '0.1']]
+    """
+    joined: list[list[str]] = []
+    for row in table:
+        kind, distance, victims, *figures = row
+        if joined and distance.isdigit() and joined[-1][0] == kind and joined[-1][3:] == figures:
+            first, last = joined[-1][1].split(" ")[0], joined[-1][1].split(" ")[-1]
+            if last.isdigit() and int(distance) == int(last) + 1:
+                joined[-1] = [kind, f"{first} to {distance}", str(int(joined[-1][2]) + int(victims)), *figures]
+                continue
+        joined.append(row)
+    return joined

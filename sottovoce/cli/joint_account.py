@@ -62,7 +62,7 @@ def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json:
     }  # fmt: skip
     answer(document, as_json, found.table(asked.delta))
     if found.headline is None:
-        raise Unaccountable("; ".join(found.refusals))
+        raise Unaccountable(". ".join(found.refusals))
     if not as_json:
         for line in table_words(found) + headline_words(found, found.headline, asked.delta, asked.names):
             print_sentence(line)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.account_words import headline_words, table_words
+from sottovoce.cli.account_words import headline_words, join_distances, table_words
 from sottovoce.cli.all_pairs import answer_for_pairs
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
@@ -18,8 +18,10 @@ from sottovoce.cli.output import (
     facts,
     print_note,
     print_sentence,
+    show,
     show_elapsed,
     telling_when_stopped,
+    verbosity,
 )
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.cli.sampling import (
@@ -88,6 +90,7 @@ def account_(
 ) -> None:
     """Show what a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
     from sottovoce.privacy.accountant import account
+    from sottovoce.privacy.guarantee import Kind
 
     if runs:
         _only_of_graphs({
@@ -106,6 +109,7 @@ def account_(
             "--code without a run", "--algorithm FILE.py:NAME is looked for in the current folder", "leave it out"
         )
     kinds = _asked_kinds(kind, published)
+    published = Kind.AS_PUBLISHED in kinds
     _fits_together(setting, all_pairs, {"--published": published, "--kind": bool(kind), "--optimised": optimised})
     _only_of_pairs(all_pairs, sample, out)
     _check_lipschitz(lipschitz, published)
@@ -133,12 +137,12 @@ def account_(
         **settings_document(setting, sigma), **result.document(setting.delta), "nodes": nodes,
         "sampled": None if sampled is None else sampled.document(),
     }  # fmt: skip
-    answer(document, as_json, result.table(setting.delta))
-    if published and not as_json:
-        print_sentence()
-        answer({}, False, _as_published(result))
+    if as_json:
+        answer(document, True, [])
+    else:
+        _show_tables([result.table(setting.delta), *([_as_published(result)] if published else [])])
     if result.headline is None and not chance and (result.refusals or not result.guarantees):
-        raise Unaccountable("; ".join([*result.refusals, *unsampled]))
+        raise Unaccountable(". ".join([*result.refusals, *unsampled]))
     if not as_json:
         lines = [f"No headline: {NOT_PROVEN}."]
         if chance and sampled is not None:
@@ -148,6 +152,14 @@ def account_(
         lines += [f"Sampling is not counted: {reason}." for reason in unsampled]
         for line in [*lines, *node_lines(setting, nodes)]:
             print_sentence(line)
+
+
+def _show_tables(tables: list[Table]) -> None:
+    """Those that have rows, one below the other."""
+    for number, table in enumerate(one for one in tables if len(one) > 1):
+        if number:
+            print_sentence()
+        show(table if verbosity.csv else join_distances(table))
 
 
 def _asked_kinds(named: list[str] | None, published: bool) -> "tuple[Kind, ...]":

@@ -69,7 +69,7 @@ class Account:
 
     def _best(self) -> Guarantee:
         if self.headline is None:
-            raise Unaccountable("; ".join(self.refusals) or "no kind of guarantee is proven here")
+            raise Unaccountable(". ".join(self.refusals) or "no kind of guarantee is proven here")
         return self.headline
 
     @property

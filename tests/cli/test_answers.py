@@ -200,3 +200,34 @@ def test_only_files_are_replaced_and_links_are_followed(sotto, tmp_path):
     target.write_bytes(damaged)
     code, _, err = sotto(f"account --graph ring:5 --algorithm mf-d-sgd --rounds 6 --correlation {link}")
     assert (code, err.count("\n")) == (2, 1)
+
+
+def test_the_kind_of_the_papers_shows_their_formulas_and_is_never_a_headline(sotto):
+    line = "account --graph ring:6 --rounds 3"
+    code, out, _ = sotto(f"{line} --kind as-published")
+    assert (code, "gossip threat models, Lemma 4" in out, "No headline" in out) == (0, True, True)
+    assert json.loads(sotto(f"{line} --kind as-published --json")[1])["headline"] is None
+    both = "--kind any-training --kind convex-training --kind fixed-streams --kind as-published"
+    assert sotto(f"{line} {both}")[1] == sotto(f"{line} --published")[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("account --graph ring:6 --kind convex-training", "take the view node:0, for example"),
+        ("account --graph ring:6 --rounds 3 --algorithm zip-dl --adjacency record", "take adjacency user"),
+    ],
+)
+def test_refusals_say_each_reason_once_and_what_to_do(line, remedy, sotto):
+    code, _, err = sotto(line)
+    assert code == 3
+    assert remedy in err
+    for kind in err.removeprefix("sotto: ").split(". "):
+        reasons = kind.strip().split("; ")
+        assert len(set(reasons)) == len(reasons) >= 2, "found, rule and remedy, none of them twice"
+
+
+def test_distances_with_the_same_figures_are_one_row_for_reading_and_many_as_csv(sotto):
+    line = "account --graph ring:40 --rounds 2 --view node:0 --kind fixed-streams"
+    assert "3 to 20" in sotto(line)[1]
+    assert len(sotto(f"--csv {line}")[1].splitlines()) == 21
