@@ -98,6 +98,7 @@ def account_(
             "--lipschitz": lipschitz is not None, "--all-pairs": all_pairs, "--sample": sample is not None,
             "--out": out is not None,
         })  # fmt: skip
+        _check_folders(runs)
         answer_for_runs(runs, setting, data, as_json)
         return
     if data is not None:
@@ -234,6 +235,15 @@ def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bo
                 raise InputError(
                     f"{option} with --all-pairs", "--all-pairs is about every node, by fixed streams", "drop one"
                 )
+
+
+def _check_folders(runs: list[Path]) -> None:
+    """Refuse a graph that stands where the folder of a run is expected."""
+    from sottovoce.core.graphs import kinds
+
+    graph = next((str(one) for one in runs if not one.exists() and str(one).partition(":")[0] in kinds()), None)
+    if graph is not None:
+        raise InputError(f"{graph}: no run", "graphs are named by an option", f"write --graph {graph}")
 
 
 def _only_of_graphs(given: Mapping[str, bool]) -> None:

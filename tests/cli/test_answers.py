@@ -231,3 +231,28 @@ def test_distances_with_the_same_figures_are_one_row_for_reading_and_many_as_csv
     line = "account --graph ring:40 --rounds 2 --view node:0 --kind fixed-streams"
     assert "3 to 20" in sotto(line)[1]
     assert len(sotto(f"--csv {line}")[1].splitlines()) == 21
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("account ring:5", "ring:5: no run; graphs are named by an option; write --graph ring:5"),
+        ("account --graph ring:6 --rounds 1e3", "'1e3' is not a whole number. Try 'sotto account --help'."),
+        ("account --graph ring:6 --sigma x", "'x' is not a number. Try 'sotto account --help'."),
+        ("account --sigma", "requires an argument. Try 'sotto account --help'."),
+        ("account --graph ring:6 --algorithm decor", "decor without --sigma-pair; it needs that setting; add --sigma-"),
+        ("account --graph ring:6 --algorithm mf-d-sgd", "it needs that setting; add --correlation FILE"),
+        ("account --graph ring:6 --participation 3by7", "commands and plans also take poisson:SHARE and fixed:SIZE"),
+    ],
+)
+def test_wrong_options_are_named_as_they_are_typed(line, message, sotto):
+    code, out, err = sotto(line)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_the_remedy_for_a_cycle_that_ends_is_a_participation(sotto):
+    line = "plan --graph ring:8 --rounds 20 --records 100 --epsilon 4 --algorithm dp-d-sgd --adjacency record"
+    code, _, err = sotto(f"{line} --participation 2x7")
+    assert (code, "use 3x7 in place of 2x7" in err) == (2, True)
+    assert sotto(f"{line} --participation 3x7")[0] == 0
