@@ -39,8 +39,11 @@ Array = NDArray[np.float64]
 ENTRIES = 60_000_000
 """Largest number of entries, of noise and of gradients, that the check over all rounds holds at once."""
 
-MULTIPLICATIONS = 1e12
-"""Largest number of multiplications that the check over all rounds takes: a minute."""
+MULTIPLICATIONS = 4e10
+"""Largest number of multiplications that the check over all rounds takes, unless it is `SMALL`: some seconds."""
+
+SMALL = 40_000_000
+"""Number of entries of a basis of the noise of all rounds, and of the state over it, up to which all is checked."""
 
 SMALLEST = 1e-9
 """What the weights of a round may make of a value, at least, for the check over all rounds: it compares sizes, and
@@ -72,8 +75,7 @@ def closedness(system: LinearSystem, view: View, observed: Observation | None = 
     weight = _smallest_weight(system)
     if weight < SMALLEST:
         return Closedness(False, reason=f"node {open_node} may react to what reaches it by a weight of {weight:.3g}")
-    entries, multiplications = _check_size(observation)
-    if entries > ENTRIES or multiplications > MULTIPLICATIONS:
+    if not _is_affordable(observation):
         too_many = f"{observation.rows:,} messages over {len(observation.steps):,} rounds are too many"
         unknown = f"it could not be checked whether nodes react to what the view has not seen: {too_many}"
         return Closedness(False, reason=unknown, decided=False)
@@ -115,6 +117,15 @@ def _smallest_weight(system: LinearSystem) -> float:
         sizes = [np.abs(mixing.weights.data[mixing.weights.data != 0]) for mixing in step.mixings]
         smallest = min(smallest, float(np.prod([size.min() / size.max() for size in sizes if size.size])))
     return smallest
+
+
+def _is_affordable(observation: Observation) -> bool:
+    """Whether the check over all rounds is begun."""
+    sources, X = observation.sources, observation.steps[0].observed.state.shape[1]
+    if (min(observation.rows, sources) + 2 * X) * sources <= SMALL:
+        return True
+    entries, multiplications = _check_size(observation)
+    return entries <= ENTRIES and multiplications <= MULTIPLICATIONS
 
 
 class _CheckSize(NamedTuple):

@@ -24,7 +24,7 @@ def round_up(value: float, digits: int = 4) -> str:
     ('2', '2.001')
     """
     nearest = f"{value:.{digits}g}"
-    return nearest if 0 < value - float(nearest) <= TOLERANCE * value else _rounded(value, digits, ROUND_CEILING)
+    return nearest if 0 <= value - float(nearest) <= TOLERANCE * value else _rounded(value, digits, ROUND_CEILING)
 
 
 def round_noise_up(value: float, digits: int = 4) -> str:

@@ -178,6 +178,8 @@ def test_many_rounds_are_checked_without_holding_all_of_their_noise():
 
 @pytest.mark.parametrize("limit", ["ENTRIES", "MULTIPLICATIONS"])
 def test_a_view_that_is_too_large_to_be_checked_is_refused_without_a_word_about_reactions(limit, monkeypatch):
+    monkeypatch.setattr(closedness_module, "SMALL", 10)
+    assert closedness(trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:6"), rounds=3), views.everyone()).closed
     monkeypatch.setattr(closedness_module, limit, 10)
     system = trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:6"), rounds=3)
     status = closedness(system, views.everyone())
