@@ -54,8 +54,8 @@ def plain_loop(job: Task, messages: Messages, chosen: dict[int, Candidates]) -> 
     for round in messages.rounds:
         for victim, row in enumerate(messages.at(round).rows):
             own = chosen[victim]
-            inputs = torch.cat([job.inputs[own.members], job.test_inputs[own.others]])
-            targets = torch.cat([job.targets[own.members], job.test_targets[own.others]])
+            inputs = torch.cat([job.inputs[own.members], job.test_inputs[own.nonmembers]])
+            targets = torch.cat([job.targets[own.members], job.test_targets[own.nonmembers]])
             found[round, victim] = job.model.loss.each(
                 job.model.outputs(torch.from_numpy(row), inputs), targets
             ).numpy()
@@ -80,7 +80,7 @@ def main() -> None:
                 took.setdefault(name, []).append(time.perf_counter() - begun)
         found = loss_series(job, messages, messages.pairs, chosen)
         plain = plain_loop(job, messages, chosen)
-        ours = np.concatenate([found[3].members[5], found[3].others[5]])
+        ours = np.concatenate([found[3].members[5], found[3].nonmembers[5]])
         np.testing.assert_allclose(ours, plain[5, 3], rtol=1e-4, atol=1e-5)
         for attack in (threshold, classifier):
             begun = time.perf_counter()

@@ -19,6 +19,7 @@ import numpy as np
 
 from sottovoce import algorithm, graph, metropolis, trace, views
 from sottovoce.core.participation import parse_participation
+from sottovoce.errors import SottovoceError
 from sottovoce.privacy.absorption import couple
 from sottovoce.privacy.absorption_policy import Policy, least_cost
 from sottovoce.privacy.exact import routes
@@ -193,13 +194,15 @@ CASES = {
     for case in (commands, against_dense, policies, facebook_long, ego_long, dense_correlation, curves)
 }
 
+PARTS = {**CASES, "command": command, "curve": curve}
+"""All that can be asked for by name; those in `CASES` are run where nothing is."""
+
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["command"]:
-        command(sys.argv[2])
-    elif sys.argv[1:2] == ["curve"]:
-        curve(*sys.argv[2:])
-    elif len(sys.argv) > 1:
-        CASES[sys.argv[1]](*sys.argv[2:])
-    else:
-        for name in CASES:
-            subprocess.run([sys.executable, "-m", "benchmarks.privacy", name], check=True)
+    try:
+        if len(sys.argv) > 1:
+            PARTS[sys.argv[1]](*sys.argv[2:])
+    except SottovoceError as error:
+        sys.exit(str(error))
+    for name in CASES if len(sys.argv) == 1 else ():
+        if code := subprocess.run([sys.executable, "-m", "benchmarks.privacy", name], check=False).returncode:
+            sys.exit(code)

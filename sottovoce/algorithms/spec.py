@@ -185,10 +185,20 @@ class AlgorithmSpec(Generic[S]):
     def build(self, **given: object) -> Algorithm:
         """The algorithm with these settings; refuses settings that are unknown, missing, or of a wrong type."""
         self.check(given)
-        missing = next((one.name for one in self.settings if one.required and one.name not in given), None)
+        missing = self.missing(given)
         if missing is not None:
-            raise InputError(f"{self.name} without {missing}", "it needs that setting", f"give {missing}=...")
+            shown = self.shown_value(missing) or "..."
+            raise InputError(f"{self.name} without {missing}", "it needs that setting", f"give {missing}={shown}")
         return self.builder(self.settings_type(**given))
+
+    def missing(self, given: Mapping[str, object]) -> str | None:
+        """The first setting that must be given and is not."""
+        return next((one.name for one in self.settings if one.required and one.name not in given), None)
+
+    def shown_value(self, name: str) -> str:
+        """A value of a setting, as an example shows it; empty where none is short."""
+        values = (example.settings.get(name) for example in self.examples)
+        return next((repr(value) for value in values if isinstance(value, int | float | str)), "")
 
     def build_at(self, sigma: float, given: Mapping[str, object]) -> Algorithm:
         """The algorithm with these settings and noise of this size, where it has any."""

@@ -31,6 +31,8 @@ def node_name(node: int | None, labels: Sequence[str] | None) -> str:
 
 def headline_words(result: "Account", best: "Guarantee", delta: float, labels: Sequence[str] | None) -> list[str]:
     """The headline with all that it rests on."""
+    from sottovoce.privacy.covering_views import stand_in_of
+
     figure = f"epsilon {round_up(best.epsilon(delta))} at delta {delta:g} (mu {round_up(best.mu)})"
     unobserved = sorted({g.victim for g in result.guarantees if g.mu == 0 and g.victim is not None and not g.observed})
     scope = "no observed node is worse off" if unobserved else "nobody is worse off"
@@ -41,6 +43,8 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
     if not best.observed:
         scope = "no observed message depends on this data, and final models are not covered"
     lines = [f"Headline: {figure}, {best.kind}, {_whom(result, best, labels)}; {scope}."]
+    stand_in = stand_in_of(result.view, result.system)
+    lines += [] if stand_in is None else [f"{stand_in}."]
     lines.append(f"It holds {result.coverage}.")
     lines.append(f"{best.final_models.sentence}.")
     if math.isinf(best.mu) and best.view.final_models is not FinalModels.NONE:
@@ -64,14 +68,52 @@ def headline_words(result: "Account", best: "Guarantee", delta: float, labels: S
 
 def _whom(result: "Account", best: "Guarantee", labels: Sequence[str] | None) -> str:
     """The victims that the headline is about, and the adversary where it is not the one that was asked for."""
-    from sottovoce.privacy.covering_views import hides_in_sums
+    from sottovoce.privacy.covering_views import hides_in_sums, knows_everything
     from sottovoce.privacy.views import ViewKind
 
-    if result.view.kind is ViewKind.ANY_COALITION:
-        members = ", ".join(node_name(member, labels) for member in best.view.members) or str(best.view)
-        return f"for node {node_name(best.victim, labels)} against the coalition that learns most: {members}"
+    victim, any_of_a_size = f"for node {node_name(best.victim, labels)}", result.view.kind is ViewKind.ANY_COALITION
+    if knows_everything(best.view, result.system) and best.view != result.view:
+        return f"{victim} against all nodes together, who know every secret"
+    if any_of_a_size:
+        members = ", ".join(node_name(member, labels) for member in best.view.members)
+        return f"{victim} against the coalition that learns most: {members}"
     if best.view != result.view:
-        known = "its own noise" if hides_in_sums(result.system) else "shared secrets"
-        return f"for node {node_name(best.victim, labels)} against {best.view}, who knows {known}"
+        known = "its own noise" if hides_in_sums(result.system) else "the secrets that it shares"
+        return f"{victim} against {best.view}, who knows {known}"
     worst = sum(g.kind == best.kind and math.isclose(g.mu, best.mu, rel_tol=ALIKE) for g in result.guarantees)
-    return f"for node {node_name(best.victim, labels)}" if worst == 1 else f"for each of {worst} nodes"
+    return victim if worst == 1 else f"for each of {worst} nodes"
+
+
+def table_words(result: "Account") -> list[str]:
+    """Whom the table is about and whom the headline is about, where they differ."""
+    from sottovoce.privacy.covering_views import hides_in_sums
+
+    if result.headline_of_another is None:
+        return []
+    outsider, member = "shares no secret", "share secrets with their neighbours"
+    if hides_in_sums(result.system):
+        outsider, member = "adds no noise", "know the noise that they add"
+    return [
+        f"The table is about an outsider, who hears every message and {outsider}. Its last row and the headline are "
+        f"about members, who {member} and so learn more."
+    ]
+
+
+def join_distances(table: list[list[str]]) -> list[list[str]]:
+    """A table of guarantees in which distances one after the other that have the same figures are one row.
+
+    >>> head = ["kind", "distance", "victims", "mu"]
+    >>> join_distances([head, ["any-training", "1", "2", "0.5"], ["any-training", "2", "2", "0.1"],
+    ...                 ["any-training", "3", "2", "0.1"], ["any-training", "4", "1", "0.1"]])[2:]
+    [['any-training', '2 to 4', '5', '0.1']]
+    """
+    joined: list[list[str]] = []
+    for row in table:
+        kind, distance, victims, *figures = row
+        if joined and distance.isdigit() and joined[-1][0] == kind and joined[-1][3:] == figures:
+            first, last = joined[-1][1].split(" ")[0], joined[-1][1].split(" ")[-1]
+            if last.isdigit() and int(distance) == int(last) + 1:
+                joined[-1] = [kind, f"{first} to {distance}", str(int(joined[-1][2]) + int(victims)), *figures]
+                continue
+        joined.append(row)
+    return joined

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -125,11 +126,8 @@ def _run_command() -> int:
     except (SottovoceError, MemoryError, OSError) as error:
         code = fail(*explained(error))
     except TyperException as error:
-        hint = " Try 'sotto --help'." if error.exit_code == 2 else ""
-        message = error.format_message().replace(
-            "Got unexpected extra", "Got extra"
-        )  # that word is for defects of ours
-        code = fail(message + hint, error.exit_code)
+        hint = f" Try '{_command_of(error)} --help'." if error.exit_code == 2 else ""
+        code = fail(_in_plain_words(error.format_message()) + hint, error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         code = STOPPED
     except Exception as error:
@@ -160,6 +158,24 @@ def _stopped_by_termination() -> Iterator[list[int]]:
         yield received
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _command_of(error: TyperException) -> str:
+    """The command whose help says more: the one that the line names."""
+    names, context = list[str](), getattr(error, "ctx", None)
+    while context is not None and context.parent is not None:
+        names.insert(0, context.info_name or "")
+        context = context.parent
+    named = [word for word in sys.argv[1:] if word in COMMANDS][:1]  # some failures do not know their command
+    return " ".join(["sotto", *(names or named)])
+
+
+def _in_plain_words(message: str) -> str:
+    """What is wrong with an option, in words that name no type of the parser."""
+    message = message.replace("Got unexpected extra", "Got extra")  # that word is for defects of ours
+    for kind, words in (("int", "a whole number"), ("float", "a number")):
+        message = re.sub(rf"is not a valid {kind}(eger)?( range)?\b", f"is not {words}", message)
+    return message
 
 
 def explained(error: BaseException) -> tuple[str, int]:

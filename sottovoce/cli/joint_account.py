@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sottovoce._version import __version__
-from sottovoce.cli.account_words import headline_words
+from sottovoce.cli.account_words import headline_words, table_words
 from sottovoce.cli.options import Setting
 from sottovoce.cli.output import Table, answer, print_sentence, show_elapsed
 from sottovoce.errors import InputError, Unaccountable
@@ -46,7 +46,6 @@ def answer_for_runs(runs: list[Path], setting: Setting, data: Path | None, as_js
 
 def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json: bool) -> None:
     """Print the account of one view of a run, by the run's own settings and, unless another is given, its delta."""
-    from sottovoce.privacy.account_table import table_by_distance
     from sottovoce.privacy.assumptions import CHANGED_RECORD
     from sottovoce.run.asked_view import ask_about_run
     from sottovoce.run.privacy_report import listed, sigma_of
@@ -61,11 +60,11 @@ def _answer_for_view(folder: Path, setting: Setting, data: Path | None, as_json:
         "convex": asked.accountant.convexity.established, "seed": run.seed, "labels": asked.names,
         **found.document(asked.delta), "nodes": None, "sampled": None if sampled is None else sampled.document(),
     }  # fmt: skip
-    answer(document, as_json, table_by_distance(found.guarantees, asked.delta))
+    answer(document, as_json, found.table(asked.delta))
     if found.headline is None:
-        raise Unaccountable("; ".join(found.refusals))
+        raise Unaccountable(". ".join(found.refusals))
     if not as_json:
-        for line in headline_words(found, found.headline, asked.delta, asked.names):
+        for line in table_words(found) + headline_words(found, found.headline, asked.delta, asked.names):
             print_sentence(line)
         if sampled is not None:
             print_sentence(

@@ -246,6 +246,12 @@ class Setting:
             if spec.setting(key) is None:
                 option = "--" + key.replace("_", "-")
                 raise InputError(f"{option} with {self.algorithm}", "it has no such setting", f"leave out {option}")
+        noise = spec.noise_setting()
+        lacking = spec.missing(given if noise is None else {**given, noise: None})
+        if lacking is not None and lacking in named:
+            option = "--" + lacking.replace("_", "-")
+            value = spec.shown_value(lacking) or "FILE"
+            raise InputError(f"{self.algorithm} without {option}", "it needs that setting", f"add {option} {value}")
         net = weigh(self.graph, weights_for(spec.requires, self.weights))
         declared = self._declared(net.n)
         scheme = self.participation if declared is None else str(declared.participation.within(self.rounds))

@@ -283,18 +283,12 @@ def _entry(entry: "Entry", delta: float) -> dict[str, object]:
 
 
 def _shared(found: "Plan", sentence: str, fact: "Callable[[Entry], str]") -> list[str]:
-    """A sentence for each different fact, with the algorithms that it holds for."""
+    """A sentence for each different fact, with the algorithms that it holds for; none for an empty one."""
     facts: dict[str, list[str]] = {}
     for entry in found.ranked:
-        facts.setdefault(fact(entry), []).append(entry.label)
+        if one := fact(entry):
+            facts.setdefault(one, []).append(entry.label)
     return [f"{', '.join(labels)}: {sentence.format(one)}." for one, labels in facts.items()]
-
-
-def _stands_for_coalitions(entry: "Entry") -> bool:
-    """Whether a figure about all nodes together stands for coalitions of the size that was asked about."""
-    from sottovoce.algorithms.registry import algorithm_spec
-
-    return entry.covers.colluders is None and algorithm_spec(entry.algorithm).setting("colluders") is not None
 
 
 def _words(found: "Plan") -> list[str]:
@@ -306,14 +300,7 @@ def _words(found: "Plan") -> list[str]:
         f"Recommended: {found.reason}.",
     ]
     lines += _shared(found, "The target is met {}", lambda entry: str(entry.covers))
-    counted_as_all = [entry.label for entry in found.ranked if _stands_for_coalitions(entry)]
-    if counted_as_all:
-        lines.append(
-            f"{', '.join(counted_as_all)}: coalitions of {question.colluders} among {question.graph.n:,} nodes over "
-            f"{question.rounds:,} rounds are too many to account for one by one. The figure is that of all nodes "
-            "together, so it holds for any number of colluders; smaller graphs and fewer rounds are accounted for "
-            f"with the {question.colluders} of --colluders."
-        )
+    lines += _shared(found, "{}", lambda entry: str(entry.stand_in or ""))
     lines += _shared(found, "{}", lambda entry: entry.guarantee.final_models.sentence)
     for one in found.refused:
         shown = ",".join(f"{key}={value}" for key, value in one.settings.items())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sottovoce.cli.account_words import headline_words
+from sottovoce.cli.account_words import headline_words, join_distances, table_words
 from sottovoce.cli.all_pairs import answer_for_pairs
 from sottovoce.cli.app import app
 from sottovoce.cli.joint_account import answer_for_runs
@@ -18,8 +18,10 @@ from sottovoce.cli.output import (
     facts,
     print_note,
     print_sentence,
+    show,
     show_elapsed,
     telling_when_stopped,
+    verbosity,
 )
 from sottovoce.cli.progress_lines import Activity
 from sottovoce.cli.sampling import (
@@ -87,8 +89,8 @@ def account_(
     as_json: Json = False,
 ) -> None:
     """Show what a view can learn about every node. Example: sotto account --graph ring:30 --rounds 40 --view node:0"""
-    from sottovoce.privacy.account_table import table_by_distance
     from sottovoce.privacy.accountant import account
+    from sottovoce.privacy.guarantee import Kind
 
     if runs:
         _only_of_graphs({
@@ -96,6 +98,7 @@ def account_(
             "--lipschitz": lipschitz is not None, "--all-pairs": all_pairs, "--sample": sample is not None,
             "--out": out is not None,
         })  # fmt: skip
+        _check_folders(runs)
         answer_for_runs(runs, setting, data, as_json)
         return
     if data is not None:
@@ -107,6 +110,7 @@ def account_(
             "--code without a run", "--algorithm FILE.py:NAME is looked for in the current folder", "leave it out"
         )
     kinds = _asked_kinds(kind, published)
+    published = Kind.AS_PUBLISHED in kinds
     _fits_together(setting, all_pairs, {"--published": published, "--kind": bool(kind), "--optimised": optimised})
     _only_of_pairs(all_pairs, sample, out)
     _check_lipschitz(lipschitz, published)
@@ -131,7 +135,7 @@ def account_(
         sampled, unsampled = sampled_figure_of(setting, system)
     nodes, chance = declared_nodes(setting, sigma), counts_on_chance(sampled, result.headline, setting.delta)
     document: dict[str, object] = {}
-    table: Table = []
+    tables: list[Table] = []
     lines = [f"No headline: {NOT_PROVEN}."]
     with show_elapsed(f"epsilon of {len(result.guarantees):,} guarantees and the headline"):
         if as_json:
@@ -140,21 +144,29 @@ def account_(
                 "sampled": None if sampled is None else sampled.document(),
             }  # fmt: skip
         else:
-            table = table_by_distance(result.guarantees, setting.delta)
+            tables = [result.table(setting.delta), *([_as_published(result)] if published else [])]
             if chance and sampled is not None:
                 lines = sampled_words(result, sampled, setting.delta)
             elif result.headline is not None:
-                lines = headline_words(result, result.headline, setting.delta, setting.labels)
-    answer(document, as_json, table)
-    if published and not as_json:
-        print_sentence()
-        answer({}, False, _as_published(result))
+                lines = table_words(result) + headline_words(result, result.headline, setting.delta, setting.labels)
+    if as_json:
+        answer(document, True, [])
+    else:
+        _show_tables(tables)
     if result.headline is None and not chance and (result.refusals or not result.guarantees):
-        raise Unaccountable("; ".join([*result.refusals, *unsampled]))
+        raise Unaccountable(". ".join([*result.refusals, *unsampled]))
     if not as_json:
         lines += [f"Sampling is not counted: {reason}." for reason in unsampled]
         for line in [*lines, *node_lines(setting, nodes)]:
             print_sentence(line)
+
+
+def _show_tables(tables: list[Table]) -> None:
+    """Those that have rows, one below the other."""
+    for number, table in enumerate(one for one in tables if len(one) > 1):
+        if number:
+            print_sentence()
+        show(table if verbosity.csv else join_distances(table))
 
 
 def _asked_kinds(named: list[str] | None, published: bool) -> "tuple[Kind, ...]":
@@ -227,6 +239,15 @@ def _fits_together(setting: Setting, all_pairs: bool, not_of_pairs: dict[str, bo
                 raise InputError(
                     f"{option} with --all-pairs", "--all-pairs is about every node, by fixed streams", "drop one"
                 )
+
+
+def _check_folders(runs: list[Path]) -> None:
+    """Refuse a graph that stands where the folder of a run is expected."""
+    from sottovoce.core.graphs import kinds
+
+    graph = next((str(one) for one in runs if not one.exists() and str(one).partition(":")[0] in kinds()), None)
+    if graph is not None:
+        raise InputError(f"{graph}: no run", "graphs are named by an option", f"write --graph {graph}")
 
 
 def _only_of_graphs(given: Mapping[str, bool]) -> None:

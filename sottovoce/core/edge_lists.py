@@ -93,9 +93,11 @@ def read_graph_text(path: Path) -> str:
     check_name(path)
     try:
         return decode_text(_unpacked(path))
-    except (EOFError, UnicodeDecodeError, zlib.error, gzip.BadGzipFile) as error:
+    except UnicodeDecodeError:
+        raise InputError(f"edge list {path}: not readable as text", rule, remedy) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile):
         raise InputError(
-            f"edge list {path}: not readable as text or gzip ({type(error).__name__})", rule, remedy
+            f"edge list {path}: damaged or cut off", "a gzip file is unpacked to its end", "get the file again"
         ) from None
     except OSError as error:
         raise file_error(f"edge list {path}", error, rule, remedy) from None

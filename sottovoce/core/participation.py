@@ -135,8 +135,9 @@ def parse_participation(spec: str | Participation) -> Participation:
     if not isinstance(spec, str) or (spec != "every" and not found):
         raise InputError(
             f"participation {spec!r:.60}",
-            f"it must be 'every', KxB (such as 4x16), {SHUFFLED}:B or {SAMPLED}:SHARExB",
-            "correct it",
+            f"it must be 'every', KxB, {SHUFFLED}:B or {SAMPLED}:SHARExB; commands and plans also take poisson:SHARE "
+            "and fixed:SIZE",
+            "write 4x16, for example: 4 times, 16 rounds apart",
         )
     if found is None:
         return Participation()

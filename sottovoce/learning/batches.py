@@ -169,7 +169,7 @@ class Cycle(Batches):
             raise InputError(
                 f"{rounds} rounds of cycle:{self.times}x{self.apart}",
                 f"the cycle ends after {self.times * self.apart} rounds",
-                f"use cycle:{-(-rounds // self.apart)}x{self.apart}",
+                f"use {-(-rounds // self.apart)}x{self.apart} in place of {self.times}x{self.apart}",
             )
 
 

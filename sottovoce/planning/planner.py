@@ -52,6 +52,7 @@ from sottovoce.privacy.calibration import (
     in_proportion,
     with_sigma,
 )
+from sottovoce.privacy.covering_views import stand_in_of
 from sottovoce.privacy.sampled_batches import SampledCalibration, calibrate_sampled, saves_noise
 from sottovoce.privacy.views import with_final_models
 from sottovoce.tracing.linear_system import LinearSystem
@@ -166,7 +167,7 @@ def _entry(
     entry = Entry(
         one.name, {**one.settings, **paired}, weights, sigma if chance is None else chance.sigma, found.headline,
         None if chance is None else chance.figure, found.coverage,
-        average, node, why, _bytes_per_node(question, ready, net),
+        stand_in_of(found.view, found.system), average, node, why, _bytes_per_node(question, ready, net),
     )  # fmt: skip
     return PlannedSystem(entry, system)
 

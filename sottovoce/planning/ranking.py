@@ -12,9 +12,9 @@ from sottovoce.core.limits import size_text
 from sottovoce.core.noise import PerNode
 from sottovoce.core.notebook_html import html_table
 from sottovoce.planning.question import Question
-from sottovoce.privacy.covering_views import Coverage
+from sottovoce.privacy.covering_views import Coverage, StandIn
 from sottovoce.privacy.guarantee import Guarantee, PrivacyFigure
-from sottovoce.privacy.rounding import round_up, sigma_text
+from sottovoce.privacy.rounding import round_noise_up, round_up, sigma_text
 from sottovoce.tracing.linear_system import LinearSystem
 
 
@@ -22,7 +22,8 @@ from sottovoce.tracing.linear_system import LinearSystem
 class Entry:
     """An algorithm that meets the target: the sigma it takes, the proof, whom that covers, and what it costs.
 
-    Where `sampled` is there, the target is met by counting on chance, and `guarantee` is what holds without.
+    Where `sampled` is there, the target is met by counting on chance, and `guarantee` is what holds without. Where all
+    nodes together stand for coalitions that are too many to account for, `stand_in` says so.
     Errors are expected squared distances by which noise moves a model until the end, for steps of size one: of the
     average over all nodes' models, and of a node's own, on average over nodes. None, with `unpredicted` saying why,
     where messages are not linear.
@@ -35,6 +36,7 @@ class Entry:
     guarantee: Guarantee
     sampled: PrivacyFigure | None
     covers: Coverage
+    stand_in: StandIn | None
     error_average: float | None
     error_node: float | None
     unpredicted: str
@@ -153,4 +155,4 @@ def _of_average(entry: Entry) -> float:
 
 def _short(value: object) -> str:
     """Sizes of noise are rounded up, as sigma is: with less of it the target is missed."""
-    return round_up(value) if isinstance(value, float) else str(value)
+    return round_noise_up(value) if isinstance(value, float) else str(value)

@@ -32,6 +32,9 @@ from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equa
 
 Array = NDArray[np.float64]
 
+PLAIN_NOISE = "use dp-d-sgd, for example"
+"""Where noise or messages are such that the bound is not proven: an algorithm for which it is."""
+
 
 @dataclass(frozen=True, eq=False)
 class Coupling:
@@ -87,11 +90,14 @@ def may_couple(system: LinearSystem, view: View) -> bool:
 
 def _steps_to_couple(system: LinearSystem, view: View) -> dict[StepMatrices, _LocalSteps]:
     if view.kind is not ViewKind.COALITION:
-        raise Unaccountable(f"it bounds what single nodes and coalitions learn, and the view is {view}")
+        raise Unaccountable(
+            f"it bounds what single nodes and coalitions learn, and the view is {view}; take the view node:0, for "
+            "example"
+        )
     if system.correlation is not None:
         raise Unaccountable(
             f"{system.algorithm.name}: noise that is correlated over rounds is not fresh, so it cannot absorb a "
-            "difference"
+            f"difference; {PLAIN_NOISE}"
         )
     return _local_steps(system.publishing(view.final_models))
 
@@ -152,7 +158,9 @@ def _local_step(system: LinearSystem, step: StepMatrices, publishes: bool) -> _L
         models = step.split(step.sent[-1].rows)
         step = replace(step, sent=step.sent[:-1], mixings=step.mixings[:-1])
     if step.state_size != n or step.state_out.shape[0] != n or step.gradients != n:
-        raise Unaccountable(f"{name}: the absorption bound needs one model per node and a gradient in every round")
+        raise Unaccountable(
+            f"{name}: the absorption bound needs one model per node and a gradient in every round; {PLAIN_NOISE}"
+        )
     transition, gradient, noise = step.split(step.state_out)
     sent, sent_gradient, sent_noise = step.split(_states_sent(step, n))
     eta = -sent_gradient.diagonal()
@@ -166,20 +174,22 @@ def _local_step(system: LinearSystem, step: StepMatrices, publishes: bool) -> _L
         and _close(noise, transition @ sent_noise)
     )
     if not ok:
-        raise Unaccountable(f"{name}: the absorption bound needs a local step with fresh own noise, then gossip")
+        raise Unaccountable(
+            f"{name}: the absorption bound needs a local step with fresh own noise, then gossip; {PLAIN_NOISE}"
+        )
     own = relative(step.sensitivity)
     shares = np.ones(n) if own is None else own
     steps = np.abs(eta[takes]) / shares[takes]
     size = steps.max(initial=0.0)
     if takes.any() and not np.allclose(steps, size):
-        raise Unaccountable(f"{name}: the absorption bound needs one step size for all nodes")
+        raise Unaccountable(f"{name}: the absorption bound needs one step size for all nodes; {PLAIN_NOISE}")
     made_of = _made_of_states(name, models, scale, sent_noise) if publishes else None
     return _LocalSteps(step, fresh / max(size, 1e-300), np.where(takes, shares, 0.0), transition, made_of)
 
 
 def _couple_step(n: int, local: _LocalSteps, view: View) -> Coupling:
     if view.secure_sum and len(local.step.mixings) > 1:
-        raise Unaccountable("the absorption bound with secure summation is for one gossip step per gradient")
+        raise Unaccountable("the absorption bound with secure summation is for one gossip step per gradient; take one")
     honest = np.ones(n, dtype=bool)
     honest[list(view.members)] = False
     must, sums = _seen_apart_and_summed(local.step, view, local.models)
@@ -247,7 +257,9 @@ def _states_sent(step: StepMatrices, n: int) -> sparse.csr_array:
     """Every node's state after its local step, from what it says in the first gossip step."""
     sender, receiver, rows = step.sent[0]
     if not np.all(receiver == -1) or np.any(sender < 0):
-        raise Unaccountable("the absorption bound needs nodes that send the same to all neighbours")
+        raise Unaccountable(
+            f"nodes send different messages to their neighbours; the absorption bound needs one for all; {PLAIN_NOISE}"
+        )
     place = sparse.csr_array((np.ones(len(sender)), (sender, np.arange(len(sender)))), shape=(n, len(sender)))
     sent = sparse.csr_array(place @ rows)
     silent = np.setdiff1d(np.arange(n), sender)
@@ -264,9 +276,9 @@ def _states_sent(step: StepMatrices, n: int) -> sparse.csr_array:
 def _own_noise(step: StepMatrices, sent_noise: sparse.csr_array, n: int) -> Array:
     """The size of each node's fresh noise; refused where a source reaches two nodes."""
     if any(number != 0 or sources.kind != "node" for number, sources in step.sources):
-        raise Unaccountable("the absorption bound needs noise that each node draws on its own")
+        raise Unaccountable(f"the absorption bound needs noise that each node draws on its own; {PLAIN_NOISE}")
     if sent_noise.nnz and (np.diff(sent_noise.tocsc().indptr) > 1).any():
-        raise Unaccountable("the absorption bound needs noise that reaches one node first")
+        raise Unaccountable(f"the absorption bound needs noise that reaches one node first; {PLAIN_NOISE}")
     return np.sqrt(np.asarray(sent_noise.multiply(sent_noise).sum(axis=1)).ravel())
 
 

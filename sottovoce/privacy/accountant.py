@@ -65,11 +65,11 @@ class Account:
 
     def _repr_html_(self) -> str:
         """For notebooks: guarantees by kind and distance."""
-        return html_table(table_by_distance(self.guarantees, DELTA), f"{self!r}; holds {self.coverage}")
+        return html_table(self.table(DELTA), f"{self!r}; holds {self.coverage}")
 
     def _best(self) -> Guarantee:
         if self.headline is None:
-            raise Unaccountable("; ".join(self.refusals) or "no kind of guarantee is proven here")
+            raise Unaccountable(". ".join(self.refusals) or "no kind of guarantee is proven here")
         return self.headline
 
     @property
@@ -86,6 +86,21 @@ class Account:
     def assumptions(self) -> tuple[Assumption, ...]:
         """What the headline assumes."""
         return self._best().assumptions
+
+    @property
+    def headline_of_another(self) -> Guarantee | None:
+        """The headline, where it is about an adversary whom no other guarantee is about; else None.
+
+        So it is where a member learns more than the outsider that was asked about. Of any coalition of a size, the
+        guarantees themselves are about those that learn most.
+        """
+        best = self.headline
+        asked = best is None or best.view == self.view or self.view.kind is ViewKind.ANY_COALITION
+        return None if asked else best
+
+    def table(self, delta: float) -> list[list[str]]:
+        """The guarantees by kind and distance, for reading; with the headline where it is about another adversary."""
+        return table_by_distance(self.guarantees, delta, self.headline_of_another)
 
     def epsilon(self, delta: float) -> float:
         """Epsilon of the headline."""
@@ -323,7 +338,8 @@ def _with_worst_headline(found: Account, others: Sequence[Account | None]) -> Ac
     accounts = [found, *(other for other in others if other is not None)]
     for other in accounts:
         if other.headline is None:
-            refusals = (*found.refusals, *(f"{other.view}: {refusal}" for refusal in other.refusals))
+            more = [refusal for refusal in other.refusals if refusal not in found.refusals]
+            refusals = (*found.refusals, *(f"{other.view}: {refusal}" for refusal in more))
             return replace(found, headline=None, refusals=refusals)
     worst = max(accounts, key=lambda one: one.mu)
     return replace(found, headline=worst.headline)

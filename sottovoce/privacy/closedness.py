@@ -10,14 +10,16 @@ before any message that holds a gradient of round t, the point where an honest n
 
 Batches, compression and mixing never depend on data or noise here: the tracer refuses what does (rule 4).
 
-Two checks: by the step matrices, where the state after a round is a combination of what was just seen; and, for small
-systems, by the unrolled ones. Both take linear algebra. Most views of single nodes are seen to be open without it:
-`is_plainly_open`.
+Two checks: by the step matrices, where the state after a round is a combination of what was just seen; and round after
+round, by what is left of the state when all that was seen is taken out. Both take linear algebra. Of systems that are
+too large for it nothing is known, and the view counts as open. Most views of single nodes are seen to be open without
+it: `is_plainly_open`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,17 +37,27 @@ from sottovoce.tracing.linear_system import LinearSystem
 Array = NDArray[np.float64]
 
 
-UNROLLED = 40_000_000
-"""Largest number of entries of a basis of the noise, and of the state over it, for the check over all rounds."""
+ENTRIES = 60_000_000
+"""Largest number of entries, of noise and of gradients, that the check over all rounds holds at once."""
+
+MULTIPLICATIONS = 4e10
+"""Largest number of multiplications that the check over all rounds takes, unless it is `SMALL`: some seconds."""
+
+SMALL = 40_000_000
+"""Number of entries of a basis of the noise of all rounds, and of the state over it, up to which all is checked."""
 
 
 @dataclass(frozen=True)
 class Closedness:
-    """Whether a view is closed, at which level, and what stands in the way."""
+    """Whether a view is closed, at which level, and what stands in the way.
+
+    A view that could not be checked is not `closed`, nor is it `decided`.
+    """
 
     closed: bool
     user_level_only: bool = False
     reason: str = ""
+    decided: bool = True
 
 
 def closedness(system: LinearSystem, view: View, observed: Observation | None = None) -> Closedness:
@@ -76,11 +88,10 @@ def _by_steps(observation: Observation) -> Closedness | None:
     if weight < SMALLEST:
         found = "a node" if open_node is None else f"node {open_node}"
         return Closedness(False, reason=f"{found} may react to what reaches it by a weight of {weight:.3g}")
-    rows = observation.rows
-    sources = observation.sources
-    state = observation.steps[0].observed.state.shape[1]
-    if (min(rows, sources) + 2 * state) * sources > UNROLLED:
-        return Closedness(False, reason=f"node {open_node} reacts to what the view has not seen")
+    if not _is_affordable(observation):
+        too_many = f"{observation.rows:,} messages over {len(observation.steps):,} rounds are too many"
+        unknown = f"it could not be checked whether nodes react to what the view has not seen: {too_many}"
+        return Closedness(False, reason=unknown, decided=False)
     return None
 
 
@@ -110,6 +121,37 @@ def is_plainly_open(observation: Observation, reaching_TV: NDArray[np.bool_]) ->
     asked = asked[np.diff(point.indptr)[asked] == 1]
     at = point.indptr[asked]
     return bool(rows_touching(first.out.noise, ~seen)[point.indices[at[point.data[at] != 0]]].any())
+
+
+def _is_affordable(observation: Observation) -> bool:
+    """Whether the check over all rounds is begun."""
+    sources, X = observation.sources, observation.steps[0].observed.state.shape[1]
+    if (min(observation.rows, sources) + 2 * X) * sources <= SMALL:
+        return True
+    entries, multiplications = _check_size(observation)
+    return entries <= ENTRIES and multiplications <= MULTIPLICATIONS
+
+
+class _CheckSize(NamedTuple):
+    """What the check over all rounds holds at once, and how many multiplications it takes."""
+
+    entries: float
+    multiplications: float
+
+
+def _check_size(observation: Observation) -> _CheckSize:
+    """Noise that is independent from round to round is turned (`Entering`), so that its columns do not grow with T.
+
+    Those of gradients do: X state, P observations of a round, Z and G columns of noise and gradients.
+    """
+    X = observation.steps[0].observed.state.shape[1]
+    P = max(step.observed.state.shape[0] for step in observation.distinct_steps)
+    T, G = len(observation.steps), len(observation.victims) * observation.gradient_rounds
+    if observation.system.correlation is not None:
+        Z, K = observation.sources, min(observation.rows, observation.sources)
+        return _CheckSize((K + 2.0 * X) * Z, T * P * (2.0 * K + 4 * P + 2 * X) * Z)
+    Z = X + max(step.observed.noise.shape[1] for step in observation.distinct_steps)
+    return _CheckSize((2.0 * X + 3 * P) * (Z + G), T * P * (6.0 * P * Z + (P + 2.0 * X) * G / 2))
 
 
 @one_thread()

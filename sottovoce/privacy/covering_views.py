@@ -37,7 +37,16 @@ if TYPE_CHECKING:
     from sottovoce.config import Document
 
 NODE_ROUNDS = 40_000
-"""Adversaries times nodes times rounds that are accounted for unasked: some seconds to a minute."""
+"""Adversaries times nodes times rounds that are accounted for unasked, whatever rounds are like: some seconds to a
+minute."""
+
+ALIKE_NODE_ROUNDS, FEW_ROUNDS = 1_000_000, 100
+"""The same where rounds are alike, for up to so many rounds. More of them count by their squares, too: the exact losses
+of single nodes, which runs report, take as much longer."""
+
+HEARING_ALL = 200_000_000
+"""Squares of nodes times rounds, added up over nodes that hear all others, that are accounted for unasked: the views of
+such nodes are closed, and have exact losses."""
 
 COALITIONS, COALITION_ROUNDS = 2_000, 2_000_000
 """Coalitions, and coalitions times nodes times rounds, that are accounted for one by one where any of a size is asked
@@ -102,9 +111,57 @@ def covering_views(view: View, system: LinearSystem) -> tuple[View, ...]:
     if view.kind is not ViewKind.EVERYONE or view.secrets_of or not lacks_secrets(view, system):
         return (view,)
     n, whole = system.n, replace(view, secure_sum=False)
-    if n > 1 and n * n * system.rounds <= NODE_ROUNDS:
+    if _each_node_is_affordable(system):
         return (whole, *(replace(views.node(node), final_models=view.final_models) for node in range(n)))
     return (whole, _all_knowing(view, n))
+
+
+@once_for_each
+def _each_node_is_affordable(system: LinearSystem) -> bool:
+    """Whether every node is accounted for unasked, as an adversary of its own."""
+    n, rounds = system.n, system.rounds
+    if n < 2:
+        return False
+    if n * n * rounds <= NODE_ROUNDS:
+        return True
+    if len(dict.fromkeys(system.steps)) > 1:
+        return False
+    hearing_all = sum(int((np.diff(mixing.weights.indptr) >= n - 1).sum()) for mixing in system.steps[0].mixings)
+    longer = max(1.0, rounds / FEW_ROUNDS) ** 2
+    return n * n * rounds * longer <= ALIKE_NODE_ROUNDS and hearing_all * (n * rounds) ** 2 <= HEARING_ALL
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """That all nodes together stand for coalitions of a size, which are too many to account for one by one."""
+
+    size: int
+    nodes: int
+    rounds: int
+
+    def __str__(self) -> str:
+        those = f"{self.nodes:,} single nodes"
+        if self.size > 1:
+            those = f"{comb(self.nodes, self.size):,} coalitions of {self.size} among {self.nodes:,} nodes"
+        return (
+            f"{those} over {self.rounds:,} rounds are too many to account for one by one. The figure is that of all "
+            "nodes together, which is never smaller, so it holds for any number of colluders. Smaller graphs and fewer "
+            "rounds are accounted for one by one"
+        )
+
+
+def stand_in_of(view: View, system: LinearSystem) -> StandIn | None:
+    """For whom all nodes together stand in a figure about `view` and whomever it must hold for; None for nobody."""
+    whom = (view, *covering_views(view, system))
+    sizes = [one.size for one in whom if one.kind is ViewKind.ANY_COALITION and not _affordable(one, system)]
+    if not view.secrets_of and any(one.secrets_of for one in whom):
+        sizes.append(1)
+    return StandIn(max(sizes), system.n, system.rounds) if sizes else None
+
+
+def knows_everything(view: View, system: LinearSystem) -> bool:
+    """Whether it is all nodes together: it hears every message, and knows all secrets."""
+    return view.kind is ViewKind.EVERYONE and len(view.secrets_of) == system.n
 
 
 def coalitions(view: View, system: LinearSystem) -> tuple[View, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from sottovoce.privacy.absorption_policy import Policy, least_cost
 from sottovoce.privacy.account_cost import policy_for
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind, rounding
 from sottovoce.privacy.clipped_growth import UNBOUNDED, late_cost, may_gain
-from sottovoce.privacy.closedness import closedness, is_plainly_open, may_be_closed
+from sottovoce.privacy.closedness import Closedness, closedness, is_plainly_open, may_be_closed
 from sottovoce.privacy.convexity import least_weight
 from sottovoce.privacy.covering_views import hides_in_sums, lacks_secrets
 from sottovoce.privacy.discrete_noise import discrete_factor
@@ -39,6 +40,25 @@ from sottovoce.tracing.linear_system import LinearSystem
 
 NEAR = 1e-6
 """A figure this close to one that covers rounding is rounded up to it."""
+
+
+NEEDED_FOR_ANY = "any training needs noise on gradients themselves, or a view that has seen all that nodes react to"
+
+AT_USER_LEVEL = "the view is closed only where a user's data may change in every round"
+
+ADD_NOISE = "use dp-d-sgd, for example"
+PROTECT_USERS = "take adjacency user, and participation every"
+TAKE_LESS = "take fewer rounds or a smaller graph"
+
+PLAINLY_OPEN = Closedness(False, reason="nodes react in the second round to noise the view has not seen")
+
+
+class _ClosedView(NamedTuple):
+    """A view that is closed; or, of views that are open, why they are, and what to do."""
+
+    view: View | None
+    open_because: tuple[str, ...]
+    remedy: str
 
 
 class _Bound(NamedTuple):
@@ -209,21 +229,26 @@ class KindBounds:
         The exact loss of a closed view is what a change of fixed streams costs: nothing that is proven is below it.
         """
         _require_training(self.system)
-        options, reasons = [], []
+        options = []
         is_open = bool(self.system.only_gradients) or self._reactions.plainly_open
-        closed = None if is_open else self._closed_view(or_all_messages=False)[0]
-        for bound in (self._given_noisy_gradients, *([self._clipped_growth] if closed is None else [])):
-            try:
-                options.append(bound())
-            except Unaccountable as refusal:
-                reasons.append(str(refusal))
+        closed = None if is_open else self._closed_view([self.view]).view
+        no_noise: Unaccountable | None = None
+        try:
+            options.append(self._given_noisy_gradients())
+        except Unaccountable as refusal:
+            no_noise = refusal
+        if closed is None:
+            with suppress(Unaccountable):  # it, too, needs noise that is added to gradients
+                options.append(self._clipped_growth())
         if closed is None and not options:
-            closed, open_because = self._closed_view(or_all_messages=True)
-            reasons += open_because
+            found = self._closed_view([self.view, *self._all_messages])
+            if found.view is None:
+                raise Unaccountable(
+                    "; ".join([str(no_noise), *dict.fromkeys(found.open_because), NEEDED_FOR_ANY, found.remedy])
+                )
+            closed = found.view
         if closed is not None:
             options.append(self._exact_losses(closed))
-        if not options:
-            raise Unaccountable("; ".join(reasons))
         return _Bound(np.min(options, axis=0), TrainingProof.PROVEN, (AssumptionKind.BOUNDED_GRADIENTS.of(),))
 
     def _given_noisy_gradients(self) -> NDArray[np.float64]:
@@ -254,18 +279,32 @@ class KindBounds:
             self._couplings[view] = couple(self.system, view)
         return self._couplings[view]
 
-    def _closed_view(self, *, or_all_messages: bool) -> tuple[View | None, list[str]]:
-        """The view if it is closed; else, if asked for, all messages with what it knows; and why others are open."""
-        tried = [] if self.system.only_gradients else [self.view]
-        if tried and self.view.kind is not ViewKind.EVERYONE and or_all_messages:
-            tried.append(replace(self.view, kind=ViewKind.EVERYONE, edges=(), secure_sum=False))
-        reasons: list[str] = []
-        for view in tried:
-            status = closedness(self.system, view, self.observation if view == self.view else None)
-            if status.closed and not (status.user_level_only and not self._reacts_freely()):
-                return view, reasons
-            reasons.append(status.reason or "closed only where a user's data may change in every round")
-        return None, reasons
+    @property
+    def _all_messages(self) -> list[View]:
+        """All messages with what the view knows, if it does not get them anyhow."""
+        if self.system.only_gradients or self.view.kind is ViewKind.EVERYONE:
+            return []
+        return [replace(self.view, kind=ViewKind.EVERYONE, edges=(), secure_sum=False)]
+
+    def _closed_view(self, views: Sequence[View]) -> _ClosedView:
+        """The first of these views that is closed; or why none is, and what to do."""
+        if self.system.only_gradients:
+            return _ClosedView(None, (self.system.only_gradients,), ADD_NOISE)
+        reasons, remedy = [], ADD_NOISE
+        for view in views:
+            own = view == self.view
+            if own and self._reactions.plainly_open:
+                status = PLAINLY_OPEN
+            else:
+                status = closedness(self.system, view, self.observation if own else None)
+            at_user_level = status.closed and status.user_level_only and not self._reacts_freely()
+            if status.closed and not at_user_level:
+                return _ClosedView(view, (), "")
+            reasons.append(
+                f"{'' if own else 'given all messages, '}{AT_USER_LEVEL if at_user_level else status.reason}"
+            )
+            remedy = PROTECT_USERS if at_user_level else ADD_NOISE if status.decided else TAKE_LESS
+        return _ClosedView(None, tuple(reasons), remedy)
 
     def _reacts_freely(self) -> bool:
         """Whether Delta bounds the difference of a victim's gradients in every round, whatever it reacts to.

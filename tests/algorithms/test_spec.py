@@ -78,7 +78,7 @@ def test_the_setting_of_the_noise_is_the_one_that_is_given():
         ("dp-fedavg", {"sigma": [1.0, 2.0]}, "sigma = [1.0, 2.0] of dp-fedavg; it must be a number"),
         ("mafalda", {"sigma": 1.0, "rounds": "many"}, "rounds = 'many' of mafalda; it must be a whole number"),
         ("mafalda", {"sigma": 1.0}, "mafalda without correlation or rounds"),
-        ("decor", {"sigma_pair": 1.0}, "decor without sigma; it needs that setting; give sigma=..."),
+        ("decor", {"sigma_pair": 1.0}, "decor without sigma; it needs that setting; give sigma=1.5"),
     ],
 )
 def test_wrong_settings_get_one_line(name, settings, message):

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from sottovoce.privacy.rounding import round_up
+from sottovoce.privacy.rounding import round_noise_up, round_up
 
 WRONG = [
     "account --graph nothing:3",
@@ -138,6 +138,16 @@ def test_printed_figures_are_rounded_up(value):
     assert value <= float(round_up(value)) <= value * 1.001
 
 
+@pytest.mark.parametrize("value", [2.0, 0.7072, 91.82, 1.022e6, 6.311e-48])
+def test_printed_figures_are_never_below_by_more_than_a_billionth(value):
+    for above in (0.0, 3e-14, 5e-10):
+        assert float(round_up(value * (1 + above))) == value
+    for above in (2e-9, 1e-6):
+        assert float(round_up(value * (1 + above))) > value * (1 + above)
+        assert float(round_noise_up(value * (1 + above))) > value
+    assert float(round_noise_up(value * (1 + 3e-14))) > value
+
+
 def test_tables_are_never_cut(sotto):
     _, out, _ = sotto("account --graph ring:12 --rounds 8 --view node:0 --algorithm zip-dl --sigma 1e-4")
     assert "…" not in out
@@ -200,3 +210,59 @@ def test_only_files_are_replaced_and_links_are_followed(sotto, tmp_path):
     target.write_bytes(damaged)
     code, _, err = sotto(f"account --graph ring:5 --algorithm mf-d-sgd --rounds 6 --correlation {link}")
     assert (code, err.count("\n")) == (2, 1)
+
+
+def test_the_kind_of_the_papers_shows_their_formulas_and_is_never_a_headline(sotto):
+    line = "account --graph ring:6 --rounds 3"
+    code, out, _ = sotto(f"{line} --kind as-published")
+    assert (code, "gossip threat models, Lemma 4" in out, "No headline" in out) == (0, True, True)
+    assert json.loads(sotto(f"{line} --kind as-published --json")[1])["headline"] is None
+    both = "--kind any-training --kind convex-training --kind fixed-streams --kind as-published"
+    assert sotto(f"{line} {both}")[1] == sotto(f"{line} --published")[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "remedy"),
+    [
+        ("account --graph ring:6 --kind convex-training", "take the view node:0, for example"),
+        ("account --graph ring:6 --rounds 3 --algorithm zip-dl --adjacency record", "take adjacency user"),
+    ],
+)
+def test_refusals_say_each_reason_once_and_what_to_do(line, remedy, sotto):
+    code, _, err = sotto(line)
+    assert code == 3
+    assert remedy in err
+    for kind in err.removeprefix("sotto: ").split(". "):
+        reasons = kind.strip().split("; ")
+        assert len(set(reasons)) == len(reasons) >= 2, "found, rule and remedy, none of them twice"
+
+
+def test_distances_with_the_same_figures_are_one_row_for_reading_and_many_as_csv(sotto):
+    line = "account --graph ring:40 --rounds 2 --view node:0 --kind fixed-streams"
+    assert "3 to 20" in sotto(line)[1]
+    assert len(sotto(f"--csv {line}")[1].splitlines()) == 21
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("account ring:5", "ring:5: no run; graphs are named by an option; write --graph ring:5"),
+        ("account --graph ring:6 --rounds 1e3", "'1e3' is not a whole number. Try 'sotto account --help'."),
+        ("account --graph ring:6 --sigma x", "'x' is not a number. Try 'sotto account --help'."),
+        ("account --sigma", "requires an argument. Try 'sotto account --help'."),
+        ("account --graph ring:6 --algorithm decor", "decor without --sigma-pair; it needs that setting; add --sigma-"),
+        ("account --graph ring:6 --algorithm mf-d-sgd", "it needs that setting; add --correlation FILE"),
+        ("account --graph ring:6 --participation 3by7", "commands and plans also take poisson:SHARE and fixed:SIZE"),
+    ],
+)
+def test_wrong_options_are_named_as_they_are_typed(line, message, sotto):
+    code, out, err = sotto(line)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_the_remedy_for_a_cycle_that_ends_is_a_participation(sotto):
+    line = "plan --graph ring:8 --rounds 20 --records 100 --epsilon 4 --algorithm dp-d-sgd --adjacency record"
+    code, _, err = sotto(f"{line} --participation 2x7")
+    assert (code, "use 3x7 in place of 2x7" in err) == (2, True)
+    assert sotto(f"{line} --participation 3x7")[0] == 0

@@ -291,7 +291,7 @@ def test_bad_edge_lists(tmp_path, content):
 
 def test_truncated_gzip(tmp_path):
     (tmp_path / "cut.gz").write_bytes(gzip.compress(b"1 2\n" * 1000)[:-12])
-    with pytest.raises(InputError, match="not readable as text or gzip"):
+    with pytest.raises(InputError, match=r"damaged or cut off; .*; get the file again"):
         graph(f"file:{tmp_path / 'cut.gz'}")
 
 

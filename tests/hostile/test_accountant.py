@@ -23,9 +23,10 @@ from sottovoce.learning.partitioning import partition
 from sottovoce.learning.tasks import task
 from sottovoce.planning.planner import plan
 from sottovoce.planning.question import Question
-from sottovoce.privacy import views
+from sottovoce.privacy import covering_views, views
 from sottovoce.privacy.calibration import with_sigma
 from sottovoce.privacy.guarantee import PrivacyFigure
+from sottovoce.privacy.rounding import round_up
 from sottovoce.run.calibrate_run import calibrate_run
 from sottovoce.run.privacy_report import report_privacy, sigma_of
 from sottovoce.run.training_run import prepare_run
@@ -162,7 +163,29 @@ def test_the_command_names_the_adversary_of_its_headline(sotto):
     assert document["headline"]["view"].startswith("node:")
     assert all("shares no secret" in " ".join(one["assumptions"]) for one in document["guarantees"])
     assert max(one["mu"] for one in document["guarantees"]) < document["headline"]["mu"]
-    assert f"against {document['headline']['view']}, who knows shared secrets" in sotto(line)[1]
+    words = sotto(line)[1]
+    assert f"against {document['headline']['view']}, who knows the secrets that it shares" in words
+    assert "The table is about an outsider, who hears every message and shares no secret." in words
+
+
+def test_a_table_alone_has_the_headline_of_another_adversary(sotto):
+    line = "account --graph ring:6 --algorithm decor --sigma-pair 4 --rounds 4 --sigma 2.82"
+    headline = json.loads(sotto(line + " --json")[1])["headline"]
+    last = sotto("--csv " + line)[1].splitlines()[-1].split(",")
+    assert last[0] == f"headline: any-training against {headline['view']}"
+    assert last[1:3] == [str(headline["distance"]), "1"]
+    assert last[3:] == [round_up(headline["mu"])] * 3 + [round_up(headline["epsilon"])] * 3
+    for view in ("node:0", "coalition:any-1"):
+        assert "headline" not in sotto(f"--csv {line} --view {view}")[1], "its table has the headline's figure anyway"
+
+
+def test_coalitions_for_which_all_nodes_stand_are_named(sotto, monkeypatch):
+    line = "account --graph ring:6 --rounds 2 --view coalition:any-2"
+    assert "too many" not in sotto(line)[1]
+    monkeypatch.setattr(covering_views, "COALITIONS", 10)
+    words = sotto(line)[1]
+    assert "15 coalitions of 2 among 6 nodes over 2 rounds are too many to account for one by one." in words
+    assert "against all nodes together" in words
 
 
 # --- small weights -------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sottovoce.core.json_numbers import from_json, is_number, to_json
 from sottovoce.privacy import calibration, views
 from sottovoce.privacy.assumptions import Assumption, AssumptionKind
 from sottovoce.privacy.bisection import least_noise
-from sottovoce.privacy.covering_views import covering_views, lacks_secrets
+from sottovoce.privacy.covering_views import covering_views, lacks_secrets, stand_in_of
 from sottovoce.privacy.guarantee import Guarantee, Kind, PrivacyFigure, TrainingProof
 
 PLACES = {
@@ -97,6 +97,14 @@ def test_who_must_be_covered_where_neighbours_share_secrets():
     assert covering_views(everyone, plain) == (everyone,)
     assert covering_views(everyone, decor) == (everyone, *map(views.node, range(4)))
     assert covering_views(everyone, trace(DECOR, RING, rounds=2501)) == (everyone, informed)
+    for place, rounds, each in (
+        ("ring:100", 100, True), ("ring:100", 101, False), ("ring:200", 100, False), ("ring:40", 200, False),
+        ("star:100", 100, True), ("complete:20", 100, True), ("complete:40", 100, False),
+    ):  # fmt: skip
+        system = trace(DECOR, metropolis(place), rounds=rounds)
+        assert len(covering_views(everyone, system)) == (system.n + 1 if each else 2), (place, rounds)
+        assert (stand_in_of(everyone, system) is None) is each
+    assert stand_in_of(everyone, trace(PLAIN, metropolis("ring:200"), rounds=100)) is None
     assert covering_views(views.everyone(secure_sum=True), decor) == (everyone, *map(views.node, range(4)))
     for view in (views.node(0), informed, views.eavesdropper((0, 1)), views.everyone(secrets_of=(0,))):
         assert covering_views(view, decor) == (view,)

@@ -164,6 +164,33 @@ def test_zip_dl_is_closed_at_user_level_only():
     assert status.user_level_only
 
 
+def test_many_rounds_are_checked_without_holding_all_of_their_noise():
+    status = closedness(trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:24"), rounds=120), views.everyone())
+    assert (status.closed, status.user_level_only, status.decided) == (True, True, True)
+    sizes = [
+        closedness_module._check_size(
+            observe(trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:24"), rounds=T), views.everyone(), own=True)
+        ).entries
+        for T in (100, 200)
+    ]
+    assert sizes[1] < 2 * sizes[0]
+
+
+@pytest.mark.parametrize("limit", ["ENTRIES", "MULTIPLICATIONS"])
+def test_a_view_that_is_too_large_to_be_checked_is_refused_without_a_word_about_reactions(limit, monkeypatch):
+    monkeypatch.setattr(closedness_module, "SMALL", 10)
+    assert closedness(trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:6"), rounds=3), views.everyone()).closed
+    monkeypatch.setattr(closedness_module, limit, 10)
+    system = trace(algorithm("zip-dl", sigma=1.0), metropolis("ring:6"), rounds=3)
+    status = closedness(system, views.everyone())
+    assert (status.closed, status.decided) == (False, False)
+    [refusal] = account(system, kinds=["any-training"]).refusals
+    assert "it could not be checked whether nodes react to what the view has not seen: 36 messages" in refusal
+    assert refusal.endswith("; take fewer rounds or a smaller graph")
+    [refusal] = account(system, "node:0", kinds=["any-training"]).refusals
+    assert refusal.count("it could not be checked") == 1
+
+
 OPEN = [
     ("dp-d-sgd", metropolis("path:4"), views.node(3), {}, "node 0 reacts"),
     ("dp-d-sgd", metropolis("star:5"), views.node(1), {}, "node 0 reacts"),
