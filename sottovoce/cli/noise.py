@@ -11,7 +11,7 @@ from sottovoce.cli.app import app
 from sottovoce.cli.options import GraphSpec, Json, Part, Weights, Yes
 from sottovoce.cli.output import answer, facts, gap_shown, print_note, progress_kept, short
 from sottovoce.errors import InputError
-from sottovoce.privacy.rounding import round_noise_up
+from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -153,7 +153,7 @@ def _sampled(net: "Topology", target: SampledTarget, *, cache: bool, out: Path |
     for choice in found.tried:
         bands = "any" if choice.share == 1 else str(choice.parts)
         errors = [short(value / found.independent) for value in (choice.error, choice.lower_bound)]
-        table.append([choice.batches, bands, round_noise_up(choice.noise), *errors])
+        table.append([choice.batches, bands, round_up(choice.noise), *errors])
     answer(
         document, as_json, table,
         "Error: squared, of noise in models; Poisson batches with independent noise = 1. "

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from sottovoce.cli.options import Setting
 from sottovoce.errors import Unaccountable
-from sottovoce.privacy.rounding import round_noise_up, round_up
+from sottovoce.privacy.rounding import round_up
 
 if TYPE_CHECKING:
     from sottovoce.core.json_numbers import JSON
@@ -82,8 +82,8 @@ def node_lines(setting: Setting, nodes: "list[JSON] | None") -> list[str]:
     ]
     shown = rows if len(rows) <= FEW else sorted({min(rows, key=_records), max(rows, key=_records)}, key=_records)
     return [
-        f"Node {setting.name(node)} with {records:,} records adds noise of standard deviation {round_noise_up(noise)}, "
-        "for gradients clipped to norm one."
+        f"Node {setting.name(node)} with {records:,} records adds noise of standard deviation {round_up(noise)}, for "
+        "gradients clipped to norm one."
         for node, records, noise in shown
     ]
 

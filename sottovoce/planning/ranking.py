@@ -14,7 +14,7 @@ from sottovoce.core.notebook_html import html_table
 from sottovoce.planning.question import Question
 from sottovoce.privacy.covering_views import Coverage, StandIn
 from sottovoce.privacy.guarantee import Guarantee, PrivacyFigure
-from sottovoce.privacy.rounding import round_noise_up, round_up, sigma_text
+from sottovoce.privacy.rounding import round_up, sigma_text
 from sottovoce.tracing.linear_system import LinearSystem
 
 
@@ -155,4 +155,4 @@ def _of_average(entry: Entry) -> float:
 
 def _short(value: object) -> str:
     """Sizes of noise are rounded up, as sigma is: with less of it the target is missed."""
-    return round_noise_up(value) if isinstance(value, float) else str(value)
+    return round_up(value) if isinstance(value, float) else str(value)
