@@ -139,7 +139,7 @@ def test_what_the_accountant_is_told():
 
 
 def test_an_empty_batch_is_all_padding():
-    plan = parse_batches("poisson:0.001", [4, 4])
+    plan = parse_batches("poisson:1e-9", [4, 4])
     batch = plan.draw(0)
     assert batch.rows.shape == (2, 1)
     assert not batch.present.any()
