@@ -114,17 +114,17 @@ def _account_cost(
     if _has_exact_loss(system, view):
         exact = (_rough_cost if rough and _has_filter(system, view) else _exact_cost)(system, view, V, scheme)
         whole += exact if _takes_exact_loss(system, view, kinds, exact) else Cost()
-    if may_couple(system, view):
-        alike = _sizes(system).alike and view.final_models is not FinalModels.ALL  # whoever sees models hears all
-        if Kind.ANY_TRAINING in kinds and system.n * V <= AT_ONCE and not alike:
-            late = _coupling_cost(system, V, scheme, min(LATE, T) ** 2 / 2 + T)
-            whole += Cost(memory=64.0 * V * system.n, seconds=late.seconds)
-        if Kind.CONVEX_TRAINING in kinds:
-            policy = policy_for(system, V, scheme, optimised=optimised)
-            most = _most_policy_cost(system, V, scheme, policy)
-            share = USUAL_SHARE if policy is Policy.OPTIMISED else 1.0
-            whole += Cost(memory=most.memory, seconds=share * most.seconds)
-    return whole
+    coupled = Cost()
+    alike = _sizes(system).alike and view.final_models is not FinalModels.ALL  # whoever sees models hears all
+    if Kind.ANY_TRAINING in kinds and system.n * V <= AT_ONCE and not alike:
+        late = _coupling_cost(system, V, scheme, min(LATE, T) ** 2 / 2 + T)
+        coupled += Cost(memory=64.0 * V * system.n, seconds=late.seconds)
+    if Kind.CONVEX_TRAINING in kinds:
+        policy = policy_for(system, V, scheme, optimised=optimised)
+        most = _most_policy_cost(system, V, scheme, policy)
+        share = USUAL_SHARE if policy is Policy.OPTIMISED else 1.0
+        coupled += Cost(memory=most.memory, seconds=share * most.seconds)
+    return whole + coupled if coupled.seconds and may_couple(system, view) else whole
 
 
 def policy_for(system: LinearSystem, victims: int, scheme: Participation, *, optimised: bool) -> Policy:
