@@ -21,7 +21,7 @@ from sottovoce.privacy.final_models import published
 from sottovoce.privacy.observation import known_noise
 from sottovoce.privacy.views import View
 from sottovoce.privacy.worst_case import worst_case
-from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, map_equal_steps
+from sottovoce.tracing.linear_system import LinearSystem, StepMatrices, stack_equal_steps
 
 Array = NDArray[np.float64]
 
@@ -69,10 +69,9 @@ def matrices_given_noisy_gradients(system: LinearSystem, view: View, victims: ND
 
 def _per_round(system: LinearSystem, view: View, victims: NDArray[np.intp]) -> Array:
     """What the noisy gradients of each round tell of each victim, T x V."""
-    precisions = map_equal_steps(
-        lambda step: _precision(system, step, view), [step for step in system.steps if step.gradients]
-    )
-    return np.where(_leaving(system), precisions, 0.0)[:, victims]
+    rounds = [step for step in system.steps if step.gradients]
+    precisions = stack_equal_steps(lambda step: _precision(system, step, view), rounds)
+    return np.where(_leaving(system), precisions.reshape(-1, system.n), 0.0)[:, victims]
 
 
 def may_bound(system: LinearSystem) -> bool:
@@ -155,7 +154,7 @@ def _covered(covariance: Array) -> Array:
 def _leaving(system: LinearSystem) -> NDArray[np.bool_]:
     """For every round that takes gradients, which nodes' go anywhere: no view changes it."""
     rounds = [(step, t == system.rounds - 1) for t, step in enumerate(system.steps) if step.gradients]
-    return np.array(map_equal_steps(lambda round: _leaves(*round), rounds)).reshape(-1, system.n)
+    return stack_equal_steps(lambda round: _leaves(*round), rounds).reshape(-1, system.n)
 
 
 def _leaves(step: StepMatrices, is_last: bool) -> NDArray[np.bool_]:

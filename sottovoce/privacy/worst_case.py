@@ -204,7 +204,7 @@ class DualSearch:
 def _signs(M_VTT: NDArray[np.float64]) -> NDArray[np.float64]:
     """Good signs for every matrix, from its leading eigenvector: each step can only raise `x^T M x`."""
     x_VT = np.ones(M_VTT.shape[:2])
-    for _ in range(10):
+    for _ in range(4):
         x_VT = _times(M_VTT, x_VT)
         x_VT /= np.maximum(np.linalg.norm(x_VT, axis=1, keepdims=True), 1e-300)
     x_VT = np.where(x_VT < 0, -1.0, 1.0)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 Step = TypeVar("Step", bound=Hashable)
 Result = TypeVar("Result")
+Entry = TypeVar("Entry", bound=np.generic)
 
 
 def map_equal_steps(function: Callable[[Step], Result], steps: Iterable[Step]) -> tuple[Result, ...]:
@@ -39,6 +40,13 @@ def map_equal_steps(function: Callable[[Step], Result], steps: Iterable[Step]) -
     every = tuple(steps)
     results = {step: function(step) for step in dict.fromkeys(every)}
     return tuple(results[step] for step in every)
+
+
+def stack_equal_steps(function: Callable[[Step], NDArray[Entry]], steps: Iterable[Step]) -> NDArray[Entry]:
+    """`map_equal_steps` of a function whose results are arrays of one shape, one row for each step."""
+    every = tuple(steps)
+    place = {step: number for number, step in enumerate(dict.fromkeys(every))}
+    return np.array([function(step) for step in place])[np.array([place[step] for step in every], dtype=np.intp)]
 
 
 class TracedMessages(NamedTuple):
