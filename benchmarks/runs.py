@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from sottovoce.core.threads import begin_with_one_thread
+
 RECIPE = Path(__file__).parents[1] / "recipes" / "digits.toml"
 
 PARTS = {
@@ -40,6 +42,7 @@ def play(recipe: str, out: str) -> None:
     """One run in this process; prints what was timed."""
     taken: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     importlib.import_module("sottovoce.cli")
+    begin_with_one_thread()  # as the command does before it loads what is timed here
     for part, (module, kind, name) in PARTS.items():
         owner: Any = importlib.import_module(f"sottovoce.{module}")
         owner = owner if kind is None else getattr(owner, kind)

@@ -23,6 +23,7 @@ from sottovoce.cli.terminal import close_streams, open_streams, print_line, prin
 from sottovoce.core import processes
 from sottovoce.core.own_code import raised_in_own_code
 from sottovoce.core.processes import Terminated
+from sottovoce.core.threads import begin_with_one_thread
 from sottovoce.errors import SottovoceError, file_error, shortened
 
 app = typer.Typer(
@@ -116,6 +117,7 @@ def _run_command() -> int:
     """Run the command, and return the code to exit with; a failure is one line."""
     try:
         open_streams()
+        begin_with_one_thread()
         defer_imports()
         defer_collection()
         load_commands(sys.argv[1:])

@@ -8,6 +8,7 @@ each other: that made the accountant thirty times slower than one thread alone.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,9 @@ class _Products(threading.local):
 
 _products = _Products()
 
+OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
+"""What OpenBLAS, which numpy and scipy bring, reads when it is loaded."""
+
 WORKERS = min(4, os.cpu_count() or 1)
 """Threads of our own: sparse and batched products leave the others free to run."""
 
@@ -62,13 +66,44 @@ def _controller() -> ThreadpoolController:
     return ThreadpoolController()
 
 
+def begin_with_one_thread() -> None:
+    """Have numpy's and scipy's products take one thread from the start, if neither they nor the user have begun.
+
+    Then nothing has to look for their libraries among all that are loaded, and no thread waits for work.
+    """
+    if "numpy" not in sys.modules and OPENBLAS_THREADS not in os.environ:
+        os.environ[OPENBLAS_THREADS] = "1"
+        _begun.with_one_thread = True
+
+
+class _Begun:
+    """How this process has begun."""
+
+    with_one_thread = False
+
+
+_begun = _Begun()
+
+
+@lru_cache(maxsize=1)
+def _products_took_one_thread() -> bool:
+    """Whether products have taken one thread from the start, because no other library computes them."""
+    if not _begun.with_one_thread:
+        return False
+    import numpy
+    import scipy
+
+    used = (module.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"] for module in (numpy, scipy))
+    return all("openblas" in name for name in used)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """A context, or a decorator, in which numpy's and scipy's products take one thread.
 
     Within itself it has nothing to do, and costs nothing.
     """
-    if _products.are_limited:
+    if _products.are_limited or _products_took_one_thread():
         yield
         return
     with _controller().limit(limits=1, user_api="blas"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from contextlib import nullcontext
 
@@ -10,6 +13,7 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from sottovoce.algorithms.registry import algorithm
+from sottovoce.core import threads as threads_module
 from sottovoce.core.loop import iterate_rounds
 from sottovoce.core.threads import chunks, for_each, one_thread, threads, workers
 from sottovoce.core.topologies import metropolis
@@ -107,3 +111,19 @@ def test_one_thread_within_one_thread_changes_nothing_until_the_outer_one_ends()
 
 def _blas_threads():
     return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+def test_a_command_begins_with_one_thread_and_looks_for_no_libraries():
+    code = (
+        "import sys; from sottovoce.core import threads; threads.begin_with_one_thread()\n"
+        "import numpy, scipy.linalg\n"
+        "with threads.one_thread(): pass\n"
+        "took = threads._products_took_one_thread()\n"
+        "print(took, took != ('threadpoolctl' in sys.modules))\n"
+        "from threadpoolctl import threadpool_info\n"
+        "print({part['num_threads'] for part in threadpool_info() if part['user_api'] == 'blas'} == {1} or not took)\n"
+        "threads.begin_with_one_thread()"
+    )
+    unset = {name: value for name, value in os.environ.items() if name != threads_module.OPENBLAS_THREADS}
+    out = subprocess.run([sys.executable, "-c", code], env=unset, capture_output=True, text=True, check=True).stdout
+    assert out.split()[1:] == ["True", "True"]
